@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Host, Mount, Route, Router, WebSocketRoute
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from slidegate import RateLimit, RateLimitMiddleware, Rule
@@ -55,37 +55,28 @@ VALUES = {
 }
 """Texts for parameters of a kind, of which routers and pydantic take some."""
 PARAMETER = re.compile(r"\{(\w+)(?::(\w+))?\}")
+ODD_SIGNS = ["\n", "\r", "\0", "\t", "\x0b", "\u2028", "%2F", "%0A"]
 ODD_FLOATS = ["-1.5E_+0", "+_inf"]
 
 
 @dataclass
 class Handler:
-    """One endpoint of a tree.
-
-    Attributes:
-        name: Its own name, and that of the rule on it.
-        path: The path that it is at, in Starlette's syntax.
-        inner: The same below the mount that has a middleware of its own; None where no mount has.
-    """
+    """One endpoint of a tree: its name, its path, and its path below a mount that has a middleware."""
 
     name: str
     path: str
     websocket: bool
     inner: str | None
-    file: bool = False
 
 
 @dataclass
 class Tree:
-    """A random application.
+    """A random application; it notes who served the last request, and the values of its parameters.
 
     Attributes:
         roots: Whether applications in it may have a root path of their own.
         mixed: Whether a segment may hold something beside a parameter.
         dots: Whether spellings name the directory of the files behind two dots.
-        app: The application.
-        handlers: Everything that can be served, by name.
-        served: Who served the last request, and the values of its parameters.
         shared: The handlers that are one function with a limit of its own.
         serves_files: Whether something in it serves files, to which a final slash is none.
     """
@@ -130,24 +121,7 @@ class Tree:
         app.router.routes.extend(self._routes(above, depth, inner))
         for _ in range(self.random.randint(0, 2)):
             self._include(app, above, inner, self.random.randint(0, 3))
-        if self.random.random() < 0.2 and hasattr(app, "frontend"):
-            self._frontend(app, above, inner)
         return app
-
-    def _frontend(self, app: Any, above: str, inner: str | None) -> None:
-        self.serves_files = True
-        path = self.random.choice(["/", "/a", "/static"])
-        served = f"{path.rstrip('/')}/a.js"
-        name = self._add(above + served, False, None if inner is None else inner + served)
-        app.frontend(path, directory=self.files)
-        files = app.router._low_priority_routes[0].routes[-1].app
-        answer = files.file_response
-
-        def note(full_path: Any, stat_result: Any, scope: Any, status_code: int = 200) -> Any:
-            self.served.append((name, dict(scope.get("path_params", {}))))
-            return answer(full_path, stat_result, scope, status_code)
-
-        files.file_response = note
 
     def _number(self, router: APIRouter, above: str, inner: str | None, kind: type = int) -> None:
         """Add a route that makes a number of a parameter itself, and is known to rules as one of a number."""
@@ -161,11 +135,9 @@ class Tree:
         async def numbered(request: Request, **number: Any) -> str:
             return str(await page(request))
 
+        given = {"request": Request, parameter: kind}
         vars(numbered)["__signature__"] = Signature(
-            [
-                Parameter("request", Parameter.KEYWORD_ONLY, annotation=Request),
-                Parameter(parameter, Parameter.KEYWORD_ONLY, annotation=kind),
-            ]
+            [Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation) for name, annotation in given.items()]
         )
         router.add_api_route(path, numbered)
 
@@ -193,10 +165,10 @@ class Tree:
             routes.insert(0, Host(host, self._application(above, min(depth - 1, 2), inner)))
         if self.random.random() < (0.6 if self.dots else 0.1):
             self.serves_files = True
-            name = self._add(f"{above}/files/a.js", False, None if inner is None else f"{inner}/files/a.js", file=True)
+            name = self._add(f"{above}/files/a.js", False, None if inner is None else f"{inner}/files/a.js")
             routes.append(Mount("/files", _Files(self, name, self.files)))
         if self.random.random() < 0.1:
-            name = self._add(f"{above}/other/x", False, None if inner is None else f"{inner}/other/x", file=True)
+            name = self._add(f"{above}/other/x", False, None if inner is None else f"{inner}/other/x")
             routes.append(Mount("/other", _Unknown(self, name)))
         return routes
 
@@ -241,9 +213,9 @@ class Tree:
 
         return re.sub(r"\{(:\w+)?\}", lambda found: name(found).replace("None", ""), path)
 
-    def _add(self, path: str, websocket: bool, inner: str | None, *, file: bool = False) -> str:
+    def _add(self, path: str, websocket: bool, inner: str | None) -> str:
         name = f"h{len(self.handlers)}"
-        self.handlers[name] = Handler(name, path, websocket, inner, file)
+        self.handlers[name] = Handler(name, path, websocket, inner)
         return name
 
     def _page(self, name: str) -> Any:
@@ -296,9 +268,7 @@ class Tree:
             return f"{path[:at]}/../{self.files.name}{path[at:]}"
         return random.choice(
             [
-                lambda: path + "\n",
-                lambda: path + "\n",
-                lambda: path + "\n",
+                *[lambda: path + "\n"] * 3,
                 lambda: f"{path[:at]}/{path[at:]}",
                 lambda: f"{path[:at]}/{path[at:]}\n",
                 lambda: f"{path[:at]}//{path[at:]}",
@@ -308,11 +278,7 @@ class Tree:
                 lambda: f"{path[:at]};m=1{path[at:]}",
                 lambda: f"{path};m",
                 lambda: f"{path}/",
-                lambda: (
-                    path[:place]
-                    + random.choice(["\n", "\r", "\0", "\t", "\x0b", "\u2028", "%2F", "%0A"])
-                    + path[place:]
-                ),
+                lambda: path[:place] + random.choice(ODD_SIGNS) + path[place:],
                 lambda: path[:at] + path,
                 lambda: path[at:],
                 lambda: path.swapcase(),
@@ -379,8 +345,3 @@ def filled(path: str, values: dict[str, Any]) -> str:
         return kind.to_string(value) if isinstance(value, (int, float)) else str(value)
 
     return PARAMETER.sub(text, path)
-
-
-def limited(tree: Tree, rules: list[Rule]) -> ASGIApp:
-    """Return the tree behind a middleware."""
-    return RateLimitMiddleware(tree.app, rules=rules)

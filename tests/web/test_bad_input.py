@@ -48,6 +48,10 @@ def rule(*args: Any, **options: Any) -> Rule:
     return Rule(*args, **options)
 
 
+def from_file(path: Any, **options: Any) -> object:
+    return RateLimitMiddleware.from_file(hello, path, **options)
+
+
 def bans(**options: Any) -> RateLimitMiddleware:
     return middleware(bans=BanPolicy(**options))
 
@@ -66,6 +70,8 @@ NO_NAMES: list[Any] = ["", "x" * 65, "\u00e9", "a\r", "a\nb", "a\0", "a:b", "a;b
 COUNT_IF = "lambda status: status == 401, or lambda status, headers, request: ..., not "
 NO_COUNT_IF: list[Any] = [lambda: True, lambda a, b, c, d: True, lambda status, *, request: True, 401]
 NO_ENDPOINTS: list[Any] = [5, "page", Starlette()]
+NO_SLASH = ["login", "^/api", r"^\/api", "api/.*"]
+NOTHING: Any = lambda: None  # noqa: E731 - a function that takes nothing
 MOST = [["0.0.0.0/0"], ["::/0"], ["0.0.0.0/1", "128.0.0.0/1"]]
 
 
@@ -74,32 +80,27 @@ BAD: dict[str, list[tuple[Callable[[], object], str]]] = {
         (lambda: middleware(limits="5/minute", rules=[RULE]), "not both"),
         (lambda: middleware(limits="5/minute; x"), "column 11"),
         (lambda: middleware(rules=RULE), "expected a list"),
-        (lambda: middleware(rules=["5/minute"]), "Rule"),
+        (lambda: middleware(rules=["5/minute"]), "not '5/minute' in it"),
         (lambda: middleware(limits="5/minute", limiter=MemoryStore()), "expected Limiter"),
         (lambda: middleware(limiter="redis://localhost"), 'Limiter.from_url("redis://localhost:6379/0")'),
-        (lambda: middleware(limits="5/minute", client=client_ip), "client_ip()"),
         (lambda: middleware(limits="5/minute", blocklist="a"), "blocklist: expected Networks, "),
         (lambda: middleware(limits="5/minute", allowlist=["192.0.2.0/24"]), "allowlist: expected Networks, for exampl"),
-        (lambda: middleware(limits="5/minute", on_refused="no"), "on_refused"),
         (lambda: middleware(limits="5/minute", headers="drafts"), "'drafts'"),
         (lambda: middleware(limits="5/minute", enabled="yes"), "enabled"),
         (lambda: middleware(limits="5/minute", on_refuse=None), "did you mean 'on_refused'"),
         (lambda: middleware(default_limits="x"), "default_limits: "),
-        (lambda: middleware(default_limits=5), "default_limits: expected"),
-        (lambda: middleware(default_limits=[]), "default_limits: expected"),
         (lambda: middleware(default_limits=lambda: "1/minute"), "default_limits: expected"),
         (lambda: middleware(limits="5/minute", messages="10/second"), "messages: expected MessageLimits, for example "),
         (lambda: middleware(rules=[Rule("*", concurrency=1)], limiter=Limiter(Windows())), "counts no permits"),
         (lambda: middleware(limits="5/minute", ignore_checks=["SG1O3"]), "unknown code 'SG1O3'; did you mean 'SG103'?"),
-        (lambda: middleware(limits="5/minute", ignore_checks=["nothing like"]), "unknown code 'nothing like'"),
         (lambda: middleware(limits="5/minute", ignore_checks="SG103"), 'expected a list of codes such as ["SG103"]'),
         (lambda: middleware(limits="5/minute", ignore_checks=[103]), "not 103 in it"),
-        (lambda: RateLimitMiddleware.from_file(hello, None), "expected the path"),  # type: ignore[arg-type]
+        (lambda: from_file(None), "expected the path"),
         (lambda: Limiter.from_url("mysql://u:s3cret@h"), "mysql://***@h"),
         (lambda: Limiter(secret="short"), "16 to 64 bytes"),
     ],
     "paths": [
-        (lambda: rule("login", "5/minute"), "'login'"),
+        *((lambda path=path: rule(path, "5/minute"), 'or a path such as "/items/{id}"') for path in NO_SLASH),
         (lambda: rule("/api/*", "5/minute"), '"/api/{rest:path}"'),
         (lambda: rule("/a/{id:nosuch}", "5/minute"), "nosuch"),
         (lambda: rule("/a/{id}/{id}", "5/minute"), "id"),
@@ -111,16 +112,12 @@ BAD: dict[str, list[tuple[Callable[[], object], str]]] = {
         (lambda: rule([], "1/s"), 'expected paths such as ["/login", "/token"], not an empty list'),
         (lambda: rule(["/a", "*"], "1/s"), 'path: "*" means every path; write it alone'),
         (lambda: rule(["/a", "/b", "/a"], "1/s"), "path: '/a' stands twice in"),
-        (lambda: rule(["/a", "b"], "1/s"), "not 'b'"),
-        (lambda: rule(["/a", 7], "1/s"), "not 7"),
         (lambda: rule(b"/a", "1/s"), "not b'/a'"),
-        (lambda: rule(None, "1/s"), "not None"),
         (lambda: rule("*", "1/s", key=path_param("t")), "path_param: '*' has no parameter 't'"),
         (lambda: rule(["/t/{t}", "/u"], "1/s", key=path_param("t")), "path_param: '/u' has no parameter 't'"),
         (lambda: rule("/u", "1/s", key=combine(everyone, path_param("t"))), "path_param: '/u' has no parameter 't'"),
         (lambda: bans(signals={"/.env?x": 1}), "signals: path: '/.env?x' can never match"),
         (lambda: bans(signals={"/{a}/{a}": 1}), "cannot be used"),
-        (lambda: bans(signals={"/a*": 1}), "is not in Starlette's syntax"),
     ],
     "rule": [
         (lambda: rule("/a"), "Rule('/a'): expected limits"),
@@ -143,10 +140,8 @@ BAD: dict[str, list[tuple[Callable[[], object], str]]] = {
         (lambda: rule("/a", [Limit(5, "1m"), "6/minute"]), "same window"),
         (lambda: rule("/a", lambda r: "5/m", fallback_limits="x"), "AMOUNT/WINDOW"),
         (lambda: rule("/a", "5/minute", fallback_limits="nobody"), "is not AMOUNT/WINDOW"),
-        (lambda: rule("/a", "nobody"), "'nobody'"),
         (lambda: rule("/a", "5/minute", shadow="yes"), "shadow: expected True or False"),
         (lambda: rule("/a", "5/minute", shadow=True, count_if=bool), "count_if"),
-        (lambda: rule("/a", "5/minute", shadow=True, final=True), "only looks on"),
         (lambda: rule("/a", "5/minute", shadow=True, wait="1s"), "only looks on"),
         (lambda: rule("/a", "5/minute", wait="soon"), "wait"),
         (lambda: rule("/a", "5/minute", wait="1s", wait_max=0), "wait_max"),
@@ -155,9 +150,6 @@ BAD: dict[str, list[tuple[Callable[[], object], str]]] = {
         (lambda: rule("/a", "5/minute", when=True), "when: expected a function of request"),
         (lambda: rule("/a", "5/minute", block=True), "block: it does not go with limits"),
         (lambda: rule("/a", block=True, key=everyone), "block: it does not go with key"),
-        (lambda: rule("/a", block=True, wait="1s"), "block: it does not go with wait"),
-        (lambda: rule("/a", block=True, final=True), "block: it does not go with final"),
-        (lambda: rule("/a", block=True, on_exceeded=print), "block: it does not go with on_exceeded"),
         (lambda: rule("/a", block=True, status=200), "status: expected a whole number from 400 to 599"),
         (lambda: rule("/a", "5/minute", status=503), "status: it goes with block; add block=True"),
         (lambda: rule("/a", concurrency=0), "expected a whole number from 1"),
@@ -165,8 +157,6 @@ BAD: dict[str, list[tuple[Callable[[], object], str]]] = {
         (lambda: rule("/a", concurrency=4, exempt=True), "exempt: it does not go with concurrency"),
         (lambda: rule("/a", "5/minute", concurrency=4, shadow=True), "shadow: it does not go with concurrency"),
         (lambda: rule("/a", concurrency=4, cost=2), "cost: it goes with limits; add limits"),
-        (lambda: rule("/a", concurrency=4, count_denied=True), "count_denied: it goes with limits"),
-        (lambda: rule("/a", concurrency=4, count_if=bool), "count_if: it goes with limits"),
         *((lambda given=given: rule("*", "5/minute", count_if=given), COUNT_IF) for given in NO_COUNT_IF),
         *((lambda name=name: rule("*", "5/minute", name=name), "name") for name in NO_NAMES),
     ],
@@ -178,6 +168,29 @@ BAD: dict[str, list[tuple[Callable[[], object], str]]] = {
             (lambda given=given: RateLimit.exempt(given), "RateLimit.exempt: expected")
             for given in (5, "a", Starlette())
         ),
+        (lambda: RateLimit("1/s", default_limits="1/s"), "option 'default_limits'; "),
+        (lambda: rule("*", "1/s", default_limits="1/s"), "fallback_limits= at a Rule"),
+    ],
+    "functions elsewhere": [
+        (lambda: middleware(limits="5/minute", on_refused=len), "on_refused: expected a function of request and deci"),
+        (lambda: Limiter(observers=[NOTHING]), "observers: expected a function of event, for example lambda event: "),
+        (lambda: from_file("none.toml", on_exceeded=NOTHING), "on_exceeded: expected a function of key and decision"),
+        (lambda: Dashboard(Limiter(), auth=NOTHING), "Dashboard: auth: expected a function of request, for"),
+        (lambda: LimitedTransport(limits="5/minute", key=NOTHING), "key: expected a function of request, for example"),
+    ],
+    "names of other libraries": [
+        (lambda: rule("*", "1/s", key_func=1), "Rule: unknown option 'key_func'; write key=header(\"X-API-Key\")"),
+        (lambda: middleware(storage_uri=1), "RateLimitMiddleware: unknown option 'storage_uri'; "),
+        (lambda: middleware(storage_uri=1), 'Limiter.from_url("redis://localhost:6379/0")'),
+        (lambda: RateLimit("1/s", strategy=1), "leave it out: every window slides"),
+        (lambda: middleware(times=1), 'limits="100/minute"'),
+        (lambda: middleware(exclude_paths=1), 'Rule("/health", exempt=True)'),
+        (lambda: RateLimit("1/s", exempt_when=1), "when=lambda request: ..."),
+        (lambda: Limiter(handler=1), "Limiter: unknown option 'handler'; "),
+        (lambda: MessageLimits("1/s", handler=1), "on_refused=function"),
+        (lambda: middleware(trusted_proxies=1), 'client=client_ip(trusted=["10.0.0.0/8"])'),
+        (lambda: middleware(whitelist=1), 'allowlist=Networks(["192.0.2.0/24"])'),
+        (lambda: bans(threshold=1), 'after="20/10m" at a BanPolicy'),
     ],
     "keys": [
         *((lambda prefix=prefix: client_ip(ipv6_prefix=prefix), "ipv6_prefix") for prefix in (0, 31, 129, "64", True)),
@@ -206,11 +219,9 @@ BAD: dict[str, list[tuple[Callable[[], object], str]]] = {
         (lambda: middleware(bans=[BanPolicy(), BanPolicy()]), "two policies are called 'abuse'"),
         (lambda: bans(key="x"), "expected a built-in key such as header, not 'x'"),
         (lambda: bans(key=everyone), "does not say who it is"),
-        (lambda: bans(key=path_param("id")), "does not say who it is"),
         (lambda: bans(key=header("X-Key", fallback=everyone)), "does not say who it is"),
         (lambda: bans(key=combine(client_ip(), path_param("id"))), "does not say who it is"),
         (lambda: bans(key=client_ip(ipv4_prefix=16)), "its clients are of ipv4_prefix=16, "),
-        (lambda: bans(key=client_ip(ipv6_prefix=32)), "its clients are of ipv6_prefix=32, "),
     ],
     "messages": [
         (lambda: MessageLimits("often"), "often"),
@@ -223,14 +234,12 @@ BAD: dict[str, list[tuple[Callable[[], object], str]]] = {
     "lists": [
         (lambda: Networks.from_file(), 'from_file: expected the path of a file, for example "blocked.netset"'),
         (lambda: Networks.from_file(5), 'path: expected a file, for example "drop.netset", not 5'),
-        (lambda: Networks.from_file(["a", "b"]), "not ['a', 'b']"),
         (lambda: Networks.from_file("a/"), "path: expected a file"),
         (lambda: Networks.from_file("a", name=5), 'name: expected text, for example "spamhaus", not 5'),
         (lambda: Networks.from_file("a", "b", name="c"), "name: 'c' names one file; several have the names of their"),
         (lambda: Networks.from_file("a", strict="no"), "strict: expected True or False, not 'no'"),
         (lambda: Networks.from_file("x/a.netset", "y/a.txt"), "files: two lists are called 'a'; give one of them "),
         (lambda: Networks.from_file("no such.netset"), "cannot read no such.netset: No such file or directory"),
-        (lambda: Networks.from_file("."), "cannot read .: Is a directory"),
     ],
 }
 
@@ -246,19 +255,6 @@ def test_what_cannot_work_is_a_clear_error_where_it_is_written(make: Callable[[]
     assert isinstance(caught.value, ValueError)
 
 
-FUNCTIONS: dict[str, tuple[Callable[[Any], object], int]] = {
-    "limits": (lambda function: rule("/a", function), 1),
-    "key": (lambda function: rule("/a", "5/minute", key=function), 1),
-    "cost": (lambda function: rule("/a", "5/minute", cost=function), 1),
-    "when": (lambda function: rule("/a", "5/minute", when=function), 1),
-    "on_exceeded": (lambda function: rule("/a", "5/minute", on_exceeded=function), 2),
-    "on_refused": (lambda function: middleware(limits="5/minute", on_refused=function), 2),
-    # The same at an endpoint.
-    "limits ": (RateLimit, 1),
-    "key ": (lambda function: RateLimit("5/minute", key=function), 1),
-    "cost ": (lambda function: RateLimit("5/minute", cost=function), 1),
-    "on_exceeded ": (lambda function: RateLimit("5/minute", on_exceeded=function), 2),
-}
 SHAPES: list[tuple[Callable[..., object], int]] = [
     (lambda: None, 0),
     (lambda a: None, 1),
@@ -279,44 +275,28 @@ class Two:
         """Take one or two."""
 
 
-@pytest.mark.parametrize("option", FUNCTIONS)
-def test_a_function_that_does_not_take_what_it_will_be_given_is_refused_where_it_is_given(option: str) -> None:
-    make, given = FUNCTIONS[option]
+TAKES = {"limits": 1, "key": 1, "cost": 1, "when": 1, "on_exceeded": 2}
+
+
+@pytest.mark.parametrize("make", [partial(rule, "/a"), RateLimit], ids=["rule", "endpoint"])
+@pytest.mark.parametrize("option", TAKES)
+def test_a_function_that_does_not_take_what_it_will_be_given_is_refused_where_it_is_given(
+    option: str, make: Callable[..., object]
+) -> None:
     for function, takes in SHAPES:
-        if takes == given:
-            make(function)
+        if takes == TAKES[option]:
+            make(**{"limits": "5/minute", option: function})
             continue
-        with pytest.raises(ConfigurationError, match=f"^{option.strip()}: expected a function of .* which takes "):
-            make(function)
+        with pytest.raises(ConfigurationError, match=f"^{option}: expected a function of .* which takes "):
+            make(**{"limits": "5/minute", option: function})
     for fitting in (plenty, Two(), partial(plenty, more=1), lambda *given: None, print):
-        make(fitting)
+        make(**{"limits": "5/minute", option: fitting})
 
 
-ELSEWHERE: dict[str, Callable[[Any], object]] = {
-    "observers: expected a function of event, for example lambda event: ...": lambda f: Limiter(observers=[f]),
-    "on_exceeded: expected a function of key and decision": lambda f: RateLimitMiddleware.from_file(
-        hello, "none.toml", on_exceeded=f
-    ),
-    "Dashboard: auth: expected a function of request, for": lambda f: Dashboard(Limiter(), auth=f),
-    "key: expected a function of request, for example lambda request: ...": lambda f: LimitedTransport(
-        limits="5/minute", key=f
-    ),
-}
-
-
-@pytest.mark.parametrize("said", ELSEWHERE)
-def test_a_function_is_checked_wherever_one_is_given(said: str) -> None:
-    for function in (lambda: None, lambda a, b, c: None):
-        with pytest.raises(ConfigurationError) as caught:
-            ELSEWHERE[said](function)
-        assert str(caught.value).startswith(said)
-
-
-FOREIGN = r"/\d+ /items/\w+ /items/<id> /items/<int:id> /items/:id /:tenant/items /(a|b) /api/(v1|v2)/x "
-FOREIGN += r"/api/.+$ "
-FOREIGN += (
-    r"/api/.* /api/(.*) /files/.*\.js /api/v1\.0 /..\windows /api/.+ /api$ /items/[id] /items/[0-9]+ /(?P<id>\d+) /^api"
-)
+FOREIGN = r"""
+/\d+ /items/\w+ /items/<id> /items/<int:id> /items/:id /:tenant/items /(a|b) /api/(v1|v2)/x /api/.+$ /api/.* /api/(.*)
+/files/.*\.js /api/v1\.0 /..\windows /api/.+ /api$ /items/[id] /items/[0-9]+ /(?P<id>\d+) /^api
+"""
 
 
 @pytest.mark.parametrize("path", FOREIGN.split())
@@ -332,56 +312,18 @@ def test_a_path_in_the_language_of_another_library_is_refused(path: str) -> None
 
 @pytest.mark.parametrize(
     "path",
-    ["/$metadata", "/v1/items:batch", "/v1/things:batchGet", "/wiki/A_(b)", "/a+b", "/~me", "/a;b=1", "/@x", "/a|b"],
+    [
+        "/$metadata",
+        "/v1/items:batch",
+        "/v1/things:batchGet",
+        "/wiki/A_(b)",
+        "/a+b",
+        "/~me",
+        "/a;b=1",
+        "/@x",
+        "/a|b",
+        "/P({id})",
+    ],
 )
 async def test_a_path_with_odd_letters_that_clients_send_is_taken(path: str) -> None:
     assert await statuses(middleware(rules=[rule(path, "1/hour")]), 2, path) == [200, 429]
-
-
-async def test_a_parameter_may_stand_in_parentheses() -> None:
-    app = middleware(rules=[rule("/Products({id})", "1/hour", key=path_param("id"))])
-    assert await statuses(app, 2, "/Products(7)") == [200, 429]
-    assert await statuses(app, 1, "/Products(8)") == [200]
-
-
-@pytest.mark.parametrize("path", ["^/api", r"^\/api", "api/.*"])
-def test_a_path_that_does_not_begin_with_a_slash_is_shown_one_that_does(path: str) -> None:
-    with pytest.raises(ConfigurationError, match=r'expected "\*" or a path such as "/items/{id}"'):
-        rule(path, "5/minute")
-
-
-CALLED_ELSEWHERE = {
-    "key_func": 'key=header("X-API-Key")',
-    "storage_uri": 'Limiter.from_url("redis://localhost:6379/0")',
-    "strategy": "leave it out: every window slides",
-    "times": 'limits="100/minute"',
-    "exclude_paths": 'Rule("/health", exempt=True)',
-    "exempt_when": "when=lambda request: ...",
-    "handler": "on_refused=function",
-    "trusted_proxies": 'client=client_ip(trusted=["10.0.0.0/8"])',
-    "whitelist": 'allowlist=Networks(["192.0.2.0/24"])',
-    "threshold": 'after="20/10m" at a BanPolicy',
-}
-
-
-@pytest.mark.parametrize("option", CALLED_ELSEWHERE)
-def test_an_option_by_the_name_of_another_library_is_answered_with_the_name_here(option: str) -> None:
-    makes: dict[str, Callable[..., object]] = {
-        "RateLimitMiddleware": middleware,
-        "Rule": partial(rule, "*", "5/minute"),
-        "RateLimit": partial(RateLimit, "5/minute"),
-        "Limiter": Limiter,
-        "BanPolicy": BanPolicy,
-        "MessageLimits": partial(MessageLimits, "5/minute"),
-    }
-    for name, make in makes.items():
-        with pytest.raises(ConfigurationError) as caught:
-            make(**{option: "x"})
-        assert str(caught.value).startswith(f"{name}: unknown option {option!r}; ")
-        assert CALLED_ELSEWHERE[option] in str(caught.value)
-
-
-def test_the_fall_back_of_a_limits_function_is_named_where_it_is_sought() -> None:
-    for make in (partial(rule, "*"), RateLimit):
-        with pytest.raises(ConfigurationError, match=r"unknown option 'default_limits'; .* fallback_limits= at a Rule"):
-            make(lambda request: "5/minute", default_limits="5/minute")

@@ -46,23 +46,21 @@ def of_ban(request: object) -> str:
     return "somebody"
 
 
+FROM_FILE = RateLimitMiddleware.from_file
+TEN = 'limits = "ten/minute"'
+LOST = 'store = "lmdb:///dev/null/middleware"\nlimits = "5/minute"'
 ADDITIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "limits": (RateLimitMiddleware, {"limits": "ten/minute"}, "'ten/minute'"),
-    "rules": (RateLimitMiddleware, {"rules": ["5/minute"]}, "'5/minute'"),
     "two names": (RateLimitMiddleware, {"rules": [Rule("*", "1/s", name="a")] * 2}, "are one bucket"),
     "bans": (RateLimitMiddleware, {"bans": BanPolicy("3/1h", key=of_ban)}, "of_ban"),
     "an option": (RateLimitMiddleware, {"limit": "5/minute"}, "unknown option 'limit'"),
     "ignore_checks": (RateLimitMiddleware, {"limits": "1/s", "ignore_checks": 7}, "not 7"),
     "a subclass": (Strict, {"limits": "ten/minute"}, "'ten/minute'"),
     "a factory": (made, {"limits": "ten/minute"}, "'ten/minute'"),
-    "no file": (RateLimitMiddleware.from_file, {"path": None}, "slidegate.toml"),
-    "a bad file": (RateLimitMiddleware.from_file, {"path": 'limits = "ten/minute"'}, "ten/minute"),
-    "a store in a file": (
-        RateLimitMiddleware.from_file,
-        {"path": 'store = "lmdb:///dev/null/middleware"\nlimits = "5/minute"'},
-        "/dev/null/middleware",
-    ),
-    "an option beside a file": (RateLimitMiddleware.from_file, {"path": 'limits = "5/minute"', "on_refused": 7}, "7"),
+    "no file": (FROM_FILE, {"path": None}, "slidegate.toml"),
+    "a bad file": (FROM_FILE, {"path": TEN}, "ten/minute"),
+    "a store in a file": (FROM_FILE, {"path": LOST}, "/dev/null/middleware"),
+    "an option beside a file": (FROM_FILE, {"path": 'limits = "5/minute"', "on_refused": 7}, "7"),
 }
 """A middleware, its options (a path stands for a file with that text), and a part of the message."""
 
@@ -94,39 +92,34 @@ async def started(app: Any) -> tuple[list[Any], Exception | None]:
     async def send(message: Any) -> None:
         said.append(message)
 
+    failed = None
     try:
         await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
     except Exception as error:
-        return said, error
-    return said, None
+        failed = error
+    return said, failed
 
 
 @pytest.mark.parametrize("framework", [Starlette, FastAPI])
 @pytest.mark.parametrize("what", ADDITIONS)
-async def test_a_middleware_that_cannot_be_made_ends_the_start_with_its_message(
+async def test_a_middleware_that_cannot_be_made_ends_the_start_and_without_one_lets_no_request_pass(
     what: str, framework: Any, tmp_path: Path
 ) -> None:
-    app = framework()
+    served, app = Starlette(routes=[Route("/", ok)]), framework()
     part = add(app, what, tmp_path)
     said, error = await started(app)
     assert [message["type"] for message in said] == ["lifespan.startup.failed"]
     assert part in said[0]["message"]
     assert error is not None
     assert str(error) in said[0]["message"]
-
-
-@pytest.mark.parametrize("what", ADDITIONS)
-async def test_without_a_lifespan_every_request_raises_and_none_passes(what: str, tmp_path: Path) -> None:
-    app = Starlette(routes=[Route("/", ok)])
-    part = add(app, what, tmp_path)
-    mounted = Starlette(routes=[Mount("/below", app)])
-    for target, path in ((app, "/"), (mounted, "/below/")) * 2:
+    add(served, what, tmp_path)
+    for target, path in ((served, "/"), (Starlette(routes=[Mount("/below", served)]), "/below/")) * 2:
         with pytest.raises(ConfigurationError, match=re.escape(part)):
             await send_scope(target, scope_of(path))
 
 
 async def test_a_request_after_a_start_that_failed_raises_the_same_error() -> None:
-    app = Starlette(routes=[Route("/", ok)], middleware=[Middleware(RateLimitMiddleware, limits="ten/minute")])
+    app = Starlette(middleware=[Middleware(RateLimitMiddleware, limits="ten/minute")])
     _, error = await started(app)
     lengths = []
     for _ in range(3):
@@ -135,13 +128,6 @@ async def test_a_request_after_a_start_that_failed_raises_the_same_error() -> No
         assert caught.value is error
         lengths.append(len(caught.traceback))
     assert lengths[0] == lengths[-1], "each request makes the traceback longer"
-
-
-async def test_options_without_their_names_end_the_start() -> None:
-    app = Starlette(middleware=[Middleware(RateLimitMiddleware, "5/minute")])  # type: ignore[arg-type]
-    said, error = await started(app)
-    assert [message["type"] for message in said] == ["lifespan.startup.failed"]
-    assert said[0]["message"] == f"TypeError: {error}"
 
 
 class Around:
@@ -154,31 +140,33 @@ class Around:
         await self.app(scope, receive, send)
 
 
-INSIDE = {
-    "around another": lambda app: app.add_middleware(Around),
-    "outside of another": lambda app: (app.add_middleware(GZipMiddleware), app.add_middleware(made, limits="bad")),
-}
-
-
 @pytest.mark.parametrize("framework", [Starlette, FastAPI])
-@pytest.mark.parametrize("what", INSIDE)
-async def test_whatever_stands_in_the_stack_ends_the_start(what: str, framework: Any) -> None:
+@pytest.mark.parametrize("layers", [[(Around, {})], [(GZipMiddleware, {}), (made, {"limits": "bad"})]])
+async def test_whatever_stands_in_the_stack_ends_the_start(layers: list[Any], framework: Any) -> None:
     app = framework()
-    INSIDE[what](app)
+    for layer, options in layers:
+        app.add_middleware(layer, **options)
     said, error = await started(app)
     assert [message["type"] for message in said] == ["lifespan.startup.failed"]
     assert isinstance(error, ConfigurationError)
 
 
+async def test_options_without_their_names_end_the_start() -> None:
+    app = Starlette(middleware=[Middleware(RateLimitMiddleware, "5/minute")])  # type: ignore[arg-type]
+    said, error = await started(app)
+    assert said[0]["message"] == f"TypeError: {error}"
+
+
+BAD = Middleware(RateLimitMiddleware, limits="bad")
+
+
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: made(Starlette(), "bad"),
-        lambda: made(FastAPI(), "bad"),
-        lambda: made(GZipMiddleware(Starlette()), "bad"),
-        lambda: Route("/", ok, middleware=[Middleware(RateLimitMiddleware, limits="bad")]),
-        lambda: Mount("/", routes=[], middleware=[Middleware(RateLimitMiddleware, limits="bad")]),
-        lambda: RateLimitMiddleware.from_file(Starlette(), "nowhere.toml"),
+        *(lambda app=app: made(app, "bad") for app in (Starlette(), FastAPI(), GZipMiddleware(Starlette()))),
+        lambda: Route("/", ok, middleware=[BAD]),
+        lambda: Mount("/", routes=[], middleware=[BAD]),
+        lambda: FROM_FILE(Starlette(), "nowhere.toml"),
     ],
 )
 def test_everywhere_else_the_constructor_raises(make: Callable[[], Any]) -> None:

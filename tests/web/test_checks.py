@@ -17,15 +17,7 @@ from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from slidegate import (
-    Limiter,
-    MemoryStore,
-    RateLimit,
-    RateLimitExceeded,
-    RateLimitMiddleware,
-    Rule,
-    client_ip,
-)
+from slidegate import Limiter, MemoryStore, RateLimit, RateLimitExceeded, RateLimitMiddleware, Rule, client_ip
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 from slidegate.web.checks import WATCHED
@@ -79,7 +71,7 @@ def test_a_finding_is_logged_once_with_its_code_and_its_page(caplog: pytest.LogC
     [
         ({"WEB_CONCURRENCY": "4"}, ["app.py"], "WEB_CONCURRENCY=4"),
         ({"GRANIAN_WORKERS": "2"}, [], "GRANIAN_WORKERS=2"),
-        ({"GUNICORN_CMD_ARGS": "--bind 127.0.0.1 -w 5"}, [], "--workers 5 in GUNICORN_CMD_ARGS"),
+        ({"GUNICORN_CMD_ARGS": "--bind 127.0.0.1 -w 2"}, [], "--workers 2 in GUNICORN_CMD_ARGS"),
         ({}, ["/lib/uvicorn/__main__.py", "app:app", "--workers=4"], "--workers 4 in the command line"),
         ({}, ["hypercorn", "-w4", "app:app"], "--workers 4 in the command line"),
         ({}, ["bin/granian", "app:app", "--workers", "4"], "--workers 4 in the command line"),
@@ -117,14 +109,18 @@ async def test_a_proxy_that_nobody_trusts_is_found_once(field: str, caplog: pyte
     assert field in found.findings[0].message
 
 
-async def test_a_proxy_that_is_trusted_or_read_by_the_server_is_no_finding() -> None:
-    trusting = middleware(client=client_ip(["10.0.0.0/8"]))
-    await call(trusting, headers={"X-Forwarded-For": "198.51.100.7"})
-    behind = middleware()
-    await call(behind, headers={"X-Forwarded-For": f"{PEER}, 10.0.0.1"})
-    silent = middleware(ignore_checks=["SG102"])
-    await call(silent, headers={"X-Forwarded-For": "198.51.100.7"})
-    assert codes(trusting) == codes(behind) == codes(silent) == []
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"client": client_ip(["10.0.0.0/8"])}, "198.51.100.7"),
+        ({}, f"{PEER}, 10.0.0.1"),
+        ({"ignore_checks": ["SG102"]}, "198.51.100.7"),
+    ],
+)
+async def test_a_proxy_that_is_trusted_or_read_by_the_server_is_no_finding(options: Any, field: str) -> None:
+    found = middleware(**options)
+    await call(found, headers={"X-Forwarded-For": field})
+    assert codes(found) == []
 
 
 async def test_only_the_first_requests_are_looked_at() -> None:
@@ -154,44 +150,30 @@ async def unmet(app: ASGIApp, *rules: Rule, code: str = "SG123") -> list[str]:
     return [finding.message for finding in found.findings if finding.code == code]
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        Rule("/logni", "5/minute"),
-        Rule("/login/", "5/minute"),
-        Rule("/logout", exempt=True),
-        Rule(["/login", "/signin"], "5/minute"),
-        Rule("/items/x", "5/minute"),
-        Rule("/{kind}/x", "5/minute"),
-        Rule("/items", "5/minute", shadow=True),
-        Rule("/administration/{rest:path}", "5/minute"),
-        Rule("/admin/logs", "5/minute"),
-        Rule("/{place}/logs/{rest}", "5/minute"),
-    ],
-    ids=repr,
-)
+UNMET: list[Any] = [
+    *("/logni", "/login/", ["/login", "/signin"], "/items/x", "/{kind}/x", "/items"),
+    *("/administration/{rest:path}", "/admin/logs", "/{place}/logs/{rest}"),
+]
+
+
+@pytest.mark.parametrize("rule", [*(Rule(path, "5/s") for path in UNMET), Rule("/logout", exempt=True)], ids=repr)
 async def test_a_rule_that_no_route_can_meet_is_said_at_the_start(rule: Rule) -> None:
     (message,) = await unmet(shop(), Rule("*", "9/minute"), rule)
     assert repr(rule.label) in message
 
 
+MET: list[Any] = [
+    *("*", ["/login", "/items/8"], "/items/7", "/{kind}/7", "/items/{name}", "/{rest:path}", "/talk"),
+    *("/admin/users/7/x", "/admin/{rest:path}", "/{place}/users/{name}", "/{kind}/parts/{id:int}"),
+    "/behind/a/proxy/login",
+]
+
+
 @pytest.mark.parametrize(
     "rule",
     [
-        Rule("*", "5/minute"),
-        Rule("/login", "5/minute", methods=["POST"]),
-        Rule("/login", "5/minute", methods=["OPTIONS"]),
-        Rule(["/login", "/items/8"], "5/minute"),
-        Rule("/items/7", "5/minute"),
-        Rule("/{kind}/7", "5/minute"),
-        Rule("/items/{name}", "5/minute"),
-        Rule("/{rest:path}", "5/minute"),
-        Rule("/talk", "5/minute"),
-        Rule("/admin/users/7/x", "5/minute"),
-        Rule("/admin/{rest:path}", "5/minute"),
-        Rule("/{place}/users/{name}", "5/minute"),
-        Rule("/{kind}/parts/{id:int}", "5/minute"),
-        Rule("/behind/a/proxy/login", "5/minute"),
+        *(Rule(path, "5/minute") for path in MET),
+        *(Rule("/login", "5/minute", methods=[method]) for method in ("POST", "OPTIONS")),
         Rule("/wp-login.php", block=True),
     ],
     ids=repr,
@@ -253,49 +235,41 @@ async def found_at_start(app: ASGIApp, **options: Any) -> list[str]:
     return codes(found)
 
 
-async def test_an_exempt_endpoint_that_a_rule_limits_is_said_at_the_start() -> None:
-    app = Starlette(routes=[Route("/free", free), Route("/a", ok)])
-    exempt = Rule("/free", exempt=True)
-    assert await found_at_start(app, limits="9/minute") == ["SG125"]
-    assert await found_at_start(app, rules=[Rule("/{x}", "9/minute")]) == ["SG125"]
-    assert await found_at_start(app, rules=[Rule("/a", "9/minute")], default_limits="9/minute") == []
-    assert await found_at_start(app, rules=[exempt, Rule("*", "9/minute")]) == []
+EXEMPT = Starlette(routes=[Route("/free", free), Route("/a", ok)])
+BOTH = Starlette(routes=[Route("/free", RateLimit.exempt(RateLimit("5/minute")(ok)))])
+FREE = Rule("/free", exempt=True)
+STARTS: list[tuple[Any, dict[str, Any], list[str]]] = [
+    (EXEMPT, {"limits": "9/minute"}, ["SG125"]),
+    (EXEMPT, {"rules": [Rule("/{x}", "9/minute")]}, ["SG125"]),
+    (EXEMPT, {"rules": [Rule("/a", "9/minute")], "default_limits": "9/minute"}, []),
+    (EXEMPT, {"rules": [FREE, Rule("*", "9/minute")]}, []),
+    (BOTH, {"default_limits": "9/minute"}, ["SG128"]),
+    (hello, {"default_limits": "9/minute"}, ["SG126"]),
+    (hello, {"limits": "9/minute"}, []),
+    (shop(), {"default_limits": "9/minute"}, []),
+]
 
 
-async def test_an_exempt_endpoint_with_a_limit_of_its_own_is_said_at_the_start() -> None:
-    app = Starlette(routes=[Route("/free", RateLimit.exempt(RateLimit("5/minute")(ok)))])
-    assert await found_at_start(app, default_limits="9/minute") == ["SG128"]
-
-
-async def test_default_limits_before_an_application_whose_routes_are_unknown_are_a_finding() -> None:
-    assert await found_at_start(hello, default_limits="9/minute") == ["SG126"]
-    assert await found_at_start(hello, limits="9/minute") == []
-    assert await found_at_start(shop(), default_limits="9/minute") == []
+@pytest.mark.parametrize(("app", "options", "expected"), STARTS)
+async def test_an_exempt_endpoint_with_a_limit_and_defaults_before_unknown_routes_are_said_at_the_start(
+    app: ASGIApp, options: dict[str, Any], expected: list[str]
+) -> None:
+    found = RateLimitMiddleware(app, **options)
+    await call(found, "/")
+    assert codes(found) == expected
 
 
 @pytest.mark.parametrize("options", [{"limits": "9/minute"}, {"default_limits": "9/minute"}], ids=str)
-async def test_a_handler_that_refusals_of_the_middleware_never_reach_is_a_finding(options: dict[str, Any]) -> None:
-    async def handler(request: Any, error: Exception) -> PlainTextResponse:
+@pytest.mark.parametrize("answered", [False, True])
+async def test_a_handler_that_refusals_of_the_middleware_never_reach_is_a_finding(
+    answered: bool, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    def answer(request: Any, error: Any) -> PlainTextResponse:
         return PlainTextResponse("later", 429)
 
-    def answer(request: Any, decision: Any) -> PlainTextResponse:
-        return PlainTextResponse("later", 429)
-
-    def start(**more: Any) -> Starlette:
-        options_of = [Middleware(RateLimitMiddleware, limiter=(limiter := Limiter()), **options, **more)]
-        app = Starlette(routes=[Route("/", ok)], middleware=options_of, exception_handlers={RateLimitExceeded: handler})
-        limiters.append(limiter)
-        return app
-
-    limiters: list[Limiter] = []
-    found: list[list[str]] = []
-    for more in ({}, {"on_refused": answer}):
-        app = start(**more)
-        await call(app, "/")
-        (inner,) = limiters[-1].engine.callers.listed()
-        assert isinstance(inner, RateLimitMiddleware)
-        found.append(codes(inner))
-    assert found == [["SG127"], []]
+    inside = Middleware(RateLimitMiddleware, **options, **({"on_refused": answer} if answered else {}))
+    await call(Starlette(routes=[Route("/", ok)], middleware=[inside], exception_handlers={RateLimitExceeded: answer}))
+    assert ("SG127" in caplog.text) is not answered
 
 
 async def test_methods_that_no_route_of_a_limit_at_an_endpoint_takes_are_said_at_the_start() -> None:

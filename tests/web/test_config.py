@@ -38,7 +38,7 @@ def write(file: Path, text: str | bytes) -> None:
 
 def from_file(file: Path, text: str | bytes, **code: Any) -> ReloadingMiddleware:
     write(file, text)
-    return RateLimitMiddleware.from_file(hello, file, **code)
+    return RateLimitMiddleware.from_file(code.pop("app", hello), file, **code)
 
 
 def middleware(file: Path, text: str | bytes, **code: Any) -> RateLimitMiddleware:
@@ -73,15 +73,10 @@ def test_a_ban_policy_is_the_same_from_a_file_and_in_code() -> None:
         "20/10m", "1h", factor=4, longest="7d", forgive="24h", name="scanning", status=429, ban_private=True,
         signals={"refused": 1, 401: 1, "4xx": 1, "/.env": "ban"},
     )  # fmt: skip
-    assert facts(made["scanning"]) == facts(wanted)
+    assert vars(made["scanning"]) == vars(wanted)
     accounts = made["accounts"]
     assert (accounts.shadow, str(accounts.after), accounts.status) == (True, "100/1h", 403)
     assert accounts.key.identity == "header:x-api-key|user"
-
-
-def facts(policy: BanPolicy) -> dict[str, Any]:
-    """Return all that a policy is made of."""
-    return dict(vars(policy))
 
 
 async def test_message_limits_of_the_file_count_by_its_key(file: Path) -> None:
@@ -110,67 +105,33 @@ async def test_rules_call_what_the_code_names_when_a_key_passes(file: Path) -> N
     assert heard == [PEER]
 
 
-@pytest.mark.parametrize("facts", ["block = true", "exempt = true"])
-async def test_rules_that_count_nothing_may_be_alike(facts: str, file: Path) -> None:
-    text = f'[[rules]]\npath = "/a"\n{facts}\n'
-    answers = [(await call(from_file(file, times * text), "/a")).status for times in (1, 2)]
-    assert answers[0] == answers[1]
-
-
 BANS = "[bans.s]\n"
 RULE = '[[rules]]\npath = "/a"\nlimits = "5/minute"\n'
+NAMED = f'{RULE}name = "x"\n'
 BAD: list[tuple[str | bytes, str]] = [
     ("", 'expected limits = "100/minute", or rules'),
     ('limits = "5/minute"\n[[rules]]\npath = "*"\nlimits = "1/s"', "limits: give limits or rules, not both"),
     ('limts = "5/minute"', "limts: Extra inputs are not permitted; did you mean 'limits'?"),
     ('\nlimits = "5/minut"', "limits: '5/minut' at column 1"),
-    (
-        "limits = 5",
-        "limits: Input should be a valid string; Input should be a valid dictionary or instance of QuotaTable; "
-        "Input should be a valid list, not 5",
-    ),
-    (RULE + "key = true", "rules[0].key: Input should be 'client', 'everyone' or 'user'; Input should be a valid dict"),
+    ("limits = 5", "limits: Input should be a valid string; Input should be a valid dictionary or instance of Quota"),
     ('limits = "5/minute', "not TOML: Unterminated string (at end of document)"),
     (b'limits = "\xff"', "not TOML: 'utf-8' codec can't decode byte 0xff in position 10"),
     ("[[rules]]\n", "rules[0].path: Field required"),
-    ('[[rules]]\npath = "a"\nlimits = "1/s"', 'rules[0].path: expected "*" or a path such as'),
     (RULE + "cost = 6", "rules[0].cost: 6 is more than '5/1m' allows"),
-    (
-        RULE + 'key = "evryone"',
-        "rules[0].key: Input should be 'client', 'everyone' or 'user'; Input should be a valid dictionary or instance "
-        "of KeyTable, not 'evryone'",
-    ),
+    (RULE + 'key = "evryone"', "rules[0].key: Input should be 'client', 'everyone' or 'user'; Input should be a vali"),
     (RULE + 'key = { header = "a", cookie = "b" }', "rules[0].key: expected one of header"),
-    (RULE + 'key = { header = "a b" }', "rules[0].key.header: expected a header name"),
     (RULE + 'key = { client = {}, fallback = "user" }', "client always finds a key; leave out fallback"),
-    (
-        RULE + "key = { client = { ipv6_prefix = 8 } }",
-        "rules[0].key.client.ipv6_prefix: Input should be greater than or equal to 32, not 8",
-    ),
-    (RULE + "on_exceeded = true", "rules[0].on_exceeded: calls a function; give it in code"),
+    (RULE + "key = { client = { ipv6_prefix = 8 } }", "rules[0].key.client.ipv6_prefix: Input should be greater tha"),
     ('limits = "1/s"\nenabled = "no"', "enabled: Input should be a valid boolean, not 'no'"),
+    (RULE + "on_exceeded = true", "rules[0].on_exceeded: calls a function; give it in code"),
     (RULE + 'wait = "200 mx"', "rules[0].wait: expected a number and a unit"),
-    (
-        RULE + "exempt = true",
-        "rules[0].exempt: it does not go with limits: an exempt request is not counted; leave one of them out",
-    ),
+    (RULE + "exempt = true", "rules[0].exempt: it does not go with limits: an exempt request is not counted; leave"),
     (RULE + RULE, "rules: <Rule '/a' 5/1m> and <Rule '/a' 5/1m> are one bucket; name one of them, or drop it"),
-    (
-        RULE + 'name = "x"\n[[rules]]\npath = "/b"\nlimits = "1/s"\nname = "x"',
-        "rules: <Rule 'x' 5/1m> and <Rule 'x' 1/1s> are one bucket; write one rule with the paths ['/a', '/b'], or "
-        "give one of them another name",
-    ),
+    (NAMED + NAMED.replace("/a", "/b"), "rules: <Rule 'x' 5/1m> and <Rule 'x' 5/1m> are one bucket; write one rule wi"),
     ('limits = "1/s"\nignore_checks = 0x' + "f" * 5_000, "ignore_checks: Input should be a valid list"),
-    ('limits = "1/s"\n[client]\ntrustd = []', "client.trustd: Extra inputs are not permitted; did you mean 'trusted'?"),
     ('limits = "1/s"\n[client]\ntrusted = [\n"10.0.0.1/8"]', "client.trusted: network: '10.0.0.1/8' has host"),
-    (
-        'limits = "1/s"\n[client]\ntrusted = ["0.0.0.0/0"]',
-        "client.trusted: these networks cover most addresses",
-    ),
-    (
-        'limits = "1/s"\nblocklist = ["0.0.0.0/1", "128.0.0.0/1"]',
-        "blocklist: covers half of all",
-    ),
+    ('limits = "1/s"\n[client]\ntrusted = ["0.0.0.0/0"]', "client.trusted: these networks cover most addresses"),
+    ('limits = "1/s"\nblocklist = ["0.0.0.0/1", "128.0.0.0/1"]', "blocklist: covers half of all"),
     ('limits = "1/s"\nblocklist = ["192.0.2.1", { path = "a" }]', "blocklist: expected networks or tables, not both"),
     (BANS + 'after = "5/s; 6/m"', "bans.s.after: expected one, for example \"20/10m\", not '5/s; 6/m'"),
     (BANS + 'key = { path_param = "id" }', "bans: <BanPolicy 's' after 20/10m, 1h>: key: <key path:id> does not say"),
@@ -178,19 +139,13 @@ BAD: list[tuple[str | bytes, str]] = [
         BANS + "key = { client = { ipv4_prefix = 8 } }",
         "bans: <BanPolicy 's' after 20/10m, 1h>: its clients are of ipv4",
     ),
-    (
-        BANS + 'signals = { refused = "bann" }',
-        "bans.s.signals.refused: Input should be a valid integer; Input should be 'ban', not 'bann'",
-    ),
+    (BANS + 'signals = { refused = "bann" }', "bans.s.signals.refused: Input should be a valid integer; Input should "),
     ("[bans.s.signals]\nrefused = 1\nrefusd = 1", "bans.s.signals: 'refusd' is no status"),
     ('[bans."a:b"]', "bans.\"a:b\": ban policy name: ':' in 'a:b' is not allowed"),
     ('limits = "1/s"\nstore = "memory://?max_bans=x"', 'store address: expected "memory://"'),
-    ('limits = "1/s"\nstore = { env = "" }', "store.env: String should have at least 1 character"),
     ('limits = "1/s"\nstore = { env = "NOT_SET" }', "store: the environment variable NOT_SET is not set"),
-    ('limits = "1/s"\nignore_checks = ["SG13"]', "ignore_checks: unknown code 'SG13'; did you mean 'SG1"),
     ('limits = "1/s"\ndeadline = "0s"', "deadline: expected more than nothing, for example"),
     ("deadline = " + "1" * 5_000, "not TOML: Exceeds the limit (4300 digits)"),
-    (RULE + "cost = 0x" + "f" * 5_000, "rules[0].cost: "),
     ("a." * 40 + "b = 1", "is nested too deeply; a key has at most 32 names"),
     ("a = " + "[" * 5_000 + "]" * 5_000, "is nested too deeply"),
 ]
@@ -205,22 +160,6 @@ def test_each_mistake_is_answered_with_its_key_and_what_was_expected(number: int
     assert message.startswith(str(file))
     assert f": {part}" in message or f", {part}" in message
     assert message.count(str(file)) == 1, "a place is said once"
-
-
-def test_all_mistakes_of_shape_are_said_at_once(file: Path) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        middleware(file, 'enabled = 1\n[[rules]]\npath = 5\nlimits = "x"\n[client]\nhaeder = "x"')
-    lines = str(caught.value).splitlines()
-    assert {line.removeprefix(f"{file}: ").partition(":")[0] for line in lines} == {
-        "enabled",
-        "rules[0].path",
-        "client.haeder",
-    }
-
-
-def test_a_file_that_is_not_there_is_named(file: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"slidegate\.toml: cannot be read: No such file"):
-        RateLimitMiddleware.from_file(hello, file)
 
 
 def test_without_the_validating_library_the_error_says_what_to_install(
@@ -246,16 +185,14 @@ def test_code_goes_before_the_file_and_the_file_before_the_environment(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = 'limits = "1/hour"\n'
-    monkeypatch.delenv("SLIDEGATE_STORE", raising=False)
-    default = address_of(middleware(file, plain))
-    monkeypatch.setenv("SLIDEGATE_STORE", "memory://?max_keys=11")
-    assert default != 11
-    assert address_of(middleware(file, plain)) == 11
     written = f'store = "memory://?max_keys=22"\n{plain}'
-    assert address_of(middleware(file, written)) == 22
+    monkeypatch.setenv("SLIDEGATE_STORE", "memory://?max_keys=11")
+    monkeypatch.setenv("MY_STORE", "memory://?max_keys=44")
+    assert address_of(middleware(file, plain)) == 11
+    assert address_of(middleware(file, written)) == address_of(middleware(file, written, limiter=None)) == 22
+    assert address_of(middleware(file, f'store = {{ env = "MY_STORE" }}\n{plain}')) == 44
     mine = Limiter(MemoryStore(max_keys=33))
     assert middleware(file, plain, limiter=mine).limiter is mine
-    assert address_of(middleware(file, written, limiter=None)) == 22
 
 
 @pytest.mark.parametrize("written", ['store = "memory://"', 'deadline = "50ms"', 'on_error = "deny"'])
@@ -287,11 +224,6 @@ async def test_options_in_code_replace_those_of_the_file(file: Path) -> None:
     assert (await call(listed)).status == 403
 
 
-def test_an_address_may_stand_in_a_variable_of_any_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_STORE", "memory://?max_keys=44")
-    assert address_of(middleware(file, 'limits = "1/hour"\nstore = { env = "MY_STORE" }')) == 44
-
-
 @pytest.mark.parametrize("variable", ["SLIDEGATE_STORE", "MY_STORE"])
 def test_a_bad_address_in_a_variable_is_named_and_not_shown(
     variable: str, file: Path, monkeypatch: pytest.MonkeyPatch
@@ -303,15 +235,12 @@ def test_a_bad_address_in_a_variable_is_named_and_not_shown(
     assert "secret" not in str(caught.value)
 
 
-async def test_the_secret_for_digests_comes_from_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "slidegate.toml"
-    path.write_text('[[rules]]\npath = "*"\nlimits = "9/hour"\nkey = { header = "X-API-Key" }\n', "utf-8")
+async def test_the_secret_for_digests_comes_from_the_environment(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = 'limits = "9/hour"\n'
     monkeypatch.setenv("SLIDEGATE_SECRET", "s" * 32)
-    digests = {RateLimitMiddleware.from_file(hello, path).limiter.digest("header:x-api-key", b"k") for _ in range(2)}
-    assert len(digests) == 1
+    digests = {middleware(file, text).limiter.digest("header:x-api-key", b"k") for _ in range(2)}
+    assert digests == {Limiter(secret="s" * 32).digest("header:x-api-key", b"k")}
     monkeypatch.setenv("SLIDEGATE_SECRET", "short")
     with pytest.raises(ConfigurationError, match="16 to 64 bytes") as caught:
-        RateLimitMiddleware.from_file(hello, path)
+        middleware(file, text)
     assert "short" not in str(caught.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,10 @@ def accepts(document: dict[str, Any]) -> bool:
 
 def parsed(text: str | bytes) -> dict[str, Any] | None:
     """Return a document, None if it is no TOML, or if it has a number that cannot be shown."""
-    try:
+    with suppress(ValueError, RecursionError):
         document = tomllib.loads(text if isinstance(text, str) else text.decode())
-        repr(document)  # jsonschema shows what it refuses
-    except (ValueError, RecursionError):
-        return None
-    return document
+        return document if repr(document) else None  # jsonschema shows what it refuses
+    return None
 
 
 def shown() -> list[str]:
@@ -48,10 +46,6 @@ def shown() -> list[str]:
 
 def test_the_committed_schema_and_page_are_those_that_the_definitions_make() -> None:
     assert make_configuration.main(["--check"]) == 0, "run python scripts/make_configuration.py"
-
-
-def test_it_is_a_schema() -> None:
-    jsonschema.Draft202012Validator.check_schema(json_schema())
 
 
 @pytest.mark.parametrize("text", [*shown(), *(path.read_text("utf-8") for path in FILES)])
@@ -115,23 +109,10 @@ def test_an_option_that_says_nothing_excludes_nothing() -> None:
     assert accepts({"rules": [{"path": "/a", "exempt": True, "key": "client", "cost": 1}]})
 
 
-def keys_of(value: object) -> Iterator[str]:
-    if isinstance(value, dict):
-        yield from value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from keys_of(inner)
-
-
-def test_the_example_shows_every_key() -> None:
-    keys = set(keys_of(tomllib.loads((ROOT / "examples" / "slidegate.toml").read_text("utf-8"))))
-    tables = [json_schema(), *json_schema()["$defs"].values()]
-    known = {name for table in tables for name in table["properties"]}
-    assert known - keys == {"env", "on_exceeded", "trust_all"}, "two in comments, the other better not copied"
-
-
 def test_every_key_says_in_the_editor_what_it_is() -> None:
     schema = json_schema()
     tables = [schema, *schema["$defs"].values()]
     silent = [name for table in tables for name, key in table["properties"].items() if "description" not in key]
     assert silent == []
     assert json.dumps(schema).count("null") == 0
+    jsonschema.Draft202012Validator.check_schema(schema)

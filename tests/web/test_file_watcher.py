@@ -1,30 +1,25 @@
-"""A file is read whole or not at all, nothing that a name leads to blocks the reader, and changes are followed."""
+"""A file is read whole or not at all, and a changed one takes over without a request or a count lost."""
 
 from __future__ import annotations
 
 import logging
 import os
+import random
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import anyio.lowlevel
 import pytest
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware
+from slidegate.testing import RecordingObserver
 from slidegate.web import file_watcher
 from slidegate.web.file_watcher import read_whole
 
-from ..asgi import call, hello
+from ..asgi import call, hello, statuses
 from .middlewares import FollowedFiles, end_of_looks
-
-
-def pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def endless_link(path: Path) -> None:
-    path.symlink_to(path.name)
 
 
 def long_way(path: Path) -> None:
@@ -33,29 +28,26 @@ def long_way(path: Path) -> None:
     path.symlink_to(f"{path.name}.0")
 
 
-def device(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
 def listener(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(path))
 
 
-def directory(path: Path) -> None:
-    path.mkdir()
-
-
-def huge(path: Path) -> None:
+def of_size(path: Path, size: int = 1 << 40) -> None:
     with path.open("wb") as file:
-        file.truncate(1 << 40)  # it takes no place on the disk
+        file.truncate(size)  # it takes no place on the disk
 
 
-def nothing(path: Path) -> None:
-    """Leave the name to nobody."""
-
-
-SNARES = (pipe, endless_link, long_way, device, listener, directory, huge, nothing)
+SNARES: dict[str, Callable[[Path], object]] = {
+    "pipe": lambda path: os.mkfifo(path),
+    "endless link": lambda path: path.symlink_to(path.name),
+    "long way": long_way,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "listener": listener,
+    "directory": lambda path: path.mkdir(),
+    "huge": of_size,
+    "nothing": lambda path: None,
+}
 
 
 def read_list(path: Path) -> object:
@@ -66,65 +58,48 @@ def read_configuration(path: Path) -> object:
     return RateLimitMiddleware.from_file(lambda scope, receive, send: None, path)  # type: ignore[arg-type,return-value]
 
 
-def read_configuration_with_list(path: Path) -> object:
-    made = path.with_name("made.toml")
-    made.write_text(f'limits = "1/s"\nblocklist = "{path.name}"\n')
-    return read_configuration(made)
-
-
-READERS = (read_list, read_configuration, read_configuration_with_list)
+READERS = [(read_list, 32), (read_configuration, 2)]
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such files")
 @pytest.mark.parametrize("snare", SNARES)
-@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize(("read", "most"), READERS)
 def test_whatever_a_name_leads_to_is_an_error_at_once(
-    read: Callable[[Path], object], snare: Callable[[Path], None], tmp_path: Path
+    read: Callable[[Path], object], most: int, snare: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "given"
-    snare(path)
+    SNARES[snare](tmp_path / "given")
     with pytest.raises(ConfigurationError, match="given"):
-        read(path)
+        read(tmp_path / "given")
 
 
-@pytest.mark.parametrize("read", READERS[:2])
-def test_a_name_with_a_nul_is_an_error_like_any_other(read: Callable[[Path], object], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("read", "most"), READERS)
+def test_what_is_larger_than_any_that_is_meant_is_not_read_nor_a_name_with_a_nul(
+    read: Callable[[Path], object], most: int, tmp_path: Path
+) -> None:
+    of_size(tmp_path / "large", (most << 20) + 1)
+    with pytest.raises(ConfigurationError, match=f"large.*expected at most {most} MiB, and it has more"):
+        read(tmp_path / "large")
     with pytest.raises(ConfigurationError, match="null"):
         read(tmp_path / "a\0b")
 
 
 def test_the_size_is_bounded_to_the_byte(tmp_path: Path) -> None:
-    path = tmp_path / "some"
-    path.write_bytes(b"x" * 1_048_576)
-    assert read_whole(path, 1 << 20) == b"x" * 1_048_576
-    path.write_bytes(b"x" * 1_048_577)
+    of_size(tmp_path / "some", 1 << 20)
+    assert len(read_whole(tmp_path / "some", 1 << 20)) == 1 << 20
+    of_size(tmp_path / "some", (1 << 20) + 1)
     with pytest.raises(ConfigurationError, match="expected at most 1 MiB, and it has more"):
-        read_whole(path, 1 << 20)
-
-
-@pytest.mark.parametrize(("read", "most"), [(read_list, 32 << 20), (read_configuration, 2 << 20)])
-def test_what_is_larger_than_any_that_is_meant_is_not_read(
-    read: Callable[[Path], object], most: int, tmp_path: Path
-) -> None:
-    path = tmp_path / "large"
-    with path.open("wb") as file:
-        file.truncate(most + 1)
-    with pytest.raises(ConfigurationError, match=f"large.*expected at most {most >> 20} MiB, and it has more"):
-        read(path)
+        read_whole(tmp_path / "some", 1 << 20)
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "some"
     path.write_text("192.0.2.0/24\n")
-    fstat = os.fstat
-    asked = 0
+    fstat, asked = os.fstat, []
 
     def writes_between(number: int) -> os.stat_result:
-        nonlocal asked
-        asked += 1
-        if asked == 2:
-            with path.open("a") as file:
-                file.write("198.51.100.0/24\n")
+        asked.append(number)
+        if len(asked) == 2:
+            path.write_text("192.0.2.0/24\n198.51.100.0/24\n")
         return fstat(number)
 
     monkeypatch.setattr(file_watcher.os, "fstat", writes_between)
@@ -235,3 +210,158 @@ async def test_a_link_that_leads_elsewhere_is_a_changed_file(followed: Followed)
     link.replace(followed.path)
     await followed.visit(followed.app)
     assert await followed.at_work() == [2]
+
+
+# -- a configuration that is followed ----------------------------------------------------------------------------------
+
+Middleware: TypeAlias = Any
+"""What `RateLimitMiddleware.from_file` returns; its `app` is the middleware that is at work."""
+PLAIN = '[[rules]]\npath = "*"\nlimits = "3/hour"\n'
+
+
+class ConfigFile(FollowedFiles):
+    """A configuration file, and a middleware that follows it."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
+        self.path = directory / "slidegate.toml"
+
+    def middleware(self, text: str, **code: Any) -> Middleware:
+        self.rewrite(text)
+        code.setdefault("limiter", self.limiter)
+        return RateLimitMiddleware.from_file(hello, self.path, clock=self.seconds, **code)
+
+    def rewrite(self, text: str) -> None:
+        self.write("slidegate.toml", text)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> ConfigFile:
+    return ConfigFile(tmp_path)
+
+
+async def test_between_two_checks_the_file_is_left_alone(file: ConfigFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = file.middleware(PLAIN.replace("3/", "900/"))
+    looked: list[str] = []
+    stat = os.stat
+
+    def counted(path: Any, **options: Any) -> os.stat_result:
+        looked.append(str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", counted)
+    for _ in range(50):
+        file.clock.advance("100ms")
+        await statuses(app, 10)
+        end_of_looks()
+    assert looked.count(str(file.path)) == 5
+
+
+async def test_counts_of_unchanged_rules_stay_whatever_happens_around_them(file: ConfigFile) -> None:
+    named = '[[rules]]\npath = "/b"\nlimits = "2/hour"\nname = "b"\n'
+    app = file.middleware(PLAIN.replace('"*"', '"/a"') + named)
+    assert await statuses(app, 2, "/a") == [200, 200]
+    assert await statuses(app, 1, "/b") == [200]
+    file.rewrite(named + '[[rules]]\npath = "/c"\nlimits = "1/hour"\n' + PLAIN.replace('"*"', '"/a"'))
+    await file.visit(app)
+    assert await statuses(app, 2, "/a") == [200, 429]
+    assert await statuses(app, 2, "/b") == [200, 429]
+    assert await statuses(app, 2, "/c") == [200, 429]
+
+
+async def test_a_list_that_was_missing_is_tried_again_when_it_is_there(file: ConfigFile) -> None:
+    app = file.middleware(PLAIN)
+    file.rewrite('blocklist = "late.netset"\n' + PLAIN)
+    await file.visit(app)
+    assert file.heard.kinds == ["config_rejected"]
+    file.write("late.netset", "203.0.113.0/24\n")
+    await file.visit(app)
+    assert file.heard.kinds == ["config_rejected", "config_reloaded"]
+    assert (await call(app)).status == 403
+
+
+async def test_another_store_needs_a_restart(file: ConfigFile) -> None:
+    heard = RecordingObserver(without=["refused"])
+    app = file.middleware('store = "memory://"\n' + PLAIN, limiter=None, observers=[heard])
+    assert await statuses(app, 4) == [200, 200, 200, 429]
+    file.rewrite('store = "memory://?max_keys=5"\n' + PLAIN)
+    await file.visit(app)
+    assert heard.kinds == ["config_rejected"]
+    assert "store: it cannot change while the application runs" in heard.events[0].message
+    file.rewrite('store = "memory://"\n' + PLAIN.replace("3/hour", "4/hour"))
+    await file.visit(app)
+    assert await statuses(app, 2) == [200, 429]
+
+
+async def test_the_lifespan_passes_untouched(file: ConfigFile) -> None:
+    seen: list[object] = []
+
+    async def app(*arguments: object) -> None:
+        seen.append(arguments)
+
+    file.rewrite(PLAIN)
+    middleware = RateLimitMiddleware.from_file(app, file.path)
+    scope: dict[str, Any] = {"type": "lifespan"}
+    await middleware(scope, anyio.sleep_forever, anyio.sleep_forever)  # type: ignore[arg-type]
+    assert seen == [(scope, anyio.sleep_forever, anyio.sleep_forever)]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_many_reloads_under_load_lose_no_request_and_no_count(backend: str, file: ConfigFile) -> None:
+    seed = random.randrange(2**32)
+    pick = random.Random(seed)
+    app = file.middleware(PLAIN.replace("3/hour", "200/hour"))
+    answers: list[int] = []
+
+    async def visit() -> None:
+        answers.append((await call(app, path=pick.choice(["/", "/more"]))).status)
+
+    async def main() -> None:
+        for number in range(40):
+            comment = f"# {number}" if pick.random() < 0.7 else f"broken {number}"
+            file.rewrite(PLAIN.replace("3/hour", "200/hour") + comment)
+            file.clock.advance("1s")
+            await visit()
+            end_of_looks()
+            file.clock.advance("1s")
+            # One of these has the file read in a thread, and the others go on meanwhile.
+            async with anyio.create_task_group() as tasks:
+                for _ in range(10):
+                    tasks.start_soon(visit)
+            end_of_looks()
+
+    anyio.run(main, backend=backend)
+    assert set(file.heard.kinds) == {"config_reloaded", "config_rejected"}, f"seed {seed}"
+    assert len(file.heard.events) == 40, f"seed {seed}"
+    assert len(answers) == 440, f"seed {seed}: every request is answered"
+    assert (answers.count(200), answers.count(429)) == (200, len(answers) - 200), f"seed {seed}"
+
+
+@pytest.mark.parametrize("text", [PLAIN, 'default_limits = "3/hour"\n'])
+async def test_limits_whose_windows_change_count_anew_and_that_is_said(text: str, file: ConfigFile) -> None:
+    app = file.middleware(text)
+    assert await statuses(app, 4) == [200, 200, 200, 429]
+    for limits, expected, said in (
+        ("4/hour", [200, 429], []),
+        ("3/day", [200, 200, 200, 429], ["windows_restarted"]),
+        ("3/day; 9/hour", [], []),  # another limit beside it restarts nothing
+    ):
+        file.heard.events.clear()
+        file.rewrite(text.replace("3/hour", limits))
+        await file.visit(app)
+        assert file.heard.kinds == ["config_reloaded", *said]
+        assert await statuses(app, len(expected)) == expected
+
+
+async def test_a_file_of_proxies_that_has_zero_bytes_changes_nothing(file: ConfigFile) -> None:
+    file.write("proxies.netset", "203.0.113.0/24\n")
+    app = file.middleware('limits = "1/hour"\n[client]\ntrusted = "proxies.netset"\n')
+    file.write("proxies.netset", "")
+    await file.visit(app)
+    assert file.heard.kinds == ["config_rejected"]
+    behind = [(await call(app, headers={"x-forwarded-for": f"198.51.100.{n}"})).status for n in range(3)]
+    assert behind == [200] * 3, "each client is still one of its own"
+    file.write("proxies.netset", "# nobody\n")
+    await file.visit(app)
+    assert file.heard.kinds == ["config_rejected", "config_reloaded"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +14,8 @@ import pytest
 from fastapi import Depends, FastAPI
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.applications import Starlette
-from starlette.authentication import AuthCredentials, AuthenticationBackend, BaseUser, SimpleUser, UnauthenticatedUser
-from starlette.middleware import Middleware
-from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.authentication import AuthCredentials, BaseUser, SimpleUser, UnauthenticatedUser
 from starlette.requests import HTTPConnection
-from starlette.routing import Route
 
 from slidegate import (
     BanPolicy,
@@ -41,7 +36,7 @@ from slidegate import (
 from slidegate.core import InvalidKey
 from slidegate.limiter.keys import KeyOf
 
-from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
+from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
 
 
 async def keys(rule: Rule, *scopes: Any, **options: Any) -> list[str]:
@@ -134,37 +129,17 @@ async def test_every_value_is_a_short_key_of_its_own_that_does_not_show_it() -> 
     assert "secret" not in str(found)
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-async def test_a_function_names_the_client_or_leaves_the_request_uncounted(kind: str) -> None:
-    def tenant(request: Any) -> str | None:
-        name: str | None = request.headers.get("x-tenant")
-        return name
-
-    async def tenant_later(request: Any) -> str | None:
-        return tenant(request)
-
-    app = RateLimitMiddleware(hello, rules=[Rule("*", "2/hour", key=tenant if kind == "sync" else tenant_later)])
-    assert await statuses(app, 3, headers={"x-tenant": "a"}) == [200, 200, 429]
-    assert await statuses(app, 1, headers={"x-tenant": "b"}) == [200]
-    assert await statuses(app, 9) == [200] * 9, "None: not counted"
-    assert await statuses(app, 3, headers={"x-tenant": ""}) == [200, 200, 429], "empty: the client's address"
-
-
 async def test_functions_get_a_request_without_a_body_and_are_told_the_way() -> None:
     seen: list[str] = []
 
     async def key(request: Any) -> str:
         seen.append(f"{request.method} {request.url.path} {request.query_params['q']}")
-        try:
+        with pytest.raises(RuntimeError, match=r"no body here.*RateLimit\(key="):
             await request.body()
-        except RuntimeError as error:
-            seen.append(str(error))
         return "k"
 
     await call(RateLimitMiddleware(hello, rules=[Rule("*", "9/hour", key=key)]), "/p", "POST", query_string=b"q=1")
-    assert seen[0] == "POST /p 1"
-    assert "no body here" in seen[1]
-    assert "RateLimit(key=" in seen[1]
+    assert seen == ["POST /p 1"]
 
 
 # -- users -------------------------------------------------------------------------------------------------------------
@@ -197,35 +172,17 @@ async def test_a_limit_by_user_counts_the_user_whom_a_dependency_has_found(at: s
 
     app.get("/", dependencies=before if at == "route" else None)(limit(get) if at == "decorator" else get)
     middleware = RateLimitMiddleware(app)
-    for name, statuses_of_three in (("ann", [200, 200, 429]), ("bob", [200, 200, 429])):
-        addresses = ("192.0.2.1", "198.51.100.2", "192.0.2.1")
-        asked = [await call(middleware, headers={"x-user": name}, client=(address, 1)) for address in addresses]
-        assert [answer.status for answer in asked] == statuses_of_three
+    for headers in ({"x-user": "ann"}, {"x-user": "bob"}):
+        assert await statuses(middleware, 2, headers=headers) == [200, 200]
+        assert await statuses(middleware, 1, headers=headers, client=("198.51.100.2", 1)) == [429]
     assert await statuses(middleware, 3) == [200, 200, 429], "nobody is counted by address"
     assert await statuses(middleware, 1, client=("198.51.100.77", 1)) == [200]
-    assert middleware.findings == []
 
 
-class Header(AuthenticationBackend):
-    async def authenticate(self, conn: HTTPConnection) -> Any:
-        return AuthCredentials(), SimpleUser(conn.headers["x-user"])
+PAIRS = st.lists(st.binary(min_size=1, max_size=4), min_size=2, max_size=2)
 
 
-@pytest.mark.parametrize("outside", [True, False])
-async def test_where_authentication_stands_decides_whether_its_user_is_known(outside: bool) -> None:
-    layers = [
-        Middleware(AuthenticationMiddleware, backend=Header()),
-        Middleware(RateLimitMiddleware, rules=[Rule("*", "2/hour", key=user)]),
-    ]
-    app = Starlette(routes=[Route("/", page)], middleware=layers if outside else layers[::-1])
-    found = [(await call(app, headers={"x-user": name})).status for name in ("ann", "ann", "bob")]
-    assert found == ([200, 200, 200] if outside else [200, 200, 429])
-
-
-@given(
-    first=st.lists(st.binary(min_size=1, max_size=4), min_size=2, max_size=2),
-    more=st.lists(st.binary(min_size=1, max_size=4), min_size=2, max_size=2),
-)
+@given(PAIRS, PAIRS)
 def test_different_combinations_never_meet_whatever_their_bytes(first: list[bytes], more: list[bytes]) -> None:
     class Part:
         def __init__(self, name: str) -> None:
@@ -235,9 +192,8 @@ def test_different_combinations_never_meet_whatever_their_bytes(first: list[byte
             value: bytes = scope[self.identity]
             return value.decode("latin-1")
 
-    limiter = Limiter()
     key = combine(Part("a"), Part("b"))
-    found = [key.find({"a": pair[0], "b": pair[1]}, limiter, PEER) for pair in (first, more)]
+    found = [key.find({"a": pair[0], "b": pair[1]}, Limiter(), PEER) for pair in (first, more)]
     assert (found[0] == found[1]) is (first == more)
 
 
@@ -262,25 +218,20 @@ async def counted_as(key: Any, limiter: Limiter, /, pattern: str = "*", **scope:
     return found
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(OF_HEADER, IN_COOKIE, ANY_TEXT)
-def test_a_middleware_makes_the_same_key_of_a_request_that_has_the_value(wire: str, crumb: str, text: str) -> None:
-    async def check() -> None:
-        limiter = Limiter()
-        headers = [(b"x-api-key", wire.encode("latin-1")), (b"cookie", f"a=1; session={crumb}".encode())]
-        scope = {"headers": headers, "query_string": urlencode({"tenant": text}).encode()}
-        both = combine(header("x-api-key"), everyone, query("tenant"))
-        for key, made in (
-            (header("X-API-Key"), header("X-API-Key").of(wire)),
-            (header("X-API-Key"), header("X-API-Key").of(wire.encode("latin-1"))),
-            (header("X-API-Key"), header("X-API-Key").of(f" {wire}\t")),
-            (cookie("session"), cookie("session").of(crumb)),
-            (query("tenant"), query("tenant").of(text)),
-            (both, both.of(wire, text)),
-        ):
-            assert await counted_as(key, limiter, **scope) == limiter.key_for(made)
-
-    asyncio.run(check())
+async def test_a_middleware_makes_the_same_key_of_a_request_with_the_value(wire: str, crumb: str, text: str) -> None:
+    limiter = Limiter()
+    headers = [(b"cookie", f"a=1; session={crumb}".encode()), (b"x-api-key", wire.encode("latin-1"))]
+    scope = {"headers": headers, "query_string": urlencode({"tenant": text}).encode()}
+    field, both = header("X-API-Key"), combine(header("x-api-key"), everyone, query("tenant"))
+    for key, made in (
+        *((field, field.of(value)) for value in (wire, wire.encode("latin-1"), f" {wire}\t")),
+        (cookie("session"), cookie("session").of(crumb)),
+        (query("tenant"), query("tenant").of(text)),
+        (both, both.of(wire, text)),
+    ):
+        assert await counted_as(key, limiter, **scope) == limiter.key_for(made)
 
 
 @pytest.mark.parametrize("address", ["203.0.113.7", "::ffff:203.0.113.7", "2001:db8::1", "2001:DB8:0::1"])
@@ -303,13 +254,10 @@ async def test_addresses_users_and_parts_of_paths_have_keys_too(address: str) ->
     "make",
     [
         lambda: header("X-API-Key").of(""),
-        lambda: header("X-API-Key").of("  "),
         lambda: header("X-API-Key").of("k\r\nX: y"),
-        lambda: header("X-API-Key").of("Ω"),
-        lambda: header("X-API-Key").of(3),  # type: ignore[arg-type]
+        lambda: header("X-API-Key").of("sk_live_Ω"),
         lambda: cookie("session").of(b"k"),
         lambda: query("tenant").of(""),
-        lambda: client_ip().of("999.1.1.1"),
         lambda: client_ip().of("0.0.0.0"),
         lambda: user.of(""),
         lambda: user.of(b"ann"),
@@ -323,22 +271,19 @@ def test_a_value_that_no_request_can_have_is_refused_with_what_was_expected(make
     assert caught.value.expected
     assert caught.value.expected in str(caught.value)
     assert isinstance(caught.value, ConfigurationError)
+    assert "sk_live" not in str(caught.value), "it may be secret"
 
 
-@settings(deadline=None, max_examples=60)
 @given(HALVES)
-def test_whatever_a_user_is_called_the_key_is_short_and_json_can_hold_it(name: str) -> None:
-    async def check() -> None:
-        limiter = Limiter()
-        key = await counted_as(user, limiter, state={"user": name})
-        assert len(json.dumps(key, ensure_ascii=False).encode()) <= 66
-        assert key == limiter.key_for(user.of(name)) == limiter.key_for(f"user:{name}")
-        assert key != limiter.key_for(f"user:{name}x")
-        assert (await limiter.ban(user.of(name), "1h")).key == key
-        assert (await limiter.hit(f"user:{name}", "5/minute")).ban is not None
-        assert await limiter.unban(key)
-
-    asyncio.run(check())
+async def test_whatever_a_user_is_called_the_key_is_short_and_json_can_hold_it(name: str) -> None:
+    limiter = Limiter()
+    key = await counted_as(user, limiter, state={"user": name})
+    assert len(json.dumps(key, ensure_ascii=False).encode()) <= 66
+    assert key == limiter.key_for(user.of(name)) == limiter.key_for(f"user:{name}")
+    assert key != limiter.key_for(f"user:{name}x")
+    assert (await limiter.ban(user.of(name), "1h")).key == key
+    assert (await limiter.hit(f"user:{name}", "5/minute")).ban is not None
+    assert await limiter.unban(key)
 
 
 @pytest.mark.parametrize("url", ["memory://?max_keys=1", "lmdb"])
@@ -356,9 +301,3 @@ async def test_no_text_of_a_client_is_an_exception_in_a_store(url: str, tmp_path
         scope = {"client": (odd, 1), "path": f"/t/{odd}", "state": {"user": odd}, "query_string": b"say=%ED%A0%80"}
         answers = [await send_scope(app, {**scope_of(headers={"cookie": "c=\xed\xa0\x80"}), **scope}) for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 200, 429]
-
-
-def test_an_error_does_not_repeat_a_value_that_may_be_secret() -> None:
-    with pytest.raises(InvalidKey) as caught:
-        header("X-API-Key").of("sk_live_Ω")
-    assert "sk_live" not in str(caught.value)

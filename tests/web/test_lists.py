@@ -1,21 +1,28 @@
-"""Named lists in files: which one holds an address, and how a changed file takes over."""
+"""Networks in files: which one holds an address, how lines are read, and how a changed file takes over."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import ipaddress
 import random
 import sys
 import threading
+import tracemalloc
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, client_ip
 from slidegate.core import parse_address
-from slidegate.web.lists import ListFile, NetworkList
+from slidegate.web.lists import ListFile, NetworkList, read_entries
 
 from ..asgi import PEER, hello, statuses
+from ..core.test_networks import Network, ranges
 from .middlewares import FollowedFiles, end_of_looks
 
 
@@ -28,27 +35,18 @@ class ListFiles(FollowedFiles):
         made.files.observe(self.heard)
         return made
 
-    def look(self, lists: Networks) -> None:
-        self.clock.advance("1s")
-        assert lists.files is not None
-        lists.files.look_when_due()
-        end_of_looks()
-
-    def pause(self, lists: Networks) -> None:
+    def pause(self, lists: Networks, looks: int = 2) -> None:
         """Let a change be seen at two looks."""
-        self.look(lists)
-        self.look(lists)
+        assert lists.files is not None
+        for _ in range(looks):
+            self.clock.advance("1s")
+            lists.files.look_when_due()
+            end_of_looks()
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> ListFiles:
     return ListFiles(tmp_path)
-
-
-def entries(lists: Networks) -> dict[str, int]:
-    """Return the number of entries of each file at work."""
-    assert lists.files is not None
-    return {state.name: state.entries for state in lists.files.states}
 
 
 def found(lists: Networks, text: str) -> str | None:
@@ -59,27 +57,14 @@ def found(lists: Networks, text: str) -> str | None:
     return name
 
 
-def rejection(files: ListFiles, name: str, path: Path) -> str:
-    """Return the message of the one event that was told: a file of a list was rejected."""
-    (event,) = files.heard.events
-    assert event.kind == "list_rejected"
-    assert event.details == {"list": name, "path": str(path)}
-    return event.message
-
-
 # -- everybody ---------------------------------------------------------------------------------------------------------
 
 
-def test_no_way_of_writing_everybody_makes_a_list_of_everybody(files: ListFiles) -> None:
+def test_no_way_of_writing_everybody_makes_a_list_of_everybody(files: ListFiles, rng: random.Random) -> None:
     """Draw a partition of all public addresses, leave a little out, and write the rest in one file or in several."""
-    seed = random.randrange(1 << 32)
-    sys.stdout.write(f"seed {seed}\n")
-    dice = random.Random(seed)
-    for _ in range(3):
-        version, bits = dice.choice([(4, 8), (6, 11)])
+    for version, bits in ((4, 8), (6, 11)):
         pieces = [f"{n}.0.0.0/8" if version == 4 else f"{n << 5:x}::/11" for n in range(1 << bits)]
-        dice.shuffle(pieces)
-        chosen = pieces[len(pieces) // 4 :]
+        chosen = rng.sample(pieces, len(pieces) * 3 // 4)
         path = files.write("all.netset", "\n".join(chosen))
         with pytest.raises(ConfigurationError, match=rf"netset: covers half of all IPv{version} addresses or more"):
             files.lists(path)
@@ -91,8 +76,7 @@ def test_no_way_of_writing_everybody_makes_a_list_of_everybody(files: ListFiles)
         halves = [files.write(f"{n}.netset", "\n".join(chosen[n::2])) for n in range(2)]
         with pytest.raises(ConfigurationError, match="files: covers half"):
             files.lists(*halves)
-        for half in halves:
-            assert len(files.lists(half))
+        assert all(len(files.lists(half)) for half in halves)
 
 
 def test_files_that_add_up_to_everybody_only_now_change_nothing(files: ListFiles) -> None:
@@ -102,7 +86,9 @@ def test_files_that_add_up_to_everybody_only_now_change_nothing(files: ListFiles
     files.pause(lists)
     assert found(lists, "192.0.2.7") == "b"
     assert found(lists, "198.51.100.7") is None
-    assert rejection(files, "b", second).startswith("list 'b' stays as it is: files: covers half of all")
+    (event,) = files.heard.events
+    assert (event.kind, event.details) == ("list_rejected", {"list": "b", "path": str(second)})
+    assert event.message.startswith("list 'b' stays as it is: files: covers half of all")
 
 
 # -- which list --------------------------------------------------------------------------------------------------------
@@ -118,7 +104,12 @@ def test_the_first_list_that_holds_an_address_is_named(files: ListFiles) -> None
     assert found(lists, "192.0.2.200") == found(lists, "2001:db8::1") == "spamhaus"
     assert found(lists, "198.51.100.7") == "abuse"
     assert found(lists, "198.51.100.8") is None
-    assert entries(lists) == {"first": 1, "spamhaus": 2, "abuse": 1}
+    assert lists.files is not None
+    assert [(state.name, state.entries) for state in lists.files.states] == [
+        ("first", 1),
+        ("spamhaus", 2),
+        ("abuse", 1),
+    ]
     assert repr(lists) == "<Networks: 2 IPv4 and 1 IPv6 ranges>"
 
 
@@ -141,7 +132,7 @@ async def test_no_lookup_waits_for_a_file_that_is_read(files: ListFiles, monkeyp
     monkeypatch.setattr(ListFile, "read", slow)
     app = RateLimitMiddleware(hello, limits="9/hour", blocklist=lists)
     files.write("a.netset", "198.51.100.0/24\n")
-    files.look(lists)
+    files.pause(lists, looks=1)
     files.clock.advance("1s")
     assert await statuses(app, 1) == [200], "the request that looks"
     assert await asyncio.to_thread(begun.wait, 60)
@@ -153,13 +144,6 @@ async def test_no_lookup_waits_for_a_file_that_is_read(files: ListFiles, monkeyp
     assert read == 1, "nor is it read twice at a time"
     assert files.heard.kinds == ["list_reloaded"]
     assert found(lists, "198.51.100.7") == "a"
-
-
-# -- what may be taken -------------------------------------------------------------------------------------------------
-
-
-def rows(count: int) -> str:
-    return "".join(f"198.51.{number >> 8}.{number & 255}\n" for number in range(count))
 
 
 async def test_a_request_that_cannot_start_a_thread_is_answered_all_the_same(
@@ -178,59 +162,11 @@ async def test_a_request_that_cannot_start_a_thread_is_answered_all_the_same(
     assert "no thread to look at" in caplog.text
 
 
-def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(files: ListFiles) -> None:
-    """Each of two addresses moves from one list to the other and back, together: it is always in exactly one."""
-    filler = "".join(f"10.{number >> 8}.{number & 255}.0/25\n" for number in range(300))
-    low, high = (4, 0xC000_0201), (6, 0x2001_0DB8 << 96)
-    here, there = f"192.0.2.1/32\n{filler}2001:db8::/128\n", filler
-    lists = files.lists(files.write("one.netset", here), files.write("two.netset", there))
-    seen: dict[str | None, int] = {"one": 0, "two": 0, None: 0}
-    wrong: list[str | None] = []
-    stop = threading.Event()
-
-    def look() -> None:
-        while not stop.is_set():
-            for address in (low, high):
-                name = lists.find(*address)
-                seen[name] += 1
-                if name is None:
-                    wrong.append(name)
-            if lists.covers(4, 0xC633_6401):
-                wrong.append("never listed")
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    threads = [threading.Thread(target=look) for _ in range(8)]
-    try:
-        for thread in threads:
-            thread.start()
-        for number in range(8):
-            texts = (there, here) if number % 2 == 0 else (here, there)
-            for name, text in zip(("one.netset", "two.netset"), texts, strict=True):
-                files.write(name, text)
-            files.pause(lists)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-        sys.setswitchinterval(interval)
-    assert wrong == []
-    assert seen["one"] > 0 < seen["two"], "it raced"
-    assert files.heard.kinds == ["list_reloaded"] * 16
-
-
-# -- in a configuration file -------------------------------------------------------------------------------------------
-
-
-def configured(files: ListFiles, text: str, **code: Any) -> RateLimitMiddleware:
-    path = files.write("slidegate.toml", 'limits = "9/hour"\n' + text)
-    return RateLimitMiddleware.from_file(hello, path, clock=files.seconds, **code)
-
-
 async def test_a_changed_configuration_does_not_take_a_list_of_zero_bytes_either(files: ListFiles) -> None:
     limiter = Limiter(MemoryStore(clock=files.clock), observers=[files.heard])
     files.write("a.netset", f"{PEER}\n")
-    app = configured(files, 'blocklist = "a.netset"\n', limiter=limiter)
+    path = files.write("slidegate.toml", 'limits = "9/hour"\nblocklist = "a.netset"\n')
+    app = RateLimitMiddleware.from_file(hello, path, clock=files.seconds, limiter=limiter)
     files.write("a.netset", "")
     files.write("slidegate.toml", 'limits = "5/hour"\nblocklist = "a.netset"\n')
 
@@ -243,20 +179,159 @@ async def test_a_changed_configuration_does_not_take_a_list_of_zero_bytes_either
     assert "config_reloaded" in files.heard.kinds
 
 
-def test_a_file_that_changes_while_it_is_read_is_read_again(files: ListFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    lists = files.lists(files.write("a.netset", rows(5)))
-    reading = ListFile.read
+def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(files: ListFiles) -> None:
+    """Each of two addresses moves from one list to the other and back, together: it is always in exactly one."""
+    filler = "".join(f"10.{number >> 8}.{number & 255}.0/25\n" for number in range(300))
+    low, high = (4, 0xC000_0201), (6, 0x2001_0DB8 << 96)
+    texts = (filler, f"192.0.2.1/32\n{filler}2001:db8::/128\n")
+    lists = files.lists(files.write("one.netset", texts[1]), files.write("two.netset", texts[0]))
+    seen: Counter[str | None] = Counter()
+    stop = threading.Event()
 
-    def overtaken(file: ListFile) -> NetworkList:
-        monkeypatch.setattr(ListFile, "read", reading)
-        found = reading(file)
-        files.write("a.netset", rows(9))
-        return found
+    def look() -> None:
+        while not stop.is_set():
+            seen.update(lists.find(*address) for address in (low, high))
+            seen["never listed"] += lists.covers(4, 0xC633_6401)
 
-    monkeypatch.setattr(ListFile, "read", overtaken)
-    files.write("a.netset", rows(7))
-    files.pause(lists)
-    assert entries(lists) == {"a": 5}
-    files.pause(lists)
-    assert entries(lists) == {"a": 9}
-    assert files.heard.kinds == ["list_reloaded"]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    try:
+        for thread in threads:
+            thread.start()
+        for number in range(8):
+            files.write("one.netset", texts[number % 2])
+            files.write("two.netset", texts[1 - number % 2])
+            files.pause(lists)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+    assert +seen == {"one": seen["one"], "two": seen["two"]}
+    assert seen["one"] > 0 < seen["two"], "it raced"
+    assert files.heard.kinds == ["list_reloaded"] * 16
+
+
+# -- lines, and long lists ---------------------------------------------------------------------------------------------
+
+
+def written(directory: Path, content: str | bytes) -> Path:
+    path = directory / "blocked.netset"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+PLAIN = """\
+# netset
+192.0.2.0/24
+198.51.100.7\t5
+203.0.113.0/24 ; SBL1
+203.0.113.7 - 203.0.113.99
+2001:db8::/32 # office
+
+"""
+
+
+def entries(text: str) -> list[tuple[int, str]]:
+    return list(read_entries(text.splitlines(keepends=True)))
+
+
+@pytest.mark.parametrize("text", ["1.0.0.0-1.0.0.255", "1.0.0.0 - 1.0.0.255 # a comment", "1.0.0.0 - 1.0.0.255 7"])
+def test_a_range_is_read_as_the_range_that_it_is(text: str, tmp_path: Path) -> None:
+    found = Networks.from_file(written(tmp_path, f"# ranges\n{text}\n"))
+    assert found == Networks.of_ranges([(4, 0x0100_0000, 0x0100_00FF)])
+
+
+# Whoever writes one of these means more than one address, in a form that is not read.
+MEANT = """
+1.0.0.0,1.0.0.255,AU
+"1.0.0.0","1.0.0.255","AU"
+1.0.0.0 255.255.255.0
+1.0.0.0 1.0.2.255
+1.0.0.0 to 1.0.2.255
+1.0.0.0/255.255.255.0
+1.0.0.0|1.0.0.255|AU
+1.0.0.255 - 1.0.0.0
+1.0.0.0 - 1.0.0.256
+1.0.0.0 - 2001:db8::
+1.0.0.0 /24
+1.0.0.*
+16777216,16777471,AU
+deny 1.0.0.0/24;
+{"cidr": "1.0.0.0/24"}
+010.8.8.8
+\u0661.\u0662.\u0663.\u0664
+10/8
+192.0.2.1/24
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("text", MEANT)
+@pytest.mark.parametrize("before", ["", "192.0.2.0/24\n"])
+def test_what_means_more_than_an_address_never_becomes_one(text: str, before: str, tmp_path: Path) -> None:
+    line = 1 + before.count("\n")
+    with pytest.raises(ConfigurationError, match=rf"blocked\.netset, line {line}: "):
+        Networks.from_file(written(tmp_path, f"{before}{text}\n"))
+
+
+@given(st.integers(0, len(PLAIN)))
+def test_a_file_that_was_cut_off_is_never_read_as_something_else(length: int) -> None:
+    found = entries(PLAIN[:length])
+    # Nobody can tell that 192.0.2.1 was to be 192.0.2.17, but all before it is what it was.
+    assert found[:-1] == entries(PLAIN)[: max(len(found) - 1, 0)]
+
+
+def test_a_line_of_other_bytes_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="line 2: network: "):
+        Networks.from_file(written(tmp_path, b"192.0.2.1\n\xff\xfe\x00\n"))
+
+
+def long_list(count: int, pick: random.Random) -> list[Network]:
+    """Make networks of both versions, many of which repeat, overlap or touch others."""
+    made: list[Network] = []
+    while len(made) < count:
+        if pick.random() < 0.1 and made:
+            made.append(pick.choice(made))
+        elif pick.random() < 0.7:
+            made.append(ipaddress.IPv4Network((pick.getrandbits(32), pick.choice([20, 24, 28, 32])), strict=False))
+        else:
+            address = 0x2001_0DB8 << 96 | pick.getrandbits(32) << 64 | pick.getrandbits(64)
+            made.append(ipaddress.IPv6Network((address, pick.choice([48, 56, 64, 128])), strict=False))
+    return made
+
+
+def lines_of(networks: list[Network], pick: random.Random) -> str:
+    """Write networks as real files do: CRLF, comments, scores, upper case, IPv4 in IPv6."""
+    lines = ["\ufeff# a list; of many", ""]
+    for network in networks:
+        text = str(network)
+        if pick.random() < 0.05:
+            text = text.upper() if network.version == 6 else f"::ffff:{network[0]}/{network.prefixlen + 96}"
+        lines.append(text + pick.choice(["", "", "", "\t5", " ; SBL1", " # bad"]))
+    return "\r\n".join(lines)
+
+
+@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.deep)])
+def test_long_lists_are_read_right_and_held_in_300_bytes_for_each_network(
+    count: int, tmp_path: Path, rng: random.Random
+) -> None:
+    networks = long_list(count, rng)
+    path = written(tmp_path, lines_of(networks, rng))
+    gc.collect()
+    tracemalloc.start()
+    try:
+        found = Networks.from_file(path)
+        gc.collect()
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # The peak is that of reading, beside whatever list is at work meanwhile.
+    assert held <= peak <= 300 * count, f"held {held:,} bytes, while reading {peak:,}"
+    collapsed = [
+        network
+        for version in (ipaddress.IPv4Network, ipaddress.IPv6Network)
+        for network in ipaddress.collapse_addresses(each for each in networks if isinstance(each, version))
+    ]
+    assert found == Networks.of_ranges(ranges(collapsed))
+    assert all(found.covers(version, last) for version, _, last in ranges(rng.sample(networks, 1_000)))

@@ -51,12 +51,9 @@ def reached(root: object) -> dict[int, object]:
         if id(one) in seen or isinstance(one, (type, ModuleType)):
             continue
         seen[id(one)] = one
-        if isinstance(one, FunctionType):
-            waiting += one.__closure__ or ()  # its globals are the module's
-        else:
-            waiting += gc.get_referents(one)
-            if isinstance(one, dict):
-                waiting += one  # a dictionary does not tell the collector of keys that are text
+        # The globals of a function are its module's; a dictionary does not tell the collector of keys that are text.
+        waiting += (one.__closure__ or ()) if isinstance(one, FunctionType) else gc.get_referents(one)
+        waiting += one if isinstance(one, dict) else ()
     return seen
 
 
@@ -81,16 +78,9 @@ CHOICES: dict[str, Callable[[str], dict[str, Any]]] = {
     "query": lambda text: {"query_string": f"token={text}".encode()},
     "cookie": lambda text: {"headers": {"Cookie": f"session={text}"}},
     "header": lambda text: {"headers": {"X-API-Key": text}},
-    "origin": lambda text: {
-        "method": "OPTIONS",
-        "headers": {"Origin": text, "Access-Control-Request-Method": text},
-    },
+    "origin": lambda text: {"method": "OPTIONS", "headers": {"Origin": text, "Access-Control-Request-Method": text}},
     "x-forwarded-for": lambda text: {"client": ("10.0.0.1", 1), "headers": {"X-Forwarded-For": f"{text}, 192.0.2.7"}},
     "garbage": lambda text: {"client": ("10.0.0.1", 1), "headers": {"X-Forwarded-For": text}},
-    "many entries": lambda text: {
-        "client": ("10.0.0.1", 1),
-        "headers": {"X-Forwarded-For": text[:16] + ", 10.0.0.2" * 5_000},
-    },
     "host": lambda text: {"headers": {"Host": text}},
 }
 
@@ -98,63 +88,39 @@ CHOICES: dict[str, Callable[[str], dict[str, Any]]] = {
 def made(limiter: Limiter) -> RateLimitMiddleware:
     ok = RateLimit("1000/hour", key=lambda request: request.url.path)(page)
     rest = [Route("/{rest:path}", ok, methods=["GET", "POST", "OPTIONS"])]
+    host, api_key = header("Host"), header("X-API-Key")
     rules = [
         Rule("*", "9/hour", name="client"),
         Rule("/below/{what}", "9/hour", key=path_param("what")),
         Rule("*", "9/hour", key=header("X-API-Key", fallback=client_ip(ipv6_prefix=48))),
-        Rule("*", "9/hour", key=cookie("session")),
-        Rule("*", "9/hour", key=query("token")),
-        Rule("*", "9000/hour", key=combine(client_ip(), header("X-API-Key")), name="both"),
+        *(Rule("*", "9/hour", key=key) for key in (cookie("session"), query("token"))),
+        Rule("*", "9000/hour", key=combine(client_ip(), api_key), name="both"),
         Rule("*", "9000/hour", key=lambda request: f"path:{request.url.path}", name="function"),
         Rule("*", lambda request: "5/minute" + " " * random.randrange(3_000), fallback_limits="9/minute", name="plans"),
-        Rule("*", "9/hour", key=header("Host"), shadow=True, on_exceeded=print, name="tracked"),
-        Rule("*", "9/hour", shadow=True, key=header("Host"), name="shadow"),
+        Rule("*", "9/hour", key=host, shadow=True, on_exceeded=print, name="tracked"),
+        Rule("*", "9/hour", shadow=True, key=host, name="shadow"),
         Rule("*", "100000/hour", key=everyone),
     ]
-    bans = [
-        BanPolicy("50/1h", key=header("X-API-Key"), signals={"refused": 1, 404: 1, 405: 1}, name="by value"),
-        BanPolicy("50/1h"),
-    ]
-    return RateLimitMiddleware(
-        Starlette(routes=[Mount("/mounted", routes=rest), *rest]),
-        limiter=limiter,
-        rules=rules,
-        client=client_ip(["10.0.0.0/8"]),
-        bans=bans,
-    )
+    signals: dict[Any, Any] = {"refused": 1, 404: 1, 405: 1}
+    bans = [BanPolicy("50/1h", key=api_key, signals=signals, name="by value"), BanPolicy("50/1h")]
+    app = Starlette(routes=[Mount("/mounted", routes=rest), *rest])
+    return RateLimitMiddleware(app, limiter=limiter, rules=rules, client=client_ip(["10.0.0.0/8"]), bans=bans)
 
 
 @pytest.mark.parametrize("store", ["memory", "lmdb"])
 @pytest.mark.parametrize("choice", CHOICES)
-async def test_no_text_of_a_client_is_remembered_at_its_length(choice: str, store: str, tmp_path: Path) -> None:
-    seed = random.randrange(1 << 32)
-    dice = random.Random(seed)
-    limiter = Limiter(MemoryStore() if store == "memory" else LmdbStore(tmp_path))
-    app = made(limiter)
-    await send_scope(app, scope_of())
-    before = text_held(app)
-    for _ in range(REQUESTS):
-        for _ in range(2):
-            text = huge(dice)
-        answer = await send_scope(app, scope_of(**CHOICES[choice](text)))
-        assert answer.status in (200, 403, 404, 405, 429), f"seed {seed}"
-    grown = text_held(app) - before
-    assert grown < ALLOWED, f"{grown} bytes of text are held after {REQUESTS} requests of {TEXT}; seed {seed}"
-    await limiter.close()
-
-
-async def test_the_measure_sees_what_is_remembered() -> None:
-    kept: list[str] = []
-
-    def key(request: Any) -> str:
-        kept.append(request.headers["X-API-Key"])
-        return "everybody"
-
-    app = RateLimitMiddleware(hello, rules=[Rule("*", "9/hour", key=key)])
-    before = text_held(app)
-    for number in range(REQUESTS):
-        await send_scope(app, scope_of(headers={"X-API-Key": huge(random.Random(number))}))
-    assert text_held(app) - before > TEXT * REQUESTS
+async def test_no_text_of_a_client_is_remembered_at_its_length(
+    choice: str, store: str, tmp_path: Path, rng: random.Random
+) -> None:
+    async with Limiter(MemoryStore() if store == "memory" else LmdbStore(tmp_path)) as limiter:
+        app = made(limiter)
+        await send_scope(app, scope_of())
+        before = text_held(app)
+        for _ in range(REQUESTS):
+            answer = await send_scope(app, scope_of(**CHOICES[choice](huge(rng))))
+            assert answer.status in (200, 403, 404, 405, 429)
+        grown = text_held(app) - before
+        assert grown < ALLOWED, f"{grown} bytes of text are held after {REQUESTS} requests of {TEXT}"
 
 
 async def test_however_many_values_clients_choose_few_of_them_are_remembered() -> None:

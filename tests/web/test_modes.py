@@ -1,9 +1,11 @@
-"""What a limit can do besides refusing, in a rule and at an endpoint: plans, counting by the answer, looking on."""
+"""What a limit does besides refusing: counting by the answer, looking on, blocking, calling functions of the user's."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import anyio.lowlevel
@@ -15,65 +17,24 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from slidegate import Decision, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate import BanPolicy, Decision, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
+from slidegate.testing import FakeClock
 
-from ..asgi import PEER, call, hello, scope_of, statuses
+from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
 from .limited import AT, limited
 
 everywhere = pytest.mark.parametrize("at", AT)
 
-# -- limits that depend on the caller ----------------------------------------------------------------------------------
 
-PLANS = {"free": "2/hour", "pro": "4/hour; 100/day", "staff": "unlimited"}
-
-
-def plan_of(request: Any) -> str:
-    return PLANS[request.headers.get("x-plan", "free")]
+def rules(*given: Rule, **options: Any) -> RateLimitMiddleware:
+    return RateLimitMiddleware(options.pop("app", hello), rules=given, **options)
 
 
-async def plan_later(request: Any) -> str:
-    await anyio.lowlevel.checkpoint()
-    return plan_of(request)
-
-
-@pytest.mark.parametrize("plan", [plan_of, plan_later])
-@everywhere
-async def test_limits_may_depend_on_the_caller(plan: Any, at: str) -> None:
-    app = limited(at, plan, key=lambda request: request.headers.get("x-plan"), name="plan")
-    assert await statuses(app, 6, headers={"x-plan": "pro"}) == [200] * 4 + [429] * 2
-    assert await statuses(app, 3, headers={"x-plan": "free"}) == [200, 200, 429]
-    assert await statuses(app, 9, headers={"x-plan": "staff"}) == [200] * 9
-    answer = await call(app, headers={"x-plan": "pro"})
-    assert answer.headers["ratelimit-policy"] == '"plan-3600";q=4;w=3600, "plan-86400";q=100;w=86400'
-
-
-async def test_a_plan_that_changes_keeps_the_counts_of_its_window() -> None:
-    app = RateLimitMiddleware(hello, rules=[Rule("*", plan_of)])
-    assert await statuses(app, 2, headers={"x-plan": "free"}) == [200, 200]
-    assert await statuses(app, 3, headers={"x-plan": "pro"}) == [200, 200, 429]
-    assert await statuses(app, 1, headers={"x-plan": "free"}) == [429]
-
-
-@pytest.mark.parametrize("limits", [plan_of, lambda r: None, lambda r: "5/minut", lambda r: 5, lambda r: []])
-async def test_a_limits_function_that_fails_leaves_the_default_limits(
-    limits: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    app = RateLimitMiddleware(hello, rules=[Rule("*", limits, fallback_limits="1/hour", name="plans")])
-    assert await statuses(app, 3, headers={"x-plan": "nobody"}) == [200, 429, 429]
-    assert len(caplog.records) == 1
-    assert "'plans'" in caplog.text
+def wrong(status: int) -> bool:
+    return status == 401
 
 
 # -- counting by status ------------------------------------------------------------------------------------------------
-
-
-@everywhere
-async def test_only_answers_that_count_are_counted(at: str) -> None:
-    middleware = limited(at, "2/hour", count_if=lambda status: status == 401, name="login")
-    assert await statuses(middleware, 9) == [200] * 9
-    assert await statuses(middleware, 3, headers={"x-status": "401"}) == [401, 401, 429]
-    assert await statuses(middleware, 1) == [429]
 
 
 @pytest.mark.parametrize("at", ["rule", "endpoint"])
@@ -81,11 +42,10 @@ async def test_an_exception_is_a_500_to_count_if(at: str) -> None:
     async def page(request: Any) -> PlainTextResponse:
         return PlainTextResponse("hi", int(request.headers["x-status"]))
 
-    wrong, failed = {"count_if": lambda status: status == 401}, {"count_if": lambda status: status == 500}
-    for limit, asked in ((wrong, ["?", "?", "401", "?", "401"]), (failed, ["401", "?", "401", "?"])):
+    failed = {"count_if": lambda status: status == 500}
+    for limit, asked in (({"count_if": wrong}, ["?", "?", "401", "?", "401"]), (failed, ["401", "?", "401", "?"])):
         endpoint = page if at == "rule" else RateLimit("2/hour", **limit)(page)
-        rules = [Rule("/", "2/hour", **limit)] if at == "rule" else []
-        middleware = Middleware(RateLimitMiddleware, rules=rules)
+        middleware = Middleware(RateLimitMiddleware, rules=[Rule("/", "2/hour", **limit)] if at == "rule" else [])
         app = Starlette(routes=[Route("/", endpoint)], middleware=[middleware])
         for status in asked:
             with pytest.raises(ValueError, match="invalid literal") if status == "?" else nullcontext():
@@ -93,29 +53,18 @@ async def test_an_exception_is_a_500_to_count_if(at: str) -> None:
         assert await statuses(app, 1, headers={"x-status": "200"}) == [429]
 
 
-def login(right: str = "open sesame") -> Any:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append(scope["path"])
-        await anyio.lowlevel.checkpoint()
-        status = 200 if scope["path"] == f"/{right}" else 401
-        await PlainTextResponse("hi", status)(scope, receive, send)
-
-    seen: list[str] = []
-    app.seen = seen  # type: ignore[attr-defined]
-    return app
-
-
-def guarded(app: Any, limits: str = "5/hour", **options: Any) -> RateLimitMiddleware:
-    return RateLimitMiddleware(
-        app, rules=[Rule("*", limits, count_if=lambda status: status == 401, name="login")], **options
-    )
-
-
 @pytest.mark.parametrize("limits", ["5/hour", "5/hour @4"])
 async def test_of_many_logins_at_once_only_as_many_wrong_ones_as_allowed_reach_the_handler(limits: str) -> None:
-    app = login()
-    answers = await asyncio.gather(*(call(guarded_app, "/wrong") for guarded_app in [guarded(app, limits)] * 500))
-    assert len(app.seen) == 5
+    seen: list[str] = []
+
+    async def login(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["path"])
+        await anyio.lowlevel.checkpoint()
+        await PlainTextResponse("hi", 401)(scope, receive, send)
+
+    app = rules(Rule("*", limits, count_if=wrong), app=login)
+    answers = await asyncio.gather(*(call(app, "/wrong") for _ in range(500)))
+    assert len(seen) == 5
     assert [answer.status for answer in answers].count(429) == 495
 
 
@@ -123,11 +72,22 @@ async def test_the_start_of_the_response_settles_though_the_client_has_gone() ->
     async def broken_send(message: Any) -> None:
         raise OSError("the client is gone")
 
-    app = guarded(hello, "1/hour")
+    app = rules(Rule("*", "1/hour", count_if=wrong))
     for _ in range(3):
         with pytest.raises(OSError, match="gone"):
             await app(scope_of(), None, broken_send)  # type: ignore[arg-type]
     assert await statuses(app, 2) == [200, 200]
+
+
+async def test_a_client_that_hangs_up_gets_nothing_back() -> None:
+    async def gone(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ClientDisconnect
+
+    app = rules(Rule("*", "2/hour", count_if=wrong), app=gone)
+    for _ in range(2):
+        with pytest.raises(ClientDisconnect):
+            await call(app)
+    assert await statuses(app, 1) == [429]
 
 
 @pytest.mark.parametrize(
@@ -144,29 +104,15 @@ async def test_the_handshake_of_a_websocket_settles_as_well(message: Any, status
     async def socket(scope: Scope, receive: Receive, send: Send) -> None:
         await send(message)
 
-    async def send(message: Any) -> None: ...
-
     def unauthorized(status: int) -> bool:
         seen.append(status)
-        return status == 401
+        return wrong(status)
 
     limiter = Limiter(MemoryStore(clock=FakeClock()))
-    app = RateLimitMiddleware(socket, limiter=limiter, rules=[Rule("*", "2/hour", count_if=unauthorized, name="ws")])
-    scope = scope_of(type="websocket", extensions={"websocket.http.response": {}})
-    await app(scope, None, send)  # type: ignore[arg-type]
+    app = rules(Rule("*", "2/hour", count_if=unauthorized, name="ws"), app=socket, limiter=limiter)
+    await send_scope(app, scope_of(type="websocket", extensions={"websocket.http.response": {}}))
     assert seen == [status]
     assert (await limiter.peek(PEER, "2/hour", 0, rule="ws")).remaining == (1 if status == 401 else 2)
-
-
-@everywhere
-async def test_header_fields_and_the_request_may_say_what_counts(at: str) -> None:
-    def counts(status: int, headers: Any, request: Any) -> bool:
-        return status == 200 and headers["x-cache"] != "hit" and "x-free" not in request.headers
-
-    middleware = limited(at, "1/hour", count_if=counts)
-    for free in ({"x-hit": "hit"}, {"x-free": "1"}, {"x-status": "404"}):
-        assert 429 not in await statuses(middleware, 3, headers=free)
-    assert await statuses(middleware, 2) == [200, 429]
 
 
 @pytest.mark.parametrize(
@@ -179,17 +125,7 @@ async def test_header_fields_and_the_request_may_say_what_counts(at: str) -> Non
     ],
 )
 async def test_a_count_if_with_one_parameter_that_it_needs_gets_the_status_alone(count_if: Any) -> None:
-    app = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", count_if=count_if)])
-    assert await statuses(app, 2) == [200, 429]
-
-
-async def test_a_count_if_that_fails_counts(caplog: pytest.LogCaptureFixture) -> None:
-    app = RateLimitMiddleware(hello, rules=[Rule("*", "2/hour", count_if=lambda status: status == 1 // 0, name="x")])
-    assert await statuses(app, 3) == [200, 200, 429]
-    assert "'x'" in caplog.text
-
-
-# -- refusals that count -----------------------------------------------------------------------------------------------
+    assert await statuses(rules(Rule("*", "1/hour", count_if=count_if)), 2) == [200, 429]
 
 
 @everywhere
@@ -203,37 +139,17 @@ async def test_refusals_count_where_they_are_said_to(at: str) -> None:
     assert await statuses(middleware, 1) == [429]
 
 
-# -- shadows -----------------------------------------------------------------------------------------------------------
-
-
-@everywhere
-async def test_a_shadow_reports_and_never_refuses(at: str) -> None:
-    observer = RecordingObserver(without=["refused"])
-    limiter = Limiter(MemoryStore(clock=FakeClock()), observers=[observer])
-    middleware = limited(at, "2/hour", limiter=limiter, shadow=True, name="next")
-    answers = [await call(middleware) for _ in range(5)]
-    assert [answer.status for answer in answers] == [200] * 5
-    assert "ratelimit" not in answers[0].headers
-    assert observer.kinds == ["shadow_refused"] * 3
-    assert observer.events[0].details == {"rule": "next", "key": PEER}
-
-
 # -- hot keys ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-async def test_a_hot_key_is_told_once_when_it_passes_the_limit_and_again_after_it_has_cooled(kind: str) -> None:
+async def test_a_hot_key_is_told_once_when_it_passes_the_limit_and_again_after_it_has_cooled() -> None:
     hot: list[tuple[str, bool]] = []
 
     def note(key: str, decision: Decision) -> None:
         hot.append((key, decision.allowed))
 
-    async def note_later(key: str, decision: Decision) -> None:
-        note(key, decision)
-
     clock = FakeClock(10**15)
-    rule = Rule("*", "100/5s", shadow=True, on_exceeded=note if kind == "sync" else note_later)
-    app = RateLimitMiddleware(hello, rules=[rule], limiter=Limiter(MemoryStore(clock=clock)))
+    app = rules(Rule("*", "100/5s", shadow=True, on_exceeded=note), limiter=Limiter(MemoryStore(clock=clock)))
     assert await statuses(app, 100) == [200] * 100
     assert hot == []
     assert await statuses(app, 50) == [200] * 50
@@ -247,27 +163,171 @@ async def test_a_hot_key_is_told_once_when_it_passes_the_limit_and_again_after_i
     assert hot[2:] == [("192.0.2.1", False)]
 
 
+async def test_a_named_shadow_in_two_middlewares_sees_a_request_once() -> None:
+    seen: list[str] = []
+    rule = Rule("*", "2/hour", shadow=True, on_exceeded=lambda key, decision: seen.append(key), name="hot")
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    app = rules(rule, app=rules(rule, limiter=limiter), limiter=limiter)
+    assert await statuses(app, 2) == [200, 200]
+    assert seen == []
+    await call(app)
+    assert seen == [PEER]
+
+
+# -- conditions --------------------------------------------------------------------------------------------------------
+
+
 @everywhere
-async def test_a_limit_that_refuses_tells_of_a_key_too(at: str) -> None:
-    hot: list[str] = []
-    middleware = limited(at, "2/hour", on_exceeded=lambda key, decision: hot.append(key))
-    assert await statuses(middleware, 5) == [200] * 2 + [429] * 3
-    assert hot == [PEER]
+@pytest.mark.parametrize("options", [{"shadow": True}, {"concurrency": 1}, {"count_if": lambda status: status == 200}])
+async def test_what_it_is_not_about_takes_nothing_of_any_kind(options: Any, at: str) -> None:
+    store = MemoryStore(clock=FakeClock())
+    app = limited(at, "2/hour", limiter=Limiter(store), methods=["POST"], when=lambda request: False, **options)
+    for method in ("GET", "POST"):
+        answer = await call(app, "/", method)
+        assert (answer.status, "ratelimit" in answer.headers) == (200, False)
+    assert store.stats().keys == 0
 
 
-async def test_an_on_exceeded_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    rule = Rule("*", "1/hour", shadow=True, on_exceeded=lambda key, decision: 1 // 0, name="hot")
-    app = RateLimitMiddleware(hello, rules=[rule])
-    assert await statuses(app, 3) == [200] * 3
-    assert "'hot'" in caplog.text
+async def test_a_condition_at_an_endpoint_may_read_the_body() -> None:
+    async def has_large_body(request: Any) -> bool:
+        return len(await request.body()) > 3
+
+    app = limited("decorator", "1/hour", when=has_large_body)
+    sent = [b"abc", b"abcd", b"abc", b"abcd"]
+    assert [(await call(app, "/", "POST", body=body)).status for body in sent] == [200, 200, 200, 429]
 
 
-async def test_a_client_that_hangs_up_gets_nothing_back() -> None:
-    async def gone(scope: Scope, receive: Receive, send: Send) -> None:
-        raise ClientDisconnect
+async def test_a_condition_is_asked_once_for_each_request_and_middleware() -> None:
+    asked: list[str] = []
 
-    middleware = guarded(gone, "2/hour")
-    for _ in range(2):
-        with pytest.raises(ClientDisconnect):
-            await call(middleware)
-    assert await statuses(middleware, 1) == [429]
+    def when(request: Any) -> bool:
+        asked.append(request.url.path)
+        return True
+
+    exempt = Rule("/a", exempt=True, when=lambda request: False)
+    bans = BanPolicy("100/minute", signals={"refused": 1, "4xx": 1, "/honey": 1})
+    counting = [Rule("*", "9/hour", when=when, name=name) for name in ("one", "two")]
+    app = rules(exempt, *counting, bans=bans)
+    for path in ("/a", "/b", "/b"):
+        assert await statuses(app, 1, path) == [200]
+    assert asked == ["/a", "/b", "/b"]
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------------
+
+
+CURL = {"user-agent": "curl/8.5"}
+PREFLIGHT = {"origin": "https://a.example", "access-control-request-method": "GET"}
+
+
+def is_curl(request: Any) -> bool:
+    return "curl" in request.headers.get("user-agent", "")
+
+
+@pytest.mark.parametrize(
+    ("status", "title"), [(None, "Forbidden"), (503, "Service Unavailable"), (499, "Request not accepted")]
+)
+async def test_a_block_refuses_with_its_status_and_a_problem(status: int | None, title: str) -> None:
+    app = rules(Rule("/admin/{rest:path}", block=True, status=status, name="closed"))
+    answer = await call(app, "/admin/users")
+    assert (answer.status, answer.headers["content-type"]) == (status or 403, "application/problem+json")
+    assert answer.headers["cache-control"] == "no-store"
+    assert "retry-after" not in answer.headers
+    assert f'"title": "{title}"'.encode() in answer.body
+    assert b'"violated-policies": ["closed"]' in answer.body
+    assert (await call(app, "/admin/users", "HEAD")).body == b""
+
+
+async def test_a_block_does_not_strike_and_on_refused_is_told_which_rule_it_was() -> None:
+    told: list[Any] = []
+
+    def on_refused(request: Any, decision: Any) -> PlainTextResponse:
+        told.append((decision.reason, decision.by, decision.retry_after))
+        return PlainTextResponse("no", 418)
+
+    bans = BanPolicy("2/minute", signals={"refused": 1, "4xx": 1})
+    app = rules(Rule("*", block=True, when=is_curl, name="agents"), bans=bans, on_refused=on_refused)
+    assert await statuses(app, 9, headers=CURL) == [418] * 9
+    assert told == [("blocked", "agents", None)] * 9
+    assert await statuses(app, 2) == [200, 200]
+
+
+@pytest.mark.parametrize("when", [None, is_curl])
+async def test_a_block_refuses_websockets_and_preflights(when: Any) -> None:
+    app = rules(Rule("*", block=True, when=when))
+    scope = scope_of(headers=CURL, type="websocket")
+    assert [message["type"] for message in (await send_scope(app, scope)).messages] == ["websocket.close"]
+    assert await statuses(app, 1, method="OPTIONS", headers=CURL | PREFLIGHT) == [403]
+    assert await statuses(app, 1, method="OPTIONS", headers=PREFLIGHT) == [200 if when else 403]
+
+
+# -- functions of the user's -------------------------------------------------------------------------------------------
+
+
+def raising(request: Any, *more: Any) -> Any:
+    raise KeyError("broken token")
+
+
+async def raising_later(request: Any, *more: Any) -> Any:
+    raise KeyError("broken token")
+
+
+@pytest.mark.parametrize("answer", [raising, raising_later, lambda request, decision: None])
+async def test_an_on_refused_that_fails_gets_the_default_answer(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    app = rules(Rule("*", "1/hour", name="api"), on_refused=answer)
+    assert await statuses(app, 3) == [200, 429, 429]
+    assert (await call(app)).headers["content-type"] == "application/problem+json"
+    assert len(caplog.records) == 1
+    assert "'api'" in caplog.text
+
+
+async def test_an_answer_that_breaks_after_its_start_is_not_started_twice() -> None:
+    class Broken(PlainTextResponse):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 429, "headers": []})
+            raise KeyError("half")
+
+    sent = []
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    app = RateLimitMiddleware(hello, limits="1/hour", on_refused=lambda request, decision: Broken("x"))
+    await call(app)
+    with pytest.raises(KeyError, match="half"):
+        await app(scope_of(), None, send)  # type: ignore[arg-type]
+    assert sent == ["http.response.start"]
+
+
+async def test_failures_are_logged_again_after_a_minute_with_what_was_left_out(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr("time.monotonic", lambda: clock() / 1_000_000)
+    app = rules(Rule("*", "99/hour", key=raising), limiter=Limiter(MemoryStore(clock=clock)))
+    clock.advance("2m")
+    await statuses(app, 5)
+    clock.advance("61s")
+    await statuses(app, 2)
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message.partition("suppressed=")[2].partition(")")[0] for message in messages] == ["0", "4"]
+
+
+class Index:
+    """A whole number of another kind, as numpy has them."""
+
+    def __index__(self) -> int:
+        return 7
+
+
+WHOLE = [(7, 7), (7.0, 7), (0.0, 0), (-0.0, 0), (1e2, 100), (Index(), 7)]
+BAD = [7.5, -7.0, float("nan"), float("inf"), "7", None, True, Decimal(7), Fraction(7), b"7", [7]]
+
+
+@pytest.mark.parametrize(("cost", "spent"), [*WHOLE, *((bad, 1) for bad in BAD)])
+async def test_whole_numbers_of_any_kind_cost_what_they_say_and_all_else_costs_1(
+    cost: Any, spent: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = await call(rules(Rule("*", "1000/hour", cost=lambda request: cost)))
+    assert answer.headers["ratelimit"].startswith(f'"default";r={1000 - spent};')
+    assert len(caplog.records) == (0 if any(cost is one for one, _ in WHOLE) else 1)

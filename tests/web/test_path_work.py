@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import product
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -18,10 +17,10 @@ from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
-from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule
+from slidegate import Limiter, RateLimitMiddleware, Rule
 
 from ..asgi import hello, page, scope_of, send_scope, statuses
-from .test_paths import PLENTY, template
+from .test_paths import PLENTY
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 300
@@ -50,29 +49,23 @@ def counted() -> Iterator[list[int]]:
         sys.setprofile(before[1])
 
 
-async def steps(app: Any, path: str) -> int:
-    """Return how much runs for one request with a path that was never seen."""
+async def steps(app: Any, path: str) -> tuple[int, int]:
+    """Return how much runs for one request with a path that was never seen, and the status of its answer."""
     scope = scope_of(path, raw_path=b"/")
     with counted() as ran:
-        await send_scope(app, scope)
-    return ran[0]
+        answer = await send_scope(app, scope)
+    return ran[0], answer.status
 
 
-class Silent:
-    """Shows routes, and answers at once: what is counted is the middleware alone."""
-
-    def __init__(self) -> None:
-        self.routes = [
-            Route("/a/{x}", page),
-            Mount("/v1", routes=[Route("/{x:int}_{y:int}", page)]),
-            Route("/{x}", page),
-        ]
+class Silent(Starlette):
+    """Shows its routes, and answers at once."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
 
+ROUTES = [Route("/a/{x}", page), Mount("/v1", routes=[Route("/{x:int}_{y:int}", page)]), Route("/{x}", page)]
 LONG = {
     "short segments": "/a",
     "slashes": "//",
@@ -98,38 +91,17 @@ def long(part: str, length: int, number: int) -> str:
 
 async def fewest(app: Any, part: str, length: int) -> int:
     """Return the least that runs for some requests: now and then one sweeps the store, or logs."""
-    return min([await steps(app, long(part, length, number)) for number in range(10, 14)])
+    return min([(await steps(app, long(part, length, number)))[0] for number in range(10, 14)])
 
 
 @pytest.mark.interpreted("what compiled functions do is not seen")
 @pytest.mark.parametrize(("length", "options", "part"), [*product((2_048, 60_000), OPTIONS, LONG)])
 async def test_a_long_path_costs_hardly_more_than_a_short_one(length: int, options: str, part: str) -> None:
-    middleware = RateLimitMiddleware(Silent(), **OPTIONS[options])
+    middleware = RateLimitMiddleware(Silent(routes=ROUTES), **OPTIONS[options])
     usual = await fewest(middleware, "/a", 20)
     # Up to 2,048 characters a path may be taken apart, once or twice; of longer ones not even that is done.
     apart = 2 * length if length <= 2_048 else 100
     assert await fewest(middleware, LONG[part], length) <= 4 * usual + apart
-
-
-TEXTS = ["1", "1_", "a", "5e", "1.", "inf", "x5-", "//", "/./", "/..", "1/"]
-
-
-async def dear(seed: int) -> list[str]:
-    """Return the long texts that random templates take more for than one pass over the text."""
-    random = Random(seed)
-    written = template(random, 4).replace(".+", ".")
-    middleware = RateLimitMiddleware(Silent(), rules=[Rule(written, PLENTY), Rule(f"{written}/end", exempt=True)])
-    usual = await fewest(middleware, "/a", 20)
-    found = []
-    for part in TEXTS:
-        most = await fewest(middleware, part, 2_048)
-        found += [f"seed {seed}: {written!r} before {part!r}: {most}, not {usual}"] * (most > 4 * usual + 2 * 2_048)
-    return found
-
-
-@pytest.mark.interpreted("what compiled functions do is not seen")
-async def test_two_thousand_signs_are_passed_over_once_or_twice_for_any_template() -> None:
-    assert [line for seed in range(12) for line in await dear(seed)] == []
 
 
 MATCHING = """
@@ -140,21 +112,20 @@ import anyio
 
 from slidegate import RateLimitMiddleware, Rule
 from tests.asgi import call, hello
-from tests.web.test_paths import LITERALS, PLENTY, TEXTS, template
+from tests.web.test_paths import LITERALS, PLENTY, template
 
-PARTS = ["1", "1_", "_", "-", "a", "a.", "5e", "0x", ".", "1.", "inf", " ", "11-", "+", "00_"]
+PARTS = ["1", "1_", "_", "-", "a", "a.", "5e", "0x", ".", "1.", "inf", " ", "11-", "+", "00_", *filter(None, LITERALS)]
 
 
 async def main() -> None:
-    for seed in range(int(sys.argv[1]), int(sys.argv[2])):
+    for seed in range(60):
         random = Random(seed)
         written = template(random, 4).replace('.+', '.')
         app = RateLimitMiddleware(hello, rules=[Rule(written, PLENTY), Rule(written + "/end", exempt=True)])
         count = written.count("/")
         for _ in range(4):
-            part = random.choice([*PARTS, *(one for one in LITERALS if one)])
-            ends = random.choices(["", "!", "5", "_"], k=count)
-            segments = [part * (2_048 // count // len(part) - 1) + end for end in ends]
+            part = random.choice(PARTS)
+            segments = [part * (2_048 // count // len(part) - 1) + end for end in random.choices("!5_", k=count)]
             await call(app, ("/" + "/".join(segments))[:2_048], raw_path=b"/")
 
 
@@ -164,122 +135,53 @@ anyio.run(main)
 
 def test_no_text_of_two_thousand_signs_takes_a_template_for_ever() -> None:
     # A process can be ended while an expression goes back and forth. It takes a second or two.
-    ran = subprocess.run(
-        [sys.executable, "-c", MATCHING, "0", "60"], cwd=ROOT, timeout=BOUND_S, capture_output=True, text=True
-    )
+    ran = subprocess.run([sys.executable, "-c", MATCHING], cwd=ROOT, timeout=BOUND_S, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
 
 
 # -- a thousand routes -------------------------------------------------------------------------------------------------
 
 
-class Still(Starlette):
-    """Shows its routes, and answers without asking them."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await hello(scope, receive, send)
-
-
-class StillFastAPI(FastAPI):
-    __call__ = Still.__call__  # type: ignore[assignment]
+class SilentFastAPI(FastAPI):
+    __call__ = Silent.__call__  # type: ignore[assignment]
 
 
 @cache
 def plain(count: int) -> Starlette:
-    return Still(routes=[Route(f"/shop{n}/{{x}}", page) for n in range(count)])
+    return Silent(routes=[Route(f"/shop{n}/{{x}}", page) for n in range(count)])
 
 
 @cache
 def mounted(count: int) -> Starlette:
     half = [Route(f"/shop{n}/{{x}}", page) for n in range(count // 2)]
-    return Still(routes=[*half, Mount("/v1", routes=half), Mount("/", app=hello)])
+    return Silent(routes=[*half, Mount("/v1", routes=half), Mount("/", app=hello)])
 
 
 @cache
 def included(count: int) -> Starlette:
-    router = APIRouter()
+    router, app = APIRouter(), SilentFastAPI()
     for n in range(count):
         router.add_api_route(f"/shop{n}/{{x}}", page)
-    app = StillFastAPI()
     app.include_router(router)
     return app
-
-
-def calls_of(app: Any, path: str) -> tuple[int, int]:
-    """Return how many Python functions one request calls, and the status of its answer."""
-    calls, status = 0, 0
-
-    async def receive() -> Any:
-        raise AssertionError("nobody reads the body")
-
-    async def send(message: Any) -> None:
-        nonlocal status
-        status = message.get("status", status)
-
-    def count(frame: object, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    answering = app(scope_of(path, raw_path=b"/"), receive, send)
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        answering.send(None)
-    except StopIteration:
-        return calls, status
-    finally:
-        sys.setprofile(before)
-    raise AssertionError("the middleware waits")
 
 
 PATHS = ("/shop3/{}", "/nope/{}", "/shop3/{}\n", "/shop3/{}" + "/../x" * 700, "/{}" + "/a;b/." * 600)
 TWO = [Rule("/{x}/5", "9/hour"), Rule("/{x}/{rest:path}", "9/hour")]
 
 
-@pytest.mark.interpreted("the calls of compiled functions are not seen")
+@pytest.mark.interpreted("what compiled functions do is not seen")
 @pytest.mark.parametrize("routes", [plain, mounted, included])
 @pytest.mark.parametrize("options", [{"limits": "9/hour"}, {"rules": TWO}], ids=str)
 async def test_a_path_never_seen_costs_as_much_with_a_thousand_routes_as_with_ten(options: Any, routes: Any) -> None:
-    counted: list[list[int]] = []
+    least: list[list[int]] = []
     for count in (10, 1_000):
         middleware = RateLimitMiddleware(routes(count), limiter=Limiter(observers=[lambda event: None]), **options)
         first = await statuses(middleware, 12, "/shop3//5", client=("192.0.2.1", 1))
         assert first == [200] * 9 + [429] * 3
-        seen = [[calls_of(middleware, path.format(number)) for number in range(12)] for path in PATHS]
+        seen = [[await steps(middleware, path.format(number)) for number in range(12)] for path in PATHS]
         assert {status for each in seen for _, status in each} == {200, 429}
         # The least of them: now and then a request does what time asks for, such as sweeping the store.
-        counted.append([min(calls for calls, _ in each) for each in seen])
-    for path, few, many in zip(PATHS, *counted, strict=True):
+        least.append([min(ran for ran, _ in each) for each in seen])
+    for path, few, many in zip(PATHS, *least, strict=True):
         assert many <= 1.2 * few, path[:40]
-
-
-@pytest.mark.interpreted("the calls of compiled functions are not seen")
-@pytest.mark.parametrize("path", PATHS)
-async def test_default_limits_cost_no_more_than_starlettes_own_routing(path: str) -> None:
-    routes = [Route(f"/shop{n}/{{x}}", page) for n in range(1_000)]
-    own = min(calls_of(Starlette(routes=routes), path.format(number))[0] for number in range(3))
-    middleware = RateLimitMiddleware(plain(1_000), default_limits="9/hour")
-    assert min(calls_of(middleware, path.format(number))[0] for number in range(3)) <= 1.2 * own + 100
-
-
-class Hiding:
-    """Does not show the application that it wraps."""
-
-    def __init__(self, app: Any) -> None:
-        self._hidden = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._hidden(scope, receive, send)
-
-
-@pytest.mark.interpreted("the calls of compiled functions are not seen")
-async def test_a_limit_at_an_endpoint_that_no_router_shows_does_not_look_at_all_routes_each_time() -> None:
-    counted = []
-    for count in (10, 1_000):
-        hidden = Starlette(routes=[Route("/page", RateLimit("9/hour")(page))])
-        others = [Route(f"/shop{n}/{{x}}", page) for n in range(count)]
-        middleware = RateLimitMiddleware(Starlette(routes=[Mount("/hidden", Hiding(hidden)), *others]))
-        assert await statuses(middleware, 2, "/hidden/page") == [200, 200]
-        counted.append(calls_of(middleware, "/hidden/page"))
-    (few, _), (many, _) = counted
-    assert many <= 1.2 * few

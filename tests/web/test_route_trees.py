@@ -13,10 +13,10 @@ import pytest
 from starlette._utils import get_route_path
 from starlette.routing import compile_path
 
-from slidegate import Rule
+from slidegate import RateLimitMiddleware, Rule
 
 from ..asgi import scope_of
-from .route_trees import PLENTY, Tree, filled, limited
+from .route_trees import PLENTY, Tree, filled
 
 ORDINARY = re.compile(r"(?:/(?!\.\.?(?:/|$))[^/;\s]+)+/?")
 """Paths of which no router makes anything else than they say."""
@@ -122,7 +122,7 @@ async def missed(seed: int, tree: Tree, spellings: int, exemptions: int) -> tupl
     """Look for requests that a limited handler served and a rule did not count; say how often handlers ran."""
     random = tree.random
     rules = rules_of(tree, random, exemptions)
-    app = limited(tree, rules)
+    app = RateLimitMiddleware(tree.app, rules=rules)
     ran, wrong = 0, []
     for _ in range(spellings):
         path = tree.spelling(random.choice([0, 1, None]) if tree.mixed or tree.dots else None)
@@ -172,7 +172,7 @@ async def compare(seed: int, directory: Path, spellings: int) -> int:
     random = Random(seed)
     tree = Tree(random, directory, roots=False)
     rules = rules_of(tree, random, seed % 4)
-    app = limited(tree, rules)
+    app = RateLimitMiddleware(tree.app, rules=rules)
     patterns = [(rule, compile_path(rule.paths[0])[0], generous(rule.paths[0])) for rule in rules]
     ran = 0
     for _ in range(spellings):

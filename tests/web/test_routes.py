@@ -87,27 +87,6 @@ def circle(framework: Any, *places: str) -> Any:
     return app
 
 
-@pytest.mark.interpreted("the calls of compiled functions are not seen")
-@pytest.mark.parametrize("framework", [Starlette, FastAPI])
-@pytest.mark.parametrize("places", [("/a", "/b"), ("/{a}", "/{b}")])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"limits": "3/minute"},
-        {"rules": [Rule("/a/b/x", "3/minute"), Rule("/x", "90/minute")]},
-        {"default_limits": "3/minute"},
-        {"rules": [Rule("/a/b/x", "3/minute")], "bans": BanPolicy(signals={"/.env": "ban"})},
-    ],
-    ids=lambda options: next(reversed(options)),
-)
-async def test_an_application_mounted_twice_in_itself_is_served_and_counted(
-    framework: Any, places: tuple[str, ...], options: Any
-) -> None:
-    with bounded():
-        middleware = RateLimitMiddleware(circle(framework, *places), **options)
-        assert await statuses(middleware, 5, "/a/b/x") == [200] * 3 + [429] * 2
-
-
 class Still(Starlette):
     """Shows its routes, and answers without asking them."""
 
@@ -115,13 +94,27 @@ class Still(Starlette):
         await hello(scope, receive, send)
 
 
+OPTIONS: list[dict[str, Any]] = [
+    {"limits": "2/minute"},
+    {"rules": [Rule("/a/{rest:path}", "2/minute"), Rule("/x", "90/minute")]},
+    {"default_limits": "2/minute"},
+    {"rules": [Rule("/{rest:path}", "2/minute")], "bans": BanPolicy(signals={"/.env": "ban"})},
+]
+
+
 @pytest.mark.interpreted("the calls of compiled functions are not seen")
+@pytest.mark.parametrize("framework", [Starlette, FastAPI, Still])
 @pytest.mark.parametrize("places", [("", ""), ("/a", "/b"), ("/{a}", "/{b}")])
-@pytest.mark.parametrize("options", [{"default_limits": "2/minute"}, {"rules": [Rule("/{rest:path}", "2/minute")]}])
-async def test_no_way_through_a_circle_is_followed_twice(places: tuple[str, ...], options: Any) -> None:
-    middleware = RateLimitMiddleware(circle(Still, *places), **options)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(reversed(options)))
+async def test_an_application_mounted_twice_in_itself_is_served_and_counted_and_no_way_followed_twice(
+    framework: Any, places: tuple[str, ...], options: Any
+) -> None:
+    if framework is not Still and "" in places:
+        return  # their own routers never end
+    path = "/a/b" * 40 if framework is Still else "/a/b/x"
     with bounded():
-        assert await statuses(middleware, 3, "/a/b" * 40, root_path="/root") == [200, 200, 429]
+        middleware = RateLimitMiddleware(circle(framework, *places), **options)
+        assert await statuses(middleware, 3, path) == [200, 200, 429]
 
 
 async def test_an_application_that_wraps_itself_is_served_and_counted() -> None:

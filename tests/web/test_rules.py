@@ -1,15 +1,22 @@
-"""Which requests a rule is about."""
+"""Which requests a rule is about, and which limits: plans, quotas, and limits that nobody passes."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from itertools import permutations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.applications import Starlette
+from starlette.requests import HTTPConnection
 from starlette.routing import Route
 
 from slidegate import (
+    BanPolicy,
+    ConfigurationError,
     Limiter,
     MemoryStore,
     Quota,
@@ -19,6 +26,7 @@ from slidegate import (
     everyone,
     header,
 )
+from slidegate.limiter.inspect import MAX_PLANS
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
@@ -54,15 +62,6 @@ async def test_a_rule_matches_as_starlettes_router_would(path: str, method: str,
     assert await charged([LOGIN, ITEM, API, ALL], path, method) == names
 
 
-@pytest.mark.parametrize(
-    "path", ["/health/../login", "/healthz", "/health/..%2flogin", "/health;/login", "/Health", "/health/", "/health\n"]
-)
-async def test_only_the_exact_exempt_path_is_exempt(path: str) -> None:
-    rules = [Rule("/health", exempt=True), ALL]
-    assert await charged(rules, "/health") == []
-    assert await charged(rules, path) == ["all"]
-
-
 async def test_get_and_head_share_their_count_and_odd_methods_are_charged() -> None:
     app = RateLimitMiddleware(hello, rules=[Rule("*", "2/minute", methods=["get"])])
     assert [*await statuses(app, 1), *await statuses(app, 1, method="HEAD"), *await statuses(app, 1)] == [200, 200, 429]
@@ -87,22 +86,6 @@ async def test_a_websocket_handshake_is_a_get() -> None:
     assert [state.name for state in scope["slidegate.ended"].decision.states] == ["get", "ws"]
 
 
-async def test_exempt_and_final_end_the_list_and_what_stands_before_them_applies() -> None:
-    before = Rule("*", "9/minute", name="before")
-    assert await charged([before, Rule("/health", exempt=True), ALL], "/health") == ["before"]
-    assert await charged([Rule("/a", "1/minute", name="a", final=True), ALL], "/a") == ["a"]
-    assert await charged([Rule("/a", "1/minute", name="a"), ALL], "/a") == ["a", "all"]
-
-
-async def test_a_changed_amount_keeps_the_counts_of_a_named_and_of_an_unnamed_rule() -> None:
-    for name in ("api", None):
-        store = MemoryStore(clock=FakeClock())
-        before = RateLimitMiddleware(hello, limiter=Limiter(store), rules=[Rule("/x", "5/hour", name=name), ALL])
-        after = RateLimitMiddleware(hello, limiter=Limiter(store), rules=[Rule("/x", "2/hour", name=name)])
-        assert await statuses(before, 2, "/x") == [200, 200]
-        assert await statuses(after, 1, "/x") == [429]
-
-
 def test_the_identity_of_a_rule_is_not_its_place_nor_its_amount() -> None:
     assert Rule("/a", "5/minute").identity == Rule("/a", "9/minute").identity
     different = [
@@ -118,23 +101,6 @@ def test_the_identity_of_a_rule_is_not_its_place_nor_its_amount() -> None:
         Rule("/a", "5/minute", name="a"),
     ]
     assert len({rule.identity for rule in different}) == len(different)
-
-
-@pytest.mark.parametrize(
-    ("rule", "shown"),
-    [
-        (Rule("/render", concurrency=4), "<Rule '/render' 4 at a time>"),
-        (Rule("/a", "5/minute"), "<Rule '/a' 5/1m>"),
-        (Rule("/a", lambda request: "5/minute"), "<Rule '/a' by request>"),
-        (Rule("/a", exempt=True), "<Rule '/a' exempt>"),
-        (Rule("/a", block=True, name="shut"), "<Rule 'shut' block>"),
-        (Rule("/a", "5/minute", shadow=True), "<Rule '/a' 5/1m shadow>"),
-        (RateLimit("5/minute", concurrency="4"), "<RateLimit 5/1m; 4 at a time>"),
-    ],
-    ids=repr,
-)
-def test_a_rule_says_what_it_does(rule: Rule | RateLimit, shown: str) -> None:
-    assert repr(rule) == shown
 
 
 # -- several paths -----------------------------------------------------------------------------------------------------
@@ -196,12 +162,104 @@ async def test_a_quota_stands_at_an_endpoint_and_comes_from_a_function() -> None
     assert [(await call(middleware, "/plan")).status for _ in range(2)] == [200, 429]
 
 
-async def test_a_named_shadow_in_two_middlewares_sees_a_request_once() -> None:
-    seen: list[str] = []
-    rule = Rule("*", "2/hour", shadow=True, on_exceeded=lambda key, decision: seen.append(key), name="hot")
-    limiter = Limiter(MemoryStore(clock=FakeClock()))
-    app = RateLimitMiddleware(RateLimitMiddleware(hello, limiter=limiter, rules=[rule]), limiter=limiter, rules=[rule])
-    assert await statuses(app, 2) == [200, 200]
-    assert seen == []
-    await call(app)
-    assert seen == [PEER]
+# -- plans, among them those that let nobody pass ----------------------------------------------------------------------
+
+NOBODY = [
+    "nobody", " Nobody ", "NOBODY", "0/minute", "00 / 1m", "0 per 2 hours", "-0/s", "5/minute; 0/hour", "x: 0/s @9",
+    ["5/minute", "0/hour"], ("nobody",), iter(["9/day", "0/minute"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", NOBODY, ids=str)
+async def test_nobody_passes_where_the_limits_function_says_so(plan: Any, caplog: pytest.LogCaptureFixture) -> None:
+    limiter = Limiter()
+    rules = [Rule("*", "9/hour", name="all"), Rule("*", lambda request: plan, name="plan")]
+    scope = scope_of()
+    answer = await send_scope(RateLimitMiddleware(hello, rules=rules, limiter=limiter), scope)
+    assert (answer.status, answer.headers["cache-control"]) == (429, "no-store")
+    assert "retry-after" not in answer.headers
+    problem = json.loads(answer.body)
+    assert (problem["violated-policies"], problem["unsatisfiable"]) == (["plan"], True)
+    decision = scope["slidegate.ended"].decision
+    assert (decision.allowed, decision.reason, decision.by, decision.retry_after) == (False, "nobody", "plan", None)
+    assert (await limiter.peek(PEER, "9/hour", 0, rule="all")).remaining == 9, "a refusal charges nothing"
+    assert caplog.records == []
+
+
+async def test_a_function_that_fails_can_leave_nobody() -> None:
+    rule = Rule("*", lambda request: 1 / 0, fallback_limits="nobody")  # type: ignore[arg-type, return-value]
+    assert await statuses(RateLimitMiddleware(hello, rules=[rule]), 2) == [429, 429]
+    for limits in ("nobody", "0/minute"):
+        with pytest.raises(ConfigurationError):
+            Rule("*", limits)
+        with pytest.raises(ConfigurationError):
+            Rule("*", "5/minute", fallback_limits=limits)
+
+
+async def test_a_ban_goes_before_nobody_and_refusals_strike() -> None:
+    policy = BanPolicy("3/10m", "1h", signals={"refused": 1})
+    middleware = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: "nobody")], bans=policy)
+    assert await statuses(middleware, 5) == [429, 429, 429, 403, 403]
+
+
+# -- the limits that are shown are those of the client -----------------------------------------------------------------
+
+
+CUSTOMER = header("X-API-Key")
+PLANS: dict[str, Any] = {
+    "k-ann": "5/minute",
+    "k-bob": "10/minute",
+    "k-eve": ["3/minute", Quota("100/month")],
+    "k-ops": "unlimited",
+    "k-out": "nobody",
+}
+SHOWN = {"k-ann": ["5/1m"], "k-bob": ["10/1m"], "k-eve": ["3/1m", "100/month"], "k-ops": [], "k-out": []}
+
+
+def plan(request: HTTPConnection) -> Any:
+    return PLANS[request.headers["X-API-Key"]]
+
+
+async def shown(limiter: Limiter, customer: str) -> list[tuple[str, bool]]:
+    """Return the limits that are shown of a customer, and whether each is marked as the fall-back."""
+    view = await limiter.inspect(CUSTOMER.of(customer))
+    return [(str(window.limit).partition(" from ")[0], window.fallback) for window in view.windows]
+
+
+def by_rule(limiter: Limiter) -> Any:
+    rule = Rule("*", plan, key=CUSTOMER, fallback_limits="2/minute", name="plan")
+    return RateLimitMiddleware(hello, rules=[rule], limiter=limiter)
+
+
+def at_the_endpoint(limiter: Limiter) -> Any:
+    limit = RateLimit(plan, key=CUSTOMER, fallback_limits="2/minute", name="plan")
+    return RateLimitMiddleware(Starlette(routes=[Route("/", limit(page))]), limiter=limiter)
+
+
+@pytest.mark.parametrize("make", [by_rule, at_the_endpoint])
+def test_each_customer_is_shown_its_own_plan_and_one_that_did_not_ask_the_fall_back(make: Any) -> None:
+    async def play(asked: list[str]) -> None:
+        limiter = Limiter()
+        app = make(limiter)
+        for customer in asked:
+            await call(app, headers={"X-API-Key": customer})
+        for customer in PLANS:
+            own = [(limit, False) for limit in SHOWN[customer]]
+            assert await shown(limiter, customer) == (own if customer in asked else [("2/1m", True)]), customer
+
+    @given(st.lists(st.sampled_from(sorted(PLANS)), min_size=1, max_size=12))
+    def check(asked: list[str]) -> None:
+        asyncio.run(play(asked))
+
+    check()
+
+
+async def test_plans_are_remembered_of_the_keys_that_came_last() -> None:
+    limiter = Limiter(MemoryStore(max_keys=10))
+    rule = Rule("*", lambda request: "5/minute", key=CUSTOMER, fallback_limits="2/minute", name="plan")
+    app = RateLimitMiddleware(hello, rules=[rule], limiter=limiter)
+    await call(app, headers={"X-API-Key": "k-ann"})
+    for expected in (("5/1m", False), ("2/1m", True)):
+        for number in range(MAX_PLANS):
+            await call(app, headers={"X-API-Key": f"made up {number} {expected}"})
+        assert await shown(limiter, "k-ann") == [expected]
