@@ -50,16 +50,24 @@ def test_an_application_with_mistakes_is_told_of_each(
         assert [finding for finding in findings if finding["code"] == code and told in finding["message"]], told
 
 
-@needs_redis
-def test_a_store_that_does_not_answer_is_a_finding_that_names_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+# The Unix socket is not there, so nobody else can listen on it meanwhile.
+@pytest.mark.parametrize(
+    "made",
+    [
+        "lmdb:///proc/nope",
+        "lmdb://{there}/slidegate.toml/nope",
+        pytest.param("unix://{there}/none.sock", marks=needs_redis),
+    ],
+)
+def test_a_store_that_cannot_be_made_or_does_not_answer_is_a_finding_that_names_it(
+    made: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "slidegate.toml"
-    # The Unix socket is not there, so nobody else can listen on it meanwhile.
-    file.write_text(f'store = "unix://{tmp_path}/none.sock"\nrules = [{{ path = "*", limits = "5/m" }}]\n', "utf-8")
+    file, store = tmp_path / "slidegate.toml", made.format(there=tmp_path)
+    file.write_text(f'store = "{store}"\nrules = [{{ path = "*", limits = "5/m" }}]\n', "utf-8")
     (finding,) = found(capsys, str(file))
     assert finding["code"] == "SG202"
-    assert f"{tmp_path}/none.sock" in finding["message"]
+    assert store.partition("://")[2] in finding["message"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["slidegate.toml"]
 
 
 @pytest.mark.parametrize("named", ["file", "SLIDEGATE_STORE", "ELSEWHERE"])
@@ -89,7 +97,9 @@ def test_an_address_that_cannot_work_is_an_error_also_where_nothing_is_there_yet
     file = tmp_path / "slidegate.toml"
     file.write_text(f'store = "{address}"\nrules = [{{ path = "*", limits = "5/m" }}]\n', "utf-8")
     assert main(["check", str(file)]) == 1
-    assert "store address" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert str(file) in told
+    assert "store address" in told
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ import re
 import sys
 import tomllib
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import click
 from starlette.routing import Mount
@@ -25,7 +26,6 @@ from starlette.types import ASGIApp, Message
 from ..core.errors import ConfigurationError, StoreError
 from ..core.logs import written
 from ..limiter import Limiter
-from ..limiter.open_store import open_store
 from ..web.checks import Finding
 from ..web.config import STORE_VARIABLE
 from ..web.middleware import RateLimitMiddleware
@@ -150,33 +150,41 @@ def _unreachable(what: str) -> Finding:
 
 
 async def _about_file(path: Path) -> list[Finding]:
-    middleware = middleware_of(path)  # a mistake in the file comes before any of its store
-    if _is_to_be_made(path):
-        note(f"{path}: its store is not there yet, and a check makes none")
-        return list(middleware.findings)
+    middleware_of(path)  # a mistake in the file comes before any of its store
     try:
-        middleware = middleware_of(path, store="")
-        try:
-            return [*middleware.findings, *await _about_store(middleware.limiter)]
-        finally:
-            await middleware.limiter.close()
+        with _instead_of_a_missing_store(path) as store:
+            middleware = middleware_of(path, store=store)
+            try:
+                return [*middleware.findings, *await _about_store(middleware.limiter)]
+            finally:
+                await middleware.limiter.close()
     except (StoreError, OSError) as error:
-        return [_unreachable(f"the store of {path} cannot be opened: {one_line(error)}")]
+        return [_unreachable(f"the store of {path} cannot be opened or made: {one_line(error)}")]
 
 
-def _is_to_be_made(path: Path) -> bool:
-    """Tell whether a file names an LMDB store that is not there yet.
+@contextmanager
+def _instead_of_a_missing_store(path: Path) -> Iterator[str]:
+    """Where the store of a file is not there yet, let a temporary one be made as near to its path as possible.
 
-    Raises:
-        ConfigurationError: It has an option that there is not.
+    Yields:
+        Its address; empty where the file's own store is to be opened.
     """
     named = tomllib.loads(path.read_text("utf-8-sig")).get("store", {"env": STORE_VARIABLE})
     address = os.environ.get(named["env"], "") if isinstance(named, dict) else named
-    if not address.startswith("lmdb:///") or Path(unquote(urlsplit(address).path)).exists():
-        return False
-    with suppress(StoreError):
-        open_store(address, read_only=True)
-    return True
+    scheme, _, rest = address.partition("://")
+    directory = Path(unquote(urlsplit(address).path))
+    if scheme != "lmdb" or not rest.startswith("/") or directory.exists():
+        yield ""
+        return
+    note(f"{path}: its store is not there yet, and a check makes none")
+    above = next(each for each in directory.parents if each.exists())
+    try:
+        made = TemporaryDirectory(dir=above, prefix="slidegate-check-")
+    except OSError as error:
+        error.filename = str(directory)
+        raise
+    with made as temporary:
+        yield f"lmdb://{quote(temporary)}/store?{urlsplit(address).query}"
 
 
 @asynccontextmanager
