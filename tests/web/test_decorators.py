@@ -76,28 +76,18 @@ async def test_without_a_lifespan_it_is_found_at_the_first_request() -> None:
 
 
 def test_a_class_below_a_mount_is_found_as_a_function_is() -> None:
-    inner = FastAPI()
-
-    def route(path: str) -> Any:
-        def add(endpoint: Any) -> Any:
-            inner.add_route(path, endpoint)
-            return endpoint
-
-        return add
-
-    app = FastAPI(middleware=[MIDDLEWARE])
+    inner, app = FastAPI(), FastAPI(middleware=[MIDDLEWARE])
     app.mount("/v1", inner)
+    limit = RateLimit("1/hour")
 
-    @route("/right")
-    @RateLimit("1/hour")
-    class Right(HTTPEndpoint): ...
-
-    assert complaint(app) == ""
-
-    @RateLimit("1/hour")
-    @route("/wrong")
     class Wrong(HTTPEndpoint): ...
 
+    class Right(HTTPEndpoint): ...
+
+    inner.add_route("/right", limit(Right))
+    assert complaint(app) == ""
+    inner.add_route("/wrong", Wrong)
+    limit(Wrong)
     app.middleware_stack = None
     assert "'* /v1/wrong'" in complaint(app)
     assert "next to 'Wrong'" in complaint(app)
@@ -146,9 +136,6 @@ class Plans:
     def plan(self, request: Any) -> str:
         return "1/hour"
 
-    def __call__(self, request: Any) -> str:
-        return "1/hour"
-
     def of_this_class(request: Any) -> str:  # type: ignore[misc]
         return "1/hour"
 
@@ -165,29 +152,14 @@ def limits_functions() -> list[RateLimit]:
     def cached(request: Any) -> str:
         return "1/hour"
 
-    def made(amount: int) -> Callable[[Any], str]:
-        def plan_of(request: Any) -> str:
-            return f"{amount}/hour"
-
-        return plan_of
-
-    def limited_by(function: Callable[[Any], str]) -> RateLimit:
-        return RateLimit(function)
-
-    @limited_by
-    def registered(request: Any) -> str:
-        return "1/hour"
-
-    many = []
+    given: list[Any] = [later, cached, Plans().plan, lambda request: "1/hour"]
     for amount in (1, 1):
 
         def counted(request: Any, amount: int = amount) -> str:
             return f"{amount}/hour"
 
-        many.append(counted)
-    lambdas: list[Any] = [lambda request: "1/hour", functools.partial(made(1))]
-    given = [later, cached, made(1), *lambdas, Plans().plan, Plans(), *many]
-    return [*map(RateLimit, given), Plans.limit, registered]
+        given += [counted, functools.partial(counted, amount=amount)]
+    return [*map(RateLimit, given), Plans.limit]
 
 
 @pytest.mark.parametrize("limit", limits_functions(), ids=str)
