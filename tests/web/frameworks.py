@@ -1,18 +1,15 @@
-"""The same two pages in a dozen frameworks, of which most have routers that are not Starlette's.
+"""The same two pages in several frameworks, of which most have routers that are not Starlette's.
 
 Each function returns a site with ``/`` and ``/items/{n}``. What is given to it stands in the framework's own stack of
 middleware, where it has one that takes ASGI.
 """
 
-import logging
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Final
-from uuid import uuid4
 
-import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -115,22 +112,6 @@ def falcon() -> Any:
     return app
 
 
-def microdot() -> Any:
-    from microdot.asgi import Microdot
-
-    app: Any = Microdot()
-
-    @app.get("/")
-    async def home(request: Any) -> str:
-        return "page"
-
-    @app.get("/items/<int:n>")
-    async def items(request: Any, n: int) -> str:
-        return "page"
-
-    return app
-
-
 def django() -> Any:
     import django
     from django.conf import settings
@@ -161,86 +142,15 @@ def flask() -> Any:
     return WsgiToAsgi(app)
 
 
-# What follows is not in requirements/develop.txt, and is tested where somebody has installed it.
-# Ravyn and Sanic want an older multidict than fastapi-guard's aiohttp. BlackSheep brings httptools and FastHTML uvloop:
-# all other tests would run uvicorn with them. Robyn has no ASGI.
-
-
-def ravyn(*stack: Wrap) -> Any:
-    pytest.importorskip("ravyn")
-    from lilya.middleware import DefineMiddleware
-    from ravyn import Gateway, Ravyn, get
-
-    @get()
-    async def home() -> str:
-        return "page"
-
-    @get()
-    async def items(n: int) -> str:
-        return "page"
-
-    routes = [Gateway("/", handler=home), Gateway("/items/{n:int}", handler=items)]
-    return Ravyn(routes=routes, middleware=[DefineMiddleware(wrap) for wrap in stack])
-
-
-def sanic() -> Any:
-    pytest.importorskip("sanic")
-    from sanic import Sanic, text
-
-    app: Any = Sanic(f"site-{uuid4().hex}", configure_logging=False)
-    app.config.TOUCHUP = app.config.MOTD = False  # what rewrites the code of a server can do so once in a process
-    logging.getLogger("sanic").setLevel(logging.ERROR)
-
-    @app.get("/")
-    async def home(request: Any) -> Any:
-        return text("page")
-
-    @app.get("/items/<n:int>")
-    async def items(request: Any, n: int) -> Any:
-        return text("page")
-
-    return app
-
-
-def blacksheep() -> Any:
-    pytest.importorskip("blacksheep")
-    from blacksheep import Application, Router
-
-    app: Any = Application(router=Router())
-
-    @app.router.get("/")
-    async def home() -> str:
-        return "page"
-
-    @app.router.get("/items/{int:n}")
-    async def items(n: int) -> str:
-        return "page"
-
-    return app
-
-
-def fasthtml(*stack: Wrap) -> Any:
-    pytest.importorskip("fasthtml")
-    from fasthtml.common import FastHTML
-
-    app: Any = FastHTML(middleware=[Middleware(wrap) for wrap in stack], secret_key="secret")
-    add_pages(app)
-    return app
-
-
 UNKNOWN: Final[Mapping[str, Callable[..., Any]]] = {
     "bare": lambda: bare,
     "litestar": litestar,
     "quart": quart,
     "falcon": falcon,
-    "microdot": microdot,
     "django": django,
     "flask": flask,
-    "ravyn": ravyn,
-    "sanic": sanic,
-    "blacksheep": blacksheep,
 }
 """Those whose routes are not Starlette's."""
-KNOWN: Final[Mapping[str, Callable[..., Any]]] = {"starlette": starlette, "fastapi": fastapi, "fasthtml": fasthtml}
-STACKS: Final = ("starlette", "fastapi", "fasthtml", "litestar", "quart", "ravyn")
+KNOWN: Final[Mapping[str, Callable[..., Any]]] = {"starlette": starlette, "fastapi": fastapi}
+STACKS: Final = ("starlette", "fastapi", "litestar", "quart")
 """Those that take ASGI middleware in a stack of their own."""

@@ -71,13 +71,13 @@ async def test_every_rule_name_that_is_accepted_parses_as_a_structured_field(nam
 
 
 async def test_several_limits_are_told_apart_by_their_seconds_and_the_tightest_is_shown_first() -> None:
-    app = middleware(Rule("/login", "5/minute; 50/hour", name="login"), Rule("*", "600/minute; 9/1500ms"))
+    app = middleware(Rule("/login", "5/minute; 50/hour", name="login"), Rule("*", "600/minute; 9/1500ms", unit="calls"))
     answer = await call(app, "/login")
     assert fields(answer.headers["ratelimit-policy"]) == [
         ("login-60", {"q": 5, "w": 60}),
         ("login-3600", {"q": 50, "w": 3600}),
-        ("default-60", {"q": 600, "w": 60}),
-        ("default-1.5", {"q": 9}),
+        ("default-60", {"q": 600, "qu": "calls", "w": 60}),
+        ("default-1.5", {"q": 9, "qu": "calls"}),
     ]
     assert fields(answer.headers["ratelimit"]) == [
         ("login-60", {"r": 4, "t": 60}),
