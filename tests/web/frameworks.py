@@ -39,18 +39,6 @@ def starlette(*stack: Wrap) -> Any:
     return Starlette(routes=routes, middleware=[Middleware(wrap) for wrap in stack])
 
 
-def add_pages(app: Any, items_path: str = "/items/{n}") -> None:
-    """Add both pages to an application that takes plain functions."""
-
-    @app.get("/")
-    def home() -> str:
-        return "page"
-
-    @app.get(items_path)
-    def items(n: int) -> str:
-        return "page"
-
-
 def with_root(root: str) -> FastAPI:
     """Return an application that gives itself a `root_path`."""
     with warnings.catch_warnings():
@@ -62,7 +50,15 @@ def fastapi(*stack: Wrap) -> Any:
     app = FastAPI()
     for wrap in stack:
         app.add_middleware(wrap)
-    add_pages(app)
+
+    @app.get("/")
+    def home() -> str:
+        return "page"
+
+    @app.get("/items/{n}")
+    def items(n: int) -> str:
+        return "page"
+
     return app
 
 
@@ -99,19 +95,6 @@ def quart(*stack: Wrap) -> Any:
     return app
 
 
-def falcon() -> Any:
-    import falcon.asgi
-
-    class Page:
-        async def on_get(self, request: Any, response: Any, **values: int) -> None:
-            response.text = "page"
-
-    app: Any = falcon.asgi.App()
-    app.add_route("/", Page())
-    app.add_route("/items/{n:int}", Page())
-    return app
-
-
 def django() -> Any:
     import django
     from django.conf import settings
@@ -133,22 +116,11 @@ def django() -> Any:
     return get_asgi_application()
 
 
-def flask() -> Any:
-    from asgiref.wsgi import WsgiToAsgi
-    from flask import Flask
-
-    app = Flask("site")
-    add_pages(app, "/items/<int:n>")
-    return WsgiToAsgi(app)
-
-
 UNKNOWN: Final[Mapping[str, Callable[..., Any]]] = {
     "bare": lambda: bare,
     "litestar": litestar,
     "quart": quart,
-    "falcon": falcon,
     "django": django,
-    "flask": flask,
 }
 """Those whose routes are not Starlette's."""
 KNOWN: Final[Mapping[str, Callable[..., Any]]] = {"starlette": starlette, "fastapi": fastapi}

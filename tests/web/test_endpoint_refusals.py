@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from functools import wraps
 from typing import Any
 
 import anyio
@@ -25,12 +24,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slidegate import BanPolicy, Limiter, RateLimit, RateLimitExceeded, RateLimitMiddleware, SlidegateError
 
-from ..asgi import Answer, scope_of, send_scope
+from ..asgi import PEER, Answer, scope_of, send_scope
 from . import limited
 
 MIDDLEWARE = Middleware(RateLimitMiddleware, rules=[])
 LIMITS = "1/hour"
-PROBLEM, THEIRS, DETAIL, SWALLOWED = "problem details", "the user's answer", "FastAPI's answer", "swallowed"
+PROBLEM, THEIRS, DETAIL = "problem details", "the user's answer", "FastAPI's answer"
 
 
 # -- exception handlers ------------------------------------------------------------------------------------------------
@@ -139,12 +138,6 @@ def below_middlewares_of_others(site: Site) -> ASGIApp:
     return dependency(site)
 
 
-def mounted_application(site: Site) -> ASGIApp:
-    inner = FastAPI(exception_handlers=site.handlers)
-    inner.get("/", dependencies=site.depends)(site.page)
-    return Starlette(routes=[Mount("/", inner)], middleware=[MIDDLEWARE])
-
-
 def task_groups_in_plain_asgi(site: Site) -> ASGIApp:
     async def nested(request: HTTPConnection) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -243,11 +236,6 @@ async def test_problem_details_answer_where_starlette_asks_no_handler(where: Any
     assert (kind_of(answer), error) == (PROBLEM, None)
 
 
-async def test_a_bug_in_a_handler_of_a_mounted_application_is_answered_by_its_own_500() -> None:
-    answer, error = await refused(mounted_application, Site(HANDLERS["broken"][0]))
-    assert (answer.status, type(error)) == (500, ZeroDivisionError)
-
-
 async def test_the_exception_says_all_that_a_handler_may_want() -> None:
     caught: list[Any] = []
 
@@ -291,23 +279,6 @@ async def test_a_dependency_that_makes_another_answer_of_it_has_its_way() -> Non
     assert (kind_of(answer), type(error)) == (PROBLEM, ZeroDivisionError)
 
 
-@pytest.mark.parametrize("name", HANDLERS)
-async def test_a_decorator_that_swallows_it_and_answers_has_its_way(name: str) -> None:
-    def forgiving(endpoint: Any) -> Any:
-        @wraps(endpoint)
-        async def forgiven(*args: Any, **options: Any) -> Response:
-            try:
-                response: Response = await endpoint(*args, **options)
-            except RateLimitExceeded:
-                return PlainTextResponse(SWALLOWED)
-            return response
-
-        return forgiven
-
-    answer, error = await refused(lambda site: site.fastapi(forgiving(site.limit(site.page))), Site(HANDLERS[name][0]))
-    assert (answer.status, answer.body, error) == (200, SWALLOWED.encode(), None)
-
-
 async def test_who_raises_something_else_over_it_gets_it_logged_and_the_client_the_refusal() -> None:
     async def raised(request: HTTPConnection) -> None:
         try:
@@ -318,7 +289,7 @@ async def test_who_raises_something_else_over_it_gets_it_logged_and_the_client_t
     async def beside(request: HTTPConnection) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(site.check(request))
-            if len(site.ran) == 1:
+            if site.ran:
                 tasks.create_task(fail())
 
     async def fail() -> None:
@@ -330,9 +301,6 @@ async def test_who_raises_something_else_over_it_gets_it_logged_and_the_client_t
         assert (kind_of(answer), type(error)) == (PROBLEM, kind)
 
 
-# -- the rest of a refusal ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["none", "RateLimitExceeded", "delegating"])
 async def test_strikes_follow_from_the_refusal_and_not_from_its_status(name: str) -> None:
     limiter = Limiter()
@@ -340,11 +308,11 @@ async def test_strikes_follow_from_the_refusal_and_not_from_its_status(name: str
     policy = BanPolicy("2/10m", "1h", signals={"refused": 1, 500: 1, 418: "ban"})
     site.options["middleware"] = [Middleware(RateLimitMiddleware, rules=[], limiter=limiter, bans=policy)]
     app = dependency(site)
-    await ask(app)
-    await ask(app)
-    assert await limiter.banned("203.0.113.9") is None
-    await ask(app)
-    assert await limiter.banned("203.0.113.9") is not None
+    banned = []
+    for _ in range(3):
+        await ask(app)
+        banned.append(await limiter.banned(PEER) is not None)
+    assert banned == [False, False, True]
 
 
 # -- websockets --------------------------------------------------------------------------------------------------------
@@ -396,6 +364,5 @@ async def test_an_accepted_websocket_is_closed_to_try_again_later() -> None:
         await websocket.close()
 
     app = Starlette(routes=[WebSocketRoute("/", late)], **site.options)
-    await send_scope(app, scope_of(type="websocket"))
-    messages = (await send_scope(app, scope_of(type="websocket"))).messages
-    assert [message.get("code") for message in messages] == [None, 1013]
+    answers = [await send_scope(app, scope_of(type="websocket")) for _ in range(2)]
+    assert [message.get("code") for message in answers[1].messages] == [None, 1013]

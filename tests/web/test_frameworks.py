@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -23,15 +22,11 @@ from .frameworks import KNOWN, STACKS, UNKNOWN, with_root
 BOUND_S = 60
 ITEMS = Rule("/items/{n:int}", "2/hour", name="items")
 ANY: list[dict[str, Any]] = [{"limits": "2/hour"}, {"rules": [ITEMS]}, {"default_limits": "2/hour"}]
-# asgiref warns of a `send` that is a plain function which returns something awaitable.
-FLASK = pytest.mark.filterwarnings("ignore:async_to_sync was passed a non-async-marked callable")
 
 
-def each(names: Sequence[str], *, heavy: bool = True) -> Any:
+def each(*names: str) -> Any:
     """Return frameworks as parameters: those of others run with ``test --all``."""
-    marks = {name: [pytest.mark.all] * (heavy and name not in ("bare", "starlette", "fastapi")) for name in names}
-    if "flask" in marks:
-        marks["flask"].append(FLASK)
+    marks = {name: [pytest.mark.all] * (name not in ("bare", "starlette", "fastapi")) for name in names}
     return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in names])
 
 
@@ -60,7 +55,7 @@ async def visit(app: ASGIApp, *paths: str) -> list[int]:
         await asyncio.gather(lifespan, return_exceptions=True)
 
 
-@each([*UNKNOWN, *KNOWN])
+@each(*UNKNOWN, *KNOWN)
 async def test_a_page_of_any_framework_is_served_and_counted(name: str) -> None:
     site = {**UNKNOWN, **KNOWN}[name]
     pages = ["/items/5", "/items/6", "/items/7", "/", "/nothing/here"]
@@ -68,7 +63,7 @@ async def test_a_page_of_any_framework_is_served_and_counted(name: str) -> None:
     assert await visit(RateLimitMiddleware(site(), rules=[ITEMS]), *pages) == [200, 200, 429, 200, 404]
 
 
-@each([*UNKNOWN])
+@each(*UNKNOWN)
 async def test_an_application_with_routes_of_its_own_kind_is_one_bucket_and_a_finding_says_so(name: str) -> None:
     middleware = RateLimitMiddleware(UNKNOWN[name](), default_limits="2/hour")
     assert await visit(middleware, "/items/5", "/", "/items/5", "/", "/nothing/here") == [200, 200, 429, 429, 429]
@@ -76,7 +71,7 @@ async def test_an_application_with_routes_of_its_own_kind_is_one_bucket_and_a_fi
     assert "unknown application" in str(finding)
 
 
-@each([*KNOWN])
+@each(*KNOWN)
 async def test_routes_that_are_starlettes_have_a_bucket_each_and_no_finding(name: str) -> None:
     middleware = RateLimitMiddleware(KNOWN[name](), default_limits="2/hour")
     pages = ["/items/5", "/items/6", "/items/7", "/", "/", "/"]
@@ -84,14 +79,14 @@ async def test_routes_that_are_starlettes_have_a_bucket_each_and_no_finding(name
     assert list(middleware.findings) == []
 
 
-@each(STACKS)
+@each(*STACKS)
 @pytest.mark.parametrize("options", ANY, ids=str)
 async def test_the_middleware_may_stand_in_the_stack_of_a_framework(name: str, options: dict[str, Any]) -> None:
     app = {**UNKNOWN, **KNOWN}[name](partial(RateLimitMiddleware, **options))
     assert await visit(app, "/items/5", "/items/5", "/items/5") == [200, 200, 429]
 
 
-@each([*UNKNOWN, *KNOWN])
+@each(*UNKNOWN, *KNOWN)
 async def test_a_mounted_framework_is_counted_by_the_whole_path(name: str) -> None:
     def site() -> Starlette:
         return Starlette(routes=[Route("/", page), Mount("/site", {**UNKNOWN, **KNOWN}[name]())])
