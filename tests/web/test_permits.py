@@ -20,7 +20,7 @@ from slidegate.core import Concurrency, LimitSet, StoreUnavailable
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, Answer, call, hello, scope_of, statuses
-from ..redis_servers import VALKEY, RedisCluster, RedisServer, needs_redis, needs_valkey
+from ..redis_servers import RedisCluster, RedisServer, needs_redis
 from ..remote_stores import RemoteStore
 from ..virtual_time import VirtualTime
 from .permits_traffic import AMOUNTS, play
@@ -42,7 +42,6 @@ async def test_the_bound_holds_over_all_ends_of_requests(seed: int) -> None:
         "lmdb",
         pytest.param("redis", marks=needs_redis),
         pytest.param("cluster", marks=needs_redis),
-        pytest.param("valkey", marks=[needs_valkey, pytest.mark.deep]),
     ]
 )
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
@@ -52,7 +51,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         with RedisCluster() as cluster:
             yield cluster.url
     else:
-        with RedisServer(program=VALKEY if request.param == "valkey" else None) as server:
+        with RedisServer() as server:
             yield server.url
 
 
@@ -185,11 +184,6 @@ class Workshop:
         self.orders.put_nowait(how)
 
 
-async def answered(task: asyncio.Task[Answer]) -> int:
-    async with asyncio.timeout(20):
-        return (await task).status
-
-
 async def test_a_refusal_says_what_is_known_and_no_more() -> None:
     shop = Workshop(1)
     await shop.begin()
@@ -268,7 +262,7 @@ async def test_whoever_waits_is_asked_about_bans_again() -> None:
     await asyncio.sleep(0)
     await shop.limiter.ban("203.0.113.66", "1h")
     shop.finish()
-    assert [await answered(first), await answered(waiting)] == [200, 403]
+    assert [(await asyncio.wait_for(task, BOUND_S)).status for task in (first, waiting)] == [200, 403]
     assert shop.held == 0
 
 

@@ -24,7 +24,7 @@ def middleware(*rules: Rule, clock: FakeClock | None = None, **options: Any) -> 
 
 
 def fields(value: str) -> list[tuple[str, dict[str, Any]]]:
-    return [(item, dict(params)) for item, params in http_sf.parse(value.encode(), tltype="list")]
+    return [(item, dict(params)) for item, params in http_sf.parse(value.encode(), tltype="list")] if value else []
 
 
 async def test_the_time_to_more_counts_down_and_never_exceeds_retry_after() -> None:
