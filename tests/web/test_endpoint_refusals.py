@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -313,6 +314,20 @@ async def test_strikes_follow_from_the_refusal_and_not_from_its_status(name: str
         await ask(app)
         banned.append(await limiter.banned(PEER) is not None)
     assert banned == [False, False, True]
+
+
+async def test_a_cancelled_request_is_not_answered() -> None:
+    site = Site({})
+
+    async def page(request: Request) -> Response:
+        with suppress(RateLimitExceeded):
+            await site.check(request)
+        raise asyncio.CancelledError
+
+    app = Starlette(routes=[Route("/", page)], **site.options)
+    for _ in range(2):
+        with pytest.raises(asyncio.CancelledError):
+            await send_scope(app, scope_of())
 
 
 # -- websockets --------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from slidegate.core import Reason
 from slidegate.stats import Statistics
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses
+from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
 
 
 async def test_the_record_says_why_a_request_passed_or_not() -> None:
@@ -109,15 +109,15 @@ async def test_what_the_application_raises_comes_through_once_and_the_hit_stays(
             await send({"type": "http.response.start", "status": 200, "headers": []})
         raise KeyError("app")
 
-    answer = Answer()
+    sent: list[Message] = []
 
     async def send(message: Message) -> None:
-        answer.messages.append(message)
+        sent.append(message)
 
     app = RateLimitMiddleware(broken, limits="1/hour")
     with pytest.raises(KeyError, match="app"):
         await app(scope_of(), None, send)  # type: ignore[arg-type]
-    assert len(answer.messages) == started
+    assert len(sent) == started
     assert await statuses(app, 1) == [429]
 
 

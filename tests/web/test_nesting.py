@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -69,13 +68,13 @@ class Held:
 
 @dataclass(frozen=True)
 class Program:
+    """Limits of one or two middlewares, which may have a limiter each, and of an endpoint."""
+
     outer: Held | None
     inner: Held | None
     endpoint: tuple[Held, ...]
     apart: bool
-    """Whether the two middlewares have a limiter each."""
     two: bool
-    """Whether there is an inner middleware."""
 
 
 HELD = st.builds(
@@ -278,35 +277,28 @@ async def test_limits_of_one_name_that_cannot_meet_or_are_alike_start(app: Starl
 # -- a refusal further in that somebody catches ------------------------------------------------------------------------
 
 
-class Soft:
-    """A middleware of somebody's that makes a poorer page of a refusal."""
+def softened(app: ASGIApp) -> ASGIApp:
+    """Return an application around one that makes a poorer page of its refusals."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def around(scope: Scope, receive: Receive, send: Send) -> None:
         async def soften(message: Message) -> None:
             await send({**message, "status": 200} if message.get("status") == 429 else message)
 
-        await self.app(scope, receive, soften)
+        await app(scope, receive, soften)
+
+    return around
 
 
-def in_the_endpoint() -> Any:
-    limit = RateLimit("1/minute")
-
-    async def endpoint(request: Request) -> Response:
-        with suppress(RateLimitExceeded):
-            await limit.check(request)
-        return PlainTextResponse("a poorer page")
-
-    return Starlette(routes=[Route("/", endpoint)])
+POOR = RateLimit("1/minute")
 
 
-def in_a_middleware_before_another_of_ours() -> Any:
-    return Soft(RateLimitMiddleware(hello, limits="1/minute"))
+async def catching(scope: Scope, receive: Receive, send: Send) -> None:
+    with suppress(RateLimitExceeded):
+        await POOR.check(Request(scope))
+    await hello(scope, receive, send)
 
 
-CAUGHT = [in_the_endpoint, in_a_middleware_before_another_of_ours]
+CAUGHT = [lambda: catching, lambda: softened(RateLimitMiddleware(hello, limits="1/minute"))]
 
 
 @pytest.mark.parametrize("caught", CAUGHT)
