@@ -12,8 +12,10 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
+from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import (
@@ -30,10 +32,11 @@ from slidegate import (
     everyone,
     header,
 )
+from slidegate.stats import Statistics
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web import headers
 
-from ..asgi import PEER, hello, scope_of, statuses
+from ..asgi import PEER, call, hello, page, scope_of, statuses
 
 OTHERS: Final = Networks(["192.0.2.77"])
 """Networks that nobody of these tests is in."""
@@ -233,3 +236,25 @@ async def test_what_an_application_sends_after_its_end_goes_to_the_server_as_it_
         await kept[0](late)
         assert late == before
     assert server.scope["sent"] == [START, BODY, BODY, START]
+
+
+async def test_a_client_that_leaves_while_its_refusal_is_made_is_recorded_as_refused() -> None:
+    """The refusal is that of a limit at an endpoint, and no message of it has gone out."""
+    made = asyncio.Event()
+
+    async def slow(request: HTTPConnection, decision: Decision) -> Response:
+        made.set()
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets the event")
+
+    limiter = Limiter()
+    inner = Starlette(routes=[Route("/", RateLimit("1/hour", name="own")(page))])
+    app = RateLimitMiddleware(inner, rules=[], limiter=limiter, on_refused=slow)
+    statistics = Statistics(limiter)
+    assert await statuses(app, 1) == [200]
+    task = asyncio.ensure_future(call(app))
+    await made.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (statistics.stats("5m").total.passed, statistics.stats("5m").total.refused) == (1, 1)
