@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -31,6 +32,7 @@ from slidegate import (
     everyone,
 )
 from slidegate.core import StoreUnavailable
+from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 from slidegate.web import websockets
 
@@ -231,6 +233,16 @@ async def test_messages_ask_no_store_for_bans(monkeypatch: pytest.MonkeyPatch) -
     asked = questions(limiter)
     await Client(*texts(10), BYE).run(middleware)
     assert (len(app.heard), asked) == (11, [])
+
+
+async def test_a_ban_that_another_worker_makes_closes_it(tmp_path: Path, at_once: None) -> None:
+    async with Limiter(LmdbStore(tmp_path)) as limiter, Limiter(LmdbStore(tmp_path)) as other:
+        idle = Client()
+        async with asyncio.timeout(BOUND_S):
+            (ends,) = await opened(RateLimitMiddleware(Listener(), rules=[], limiter=limiter), idle)
+            await other.ban(PEER, "1h")
+            await ends
+        assert idle.closes == [(1008, "banned")]
 
 
 async def test_one_question_is_about_many_and_exactly_the_banned_of_them_are_closed(at_once: None) -> None:
