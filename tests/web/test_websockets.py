@@ -6,7 +6,6 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -32,11 +31,12 @@ from slidegate import (
     everyone,
 )
 from slidegate.core import StoreUnavailable
-from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 from slidegate.web import websockets
 
 from ..asgi import PEER, scope_of, send_scope
+from ..redis_servers import RedisServer, needs_redis
 from ..remote_stores import RemoteStore
 from .sockets import BYE, Client, Listener, opened, texts
 from .test_servers import BOUND_S, SERVERS, Serve, serving
@@ -235,8 +235,11 @@ async def test_messages_ask_no_store_for_bans(monkeypatch: pytest.MonkeyPatch) -
     assert (len(app.heard), asked) == (11, [])
 
 
-async def test_a_ban_that_another_worker_makes_closes_it(tmp_path: Path, at_once: None) -> None:
-    async with Limiter(LmdbStore(tmp_path)) as limiter, Limiter(LmdbStore(tmp_path)) as other:
+@needs_redis
+async def test_a_ban_that_another_worker_makes_closes_it(server: RedisServer, at_once: None) -> None:
+    server.command("FLUSHALL")
+    limiter, other = (Limiter(RedisStore(server.url), deadline="5s") for _ in range(2))
+    async with limiter, other:
         idle = Client()
         async with asyncio.timeout(BOUND_S):
             (ends,) = await opened(RateLimitMiddleware(Listener(), rules=[], limiter=limiter), idle)
