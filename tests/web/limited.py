@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import iscoroutinefunction
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -40,12 +39,6 @@ def dependency_of_a_router(limit: RateLimit, endpoint: Any = page, **options: An
     return app
 
 
-def dependency_of_the_application(limit: RateLimit, endpoint: Any = page, **options: Any) -> ASGIApp:
-    app = FastAPI(dependencies=[Depends(limit)], **options)
-    app.api_route("/", methods=METHODS)(endpoint)
-    return app
-
-
 def decorator(limit: RateLimit, endpoint: Any = page, **options: Any) -> ASGIApp:
     app = FastAPI(**options)
     app.api_route("/", methods=METHODS)(limit(endpoint))
@@ -57,16 +50,12 @@ def decorator_in_starlette(limit: RateLimit, endpoint: Any = page, **options: An
 
 
 def class_of(endpoint: Any, decorate: Callable[[Any], Any]) -> type[HTTPEndpoint]:
-    """Return an endpoint class with a method of the kind of a function."""
+    """Return an endpoint class with a method that answers as a function does."""
 
     async def get(self: object, request: Request) -> Response:
         return await endpoint(request)  # type: ignore[no-any-return]
 
-    def get_sync(self: object, request: Request) -> Response:
-        return endpoint(request)  # type: ignore[no-any-return]
-
-    method = decorate(get if iscoroutinefunction(endpoint) else get_sync)
-    return type("Page", (HTTPEndpoint,), dict.fromkeys(map(str.lower, METHODS), method))
+    return type("Page", (HTTPEndpoint,), dict.fromkeys(map(str.lower, METHODS), decorate(get)))
 
 
 def endpoint_class(limit: RateLimit, endpoint: Any = page, **options: Any) -> ASGIApp:
@@ -81,7 +70,6 @@ METHODS = ["GET", "HEAD", "POST", "PUT"]
 EACH = (
     dependency,
     dependency_of_a_router,
-    dependency_of_the_application,
     decorator,
     decorator_in_starlette,
     endpoint_class,

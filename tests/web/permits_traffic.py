@@ -31,7 +31,7 @@ class Application:
 
     def __init__(self) -> None:
         self.under_way: Counter[tuple[str, str]] = Counter()
-        self.most: Counter[tuple[str, str]] = Counter()
+        self.most: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,19 +40,16 @@ class Application:
         rules = rules_of(scope)
         if "own" in rules:
             await OWN.check(HTTPConnection(scope, receive))
-        for rule in rules:
-            self.under_way[rule, key] += 1
-            held = self.under_way[rule, key]
-            assert held <= AMOUNTS[rule], f"{held} requests of {key} are under way under {rule}"
-            self.most[rule, key] = max(self.most[rule, key], held)
-        left = False
+        held = Counter((rule, key) for rule in rules)
+        self.under_way += held
+        for rule, _ in held:
+            count = self.under_way[rule, key]
+            assert count <= AMOUNTS[rule], f"{count} requests of {key} are under way under {rule}"
+            self.most[rule] = max(self.most[rule], count)
 
         def leave() -> None:
-            nonlocal left
-            if not left:
-                left = True
-                for rule in rules:
-                    self.under_way[rule, key] -= 1
+            self.under_way.subtract(held)
+            held.clear()
 
         try:
             await serve(scope["type"], how, int(steps), receive, send, leave)

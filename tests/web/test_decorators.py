@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from itertools import product
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from starlette.testclient import TestClient
 
 from slidegate import ConfigurationError, RateLimit, RateLimitMiddleware
 
-from ..asgi import call, page, statuses
+from ..asgi import call, statuses
 
 MIDDLEWARE = Middleware(RateLimitMiddleware, rules=[])
 
@@ -76,77 +77,43 @@ async def test_without_a_lifespan_it_is_found_at_the_first_request() -> None:
 
 
 def test_a_class_below_a_mount_is_found_as_a_function_is() -> None:
-    inner = FastAPI()
-
-    def route(path: str) -> Any:
-        def add(endpoint: Any) -> Any:
-            inner.add_route(path, endpoint)
-            return endpoint
-
-        return add
-
-    app = FastAPI(middleware=[MIDDLEWARE])
+    inner, app = FastAPI(), FastAPI(middleware=[MIDDLEWARE])
     app.mount("/v1", inner)
+    limit = RateLimit("1/hour")
 
-    @route("/right")
-    @RateLimit("1/hour")
-    class Right(HTTPEndpoint): ...
-
-    assert complaint(app) == ""
-
-    @RateLimit("1/hour")
-    @route("/wrong")
     class Wrong(HTTPEndpoint): ...
 
+    class Right(HTTPEndpoint): ...
+
+    inner.add_route("/right", limit(Right))
+    assert complaint(app) == ""
+    inner.add_route("/wrong", Wrong)
+    limit(Wrong)
     app.middleware_stack = None
     assert "'* /v1/wrong'" in complaint(app)
     assert "next to 'Wrong'" in complaint(app)
 
 
-def test_a_function_that_is_limited_in_one_application_may_be_free_in_another() -> None:
-    limited = Starlette(routes=[Route("/", RateLimit("1/hour")(page))], middleware=[MIDDLEWARE])
-    free = Starlette(routes=[Route("/", page)], middleware=[MIDDLEWARE])
-    assert [complaint(app) for app in (limited, free)] == ["", ""]
-    assert [TestClient(free).get("/").status_code for _ in range(3)] == [200] * 3
-
-
 # -- without parentheses: the endpoint would be taken for a function that returns limits, and never run ----------------
 
-SIGNATURES = ("", "request", "request: Request", "connection", "item: int", "request, item=1", "*args", "**options")
-DEFINED = ("def page({}):", "async def page({}):")
+DEFINED = ("def page():", "async def page(request: Request):")
 DECORATORS = ("", "@app.get('/')", "@wrapping", "@functools.cache", "@app.get('/')\n@wrapping")
 WHERE = ("{}", "def make():\n{}\nmake()", "class Pages:\n{}")
 
 
-def indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())
-
-
-@pytest.mark.parametrize(("where", "decorators"), list(product(WHERE, DECORATORS)))
-def test_it_is_refused_where_it_is_written_whatever_the_endpoint_takes(where: str, decorators: str) -> None:
-    for head, signature in product(DEFINED, SIGNATURES):
-        for above in ("", "@wrapping\n"):
-            written = f"{above}@RateLimit\n{decorators}\n{head.format(signature)}\n    return 'hi'"
-            source = where.format(written if where == "{}" else indented(written))
-            names = {"RateLimit": RateLimit, "Request": Request, "app": FastAPI(), "functools": functools}
-            with pytest.raises(ConfigurationError, match=r'write @RateLimit\("5/minute"\) above \'page\'') as caught:
-                exec(source, {**names, "wrapping": wrapping})
-            assert "5/minute" in str(caught.value), source
-
-
-def test_it_is_refused_above_a_class() -> None:
-    with pytest.raises(ConfigurationError, match=r'write @RateLimit\("5/minute"\) above \'Page\''):
-
-        @RateLimit  # type: ignore[arg-type]
-        class Page(HTTPEndpoint):
-            pass
+@pytest.mark.parametrize(
+    ("where", "decorators", "head"), [*product(WHERE, DECORATORS, DEFINED), ("{}", "", "class page:")]
+)
+def test_it_is_refused_where_it_is_written(where: str, decorators: str, head: str) -> None:
+    names = {"RateLimit": RateLimit, "Request": Request, "functools": functools, "wrapping": wrapping}
+    for above in ("", "@wrapping\n"):
+        written = f"{above}@RateLimit\n{decorators}\n{head}\n    pass"
+        with pytest.raises(ConfigurationError, match=r'write @RateLimit\("5/minute"\) above \'page\''):
+            exec(where.format(written if where == "{}" else indent(written, "    ")), names | {"app": FastAPI()})
 
 
 class Plans:
     def plan(self, request: Any) -> str:
-        return "1/hour"
-
-    def __call__(self, request: Any) -> str:
         return "1/hour"
 
     def of_this_class(request: Any) -> str:  # type: ignore[misc]
@@ -165,49 +132,29 @@ def limits_functions() -> list[RateLimit]:
     def cached(request: Any) -> str:
         return "1/hour"
 
-    def made(amount: int) -> Callable[[Any], str]:
-        def plan_of(request: Any) -> str:
-            return f"{amount}/hour"
-
-        return plan_of
-
-    def limited_by(function: Callable[[Any], str]) -> RateLimit:
-        return RateLimit(function)
-
-    @limited_by
-    def registered(request: Any) -> str:
-        return "1/hour"
-
-    many = []
+    given: list[Any] = [later, cached, Plans().plan, lambda request: "1/hour"]
     for amount in (1, 1):
 
         def counted(request: Any, amount: int = amount) -> str:
             return f"{amount}/hour"
 
-        many.append(counted)
-    lambdas: list[Any] = [lambda request: "1/hour", functools.partial(made(1))]
-    given = [later, cached, made(1), *lambdas, Plans().plan, Plans(), *many]
-    return [*map(RateLimit, given), Plans.limit, registered]
+        given.append(counted)
+    return [*map(RateLimit, given), Plans.limit]
 
 
 @pytest.mark.parametrize("limit", limits_functions(), ids=str)
-@pytest.mark.parametrize("as_dependency", [False, True])
-async def test_a_function_that_returns_limits_still_works(limit: RateLimit, as_dependency: bool) -> None:
+async def test_a_function_that_returns_limits_still_works(limit: RateLimit) -> None:
     app = FastAPI(middleware=[MIDDLEWARE])
-    if as_dependency:
-        app.get("/", dependencies=[Depends(limit)])(lambda: "hi")
-    else:
-        app.get("/")(limit(lambda: "hi"))
-    assert await statuses(app, 2) == [200, 429]
+    app.get("/")(limit(lambda: "hi"))
+    app.get("/other", dependencies=[Depends(limit)])(lambda: "hi")
+    assert [await statuses(app, 2, path) for path in ("/", "/other")] == [[200, 429]] * 2
 
 
-@pytest.mark.parametrize("of", [FastAPI, Starlette])
-def test_a_limit_in_the_place_of_an_endpoint_ends_the_start(of: Any) -> None:
-    limit: Any = RateLimit(lambda request: "5/minute")
-    app = of(routes=[Route("/page", limit)], middleware=[MIDDLEWARE])
-    if of is FastAPI:
-        app = FastAPI(middleware=[MIDDLEWARE])
-        app.get("/page")(limit)
+@pytest.mark.parametrize("app", [FastAPI(), Starlette()])
+def test_a_limit_in_the_place_of_an_endpoint_ends_the_start(app: Any) -> None:
+    add = app.get("/page") if isinstance(app, FastAPI) else lambda limit: app.routes.append(Route("/page", limit))
+    add(RateLimit(lambda request: "5/minute"))
+    app.add_middleware(RateLimitMiddleware, rules=[])
     found = complaint(app)
     assert "/page' is a limit" in found
     assert '@RateLimit("5/minute")' in found

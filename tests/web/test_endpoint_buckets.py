@@ -14,8 +14,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from slidegate import Limiter, RateLimit, RateLimitMiddleware
-from slidegate.stats import Statistics
+from slidegate import RateLimit, RateLimitMiddleware
 
 from ..asgi import scope_of, send_scope
 from .middlewares import checks
@@ -27,7 +26,6 @@ MIDDLEWARE = Middleware(RateLimitMiddleware, rules=[])
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    (tmp_path / "index.html").write_text("hi")
     (tmp_path / "a.js").write_text("hi")
     return tmp_path
 
@@ -38,30 +36,8 @@ class Page(HTTPEndpoint):
         return PlainTextResponse("hi")
 
     @RateLimit("900/hour")
-    async def post(self, request: Request) -> PlainTextResponse:
+    def post(self, request: Request) -> PlainTextResponse:
         return PlainTextResponse("hi")
-
-    both = RateLimit("900/hour")
-
-    @both
-    def put(self, request: Request) -> PlainTextResponse:
-        return PlainTextResponse("hi")
-
-    @both
-    async def delete(self, request: Request) -> PlainTextResponse:
-        return PlainTextResponse("hi")
-
-
-async def test_files_of_a_frontend_are_unrouted_in_the_stats_admitted_or_refused(files: Path) -> None:
-    limiter = Limiter()
-    statistics = Statistics(limiter)
-    app = FastAPI(middleware=[Middleware(RateLimitMiddleware, limits="3/hour", limiter=limiter)])
-    app.frontend("/app", directory=files)
-    for path in ("/app/a.js", "/none", "/app/a.js", "/app/a.js"):
-        await send_scope(app, scope_of(path))
-    assert {(route, seen.passed, seen.refused) for route, seen in statistics.stats().routes.items()} == {
-        ("(no route)", 3, 1)
-    }
 
 
 class Trees:
@@ -76,11 +52,9 @@ class Trees:
         self.fill(self.app, "", self.spots, 0)
 
     def maybe(self, spot: str, above: tuple[str, ...]) -> dict[str, Any]:
-        self.spots = above
-        if self.random.random() < 0.5:
-            return {}
-        self.spots = *above, spot
-        return {"dependencies": [Depends(RateLimit("900/hour"))]}
+        limited = self.random.random() < 0.5
+        self.spots = (*above, spot) if limited else above
+        return {"dependencies": [Depends(RateLimit("900/hour"))]} if limited else {}
 
     def fill(self, router: Any, path: str, above: tuple[str, ...], depth: int) -> None:
         for _ in range(self.random.randint(1, 3)):
@@ -134,7 +108,8 @@ class Trees:
         router.include_router(inner, prefix=prefixes[1])
 
 
-async def check_trees(seeds: range, files: Path) -> None:
+@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(1_000, 4_000), marks=pytest.mark.deep)])
+async def test_in_random_trees_every_place_is_one_bucket_and_no_two_share_one(seeds: range, files: Path) -> None:
     for seed in seeds:
         trees = Trees(seed, files)
         bucket_of: dict[str, str] = {}
@@ -152,12 +127,3 @@ async def check_trees(seeds: range, files: Path) -> None:
             if len(unknown) == 1:
                 assert left.isdisjoint(bucket_of.values()), f"seed {seed}: {method} {target} shares {left}"
                 bucket_of[unknown[0]] = left.pop()
-
-
-async def test_in_random_trees_every_place_is_one_bucket_and_no_two_share_one(files: Path) -> None:
-    await check_trees(range(60), files)
-
-
-@pytest.mark.deep
-async def test_in_many_random_trees_every_place_is_one_bucket_and_no_two_share_one(files: Path) -> None:
-    await check_trees(range(1_000, 4_000), files)

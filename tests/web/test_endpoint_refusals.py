@@ -1,15 +1,11 @@
-"""What a client gets that a limit at an endpoint refuses: wherever the limit stands, whatever answers exceptions there.
-
-`WHERE` are the places of a limit, `HANDLERS` the exception handlers of its application. Every pair is tried.
-"""
+"""What a client gets that a limit at an endpoint refuses: wherever it stands, whatever answers exceptions there."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from functools import wraps
 from typing import Any
 
 import anyio
@@ -24,28 +20,23 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Mount, Route, Router, WebSocketRoute
+from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slidegate import BanPolicy, Limiter, RateLimit, RateLimitExceeded, RateLimitMiddleware, SlidegateError
-from slidegate.stats import Statistics
 
-from ..asgi import Answer, call, scope_of, send_scope
+from ..asgi import PEER, Answer, scope_of, send_scope
 from . import limited
 
 MIDDLEWARE = Middleware(RateLimitMiddleware, rules=[])
 LIMITS = "1/hour"
-PROBLEM, THEIRS, DETAIL, SWALLOWED = "problem details", "the user's answer", "FastAPI's answer", "swallowed"
+PROBLEM, THEIRS, DETAIL = "problem details", "the user's answer", "FastAPI's answer"
 
 
 # -- exception handlers ------------------------------------------------------------------------------------------------
 
 
 async def theirs(request: Request, error: Exception) -> Response:
-    return PlainTextResponse(THEIRS, 418)
-
-
-def theirs_sync(request: Request, error: Exception) -> Response:
     return PlainTextResponse(THEIRS, 418)
 
 
@@ -63,8 +54,8 @@ HANDLERS: dict[str, tuple[dict[Any, Any], str]] = {
     "RateLimitExceeded": ({RateLimitExceeded: theirs}, THEIRS),
     "SlidegateError": ({SlidegateError: theirs}, THEIRS),
     "Starlette's HTTPException": ({HTTPException: theirs}, THEIRS),
-    "FastAPI's HTTPException": ({fastapi.HTTPException: theirs_sync}, THEIRS),
-    "429": ({429: theirs_sync}, THEIRS),
+    "FastAPI's HTTPException": ({fastapi.HTTPException: theirs}, THEIRS),
+    "429": ({429: theirs}, THEIRS),
     "delegating": ({HTTPException: delegating}, DETAIL),
     "broken": ({HTTPException: broken}, PROBLEM),
 }
@@ -72,24 +63,19 @@ HANDLERS: dict[str, tuple[dict[Any, Any], str]] = {
 
 
 # -- where a limit stands ----------------------------------------------------------------------------------------------
-# Each makes an application whose limited endpoint at / appends to `ran`.
 
 
 class Site:
     """What a place is made of: the limit, the endpoint that it holds, and the handlers of its application."""
 
-    def __init__(self, handlers: dict[Any, Any], sync: bool = False) -> None:
+    def __init__(self, handlers: dict[Any, Any]) -> None:
         self.limit = RateLimit(LIMITS)
         self.depends = [Depends(self.limit)]
         self.options: dict[str, Any] = {"exception_handlers": handlers, "middleware": [MIDDLEWARE]}
         self.handlers = handlers
         self.ran: list[int] = []
-        self.page: Any = self.page_sync if sync else self.page_async
 
-    async def page_async(self, request: Request) -> Response:
-        return self.page_sync(request)
-
-    def page_sync(self, request: Request) -> Response:
+    async def page(self, request: Request) -> Response:
         self.ran.append(1)
         return PlainTextResponse("page")
 
@@ -118,7 +104,7 @@ dependency = at(limited.dependency)
 def check_in_the_endpoint(site: Site) -> ASGIApp:
     async def page(request: Request) -> Response:
         await site.check(request)
-        return site.page_sync(request)
+        return await site.page(request)
 
     return Starlette(routes=[Route("/", page)], **site.options)
 
@@ -127,54 +113,30 @@ def plain(site: Site, checking: Callable[[HTTPConnection], Any] | None = None) -
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         await (checking or site.check)(request)
-        await site.page_sync(request)(scope, receive, send)
+        await (await site.page(request))(scope, receive, send)
 
     return app
 
 
-def mounted_plain_asgi(site: Site) -> ASGIApp:
-    return Starlette(routes=[Mount("/", plain(site))], **site.options)
-
-
 def middleware_at_the_route(site: Site) -> ASGIApp:
-    return Starlette(
-        routes=[Route("/", site.limit(site.page), middleware=[MIDDLEWARE])],
-        exception_handlers=site.handlers,
-    )
+    routes = [Route("/", site.limit(site.page), middleware=[MIDDLEWARE])]
+    return Starlette(routes=routes, exception_handlers=site.handlers)
 
 
 async def passing(request: Request, call_next: Any) -> Response:
-    response: Response = await call_next(request)
-    return response
+    return await call_next(request)  # type: ignore[no-any-return]
 
 
-def below_a_middleware_with_a_task_group(site: Site) -> ASGIApp:
-    site.options["middleware"] = [MIDDLEWARE, Middleware(BaseHTTPMiddleware, dispatch=passing)]
+def copying(app: ASGIApp) -> ASGIApp:
+    async def copied(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope}, receive, send)
+
+    return copied
+
+
+def below_middlewares_of_others(site: Site) -> ASGIApp:
+    site.options["middleware"] += [Middleware(BaseHTTPMiddleware, dispatch=passing), Middleware(copying)]
     return dependency(site)
-
-
-def below_a_middleware_that_copies_the_scope(site: Site) -> ASGIApp:
-    def copying(app: ASGIApp) -> ASGIApp:
-        async def copied(scope: Scope, receive: Receive, send: Send) -> None:
-            await app({**scope}, receive, send)
-
-        return copied
-
-    site.options["middleware"] = [MIDDLEWARE, Middleware(copying)]
-    return dependency(site)
-
-
-def mounted_application(site: Site) -> ASGIApp:
-    inner = FastAPI(exception_handlers=site.handlers)
-    inner.get("/", dependencies=site.depends)(site.page)
-    return Starlette(routes=[Mount("/", inner)], middleware=[MIDDLEWARE])
-
-
-def task_group_in_a_dependency(site: Site) -> ASGIApp:
-    async def needed(request: Request) -> None:
-        await in_a_task_group(site, request)
-
-    return site.fastapi(site.page, dependencies=[Depends(needed)])
 
 
 def task_groups_in_plain_asgi(site: Site) -> ASGIApp:
@@ -194,16 +156,11 @@ async def in_a_task_group(site: Site, request: HTTPConnection) -> None:
 ORDINARY = [
     *map(at, limited.EACH),
     check_in_the_endpoint,
-    mounted_plain_asgi,
     middleware_at_the_route,
-    below_a_middleware_with_a_task_group,
-    below_a_middleware_that_copies_the_scope,
-    task_group_in_a_dependency,
+    below_middlewares_of_others,
     task_groups_in_plain_asgi,
 ]
 """Where the handlers of the application answer."""
-ASYNC_ONLY = (check_in_the_endpoint, mounted_plain_asgi, task_groups_in_plain_asgi)
-KINDS = [(where, sync) for where in ORDINARY for sync in (False, True) if not (sync and where in ASYNC_ONLY)]
 
 
 def handlers_of_the_outer_application(site: Site) -> ASGIApp:
@@ -212,34 +169,25 @@ def handlers_of_the_outer_application(site: Site) -> ASGIApp:
     return FastAPI(routes=[Mount("/", inner)], **site.options)
 
 
-def bare_router(site: Site) -> ASGIApp:
-    return RateLimitMiddleware(Router([Route("/", site.limit(site.page))]), rules=[])
-
-
 def no_framework(site: Site) -> ASGIApp:
     return RateLimitMiddleware(plain(site), rules=[])
 
 
-UNASKED = [handlers_of_the_outer_application, bare_router, no_framework]
+UNASKED = [handlers_of_the_outer_application, no_framework]
 """Where Starlette asks no handler of the application for any `HTTPException`, so none is asked for a refusal."""
 
 
-async def ask(app: ASGIApp, **more: Any) -> tuple[Answer, BaseException | None]:
+async def ask(app: ASGIApp, **more: Any) -> tuple[Answer, Exception | None]:
     """Send a request, and return its answer and what the server is told to log."""
-    sent, answer = [], Answer()
-
-    async def receive() -> Any:
-        await anyio.sleep_forever()
+    answer = Answer()
 
     async def send(message: Any) -> None:
-        sent.append(message)
+        answer.messages.append(message)
 
     try:
-        await app(scope_of(**more), receive, send)
+        await app(scope_of(**more), anyio.sleep_forever, send)  # type: ignore[arg-type]
     except Exception as error:
-        answer.messages = sent
         return answer, error
-    answer.messages = sent
     return answer, None
 
 
@@ -274,10 +222,10 @@ async def refused(where: Callable[[Site], ASGIApp], site: Site) -> tuple[Answer,
 
 
 @pytest.mark.parametrize("name", HANDLERS)
-@pytest.mark.parametrize(("where", "sync"), KINDS, ids=lambda given: getattr(given, "__name__", f"sync={given}"))
-async def test_a_users_handler_is_obeyed_and_else_problem_details_answer(where: Any, sync: bool, name: str) -> None:
+@pytest.mark.parametrize("where", ORDINARY, ids=lambda where: where.__name__)
+async def test_a_users_handler_is_obeyed_and_else_problem_details_answer(where: Any, name: str) -> None:
     handlers, expected = HANDLERS[name]
-    answer, error = await refused(where, Site(handlers, sync))
+    answer, error = await refused(where, Site(handlers))
     assert kind_of(answer) == expected
     assert type(error) is (ZeroDivisionError if name == "broken" else type(None)), "no bug is hidden"
 
@@ -287,15 +235,6 @@ async def test_a_users_handler_is_obeyed_and_else_problem_details_answer(where: 
 async def test_problem_details_answer_where_starlette_asks_no_handler(where: Any, name: str) -> None:
     answer, error = await refused(where, Site(HANDLERS[name][0]))
     assert (kind_of(answer), error) == (PROBLEM, None)
-
-
-async def test_a_bug_in_a_handler_of_a_mounted_application_is_answered_by_its_own_500() -> None:
-    answer, error = await refused(mounted_application, Site(HANDLERS["broken"][0]))
-    assert (answer.status, type(error)) == (500, ZeroDivisionError)
-    for name in ("none", "RateLimitExceeded", "429", "delegating"):
-        handlers, expected = HANDLERS[name]
-        answer, error = await refused(mounted_application, Site(handlers))
-        assert (kind_of(answer), error) == (expected, None)
 
 
 async def test_the_exception_says_all_that_a_handler_may_want() -> None:
@@ -317,69 +256,28 @@ async def test_the_exception_says_all_that_a_handler_may_want() -> None:
 # -- what users do with the exception on its way -----------------------------------------------------------------------
 
 
-def swallowing(site: Site, sync: bool, after: type[Exception] | None) -> Any:
-    def give() -> Exception:
-        assert after is not None
-        return after(503) if issubclass(after, HTTPException) else after()
-
+def swallowing(site: Site, after: Exception | None) -> Any:
     async def needed() -> AsyncIterator[None]:
         try:
             yield
         except Exception:
             if after:
-                raise give() from None
+                raise after from None
 
-    def needed_sync() -> Iterator[None]:
-        try:
-            yield
-        except Exception:
-            if after:
-                raise give() from None
-
-    return site.fastapi(site.page, dependencies=[Depends(needed_sync if sync else needed), *site.depends])
+    return site.fastapi(site.page, dependencies=[Depends(needed), *site.depends])
 
 
-@pytest.mark.parametrize("sync", [False, True])
 @pytest.mark.parametrize("name", HANDLERS)
-async def test_a_dependency_that_swallows_the_exception_gives_way_to_the_refusal(name: str, sync: bool) -> None:
-    answer, error = await refused(lambda site: swallowing(site, sync, None), Site(HANDLERS[name][0]))
+async def test_a_dependency_that_swallows_the_exception_gives_way_to_the_refusal(name: str) -> None:
+    answer, error = await refused(lambda site: swallowing(site, None), Site(HANDLERS[name][0]))
     assert (kind_of(answer), type(error).__name__) == (PROBLEM, "FastAPIError")
 
 
-@pytest.mark.parametrize("sync", [False, True])
-async def test_a_dependency_that_makes_another_answer_of_it_has_its_way(sync: bool) -> None:
-    answer, error = await refused(lambda site: swallowing(site, sync, fastapi.HTTPException), Site({}))
+async def test_a_dependency_that_makes_another_answer_of_it_has_its_way() -> None:
+    answer, error = await refused(lambda site: swallowing(site, fastapi.HTTPException(503)), Site({}))
     assert (answer.status, error) == (503, None)
-    answer, error = await refused(lambda site: swallowing(site, sync, ZeroDivisionError), Site({}))
+    answer, error = await refused(lambda site: swallowing(site, ZeroDivisionError()), Site({}))
     assert (kind_of(answer), type(error)) == (PROBLEM, ZeroDivisionError)
-
-
-@pytest.mark.parametrize("name", HANDLERS)
-async def test_a_decorator_that_swallows_it_and_answers_has_its_way(name: str) -> None:
-    def forgiving(endpoint: Any) -> Any:
-        @wraps(endpoint)
-        async def forgiven(*args: Any, **options: Any) -> Response:
-            try:
-                response: Response = await endpoint(*args, **options)
-            except RateLimitExceeded:
-                return PlainTextResponse(SWALLOWED)
-            return response
-
-        return forgiven
-
-    answer, error = await refused(lambda site: site.fastapi(forgiving(site.limit(site.page))), Site(HANDLERS[name][0]))
-    assert (answer.status, answer.body, error) == (200, SWALLOWED.encode(), None)
-
-
-async def test_an_application_that_swallows_it_and_says_nothing_is_answered_for() -> None:
-    site = Site({})
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(RateLimitExceeded):
-            await plain(site)(scope, receive, send)
-
-    answer, error = await refused(lambda site: RateLimitMiddleware(app, rules=[]), site)
-    assert (kind_of(answer), error) == (PROBLEM, None)
 
 
 async def test_who_raises_something_else_over_it_gets_it_logged_and_the_client_the_refusal() -> None:
@@ -392,7 +290,7 @@ async def test_who_raises_something_else_over_it_gets_it_logged_and_the_client_t
     async def beside(request: HTTPConnection) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(site.check(request))
-            if len(site.ran) == 1:
+            if site.ran:
                 tasks.create_task(fail())
 
     async def fail() -> None:
@@ -404,38 +302,18 @@ async def test_who_raises_something_else_over_it_gets_it_logged_and_the_client_t
         assert (kind_of(answer), type(error)) == (PROBLEM, kind)
 
 
-# -- the rest of a refusal ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["none", "RateLimitExceeded", "delegating"])
-async def test_strikes_and_stats_follow_from_the_refusal_and_not_from_its_status(name: str) -> None:
+async def test_strikes_follow_from_the_refusal_and_not_from_its_status(name: str) -> None:
     limiter = Limiter()
-    statistics = Statistics(limiter)
     site = Site(HANDLERS[name][0])
     policy = BanPolicy("2/10m", "1h", signals={"refused": 1, 500: 1, 418: "ban"})
     site.options["middleware"] = [Middleware(RateLimitMiddleware, rules=[], limiter=limiter, bans=policy)]
     app = dependency(site)
-    await ask(app)
-    await ask(app)
-    assert await limiter.banned("203.0.113.9") is None
-    await ask(app)
-    assert await limiter.banned("203.0.113.9") is not None
-    total = statistics.stats().total
-    assert (total.passed, total.refused) == (1, 2)
-
-
-async def test_a_limit_that_refuses_after_the_answer_has_begun_is_the_applications_failure() -> None:
-    site = Site({})
-
-    async def late(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await in_a_task_group(site, Request(scope, receive))
-
-    app = RateLimitMiddleware(late, rules=[])
-    await ask(app)
-    _, error = await ask(app)
-    assert isinstance(error, ExceptionGroup)
-    assert error.subgroup(RateLimitExceeded) is not None
+    banned = []
+    for _ in range(3):
+        await ask(app)
+        banned.append(await limiter.banned(PEER) is not None)
+    assert banned == [False, False, True]
 
 
 async def test_a_cancelled_request_is_not_answered() -> None:
@@ -449,7 +327,7 @@ async def test_a_cancelled_request_is_not_answered() -> None:
     app = Starlette(routes=[Route("/", page)], **site.options)
     for _ in range(2):
         with pytest.raises(asyncio.CancelledError):
-            await call(app)
+            await send_scope(app, scope_of())
 
 
 # -- websockets --------------------------------------------------------------------------------------------------------
@@ -466,10 +344,6 @@ def socket_dependency(site: Site) -> ASGIApp:
     return app
 
 
-def socket_decorator_in_starlette(site: Site) -> ASGIApp:
-    return Starlette(routes=[WebSocketRoute("/", site.limit(talk))], **site.options)
-
-
 def socket_class(site: Site) -> ASGIApp:
     class Talk(WebSocketEndpoint):
         async def dispatch(self) -> None:
@@ -478,11 +352,8 @@ def socket_class(site: Site) -> ASGIApp:
     return Starlette(routes=[WebSocketRoute("/", site.limit(Talk))], **site.options)
 
 
-SOCKETS = [socket_dependency, socket_decorator_in_starlette, socket_class]
-
-
 @pytest.mark.parametrize("name", ["none", "RateLimitExceeded", "429"])
-@pytest.mark.parametrize("where", SOCKETS, ids=lambda where: where.__name__)
+@pytest.mark.parametrize("where", [socket_dependency, socket_class], ids=lambda where: where.__name__)
 async def test_a_handshake_is_refused_with_the_same_answer_or_by_a_close(where: Any, name: str) -> None:
     handlers, expected = HANDLERS[name]
     app = where(Site(handlers))
@@ -508,9 +379,5 @@ async def test_an_accepted_websocket_is_closed_to_try_again_later() -> None:
         await websocket.close()
 
     app = Starlette(routes=[WebSocketRoute("/", late)], **site.options)
-    await send_scope(app, scope_of(type="websocket"))
-    messages = (await send_scope(app, scope_of(type="websocket"))).messages
-    assert [(message["type"], message.get("code")) for message in messages] == [
-        ("websocket.accept", None),
-        ("websocket.close", 1013),
-    ]
+    answers = [await send_scope(app, scope_of(type="websocket")) for _ in range(2)]
+    assert [message.get("code") for message in answers[1].messages] == [None, 1013]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 from typing import Any
 
@@ -21,11 +20,7 @@ from slidegate.core import Reason
 from slidegate.stats import Statistics
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses
-
-
-def limiter() -> Limiter:
-    return Limiter(MemoryStore(clock=FakeClock()))
+from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
 
 
 async def test_the_record_says_why_a_request_passed_or_not() -> None:
@@ -46,24 +41,27 @@ async def test_the_record_says_why_a_request_passed_or_not() -> None:
 PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "PUT"}
 
 
-async def test_a_middleware_never_limits_preflights_where_nobody_wrote_a_limit() -> None:
-    for rules in ([], [Rule("*", "1/hour", methods=["GET", "POST"])], [Rule("/elsewhere", "1/hour")]):
-        app = RateLimitMiddleware(hello, rules=rules)
-        assert await statuses(app, 700, method="OPTIONS", headers=PREFLIGHT) == [200] * 700
+@pytest.mark.parametrize("rule", [[], [Rule("*", "1/hour", methods=["GET"])], [Rule("/elsewhere", "1/hour")]])
+async def test_a_middleware_never_limits_preflights_where_nobody_wrote_a_limit(rule: list[Rule]) -> None:
+    app = RateLimitMiddleware(hello, rules=rule)
+    assert await statuses(app, 9, method="OPTIONS", headers=PREFLIGHT) == [200] * 9
+
+
+async def test_preflights_are_counted_apart_from_other_requests_with_the_same_limits() -> None:
+    app = RateLimitMiddleware(hello, limits="2/hour")
+    assert await statuses(app, 3, method="OPTIONS", headers=PREFLIGHT) == [200, 200, 429]
+    assert await statuses(app, 3) == [200, 200, 429]
+    for option, expected in (("blocklist", [403] * 4), ("allowlist", [200] * 4)):
+        listed = RateLimitMiddleware(hello, limits="2/hour", **{option: Networks([PEER])})  # type: ignore[arg-type]
+        assert await statuses(listed, 4, method="OPTIONS", headers=PREFLIGHT) == expected
 
 
 async def test_a_rule_that_names_options_counts_preflights_and_other_options_requests_apart() -> None:
     app = RateLimitMiddleware(hello, rules=[Rule("*", "2/hour", methods=["OPTIONS"], name="options")])
     assert await statuses(app, 3, method="OPTIONS", headers=PREFLIGHT) == [200, 200, 429]
-    assert await statuses(app, 3, method="OPTIONS") == [200, 200, 429]
+    halves = [{}, {"Origin": "https://example.org"}, {"Access-Control-Request-Method": "PUT"}]
+    assert [(await call(app, method="OPTIONS", headers=half)).status for half in halves] == [200, 200, 429]
     assert await statuses(app, 3) == [200] * 3
-
-
-async def test_an_options_request_that_is_no_preflight_is_counted() -> None:
-    app = RateLimitMiddleware(hello, limits="1/hour")
-    for headers in ({}, {"Origin": "https://example.org"}, {"Access-Control-Request-Method": "PUT"}):
-        await call(app, method="OPTIONS", headers=headers)
-    assert await statuses(app, 1, method="OPTIONS") == [429]
 
 
 @pytest.mark.parametrize("kind", ["lifespan", "foo"])
@@ -73,11 +71,8 @@ async def test_other_scope_types_pass_unchanged(kind: str) -> None:
     async def app(*args: Any) -> None:
         seen.append(args)
 
-    async def receive() -> Message:
-        return {}
-
-    async def send(message: Message) -> None: ...
-
+    receive: Any = object()
+    send: Any = object()
     scope = {"type": kind, "state": {}}
     await RateLimitMiddleware(app, limits="1/hour")(scope, receive, send)
     assert seen == [(scope, receive, send)]
@@ -100,9 +95,8 @@ async def test_a_request_whose_connection_is_gone_starts_nothing(server: Any, mo
         await call(middleware, client=("192.0.2.1", 1))  # this server names peers
         scope = scope_of(client=None, server=server, headers=preflight | {"X-Forwarded-For": "192.0.2.7"}, **more)
         await send_scope(middleware, scope)
-        bare = scope_of(server=server, **more)
-        del bare["client"], bare["headers"]
-        await send_scope(middleware, bare | {"headers": []})
+        del scope["client"]
+        await send_scope(middleware, scope | {"headers": []})
         assert middleware.findings == []
         assert statistics.stats().total.refused == 3
     assert started == []
@@ -115,15 +109,15 @@ async def test_what_the_application_raises_comes_through_once_and_the_hit_stays(
             await send({"type": "http.response.start", "status": 200, "headers": []})
         raise KeyError("app")
 
-    answer = Answer()
+    sent: list[Message] = []
 
     async def send(message: Message) -> None:
-        answer.messages.append(message)
+        sent.append(message)
 
     app = RateLimitMiddleware(broken, limits="1/hour")
     with pytest.raises(KeyError, match="app"):
         await app(scope_of(), None, send)  # type: ignore[arg-type]
-    assert len(answer.messages) == started
+    assert len(sent) == started
     assert await statuses(app, 1) == [429]
 
 
@@ -144,33 +138,28 @@ async def test_context_variables_streams_and_background_tasks_behave_as_without_
     assert answer.body == b"abc"
     assert user.get() == "inner"  # the application ran in the caller's own task and context
     assert done == ["task"]
-    assert sum(message["type"] == "http.response.start" for message in answer.messages) == 1
 
 
 async def test_it_works_on_the_app_on_a_route_and_on_a_mount_and_each_counts_once() -> None:
-    middleware = limiter()
+    shared = Limiter(MemoryStore(clock=FakeClock()))
+
+    def limited(limits: str) -> list[Middleware]:
+        return [Middleware(RateLimitMiddleware, limits=limits, limiter=shared)]
+
     app = Starlette(
         routes=[
-            Route("/one", page, middleware=[Middleware(RateLimitMiddleware, limits="2/hour", limiter=middleware)]),
-            Route("/two", page, middleware=[Middleware(RateLimitMiddleware, limits="2/hour", limiter=middleware)]),
-            Mount("/sub", routes=[Route("/a", page), Route("/b", page)],
-                  middleware=[Middleware(RateLimitMiddleware, limits="3/hour", limiter=middleware)]),
+            Route("/one", page, middleware=limited("2/hour")),
+            Route("/two", page, middleware=limited("2/hour")),
+            Mount("/sub", routes=[Route("/a", page), Route("/b", page)], middleware=limited("3/hour")),
         ],
-        middleware=[Middleware(RateLimitMiddleware, limits="100/hour", limiter=middleware)],
-    )  # fmt: skip
+        middleware=limited("100/hour"),
+    )
     assert await statuses(app, 3, "/one") == [200, 200, 429]
     assert await statuses(app, 3, "/two") == [200, 200, 429], "two unnamed middlewares are two buckets"
     assert [*await statuses(app, 2, "/sub/a"), *await statuses(app, 2, "/sub/b")] == [200, 200, 200, 429]
     answer = await call(app, "/one")
     assert answer.headers["ratelimit"].startswith('"default-2";r=0'), "the tightest of both middlewares is shown"
     assert answer.headers["ratelimit-policy"] == '"default";q=100;w=3600, "default-2";q=2;w=3600'
-
-
-async def test_one_named_rule_met_twice_is_charged_once() -> None:
-    middleware = limiter()
-    inner = RateLimitMiddleware(hello, limiter=middleware, rules=[Rule("*", "4/hour", name="api"), Rule("*", "9/hour")])
-    app = RateLimitMiddleware(inner, limiter=middleware, rules=[Rule("*", "4/hour", name="api")])
-    assert await statuses(app, 5) == [200, 200, 200, 200, 429]
 
 
 async def test_switched_off_everything_passes_and_that_is_said_once(
@@ -191,25 +180,6 @@ def test_a_switch_that_cannot_be_read_is_an_error(monkeypatch: pytest.MonkeyPatc
         RateLimitMiddleware(hello, limits="1/hour")
 
 
-async def test_changing_the_callers_lists_afterwards_changes_nothing() -> None:
-    rules = [Rule("*", "1/hour")]
-    methods = ["POST"]
-    rules.append(Rule("/post", "1/day", methods=methods))
-    app = RateLimitMiddleware(hello, rules=rules)
-    rules.clear()
-    methods.clear()
-    assert await statuses(app, 2) == [200, 429]
-    limit = Rule("*", "1/hour").limits[0]
-    with pytest.raises(AttributeError, match="cannot assign to field"):
-        limit.amount = 5
-
-
-async def test_two_event_loops_may_share_the_middleware() -> None:
-    app = RateLimitMiddleware(hello, limits="50/hour")
-    loops = await asyncio.gather(*(asyncio.to_thread(asyncio.run, statuses(app, 40)) for _ in range(2)))
-    assert sum(loop.count(200) for loop in loops) == 50
-
-
 def test_the_middleware_runs_on_trio_as_well() -> None:
     async def main() -> list[int]:
         async def key(request: Any) -> str:
@@ -219,16 +189,6 @@ def test_the_middleware_runs_on_trio_as_well() -> None:
         return await statuses(RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", key=key)]), 2)
 
     assert anyio.run(main, backend="trio") == [200, 429]
-
-
-async def test_preflights_are_counted_apart_from_other_requests_with_the_same_limits() -> None:
-    app = RateLimitMiddleware(hello, limits="10/hour")
-    assert await statuses(app, 11, method="OPTIONS", headers=PREFLIGHT) == [200] * 10 + [429]
-    assert await statuses(app, 11) == [200] * 10 + [429]
-    blocked = RateLimitMiddleware(hello, limits="10/hour", blocklist=Networks([PEER]))
-    assert await statuses(blocked, 1, method="OPTIONS", headers=PREFLIGHT) == [403]
-    allowed = RateLimitMiddleware(hello, limits="10/hour", allowlist=Networks([PEER]))
-    assert await statuses(allowed, 20, method="OPTIONS", headers=PREFLIGHT) == [200] * 20
 
 
 async def test_an_outer_allowlist_lets_through_every_middleware_further_in() -> None:

@@ -1,59 +1,104 @@
-"""What observers hear of a request: once, when its last byte is out, whatever became of it, and at no risk for it."""
+"""What observers hear of a request: its outcome, once, when its last byte is out, and one event if it is refused."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
+import anyio
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule
-from slidegate.core import Reason
-from slidegate.events import Observer, Outcome
-from slidegate.testing import FakeClock
+from slidegate import (
+    BanPolicy,
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimit,
+    RateLimitExceeded,
+    RateLimitMiddleware,
+    Rule,
+    StoreError,
+    client_ip,
+    header,
+)
+from slidegate.events import Event, Outcome
+from slidegate.testing import FakeClock, RecordingObserver
 
-from ..asgi import PEER, call, page, scope_of, statuses
+from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
+from ..remote_stores import RemoteStore
 
-OTHER = ("198.51.100.7", 1)
+OTHER = "198.51.100.7"
+TIGHT: Any = RateLimit("1/hour", name="tight")
 
 
-class Outcomes(Observer):
+class Ear(RecordingObserver):
+    """Keeps events, and what became of requests."""
+
     def __init__(self) -> None:
-        self.heard: list[Outcome] = []
+        super().__init__()
+        self.outcomes: list[Outcome] = []
 
     def request(self, outcome: Outcome, /) -> None:
-        self.heard.append(outcome)
+        self.outcomes.append(outcome)
 
 
 class Site:
-    def __init__(self, **options: Any) -> None:
+    """An application behind a middleware, and what an observer hears of its requests."""
+
+    def __init__(self, limiter: Limiter | None = None, **options: Any) -> None:
         self.clock = FakeClock(10**15)
-        self.outcomes = Outcomes()
-        self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.outcomes])
-        routes = [
-            Route("/items/{id}", self.item, methods=["GET"]),
-            Route("/limited", RateLimit("1/hour", name="tight")(page)),
-        ]
+        self.ear = Ear()
+        self.limiter = limiter or Limiter(MemoryStore(clock=self.clock))
+        self.limiter.observe(self.ear)
+        self.inside = Starlette(
+            routes=[
+                Route("/items/{id}", self.item, methods=["GET"]),
+                Route("/limited", TIGHT(page)),
+                Route("/swallowing", self.swallowing),
+            ]
+        )
         options.setdefault("rules", [Rule("*", "3/hour", name="all")])
-        self.app = RateLimitMiddleware(Starlette(routes=routes), limiter=self.limiter, **options)
+        self.app = RateLimitMiddleware(self.inside, limiter=self.limiter, **options)
 
     async def item(self, request: Request) -> PlainTextResponse:
         self.clock.advance("30ms")
         return PlainTextResponse("x", int(request.path_params["id"]))
 
+    async def swallowing(self, request: Request) -> PlainTextResponse:
+        with suppress(RateLimitExceeded):
+            await TIGHT.check(request)
+        return PlainTextResponse("never mind")
+
     @property
     def seen(self) -> list[tuple[Any, ...]]:
-        heard = self.outcomes.heard
+        heard = self.ear.outcomes
         return [(one.allowed, str(one.reason), one.rules, one.route, one.status, one.ended) for one in heard]
+
+    @property
+    def refused(self) -> list[dict[str, Any]]:
+        events = [event for event in self.ear.events if event.kind == "refused"]
+        assert all(event.message.isprintable() and len(event.message) < 1_000 for event in events)
+        return [dict(event.details) for event in events]
+
+    async def last(self, *args: Any, **more: Any) -> dict[str, Any]:
+        """Send a request that is refused, and return the details of its one event."""
+        before = len(self.refused)
+        answer = await call(self.app, *args, **more)
+        (details,) = self.refused[before:]
+        assert details["status"] == answer.status
+        return details
 
 
 async def test_each_request_has_one_outcome() -> None:
     site = Site(
-        blocklist=Networks([OTHER[0]]),
+        blocklist=Networks([OTHER]),
         rules=[
             Rule("/free", exempt=True),
             Rule("*", "3/hour", name="all"),
@@ -62,7 +107,7 @@ async def test_each_request_has_one_outcome() -> None:
     )
     for path in ("/items/200", "/items/404", "/limited", "/limited", "/free", "/items/200"):
         await call(site.app, path)
-    await call(site.app, "/items/200", client=OTHER)
+    await call(site.app, "/items/200", client=(OTHER, 1))
     items, refused = "GET /items/{id}", (False, "limited")
     assert site.seen == [
         (True, "ok", ("all",), items, 200, "success"),
@@ -73,7 +118,7 @@ async def test_each_request_has_one_outcome() -> None:
         (*refused, ("all",), "(no route)", 429, "refused"),
         (False, "blocked", (), "(no route)", 403, "refused"),
     ]
-    heard = site.outcomes.heard
+    heard = site.ear.outcomes
     assert [one.shadow_rules for one in heard] == [(), ("stricter",), ("stricter",), (), (), (), ()]
     assert [(one.began_us, one.duration_us) for one in heard[:2]] == [(10**15, 30_000), (10**15 + 30_000, 30_000)]
     assert {state.key for one in heard[:3] for decision in one.decisions for state in decision.states} == {PEER}
@@ -83,8 +128,7 @@ async def test_each_request_has_one_outcome() -> None:
 async def test_a_refusal_at_an_endpoint_has_its_route_and_a_ban_no_rule() -> None:
     site = Site(bans=BanPolicy("2/10m", "1h", ban_private=True))
     assert await statuses(site.app, 4, "/limited") == [200, 429, 429, 403]
-    assert site.seen[1:] == [
-        (False, "limited", ("tight",), "GET /limited", 429, "refused"),
+    assert site.seen[2:] == [
         (False, "limited", ("tight",), "GET /limited", 429, "refused"),
         (False, "banned", (), "(no route)", 403, "refused"),
     ]
@@ -93,9 +137,9 @@ async def test_a_refusal_at_an_endpoint_has_its_route_and_a_ban_no_rule() -> Non
 @pytest.mark.parametrize("raises", [False, True])
 async def test_an_outcome_comes_behind_the_last_byte_and_an_observer_that_fails_hurts_no_request(raises: bool) -> None:
     order: list[str] = []
-    heard = Outcomes()
+    ear = Ear()
 
-    class Failing(Observer):
+    class Failing(Ear):
         def request(self, outcome: Outcome, /) -> None:
             order.append(f"outcome {outcome.status}")
             if raises:
@@ -110,27 +154,147 @@ async def test_an_outcome_comes_behind_the_last_byte_and_an_observer_that_fails_
     async def send(message: Message) -> None:
         order.append(message["type"].rpartition(".")[2])
 
-    async def receive() -> Message:
-        return {"type": "http.request"}
-
-    limiter = Limiter(observers=[Failing(), heard])
-    await RateLimitMiddleware(app, limits="9/hour", limiter=limiter)(scope_of(), receive, send)
+    middleware: Any = RateLimitMiddleware(app, limits="9/hour", limiter=Limiter(observers=[Failing(), ear]))
+    await middleware(scope_of(), anyio.sleep_forever, send)
     assert order == ["start", "body", "body", "outcome 200", "background"]
-    assert len(heard.heard) == 1
+    assert len(ear.outcomes) == 1
 
 
 async def test_an_observer_that_comes_while_a_request_is_under_way_hears_of_the_next_one() -> None:
-    limiter, outcomes = Limiter(), Outcomes()
-
-    middleware = RateLimitMiddleware(Starlette(routes=[Route("/", page)]), limits="9/hour", limiter=limiter)
+    limiter, ear = Limiter(), Ear()
 
     async def attaching(scope: Scope, receive: Receive, send: Send) -> None:
-        limiter.observe(outcomes)
-        await Starlette(routes=[Route("/", page)])(scope, receive, send)
+        limiter.observe(ear)
+        await hello(scope, receive, send)
 
-    middleware.app = attaching
-    await call(middleware)
-    assert outcomes.heard == []
-    middleware.app = Starlette(routes=[Route("/", page)])
-    await call(middleware)
-    assert [one.reason for one in outcomes.heard] == [Reason.OK]
+    await call(RateLimitMiddleware(attaching, limits="9/hour", limiter=limiter))
+    assert ear.outcomes == []
+    await call(RateLimitMiddleware(hello, limits="9/hour", limiter=limiter))
+    assert [one.reason for one in ear.outcomes] == ["ok"]
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_refusal_says_whom_it_met_and_by_what() -> None:
+    site = Site(
+        rules=[
+            Rule("/shut", block=True, status=503, name="shut"),
+            Rule("/plan", lambda request: "nobody", name="plan"),
+            Rule("/big", lambda request: "3/hour", cost=5, name="big"),
+            Rule("/shop/{rest:path}", "1/minute", name="shop"),
+            Rule("*", "9/hour"),
+        ],
+        blocklist=Networks([f"{OTHER}/32"]),
+        bans=BanPolicy("9/10m", "1h", name="abuse"),
+    )
+    await site.limiter.ban("192.0.2.0/24", "1h", reason="r", by="ann")
+    assert await statuses(site.app, 1, "/shop/items/7") == [404]
+    assert site.refused == []
+    site.clock.advance("1s")
+    shown = [await site.last(path) for path in ("/shut", "/plan", "/big", "/shop/<script>")]
+    shown += [await site.last(client=(client, 1)) for client in (OTHER, "192.0.2.1")]
+    names = ("key", "client", "rule", "limit", "by", "reason", "retry_after_s", "status")
+    assert [tuple(details.pop(name) for name in names) for details in shown] == [
+        (PEER, PEER, "shut", "", "", "blocked", None, 503),
+        (PEER, PEER, "plan", "", "", "nobody", None, 429),
+        (PEER, PEER, "big", "3/1h", "", "too_large", None, 429),
+        (PEER, PEER, "shop", "1/1m", "", "limited", 59, 429),
+        (OTHER, OTHER, "", "", "", "blocked", None, 403),
+        ("192.0.2.0/24", "192.0.2.1", "", "", "ann", "banned", 3599, 403),
+    ]
+    assert shown == [{"route": "(no route)", "method": "GET"}] * len(shown)
+
+
+async def test_a_refusal_by_a_key_that_is_secret_shows_its_digest_as_the_store_has_it() -> None:
+    site = Site(rules=[Rule("*", "1/hour", key=header("X-API-Key"), name="api")])
+    await call(site.app, headers={"x-api-key": "s3cret"})
+    details = await site.last(headers={"x-api-key": "s3cret"})
+    assert details["client"] == PEER
+    assert details["key"].startswith("header:")
+    assert "s3cret" not in repr(site.ear.events)
+    assert await site.limiter.reset(details["key"])
+    assert await statuses(site.app, 1, headers={"x-api-key": "s3cret"}) == [404]
+
+
+async def test_a_refusal_because_the_store_does_not_answer() -> None:
+    class Sick(RemoteStore):
+        def hit(self, *arguments: object, **line: object) -> Any:
+            raise StoreError("redis://user:s3cret@h:6379/0 is away")
+
+    site = Site(Limiter(Sick(), on_error="deny"))
+    details = await site.last()
+    assert (details["reason"], details["status"], details["retry_after_s"]) == ("unavailable", 503, 1)
+    assert "s3cret" not in repr(site.refused)
+
+
+@pytest.mark.parametrize("extensions", [{}, {"websocket.http.response": {}}])
+async def test_a_handshake_that_is_refused(extensions: dict[str, Any]) -> None:
+    site = Site(rules=[Rule("*", "1/hour")])
+    for _ in range(2):
+        await send_scope(site.app, scope_of("/ws", type="websocket", extensions=extensions))
+    (details,) = site.refused
+    assert (details["method"], details["status"]) == ("WEBSOCKET", 429 if extensions else 403)
+
+
+async def test_a_client_chooses_no_more_than_bounded_printable_text_and_its_key() -> None:
+    site = Site(limits="1/hour", rules=None, client=client_ip())
+    await call(site.app)
+    evil = "\x1b[2J\r\n<script>\u202e" * 5_000
+    details = await site.last(f"/{evil}", method=f"{evil}GET", headers={"x-forwarded-for": evil})
+    assert len(details["method"]) <= 64
+    assert details["method"].isprintable()
+    assert sum(len(str(value)) for value in details.values()) < 500
+    assert details["route"] == "(no route)"
+
+
+@pytest.mark.parametrize("at", ["http.response.start", "http.response.body"])
+async def test_a_client_that_leaves_before_its_refusal_is_told_of_once(at: str) -> None:
+    async def send(message: Message) -> None:
+        if message["type"] == at:
+            raise OSError("the client has left")
+
+    site = Site(blocklist=Networks([PEER]))
+    receive: Any = anyio.sleep_forever
+    with pytest.raises(OSError, match="left"):
+        await site.app(scope_of(), receive, send)
+    assert [details["status"] for details in site.refused] == [403]
+
+
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "bans": st.just(BanPolicy("4/10m", "1m", name="abuse")),
+        "blocklist": st.just(Networks([f"{OTHER}/32"])),
+        "on_refused": st.just(lambda request, decision: PlainTextResponse("no", 420)),
+    },
+)
+VISITS = st.tuples(
+    st.sampled_from(["/items/200", "/free", "/shut", "/limited", "/swallowing", "/none"]),
+    st.sampled_from([PEER, OTHER]),
+    st.integers(0, 9),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(OPTIONS, st.booleans(), st.lists(VISITS, min_size=1, max_size=25))
+async def test_every_refused_request_makes_one_event_and_every_other_none(
+    options: dict[str, Any], nested: bool, visits: list[tuple[str, str, int]]
+) -> None:
+    """The record that the middleware leaves in the scope says which requests were refused."""
+    rules = [Rule("/free", exempt=True), Rule("/shut", block=True), Rule("*", "6/minute")]
+    site = Site(rules=rules, ignore_checks=["SG103"], **options)
+    further_in: list[Event] = []
+    if nested:
+        inner = Limiter()
+        inner.observe(further_in.append, kinds=["refused"])
+        site.inside.add_middleware(RateLimitMiddleware, limits="5/minute", limiter=inner)
+    count = 0
+    for path, client, pause in visits:
+        scope = scope_of(path, client=(client, 1))
+        await send_scope(site.app, scope)
+        decision = scope["slidegate.ended"].decision
+        count += not decision.allowed
+        assert len(site.refused) + len(further_in) == count, (path, client, decision)
+        if pause == 0:
+            site.clock.advance("1m")
