@@ -29,6 +29,7 @@ PAUSES: list[tuple[dict[str, str], float | None]] = [
     ({"ratelimit": '"default";r=0;t=12'}, 12),
     ({"ratelimit": '"default";r=1;t=12'}, None),
     ({"ratelimit": '"a";r=0;t=12, "b";r=0;t=30, "c";r=5;t=90'}, 30),
+    ({"ratelimit": '"a";r=0;t=0'}, 0),
     ({"ratelimit": '"a";r=0'}, None),
     ({"ratelimit": '"a";r=0;t=-5'}, None),
     ({"ratelimit": '"a;r=0;t=12'}, None),
