@@ -1,4 +1,4 @@
-"""`bench real` measures what its rows say: limiters that count, answers that are checked, rounds that are compared."""
+"""Benchmarks run small; `bench real` measures what its rows say, and checks that its limiters count."""
 
 from __future__ import annotations
 
@@ -14,14 +14,28 @@ from benchmarks import apps, real, traffic, versions, worker
 
 ROOT = versions.ROOT
 KNOWN = apps.candidates()
-SMALL = ["--processes", "1", "--rounds", "1", "--requests", "3", "--paths", "2560"]
+REAL = ["--processes", "1", "--rounds", "1", "--requests", "3", "--paths", "2560"]
+SMALL = {"networks": ["--count", "50", "--rounds", "1"], "startup": ["--rounds", "1"]}
+LONGER = {"lmdb": ["--rounds", "1", "--hits", "640"], "memory": ["--keys", "20000"]}
 
 
-def run(*flags: str) -> subprocess.CompletedProcess[str]:
-    # A process of its own: benchmarks silence the log and change the garbage collector.
+def run(name: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    # A process of its own: benchmarks fork, silence the log and change the garbage collector.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
-    line = [sys.executable, "-m", "benchmarks", "real", *SMALL, *flags]
-    return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-m", "benchmarks", name, *flags], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert f"`python3 dev.py bench {name}" in ended.stdout
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [*SMALL.items(), *(pytest.param(name, flags, marks=pytest.mark.deep) for name, flags in LONGER.items())],
+)
+def test_a_small_run_of_a_benchmark_shows_a_table(name: str, flags: list[str]) -> None:
+    assert re.search(r"^\| -", run(name, *flags).stdout, re.MULTILINE)
 
 
 def on_counting_loop(work: object) -> object:
@@ -37,10 +51,8 @@ def on_counting_loop(work: object) -> object:
     ],
 )
 def test_a_small_run_shows_the_rows(names: list[str]) -> None:
-    ended = run(*(text for name in names for text in ("--only", name)))
-    assert ended.returncode == 0, ended.stderr
+    ended = run("real", *REAL, *(text for name in names for text in ("--only", name)))
     assert re.findall(r"^\| (.+?) \| +-?[0-9]", ended.stdout, re.MULTILINE) == names
-    assert "`python3 dev.py bench real" in ended.stdout
 
 
 def test_every_row_is_made_of_candidates_and_every_candidate_has_a_row() -> None:
@@ -66,17 +78,13 @@ def test_each_limiter_counts_and_does_what_it_is_measured_for(name: str) -> None
     on_counting_loop(worker.check(name, KNOWN[name]))
 
 
-def without_list(allowed: apps.Allowed) -> object:
-    return apps.ours(allowed)
-
-
 @pytest.mark.parametrize(
     ("app", "what"),
     [
         (apps.App(apps.bare), "requests of one client"),
         (apps.App(apps.fastapi_limiter), "another client after them"),
-        (apps.App(without_list, bans=True), "the last of many requests"),  # type: ignore[arg-type]
-        (apps.App(without_list, blocks=True), "a blocked network"),  # type: ignore[arg-type]
+        (apps.App(lambda allowed: apps.ours(allowed), bans=True), "the last of many requests"),
+        (apps.App(lambda allowed: apps.ours(allowed), blocks=True), "a blocked network"),
     ],
 )
 def test_a_limiter_that_does_not_is_an_error(app: apps.App, what: str) -> None:
