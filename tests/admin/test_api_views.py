@@ -249,10 +249,7 @@ async def test_each_worker_answers_for_all(tmp_path: Path) -> None:
             clients = (await operator.get("clients"))["clients"]
             assert [
                 (found["key"], found["requests"], found["refused"], found["nearest"]["used"]) for found in clients
-            ] == [
-                ("198.51.100.1", 24, 4, 20),
-                ("198.51.100.2", 24, 4, 20),
-            ]
+            ] == [("198.51.100.1", 24, 4, 20), ("198.51.100.2", 24, 4, 20)]
             refusals = (await operator.get("refusals"))["refusals"]
             assert sorted(names(refusals, "client")) == ["198.51.100.1"] * 4 + ["198.51.100.2"] * 4
             assert len(set(names(refusals, "worker"))) == 2

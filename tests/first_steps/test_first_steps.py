@@ -13,12 +13,13 @@ import pytest
 
 from ..pages.blocks import Block, blocks, varying
 from ..pages.shell import SERVER, Shell
-from ..pages.test_readme import QUICK_START
 from ..redis_servers import until
 
 pytestmark = pytest.mark.all
 
 ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+QUICK_START = README.partition("## Four workers, one limit, no Redis")[2].partition("\n## ")[0]
 PAGES = {"first steps": (ROOT / "docs" / "first_steps.md").read_text("utf-8"), "README": QUICK_START}
 OUTPUT = {"text", "http", "json"}
 ASK_S = 120
