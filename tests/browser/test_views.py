@@ -208,19 +208,6 @@ def test_a_refresh_leaves_rows_fields_buttons_and_a_selection_alone(site: Site, 
     expect(row).not_to_have_text(before)
 
 
-def test_the_window_of_time_stands_in_the_address_and_holds_in_every_view(site: Site, opened: OpenPage) -> None:
-    page = opened(site, TOKEN)
-    page.get_by_role("radio", name="1h", exact=True).check(force=True)
-    expect(page).to_have_url(re.compile(r"#now\?window=1h$"))
-    page.get_by_role("tab", name="Shadow").click()
-    expect(page.get_by_text("Stats of the last 1h")).to_be_visible()
-    page.reload()
-    expect(page.get_by_text("Stats of the last 1h")).to_be_visible()
-    page.get_by_role("tab", name="Now").click()
-    page.get_by_role("link", name="203.0.113.7").first.click()
-    expect(page).to_have_url(re.compile(r"#clients/203\.0\.113\.7\?window=1h$"))
-
-
 def test_to_ban_ones_own_address_is_asked_about_twice(site: Site, opened: OpenPage) -> None:
     own = {"X-Forwarded-For": "203.0.113.60"}
     page = opened(site, TOKEN, "#bans", expected="status of 4", extra_http_headers=own)

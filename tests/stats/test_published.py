@@ -219,7 +219,8 @@ async def test_a_store_of_this_process_has_one_worker_and_publishes_nothing() ->
     assert (found.total.passed, found.rules["api"].passed) == (1, 1)
     chart, same = statistics.chart("1h", rule="api"), await statistics.chart_all("1h", route="GET /a")
     assert sum(point.passed for point in chart.points) == sum(point.passed for point in same.points) == 1
-    assert sum(point.passed for point in statistics.chart("1h", rule="other").points) == 0
+    for other in ({"rule": "other"}, {"route": "GET /b"}):
+        assert sum(point.passed for point in statistics.chart("1h", **other).points) == 0
     await limiter.close()
 
 
