@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from ..browser.served import PATIENCE_S, Site, served
-from ..browser.site import AMOUNT, TOKEN
-from ..redis_servers import RedisServer, needs_redis, until
+from ..redis_servers import RedisServer, needs_redis
+from .served import AMOUNT, INTERVAL_S
 
 pytestmark = pytest.mark.all
 
-CLIENT = "203.0.113.7"
+ROOT = Path(__file__).resolve().parents[2]
+WORKERS = 2
+PATIENCE_S = 60
+CLIENT = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=PATIENCE_S, trust_env=False)
 
 
 @pytest.fixture(params=["lmdb", pytest.param("redis", marks=needs_redis)])
@@ -31,42 +37,71 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
             yield server.url
 
 
-def stats(site: Site, window: str = "24h") -> Any:
-    """Return what a worker says of all."""
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    return httpx.get(f"{site.dashboard}api/stats?window={window}", headers=headers, timeout=PATIENCE_S).json()
+@contextmanager
+def serving(store: str) -> Iterator[str]:
+    """Run the application; end its workers in order."""
+    command = [sys.executable, "-m", "tests.stats.served", store, str(WORKERS)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=PATIENCE_S)
 
 
-def counted(site: Site, window: str = "24h") -> list[int]:
-    seen = stats(site, window)["rules"].get("everybody", {"passed": 0, "refused": 0})
-    return [seen["passed"], seen["refused"]]
+def ask(url: str) -> httpx.Response | None:
+    """Send a request on a connection of its own; None if there was nobody, or a worker died over it."""
+    try:
+        return CLIENT.get(url)
+    except httpx.TransportError:
+        return None
 
 
-def pids(site: Site) -> set[int]:
-    return {worker["pid"] for worker in stats(site)["workers"]}
+def send(url: str, requests: int, seen: Counter[int]) -> set[int]:
+    """Send requests, count their statuses, 0 for those without an answer; return the workers that admitted some."""
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: ask(f"{url}/item"), range(requests)))
+    seen.update(0 if answer is None else answer.status_code for answer in answers)
+    return {answer.json()["pid"] for answer in answers if answer is not None and answer.status_code == 200}
+
+
+def figures(url: str, window: str = "24h", least: Sequence[int] = (0, 0)) -> Any:
+    """Return what a worker says once it is there, and once all workers have counted so many."""
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        answer = ask(f"{url}/stats/{window}")
+        if answer is not None and answer.status_code == 200 and answer.json()["counted"] >= [*least]:
+            return answer.json()
+        assert time.monotonic() < until_s, (answer and answer.text, least)
+        time.sleep(0.05)
 
 
 def test_the_sums_are_those_of_the_client_over_stops_in_order_and_a_kill(store: str) -> None:
-    with served(store, workers=2) as (site,):
-        assert Counter(site.flood(CLIENT, AMOUNT + 10)) == {200: AMOUNT, 429: 10}
+    seen: Counter[int] = Counter()
+    with serving(store) as url:
+        figures(url)  # a worker is there
+        workers = send(url, AMOUNT + 40, seen)
+        assert seen == {200: AMOUNT, 429: 40}
         for window in ("5m", "1h", "24h"):
-            until(lambda window=window: counted(site, window) == [AMOUNT, 10], "all workers have published")
-        stopped = pids(site)
+            found = figures(url, window, [AMOUNT, 40])
+            assert found["counted"] == found["charted"] == [AMOUNT, 40]
+        assert {pid for pid, _ in found["workers"]} >= workers
     # All have stopped in order: what they had counted is there as soon as others ask, and they are gone.
-    with served(store, workers=2) as (site,):
-        assert counted(site) == [AMOUNT, 10]
-        assert not pids(site) & stopped
-        site.flood(CLIENT, 10)
-        until(lambda: counted(site) == [AMOUNT, 20], "all workers have published")
+    with serving(store) as url:
+        found = figures(url)
+        assert found["counted"] == [AMOUNT, 40]
+        assert not {pid for pid, _ in found["workers"]} & workers
+        send(url, 40, seen)
+        found = figures(url, least=[AMOUNT, 80])
         with ThreadPoolExecutor(1) as beside:
-            storm = beside.submit(site.flood, CLIENT, 30)
-            os.kill(max(pids(site)), signal.SIGKILL)
-            answers = Counter(storm.result())
-        assert set(answers) <= {0, 429}
-        site.flood(CLIENT, 10)
-        # The killed one has lost no more than it had not published: a part of the storm.
-        until(lambda: counted(site)[1] >= 30, "all workers have published")
-    with served(store) as (site,):
-        admitted, refused = counted(site)
-        assert admitted == AMOUNT
-        assert 30 <= refused <= 60
+            storm = beside.submit(send, url, 60, seen)
+            os.kill(found["workers"][-1][0], signal.SIGKILL)
+            storm.result()
+        send(url, 20, seen)
+        # All were refused. The killed one has lost no more than it had not published: a part of the storm.
+        figures(url, least=[AMOUNT, 100])
+        time.sleep(5 * INTERVAL_S)
+        admitted, refused = figures(url)["counted"]
+        assert admitted == seen[200] == AMOUNT
+        assert 100 <= refused <= seen[429] + seen[0]
