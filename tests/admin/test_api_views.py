@@ -175,6 +175,17 @@ async def test_of_a_flood_of_refusals_a_part_is_taken_each_second_and_all_are_co
     assert (await operator.get("stats"))["total"]["refused"] == 3 * (MAX_REFUSALS_PER_SECOND + 130) - 20 + 1
 
 
+async def test_a_flood_of_strangers_does_not_hide_the_busiest(admin: AdminClient, operator: Operator) -> None:
+    for turn in range(25):
+        for number in range(200):
+            await admin.limiter.hit(f"stranger {turn} {number}", "5/minute", rule="api")
+        for _ in range(100):
+            await admin.limiter.hit("busy", "9/minute; 50/hour", rule="all")
+        busiest = (await operator.get("clients"))["clients"][0]
+    assert (busiest["key"], busiest["nearest"]["rule"]) == ("busy", "all")
+    assert busiest["requests"] > 2_300
+
+
 async def test_what_a_worker_publishes_for_the_others_is_bounded_whatever_its_clients_send() -> None:
     chance, board = random.Random(1), Board()
     admin = AdminClient(Staff(board))

@@ -50,6 +50,12 @@ def test_what_cannot_work_ends_the_construction_and_shows_no_token(options: dict
             assert token not in str(raised.value)
 
 
+@pytest.mark.parametrize("tool", [Dashboard, AdminRoutes])
+def test_an_option_that_there_is_not_is_named_with_the_one_that_is_meant(tool: Any) -> None:
+    with pytest.raises(TypeError, match=rf"{tool.__name__}.*'tokn'; did you mean 'token'"):
+        tool(Limiter(), tokn=TOKEN)
+
+
 # -- tokens and passwords ------------------------------------------------------------------------------------------
 
 

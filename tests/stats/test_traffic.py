@@ -198,7 +198,8 @@ async def test_a_method_that_a_route_has_not_is_of_that_route() -> None:
 
 
 def test_threads_that_ask_for_a_new_series_at_once_get_the_same_and_lose_nothing() -> None:
-    limiter = Limiter()
+    heard = RecordingObserver()
+    limiter = Limiter(observers=[heard])
     statistics, rounds = Statistics(limiter), 400  # more than there is room for
     began_us = limiter.engine.now_us()
 
@@ -209,6 +210,7 @@ def test_threads_that_ask_for_a_new_series_at_once_get_the_same_and_lose_nothing
     race(ask, rounds)
     stats = statistics.stats("5m")
     assert len(stats.routes) == MAX_SERIES + 1
+    assert heard.kinds == ["series_full"]
     assert (stats.total.passed, stats.routes["GET /0"].passed) == (THREADS * rounds, THREADS)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import re
 import subprocess
 import sys
@@ -12,7 +14,10 @@ import pytest
 
 from slidegate import BanPolicy
 from slidegate.core import ConfigurationError, Event, LimitSet, Reason, parse_limits
+from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing.contract.ban_player import BanPlayer
+from slidegate.testing.contract.programs import Choices
 from slidegate.testing.reference.ban_model import BanModel, Stand
 from slidegate.testing.reference.model import Model, Verdict
 from slidegate.testing.reference.model_window import Answer
@@ -100,3 +105,21 @@ def test_the_reference_on_strikes_worked_out_by_hand() -> None:
     assert model.stand(POLICY, "bob", 111 * SECOND_US) == Stand(0, 2)
     assert struck(model, "bob", 1_060, 1_061, 1_062) == [None, None, (1, 10)]
     assert model.changes == [("banned", "ann"), ("banned", "ann"), ("banned", "bob")]
+
+
+def played(drawn: bytes) -> list[str]:
+    """Play what is drawn to a memory store, and return the moves."""
+    player = BanPlayer(lambda clock: MemoryStore(clock=clock), Choices(drawn))
+    asyncio.run(player.play())
+    return player.moves
+
+
+def test_a_difference_is_shown_with_the_moves_that_led_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = random.Random(7).randbytes(600)
+    assert any(move.startswith("a peek of") for move in played(drawn))
+    monkeypatch.setattr(BanModel, "refusing", lambda *_: [])
+    with pytest.raises(AssertionError, match="the store says False, the reference True") as caught:
+        played(drawn)
+    moves = [line for line in str(caught.value).splitlines() if line.startswith("  ")]
+    assert moves[-1].startswith(("  a peek of ", "  a hit of "))
+    assert len(moves) > 1
