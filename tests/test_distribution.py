@@ -103,7 +103,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return Built(*(next(into.glob(pattern)) for pattern in ("*.whl", "*.tar.gz")))
 
 
-<<<<<<< HEAD
 def test_a_build_that_differs_from_the_one_before_is_an_error(tmp_path: Path) -> None:
     texts = iter(("one", "two"))
     with pytest.raises(SystemExit, match=r"file\.whl is another one when it is built again"):
@@ -120,8 +119,6 @@ def unpacked(source: Path, place: Path) -> Path:
     return root
 
 
-=======
->>>>>>> h-core
 def test_both_are_built_and_pass_all_checks(built: Built) -> None:
     names = (f"slidegate-{__version__}-py3-none-any.whl", f"slidegate-{__version__}.tar.gz")
     assert (built.wheel.name, built.source.name) == names

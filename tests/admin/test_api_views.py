@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,9 @@ from slidegate.admin.activity import KEPT_EVENTS, KEPT_REFUSALS, MAX_REFUSALS_PE
 from slidegate.core.store import Event
 from slidegate.stats.statistics import recording_of
 from slidegate.stores.lmdb.store import LmdbStore
-from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 
 from ..asgi import call
-from ..redis_servers import needs_redis
 from ..stats.shared_store import Board, Staff
 from ..web.middlewares import end_of_looks
 from .admin_client import NOW_US, TOKEN, AdminClient, Operator, names
@@ -35,9 +34,13 @@ async def there(request: Request) -> PlainTextResponse:
     return PlainTextResponse("hi")
 
 
+def holds(found: dict[str, Any], **expected: Any) -> bool:
+    """Tell whether some fields of an answer are these."""
+    return {name: found[name] for name in expected} == expected
+
+
 async def test_the_rules_of_all_middlewares_on_a_limiter_are_shown(tmp_path: Path) -> None:
-    clock = FakeClock(NOW_US)
-    limiter = Limiter(MemoryStore(clock=clock))
+    limiter = Limiter(MemoryStore(clock=FakeClock(NOW_US)))
     path = tmp_path / "slidegate.toml"
     path.write_text('[[rules]]\npath = "/from/file"\nlimits = "4/s"\nname = "file"\n')
     routes = [Mount("/admin", AdminRoutes(limiter, token=TOKEN)), Route("/there", there)]
@@ -62,56 +65,49 @@ async def test_the_rules_of_all_middlewares_on_a_limiter_are_shown(tmp_path: Pat
     by_name = {found["name"]: found for found in (await operator.get("rules"))["middlewares"]}
     assert names(by_name.pop("middleware 2 (slidegate.toml)")["rules"], "name") == ["file"]
     (middleware,) = by_name.values()
+    assert holds(middleware, default_limits=["9/1m"], endpoints=[])
     rules = {rule["name"]: rule for rule in middleware["rules"]}
-    forms = rules["forms"]
-    assert (forms["paths"], forms["methods"], forms["cost"], forms["wait_s"]) == (["/a", "/b"], ["POST"], 2, 1.0)
-    assert forms["limits"] == ["5/1m", "50/1h"]
+    assert holds(rules["forms"], paths=["/a", "/b"], methods=["POST"], cost=2, wait_s=1.0, limits=["5/1m", "50/1h"])
     assert rules["plans"]["by_request"]
-    limits = ["10/day from 00:00 in UTC", "4 at a time"]
-    assert (rules["daily"]["key"], rules["daily"]["limits"]) == ("everyone", limits)
+    assert holds(rules["daily"], key="everyone", limits=["10/day from 00:00 in UTC", "4 at a time"])
     assert rules["old"]["action"] == "block"
     assert rules["/free"]["exempt"]
     (policy,) = middleware["policies"]
-    assert (policy["name"], policy["shadow"]) == ("abuse", False)
-    assert policy["signals"] == {"refused": "1", "401": "2", "/.env": "ban"}
+    assert holds(policy, name="abuse", shadow=False, signals={"refused": "1", "401": "2", "/.env": "ban"})
     (listed,) = (await operator.get("lists"))["lists"]
-    assert (listed["kind"], listed["entries"], listed["status"]) == ("blocklist", 2, "fixed")
-    assert middleware["default_limits"] == ["9/1m"]
-    assert middleware["endpoints"] == []
+    assert holds(listed, kind="blocklist", entries=2, status="fixed")
     await call(app, "/there")
-    middlewares = (await operator.get("rules"))["middlewares"]
-    assert sorted(rule["name"] for middleware in middlewares for rule in middleware["endpoints"]) == [
-        "per-route GET /there",
-        "there",
-    ]
+    endpoints = [rule["name"] for found in (await operator.get("rules"))["middlewares"] for rule in found["endpoints"]]
+    assert sorted(endpoints) == ["per-route GET /there", "there"]
 
 
 async def test_lists_in_files_are_shown_with_what_became_of_their_last_change(tmp_path: Path) -> None:
     now_s = 0.0
     good, bad = tmp_path / "good.netset", tmp_path / "bad.netset"
+
+    def write(path: Path, text: str, changed_at: int) -> None:
+        new = tmp_path / "new"
+        new.write_text(text)
+        os.utime(new, (changed_at, changed_at))
+        new.rename(path)
+
     for path in (good, bad):
-        path.write_text("203.0.113.128/25\n198.51.100.0/24\n")
-        os.utime(path, (1_700_000_000, 1_700_000_000))
+        write(path, "203.0.113.128/25\n198.51.100.0/24\n", 1_700_000_000)
     admin = AdminClient(middleware={"blocklist": Networks.from_file(good, bad, clock=lambda: now_s)})
     operator = admin.operator()
     await admin.visit()
-    before = (await operator.get("lists"))["lists"]
-    assert [(one["name"], one["entries"], one["changed_at"], one["status"]) for one in before] == [
-        ("good", 2, 1_700_000_000.0, "loaded"), ("bad", 2, 1_700_000_000.0, "loaded"),
-    ]  # fmt: skip
-    for path, text in ((good, "203.0.113.128/25\n198.51.100.0/24\n2001:db8::/32\n"), (bad, "no address\n")):
-        new = tmp_path / "new"
-        new.write_text(text)
-        os.utime(new, (1_700_000_900, 1_700_000_900))
-        new.rename(path)
+    for name, found in zip(("good", "bad"), (await operator.get("lists"))["lists"], strict=True):
+        assert holds(found, name=name, entries=2, changed_at=1_700_000_000.0, status="loaded")
+    write(good, "203.0.113.128/25\n198.51.100.0/24\n2001:db8::/32\n", 1_700_000_900)
+    write(bad, "no address\n", 1_700_000_900)
     for _ in range(2):
         now_s += 1
         await admin.visit()
         end_of_looks()
-    after = {one["name"]: one for one in (await operator.get("lists"))["lists"]}
-    assert (after["good"]["entries"], after["good"]["status"]) == (3, "loaded")
-    assert (after["bad"]["entries"], after["bad"]["status"]) == (2, "rejected")
-    assert "line 1" in after["bad"]["message"]
+    loaded, rejected = (await operator.get("lists"))["lists"]
+    assert holds(loaded, entries=3, status="loaded")
+    assert holds(rejected, entries=2, status="rejected")
+    assert "line 1" in rejected["message"]
 
 
 async def test_busy_clients_come_in_the_order_that_is_asked_for_with_the_limit_that_they_are_nearest_to(
@@ -247,39 +243,31 @@ async def test_stats_are_those_of_the_application_and_not_of_looks_that_a_rule_e
     assert sum((await operator.get("history", window="5m", rule="none"))["passed"]) == 0
 
 
-@pytest.mark.parametrize("kind", ["lmdb", pytest.param("redis", marks=needs_redis)])
-async def test_each_worker_answers_for_all(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if kind == "redis":
-        server = request.getfixturevalue("server")
-        server.command("FLUSHALL")
-        stores: list[RedisStore] | list[LmdbStore] = [RedisStore(server.url) for _ in range(2)]
-    else:
-        stores = [LmdbStore(tmp_path) for _ in range(2)]
-    async with Limiter(stores[0], deadline="30s") as one, Limiter(stores[1], deadline="30s") as other:
-        admins = AdminClient(one), AdminClient(other)
-        for admin, client in zip(admins, ("198.51.100.1", "198.51.100.2"), strict=True):
-            await admin.visit("/shadow", times=24, client=client)
-        await one.ban("user:1", "1h")
-        await other.ban("user:2", "1h")
+async def test_each_worker_answers_for_all(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        limiters = [Limiter(LmdbStore(tmp_path), deadline="30s") for _ in range(2)]
+        admins = [AdminClient(await stack.enter_async_context(limiter)) for limiter in limiters]
+        for number, admin in enumerate(admins, 1):
+            await admin.visit("/shadow", times=24, client=f"198.51.100.{number}")
+            await admin.limiter.ban(f"user:{number}", "1h")
         for admin in admins:
             await recording_of(admin.limiter).publisher.publish()
         for admin in admins:
             operator = admin.operator()
             stats = await operator.get("stats")
             assert len(stats["workers"]) == 2
-            assert (stats["total"]["passed"], stats["total"]["refused"]) == (40, 8)
+            assert holds(stats["total"], passed=40, refused=8)
             clients = (await operator.get("clients"))["clients"]
-            assert [(found["key"], found["requests"], found["refused"]) for found in clients] == [
-                ("198.51.100.1", 24, 4), ("198.51.100.2", 24, 4),
-            ]  # fmt: skip
-            assert [found["nearest"]["used"] for found in clients] == [20, 20]
+            assert [
+                (found["key"], found["requests"], found["refused"], found["nearest"]["used"]) for found in clients
+            ] == [("198.51.100.1", 24, 4, 20), ("198.51.100.2", 24, 4, 20)]
             refusals = (await operator.get("refusals"))["refusals"]
             assert sorted(names(refusals, "client")) == ["198.51.100.1"] * 4 + ["198.51.100.2"] * 4
             assert len(set(names(refusals, "worker"))) == 2
-            events = await operator.get("events", kind="banned")
-            assert {event["details"]["key"] for event in events["events"]} == {"user:1", "user:2"}
+            events = (await operator.get("events", kind="banned"))["events"]
+            assert {event["details"]["key"] for event in events} == {"user:1", "user:2"}
             (rule,) = (await operator.get("shadow"))["rules"]
-            assert (rule["passed"], rule["would_refuse"], rule["share"]) == (40, 36, 0.9)
+            assert holds(rule, passed=40, would_refuse=36, share=0.9)
             assert {found["key"] for found in rule["clients"]} == {"198.51.100.1", "198.51.100.2"}
             config = await operator.get("config")
             assert (len(config["workers"]), config["per_process"], config["on_error"]) == (2, False, "local")

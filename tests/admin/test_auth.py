@@ -88,19 +88,15 @@ async def test_anything_else_opens_nothing(field: str, site: Site) -> None:
 
 
 async def test_a_change_is_recorded_under_a_name_that_shows_nothing_of_the_token(clock: FakeClock) -> None:
-    site = Site(clock, token=[TOKEN, TOKEN + "2"], read_token=READ_TOKEN)
-    names = {
-        token: said(await with_token(site.app, "GET", "/api/user", token)) for token in (TOKEN, TOKEN + "2", READ_TOKEN)
-    }
-    assert list(names.values()) == [
-        {"role": "full", "name": "token 1"},
-        {"role": "full", "name": "token 2"},
-        {"role": "read", "name": "read_token 1"},
-    ]
-    # The same names with other tokens: nothing in them can be compared with a guess.
-    other = Site(clock, token="o" * 20)
-    assert said(await with_token(other.app, "GET", "/api/user", "o" * 20))["name"] == "token 1"
-    assert said(await with_token(site.app, "POST", CHANGE, said=NEW_BAN))["policy"] == "token 1"
+    for full, read in ((TOKEN, READ_TOKEN), ("o" * 20, "p" * 20)):
+        site = Site(clock, token=[full, full + "2"], read_token=read)
+        users = [said(await with_token(site.app, "GET", "/api/user", token)) for token in (full, full + "2", read)]
+        assert users == [
+            {"role": "full", "name": "token 1"},
+            {"role": "full", "name": "token 2"},
+            {"role": "read", "name": "read_token 1"},
+        ]
+        assert said(await with_token(site.app, "POST", CHANGE, full, NEW_BAN))["policy"] == "token 1"
 
 
 async def test_a_reader_looks_and_changes_nothing(site: Site) -> None:
@@ -171,12 +167,6 @@ async def test_the_sixth_wrong_token_of_an_address_in_a_minute_has_to_wait_and_t
     assert (await Browser(site.app).change()).status == 201
     site.clock.advance("35s")
     assert await wrong(site, 6) == [401] * 5 + [429], "and it has spent nothing"
-
-
-async def test_a_flood_of_wrong_tokens_from_everywhere_locks_nobody_out(site: Site) -> None:
-    for number in range(200):
-        assert await wrong(site, 1, f"198.51.100.{number}") == [401]
-    assert await Browser(site.app).look() == 200
 
 
 async def test_what_a_function_does_not_know_counts_and_a_request_without_any_token_does_not(clock: FakeClock) -> None:

@@ -65,7 +65,9 @@ def opened(chromium: Browser) -> Iterator[OpenPage]:
         page.on("console", note)
         page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
         page.on("dialog", lambda dialog: wrong.append(f"dialog: {dialog.message}"))
-        page.on("request", lambda request: request.url.startswith((site.url, "data:")) or wrong.append(request.url))
+        page.on(
+            "request", lambda request: request.url.startswith((site.url, "data:", "blob:")) or wrong.append(request.url)
+        )
         page.goto((site.dashboard if at is None else site.url + at) + hash)
         return page
 

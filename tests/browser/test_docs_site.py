@@ -8,14 +8,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import expect
 
+from .conftest import OpenPage
 from .served import PATIENCE_S, ROOT
 from .test_views import violations
 
@@ -26,13 +28,6 @@ LOOKED_AT = ("", "guides/bans/", "reference/api/", "reference/configuration/")
 """Pages that axe reads: prose, code, wide tables."""
 TOGGLES = (("default", "light"), ("default", "dark"), ("slate", "the system"), ("default", "light"))
 """The colours that a reader sees whose system is light, and those that the button offers next."""
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    """Serves files and says nothing."""
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +46,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def address(built: Path) -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(built))) as server:
+def site(built: Path) -> Iterator[SimpleNamespace]:
+    """A server of the files, which says nothing."""
+    quiet = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *said: None})
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, directory=str(built))) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/"
+        yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}")
         server.shutdown()
         thread.join(PATIENCE_S)
 
@@ -65,67 +62,48 @@ def pages(built: Path) -> list[str]:
     return ["" if path == "." else f"{path}/" for path in found]
 
 
-@contextmanager
-def watched(chromium: Browser, address: str, width: int, scheme: str = "light") -> Iterator[tuple[Page, list[str]]]:
-    """Offer a page of a browser, and a list of what goes wrong in it."""
-    wrong: list[str] = []
-    context = chromium.new_context(viewport={"width": width, "height": 812}, color_scheme=scheme)  # type: ignore[arg-type]
-    context.set_default_timeout(PATIENCE_S * 1_000)
-    page = context.new_page()
-    page.on("console", lambda message: message.type in {"error", "warning"} and wrong.append(message.text))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("request", lambda asked: asked.url.startswith((address, "data:", "blob:")) or wrong.append(asked.url))
-    page.on("response", lambda answer: answer.status < 400 or wrong.append(f"{answer.status} {answer.url}"))
-    yield page, wrong
-    context.close()
-
-
 FAULTS = """() => [
     ...(document.documentElement.scrollWidth > innerWidth ? [`${document.documentElement.scrollWidth} wide`] : []),
     ...[...document.images].filter(image => image.complete && !image.naturalWidth).map(image => image.src),
 ]"""
 
 
-def test_no_page_is_too_wide_lacks_an_image_or_asks_another_place(built: Path, address: str, chromium: Browser) -> None:
+def test_no_page_is_too_wide_lacks_an_image_or_asks_another_place(built: Path, site: Any, opened: OpenPage) -> None:
     faults, widths = {}, list(WIDTHS.values())
     assert len(pages(built)) > 30
-    with watched(chromium, address, widths[0]) as (page, wrong):
-        # Every page would read all texts of the site for its search, which has a test of its own.
-        page.route("**/search.json", lambda route: route.fulfill(json={"config": {}, "items": []}))
-        for path in pages(built):
-            page.goto(address + path)
-            # Pictures far below are loaded when somebody gets there.
-            page.evaluate("document.querySelectorAll('img[loading=lazy]').forEach(image => image.loading = 'eager')")
-            found = []
-            for width in widths:
-                page.set_viewport_size({"width": width, "height": 812})
-                page.wait_for_function("[...document.images].every(image => image.complete)")
-                found += page.evaluate(FAULTS)
-            widths.reverse()  # so that the next page is not laid out a third time
-            if found or wrong:
-                faults[path] = [*found, *wrong]
-            wrong.clear()
+    page = opened(site, None, at="/404.html")
+    # Every page would read all texts of the site for its search, which has a test of its own.
+    page.route("**/search.json", lambda route: route.fulfill(json={"config": {}, "items": []}))
+    for path in pages(built):
+        page.goto(f"{site.url}/{path}")
+        # Pictures far below are loaded when somebody gets there.
+        page.evaluate("document.querySelectorAll('img[loading=lazy]').forEach(image => image.loading = 'eager')")
+        found = []
+        for width in widths:
+            page.set_viewport_size({"width": width, "height": 812})
+            page.wait_for_function("[...document.images].every(image => image.complete)")
+            found += page.evaluate(FAULTS)
+        widths.reverse()  # so that the next page is not laid out a third time
+        if found:
+            faults[path] = found
     assert faults == {}
 
 
 @pytest.mark.parametrize(("scheme", "named", "width"), [("light", "default", 1280), ("dark", "slate", 375)])
-def test_axe_finds_nothing(scheme: str, named: str, width: int, address: str, chromium: Browser) -> None:
-    with watched(chromium, address, width, scheme) as (page, wrong):
-        found = {}
-        for path in LOOKED_AT:
-            page.goto(address + path)
-            expect(page.locator("body")).to_have_attribute("data-md-color-scheme", named)
-            found[path] = violations(page)
-        assert {path: faults for path, faults in found.items() if faults} == {}
-        assert wrong == []
+def test_axe_finds_nothing(scheme: str, named: str, width: int, site: Any, opened: OpenPage) -> None:
+    found = {}
+    page = opened(site, None, at="/", viewport={"width": width, "height": 812}, color_scheme=scheme)
+    for path in LOOKED_AT:
+        page.goto(f"{site.url}/{path}")
+        expect(page.locator("body")).to_have_attribute("data-md-color-scheme", named)
+        found[path] = violations(page)
+    assert {path: faults for path, faults in found.items() if faults} == {}
 
 
-def test_the_toggle_changes_the_colours_and_pictures_follow_the_page(address: str, chromium: Browser) -> None:
+def test_the_toggle_changes_the_colours_and_pictures_follow_the_page(site: Any, opened: OpenPage) -> None:
     shown = "document.querySelector('picture img').currentSrc.includes('-dark')"
-    with watched(chromium, address, WIDTHS["desk"], "light") as (page, wrong):
-        page.goto(address + "guides/operating/")
-        for scheme, offered in TOGGLES:
-            expect(page.locator("body")).to_have_attribute("data-md-color-scheme", scheme)
-            page.wait_for_function(f"{shown} === {str(scheme == 'slate').lower()}")
-            page.get_by_title(re.compile(f"Switch to .*{offered}")).click()
-        assert wrong == []
+    page = opened(site, None, at="/guides/operating/", color_scheme="light")
+    for scheme, offered in TOGGLES:
+        expect(page.locator("body")).to_have_attribute("data-md-color-scheme", scheme)
+        page.wait_for_function(f"{shown} === {str(scheme == 'slate').lower()}")
+        page.get_by_title(re.compile(f"Switch to .*{offered}")).click()

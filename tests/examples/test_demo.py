@@ -22,17 +22,14 @@ import pytest
 from examples.demo import __main__ as demo
 from examples.demo.app import make_app
 from examples.demo.replay import Answer, Report, replay
-from slidegate import Limiter, MemoryStore, Networks
+from slidegate import Limiter, MemoryStore
 from slidegate.logs import AccessLogs
 from slidegate.testing import FakeClock
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "examples" / "demo" / "sample.log"
-DOCUMENTATION = Networks(["192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32"])
-# Who comes in the sample.
-HEAVY, EXPORTER = "198.51.100.77", "198.51.100.60"
-SCANNERS, BLOCKED = ("203.0.113.200", "198.51.100.150"), ("198.51.100.200", "198.51.100.211", "2001:db8:bad::5")
-ATTACKERS = ("203.0.113.16", "203.0.113.40", "203.0.113.74", "203.0.113.140")
+SCANNERS = {"203.0.113.200", "198.51.100.150"}
+"""Who scans in the sample."""
 
 
 @pytest.fixture(scope="module")
@@ -46,22 +43,6 @@ def answers() -> list[Answer]:
         return [answer async for answer in replay(make_app(limiter), limiter, clock, records)]
 
     return asyncio.run(run())
-
-
-def test_the_sample_is_small_and_holds_no_real_client() -> None:
-    log = AccessLogs([SAMPLE])
-    strangers = {record.client for record in log if record.client not in DOCUMENTATION}
-    assert not strangers
-    assert 5_000 <= log.counts.lines <= 8_000
-    assert log.counts.skipped.total() > 0, "the sample should show that bad lines are counted"
-    assert SAMPLE.stat().st_size < 1_000_000
-
-
-def test_people_and_crawlers_are_never_refused(answers: list[Answer]) -> None:
-    odd = {HEAVY, EXPORTER, *SCANNERS, *ATTACKERS, *BLOCKED}
-    ordinary = [answer for answer in answers if answer.record.client not in odd]
-    assert len({answer.record.client for answer in ordinary}) > 60
-    assert [answer for answer in ordinary if not answer.decision.allowed] == []
 
 
 def test_a_port_in_use_gives_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,16 +64,9 @@ def test_the_replay_ends_with_three_sentences_of_what_it_has_shown(
     report = Report()
     for answer in answers:
         report.add(answer)
-    assert {client for client, outcomes in report.clients.items() if outcomes["banned"]} == set(SCANNERS)
+    assert {client for client, outcomes in report.clients.items() if outcomes["banned"]} == SCANNERS
     checked = f"{report.retries_checked:,}"
     assert true == f"True: {checked} of {checked} promises of a Retry-After, to the microsecond."
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "examples.demo", *arguments]
-
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", "COLUMNS": "200"}
 
 
 @contextmanager
@@ -101,9 +75,9 @@ def serving(folder: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
     line = '{} - - [03/Mar/2026:10:00:00 +0000] "GET {} HTTP/1.1" 200 1\n'
     lines = [line.format("192.0.2.7", "/"), *[line.format("203.0.113.77", "/.env")] * 4]
     (folder / "short.log").write_text("".join(lines))
-    server = subprocess.Popen(
-        command("--port", "0", "--log", str(folder / "short.log")), cwd=ROOT, env=ENVIRONMENT, text=True, **options
-    )
+    command = [sys.executable, "-m", "examples.demo", "--port", "0", "--log", str(folder / "short.log")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", "COLUMNS": "200"}
+    server = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **options)
     watchdog = threading.Timer(120, server.kill)
     watchdog.start()
     try:

@@ -13,18 +13,16 @@ import pytest
 pytest.importorskip("slowapi")
 
 from examples.migrations.asking import loop
-from examples.migrations.attacks import flood, worst
+from examples.migrations.attacks import flood
 from examples.migrations.facts import QUESTIONS, SYSTEMS
 from examples.migrations.pages import FOLDER, filled
 from examples.migrations.rows import Table
-from examples.migrations.systems import models
 from examples.migrations.virtual_time import virtual_time
 
 pytestmark = pytest.mark.all
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 300
-MINUTE = {"amount": 100, "window_s": 60}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -74,9 +72,3 @@ def test_each_library_is_set_up_for_the_same_limit(library: str) -> None:
         assert system.ask().status in (403, 429)
         clock.advance("121s")
         assert system.ask().passed
-
-
-def test_the_attack_finds_twice_the_limit_of_a_fixed_window() -> None:
-    assert worst(models.made(models.ByTheClock, **MINUTE)) == [200, 200]
-    # The first request opens the window and is a whole window away from the last ones.
-    assert worst(models.made(models.FromFirstHit, **MINUTE)) == [199, 199]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 import re
 import signal
@@ -17,11 +16,10 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from examples.several_hosts import __main__ as command
 from examples.several_hosts import app as site
-from examples.several_hosts import deployment, processes
+from examples.several_hosts import deployment
 from tests.redis_servers import HOST, free_port, needs_redis
 
 pytestmark = pytest.mark.all
@@ -29,8 +27,6 @@ pytestmark = pytest.mark.all
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 240
 """How long the example may take on a machine that does ten other things."""
-COMPOSE = yaml.safe_load((ROOT / "examples" / "several_hosts" / "compose.yaml").read_text("utf-8"))
-SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 SETTINGS = {
     "HOST_NAME": "host_a",
     "REDIS_URL": "redis://redis.invalid",
@@ -103,17 +99,6 @@ def test_the_command_plays_the_visit_of_the_readme_and_serves_the_site(patient: 
     assert [line for line in rest if re.fullmatch(r"  host_[ab]: banned: .*198\.51\.100\.9.*", line)]
 
 
-def test_a_missing_redis_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert processes.find_redis() is None
-    assert command.main([]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("several_hosts: there is no redis-server from 6.2 on")
-
-
 async def test_a_host_starts_and_serves_while_redis_is_away() -> None:
     app = site.make_app({**SETTINGS, "REDIS_URL": f"redis://{HOST}:{free_port()}"})
     async with app.router.lifespan_context(app):
@@ -145,12 +130,3 @@ async def test_whoever_says_that_they_are_somebody_else_is_not_believed(peer: st
     app = site.make_app({**SETTINGS, "REDIS_URL": "memory://"})
     statuses = [(await asked(app, peer, forwarded.format(number))).status_code for number in range(site.AMOUNT + 1)]
     assert statuses[-1] == 429
-
-
-def test_the_hosts_trust_the_front_and_nobody_else() -> None:
-    (network,) = COMPOSE["networks"]
-    address = SERVICES["front"]["networks"][network]["ipv4_address"]
-    subnet = ipaddress.ip_network(COMPOSE["networks"][network]["ipam"]["config"][0]["subnet"])
-    assert ipaddress.ip_address(address) in subnet
-    assert all(SERVICES[name]["environment"]["TRUSTED_PROXIES"] == address for name in deployment.HOSTS)
-    assert all(SERVICES[name]["networks"] == [network] for name in (*deployment.HOSTS, "redis"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,14 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from ..pages.test_readme import QUICK_START
-from ..redis_servers import free_port
-from .walk import Walk, steps
+from ..pages.blocks import Block, blocks, varying
+from ..pages.shell import SERVER, Shell
+from ..redis_servers import until
 
 pytestmark = pytest.mark.all
 
 ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+QUICK_START = README.partition("## Four workers, one limit, no Redis")[2].partition("\n## ")[0]
 PAGES = {"first steps": (ROOT / "docs" / "first_steps.md").read_text("utf-8"), "README": QUICK_START}
+OUTPUT = {"text", "http", "json"}
 ASK_S = 120
 """How long a question to the package index may take."""
 
@@ -52,6 +56,42 @@ def index_answers(place: Path) -> bool:
     return asked.returncode == 0
 
 
+def shape(text: str) -> str:
+    """Return a pattern for texts that differ from `text` in their digits and letters alone."""
+    parts = re.findall(r"\d+|[A-Za-z]+|.", text, re.DOTALL)
+    return "".join(r"\d+" if part.isdigit() else "[A-Za-z]+" if part.isalpha() else re.escape(part) for part in parts)
+
+
+def pattern(output: Block) -> re.Pattern[str]:
+    """Return what the output has to match: a line of `...` is any lines, and parts that vary keep their shape."""
+    whole, varies = "", varying(output)
+    for line in output.code.splitlines():
+        if line.strip() == "...":
+            whole += r"(?:.*\n)*?"
+            continue
+        for part in re.split(f"({'|'.join(map(re.escape, varies))})", line.rstrip()) if varies else [line.rstrip()]:
+            whole += shape(part) if part in varies else re.escape(part)
+        whole += r"[ \t]*\n"
+    return re.compile(whole + r"\s*")
+
+
+def follow(page: list[Block], shell: Shell) -> None:
+    """Save the files of a page, type its commands, and compare what they say with the text behind them."""
+    for block, behind in zip(page, [*page[1:], None], strict=True):
+        if block.mark == "file":
+            shell.write(block.value, block.code)
+        elif block.language == "bash":
+            said = shell.run(block.code)
+            if behind is None or behind.language not in OUTPUT:
+                continue
+            if SERVER.match(block.code.splitlines()[-1]):
+                until(lambda behind=behind: pattern(behind).match(shell.said()), behind.code)
+            else:
+                assert pattern(behind).fullmatch(said.rstrip() + "\n"), f"line {block.line}: {behind.code}\n{said}"
+        else:
+            assert block.language in OUTPUT, f"line {block.line}: a {block.language} block that nobody saves or types"
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_the_page_works_command_by_command(page: str, tmp_path: Path) -> None:
     if os.environ.get("CI") != "true" and not index_answers(tmp_path / "asked"):
@@ -59,9 +99,8 @@ def test_the_page_works_command_by_command(page: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     checkout(home / "slidegate")
-    walk = Walk(home, free_port(), environment(tmp_path / "programs"))
+    shell = Shell(home, environment(tmp_path / "programs"), terminals=2)
     try:
-        for step in steps(PAGES[page]):
-            walk.take(step)
+        follow([*blocks(PAGES[page])], shell)
     finally:
-        walk.interrupt()
+        shell.close()

@@ -12,69 +12,46 @@ NOW_S = 784_111_777.0
 """Sun, 06 Nov 1994 08:49:37 GMT."""
 
 
-def pause_s(status: int, **fields: str) -> float | None:
-    headers = {name.replace("_", "-"): value for name, value in fields.items()}
-    pause_us = read_pause_us(status, headers, NOW_S)
-    return None if pause_us is None else pause_us / 1_000_000
+ALL = {"retry-after": "7", "ratelimit": '"a";r=0;t=40', "x-ratelimit-reset": "50"}
+LATE = "Sun, 06 Nov 1994 10:49:37 GMT"
+PAUSES: list[tuple[dict[str, str], float | None]] = [
+    ({"retry-after": "0"}, 0),
+    ({"retry-after": "Sun, 06 Nov 1994 08:50:37 GMT"}, 60),
+    ({"retry-after": "Sun Nov  6 08:50:37 1994"}, 60),
+    ({"retry-after": "-7"}, None),
+    ({"retry-after": "7.5"}, None),
+    ({"retry-after": "\u0667"}, None),
+    ({"retry-after": "9" * 13}, None),
+    # A date is read by the clock of the server that wrote it.
+    ({"retry-after": LATE, "date": "Sun, 06 Nov 1994 10:49:07 GMT"}, 30),
+    ({"retry-after": LATE}, 7_200),
+    ({"retry-after": LATE, "date": "yesterday"}, 7_200),
+    ({"ratelimit": '"default";r=0;t=12'}, 12),
+    ({"ratelimit": '"default";r=1;t=12'}, None),
+    ({"ratelimit": '"a";r=0;t=12, "b";r=0;t=30, "c";r=5;t=90'}, 30),
+    ({"ratelimit": '"a";r=0;t=0'}, 0),
+    ({"ratelimit": '"a";r=0'}, None),
+    ({"ratelimit": '"a";r=0;t=-5'}, None),
+    ({"ratelimit": '"a;r=0;t=12'}, None),
+    ({"ratelimit": ", ".join(['"a";r=0;t=12'] * 5_000)}, None),
+    ({"x-ratelimit-reset": "30"}, 30),
+    ({"x-ratelimit-reset": "1000000030", "date": "Sun, 09 Sep 2001 01:46:40 GMT"}, 30),
+    ({"x-ratelimit-reset": "1000000000", "date": "Sun, 09 Sep 2001 01:46:40 GMT"}, 0),
+    ({"x-ratelimit-reset": "-30"}, None),
+    (ALL, 7),
+    ({**ALL, "retry-after": "soon"}, 40),
+]
 
 
-@pytest.mark.parametrize("status", [429, 503])
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("0", 0),
-        ("7", 7),
-        ("Sun, 06 Nov 1994 08:50:37 GMT", 60),
-        ("Sun Nov  6 08:50:37 1994", 60),
-        ("-7", None),
-        ("7.5", None),
-        ("\u0667", None),
-        ("9" * 13, None),
-    ],
-)
-def test_retry_after_is_seconds_or_a_date(status: int, value: str, expected: int | None) -> None:
-    assert pause_s(status, retry_after=value) == expected
-
-
-@pytest.mark.parametrize("status", [200, 301, 403, 500])
-def test_only_refusals_ask_for_pauses(status: int) -> None:
-    assert pause_s(status, retry_after="7", ratelimit='"a";r=0;t=7', x_ratelimit_reset="7") is None
-
-
-def test_a_date_is_read_by_the_clock_of_the_server_that_wrote_it() -> None:
-    ahead = "Sun, 06 Nov 1994 10:49:37 GMT"
-    assert pause_s(429, retry_after=ahead, date="Sun, 06 Nov 1994 10:49:07 GMT") == 30
-    assert pause_s(429, retry_after=ahead) == 7_200
-    assert pause_s(429, retry_after=ahead, date="yesterday") == 7_200
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ('"default";r=0;t=12', 12),
-        ('"default";r=1;t=12', None),
-        ('"a";r=0;t=12, "b";r=0;t=30, "c";r=5;t=90', 30),
-        ('"a";r=0', None),
-        ('"a";r=0;t=-5', None),
-        ('"a;r=0;t=12', None),
-        (", ".join(['"a";r=0;t=12'] * 5_000), None),
-    ],
-)
-def test_a_limit_with_nothing_left_says_when_there_is_more(value: str, expected: int | None) -> None:
-    assert pause_s(429, ratelimit=value) == expected
-
-
-@pytest.mark.parametrize(("reset", "expected"), [("30", 30), ("1000000030", 30), ("1000000000", 0), ("-30", None)])
-def test_the_older_field_has_seconds_or_a_moment(reset: str, expected: int | None) -> None:
-    assert pause_s(429, x_ratelimit_reset=reset, date="Sun, 09 Sep 2001 01:46:40 GMT") == expected
-
-
-def test_retry_after_comes_before_the_other_fields() -> None:
-    fields = {"ratelimit": '"a";r=0;t=40', "x_ratelimit_reset": "50"}
-    assert pause_s(429, retry_after="30", **fields) == 30
-    assert pause_s(429, retry_after="soon", **fields) == 40
-    assert pause_s(429, x_ratelimit_reset="50") == 50
-    assert pause_s(503, **fields) is None
+@pytest.mark.parametrize(("fields", "expected"), PAUSES)
+def test_a_refusal_says_for_how_long_in_the_first_field_that_can_be_read(
+    fields: dict[str, str], expected: float | None
+) -> None:
+    expected_us = None if expected is None else expected * 1_000_000
+    assert read_pause_us(429, fields, NOW_S) == expected_us
+    of_overload = expected_us if fields.get("retry-after", "soon") != "soon" else None
+    assert read_pause_us(503, fields, NOW_S) == of_overload
+    assert [read_pause_us(status, fields, NOW_S) for status in (200, 301, 403, 500)] == [None] * 4
 
 
 FIELDS = ("retry-after", "date", "ratelimit", "x-ratelimit-reset")

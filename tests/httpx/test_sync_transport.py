@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
 from time import monotonic
 from typing import Any
 
 import httpx
 import pytest
 
-from slidegate import ConfigurationError, Limiter, MemoryStore
+from slidegate import ConfigurationError, Limiter
 from slidegate.httpx import SyncLimitedTransport, TurnTimeout
 
 URL = "http://api.example.com/"
 
 
 class Server(httpx.BaseTransport):
-    """Answers by a function, and notes what was asked and how often it was closed."""
+    """Answers with what it has been given, 200 at the end, and notes what was asked and how often it was closed."""
 
-    def __init__(self, answer: Callable[[], httpx.Response]) -> None:
-        self.answer = answer
-        self.lock = Lock()
+    def __init__(self, *answers: httpx.Response) -> None:
+        self.answers = list(answers)
         self.asked: list[httpx.Request] = []
         self.closed = 0
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        with self.lock:
-            self.asked.append(request)
-            return self.answer()
+        self.asked.append(request)
+        return self.answers.pop(0) if self.answers else httpx.Response(200)
 
     def close(self) -> None:
         self.closed += 1
@@ -41,24 +38,24 @@ def limited(server: Server, **options: Any) -> httpx.Client:
 
 
 def test_threads_wait_for_room() -> None:
-    server = Server(lambda: httpx.Response(200))
-    with limited(server, limits="5/200ms", limiter=Limiter(MemoryStore())) as client, ThreadPoolExecutor(8) as pool:
+    with limited(Server(), limits="5/200ms", limiter=Limiter()) as client, ThreadPoolExecutor(8) as pool:
         began_s = monotonic()
         assert set(pool.map(lambda _: client.get(URL).status_code, range(16))) == {200}
         assert monotonic() - began_s >= 0.6
 
 
 def test_what_one_thread_has_spent_or_was_told_holds_for_all_who_share_the_limiter() -> None:
-    limiter = Limiter(MemoryStore())
-    answers = [httpx.Response(200), httpx.Response(429, headers={"Retry-After": "60"})]
-    server = Server(lambda: answers.pop(0))
+    limiter = Limiter()
+    server = Server(httpx.Response(200), httpx.Response(429, headers={"Retry-After": "60"}))
     first, second = (limited(server, limits="9/minute", limiter=limiter, wait="20s") for _ in range(2))
     assert [first.get(URL).status_code, second.get(URL).status_code] == [200, 429]
     with pytest.raises(TurnTimeout, match="after 60 s at the earliest"):
         first.get(URL)
     assert len(server.asked) == 2
-    (ban,) = limiter.sync.bans()
-    assert (ban.key, ban.by) == ("to:api.example.com", "outbound")
+    for number, client in enumerate((first, second)):
+        client.close()
+        assert server.closed == number + 1
+        assert limiter.sync.hit("k", "5/minute"), "a limiter that is shared stays open"
 
 
 def test_a_refused_request_is_sent_again_with_its_body_and_the_answer_before_is_closed() -> None:
@@ -71,8 +68,9 @@ def test_a_refused_request_is_sent_again_with_its_body_and_the_answer_before_is_
         def close(self) -> None:
             closed.append(1)
 
-    answers = [httpx.Response(429, headers={"Retry-After": "0"}, stream=Body()), httpx.Response(200, stream=Body())]
-    server = Server(lambda: answers.pop(0))
+    server = Server(
+        httpx.Response(429, headers={"Retry-After": "0"}, stream=Body()), httpx.Response(200, stream=Body())
+    )
     with limited(server) as client, client.stream("POST", URL, content=b"once") as answer:
         assert closed == [1]
         assert answer.read() == b"wait"
@@ -80,18 +78,8 @@ def test_a_refused_request_is_sent_again_with_its_body_and_the_answer_before_is_
     assert closed == [1, 1]
 
 
-def test_closing_closes_the_transport_and_leaves_a_shared_limiter_open() -> None:
-    limiter, server = Limiter(), Server(lambda: httpx.Response(200))
-    with limited(server, limiter=limiter) as client:
-        client.get(URL)
-    assert server.closed == 1
-    assert limiter.sync.hit("k", "5/minute")
-    limited(server).close()
-    assert server.closed == 2
-
-
 async def test_in_a_thread_with_an_event_loop_it_is_refused_and_not_waited_for() -> None:
-    client = limited(Server(lambda: httpx.Response(200)))
+    client = limited(Server())
     with pytest.raises(ConfigurationError, match="expected a thread without event loop"):
         client.get(URL)
     assert (await asyncio.to_thread(client.get, URL)).status_code == 200

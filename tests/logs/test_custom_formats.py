@@ -180,20 +180,6 @@ def test_fields_are_found_by_their_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ({**LINE, "t": None}, Skip.TIME),
-        ({**LINE, "c": {"ip": 7}}, Skip.CLIENT),
-        ({**LINE, "s": "ok"}, Skip.STATUS),
-        ({**LINE, "r": None}, Skip.FORMAT),
-        ([1], Skip.JSON),
-    ],
-)
-def test_a_line_without_its_fields_says_why(line: object, reason: Skip) -> None:
-    assert by_fields(line) is reason
-
-
-@pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({}, "lack time, client, status, request (or method and path)"),

@@ -66,19 +66,6 @@ def moved(seconds: list[int]) -> int:
     return max((abs(place - before) for place, before in enumerate(order)), default=0)
 
 
-def test_files_are_merged_by_time_and_each_in_its_own_order(tmp_path: Path) -> None:
-    (tmp_path / "b.log").write_text(line(1, "/b1") + line(5, "/b5") + line(5, "/b5b"))
-    (tmp_path / "a.log").write_text(line(4, "/a4") + line(0, "/a0") + "odd\n" + line(5, "/a5"))
-    with gzip.open(tmp_path / "c.log.gz", "wt") as file:
-        file.write(line(3, "/c3") + line(9, "/c9"))
-    logs = AccessLogs([tmp_path / name for name in ("a.log", "b.log", "c.log.gz")])
-    assert paths(logs) == ["/a0", "/b1", "/c3", "/a4", "/a5", "/b5", "/b5b", "/c9"]
-    assert (logs.counts.lines, logs.counts.records, logs.counts.skipped) == (9, 8, {Skip.FORMAT: 1})
-    assert logs.counts.late == 0
-    (broken,) = logs.counts.examples
-    assert (broken.file, broken.number, broken.text) == (str(tmp_path / "a.log"), 3, "odd")
-
-
 # -- counts ------------------------------------------------------------------------------------------------------------
 
 SOME_LINES = st.lists(
@@ -202,11 +189,6 @@ def test_a_file_that_is_packed_otherwise_is_named(tmp_path: Path, magic: bytes, 
         list(AccessLogs([tmp_path / "some.log"]))
 
 
-def test_a_file_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"none\.log"):
-        AccessLogs([tmp_path / "none.log"])
-
-
 @pytest.mark.parametrize(
     ("files", "hold", "words"),
     [
@@ -219,17 +201,3 @@ def test_a_file_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> N
 def test_arguments_that_cannot_work_are_refused(files: Any, hold: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         AccessLogs(files, hold=hold)
-
-
-def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
-    peaks = []
-    for count in (4_000, 12_000):
-        path = tmp_path / f"{count}.log"
-        path.write_text("".join(line(second % 40_000, f"/{second}") for second in range(count)))
-        tracemalloc.start()
-        try:
-            assert sum(1 for _ in AccessLogs([path], hold=1_000)) == count
-            peaks.append(tracemalloc.get_traced_memory()[1])
-        finally:
-            tracemalloc.stop()
-    assert peaks[1] < 1.3 * peaks[0] < 20_000_000

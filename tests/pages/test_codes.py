@@ -1,4 +1,4 @@
-"""What has a name in an error, an answer or an exit has its heading, and every page that the source names is there."""
+"""What has a name has its heading or its row, and every page that the source names is there."""
 
 from __future__ import annotations
 
@@ -73,3 +73,17 @@ def test_every_page_that_the_source_names_is_there() -> None:
     }
     assert named
     assert {(path, page) for path, page in named if not leads_somewhere(ROOT / "README.md", page)} == set()
+
+
+def test_every_example_with_a_page_of_its_own_stands_in_the_list_with_its_command() -> None:
+    rows = re.findall(
+        r"^\| \[(\w+)\]\((\w+)/README\.md\) \| .+ \| `python3 dev\.py (?:example )?(\w+)` \|$",
+        (ROOT / "examples" / "README.md").read_text("utf-8"),
+        re.MULTILINE,
+    )
+    pages = {path.parent.name for path in (ROOT / "examples").glob("*/README.md")}
+    runnable = {name for name in pages if (ROOT / "examples" / name / "__main__.py").exists()}
+    assert {name for name, _, _ in rows} == runnable
+    assert all(len(set(row)) == 1 for row in rows)
+    for name in runnable - {"demo"}:
+        assert f"python3 dev.py example {name}" in (ROOT / "examples" / name / "README.md").read_text("utf-8")

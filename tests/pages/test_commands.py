@@ -1,19 +1,52 @@
-"""The commands that pages show work, one after the other, as a reader would type them."""
+"""The commands that pages show work, one after the other, as a reader would type them.
+
+They find nothing of this machine but a few tools and Python, and what pages take for granted: an application, a
+configuration, logs, a store.
+"""
 
 from __future__ import annotations
 
+import gzip
+import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 
+from slidegate.stores.lmdb import LmdbStore
+
 from ..test_docs import RUN_HERE, page_name
+from .anchors import ROOT
 from .blocks import SHELL, Block, blocks
-from .page_shell import PageShell
+from .shell import Shell
 
 pytestmark = pytest.mark.all
+
+TOOLS: Final = (
+    *("bash", "cat", "cp", "curl", "cut", "date", "env", "false", "grep", "gzip", "head", "ls", "mkdir", "mv", "rm"),
+    *("sed", "seq", "sleep", "sort", "tail", "tee", "touch", "tr", "true", "uniq", "wc", "zcat"),
+)
+MODULES: Final = ("slidegate", "uvicorn", "pytest", "hypercorn", "granian")
+"""Commands that are `python -m` of the same name."""
+APPLICATION: Final = """
+from slidegate import RateLimitMiddleware
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+
+async def home(request):
+    return PlainTextResponse("hello")
+
+
+app = Starlette(routes=[Route("/", home)])
+app.add_middleware(RateLimitMiddleware, limits="600/minute")
+"""
+EVENT: Final = (
+    '{"kind": "refused", "time_us": 1700000000000000, "details": {"key": "203.0.113.7", "rule": "everybody"}}\n'
+)
 
 
 def typed(block: Block) -> str:
@@ -38,22 +71,30 @@ def pages_with_commands() -> list[Path]:
     return [page for page in RUN_HERE if any(does_something(block) for block in blocks(page.read_text("utf-8")))]
 
 
-@contextmanager
-def shell(directory: Path) -> Iterator[PageShell]:
-    opened = PageShell(directory)
-    try:
-        yield opened
-    finally:
-        opened.close()
+def fill_bin(place: Path) -> None:
+    place.mkdir()
+    for tool in TOOLS:
+        if found := shutil.which(tool):
+            (place / tool).symlink_to(found)
+    scripts = {name: f'exec "{sys.executable}" -m {name} "$@"' for name in MODULES}
+    # Which extras there are is the business of a test of its own, and nothing is to be fetched.
+    scripts |= dict.fromkeys(("python", "python3"), f'exec "{sys.executable}" "$@"') | {"pip": "exit 0"}
+    for name, line in scripts.items():
+        (place / name).write_text(f"#!/bin/bash\n{line}\n", encoding="utf-8")
+        (place / name).chmod(0o755)
 
 
-def follow(text: str, opened: PageShell) -> None:
-    """Save the files and run the commands of a page, in its order."""
-    for block in blocks(text):
-        if block.mark == "file":
-            opened.write(block.value, block.code)
-        elif does_something(block):
-            opened.run(typed(block))
+def fill_work(place: Path) -> None:
+    place.mkdir()
+    lines = (ROOT / "examples" / "demo" / "sample.log").read_bytes().splitlines(keepends=True)
+    (place / "access.log").write_bytes(b"".join(lines[500:1500]))
+    (place / "access.log.1.gz").write_bytes(gzip.compress(b"".join(lines[:500])))
+    (place / "events.jsonl").write_text(EVENT, encoding="utf-8")
+    (place / "main.py").write_text(APPLICATION, encoding="utf-8")
+    (place / "slidegate.toml").write_text('limits = "600/minute"\n', encoding="utf-8")
+    # The commands of the project's own script have tests of their own, which also look at their names.
+    (place / "dev.py").write_text('"""Stands in the place of the script that sets up environments."""\n')
+    (place / "examples").symlink_to(ROOT / "examples")
 
 
 @pytest.mark.parametrize("page", pages_with_commands(), ids=page_name)
@@ -61,5 +102,19 @@ def test_commands_on_the_page_run_in_its_order(page: Path, tmp_path: Path) -> No
     text = page.read_text("utf-8")
     if "curl " in text and not shutil.which("curl"):
         pytest.skip("no curl on PATH: sudo apt install curl")
-    with shell(tmp_path) as opened:
-        follow(text, opened)
+    work, lib = tmp_path / "work", tmp_path / "lib"
+    fill_bin(tmp_path / "bin")
+    fill_work(work)
+    lib.mkdir()
+    LmdbStore(lib / "slidegate").close()
+    paths = {"PATH": str(tmp_path / "bin"), "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
+    places = {"/var/lib/app": str(lib), "/var/log/nginx": str(work)}
+    shell = Shell(work, {**paths, "LANG": "C.UTF-8"}, places)
+    try:
+        for block in blocks(text):
+            if block.mark == "file":
+                shell.write(block.value, block.code)
+            elif does_something(block):
+                shell.run(typed(block))
+    finally:
+        shell.close()

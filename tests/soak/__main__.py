@@ -17,11 +17,10 @@ import platform
 import random
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import version
 
-from tests.redis_servers import REDIS, version_of
+from tests.redis_servers import REDIS
 
-from .soaking import Findings, soak
+from .soaking import soak
 
 STORES = ("lmdb", "redis")
 MOST_MINUTES = 24 * 60
@@ -42,25 +41,15 @@ def main(arguments: list[str] | None = None) -> int:
     if "redis" in stores and REDIS is None:
         parser.error("there is no redis-server; python3 dev.py test says how to get one, --store lmdb goes without")
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
-    print(f"seed {seed}, {datetime.now(UTC):%Y-%m-%d}, {versions()}", flush=True)
+    print(f"seed {seed}, {datetime.now(UTC):%Y-%m-%d}, CPython {platform.python_version()}", flush=True)
     broken = False
     for store in stores:
         findings = asyncio.run(soak(store, options.minutes * 60 / len(stores), options.workers, seed))
-        tell(findings)
+        print(f"\n{findings.store}: {'BROKEN' if findings.broken else 'all promises held'}")
+        for line in [*findings.broken, *findings.lines]:
+            print(f"  {line}", flush=True)
         broken = broken or bool(findings.broken)
     return 1 if broken else 0
-
-
-def tell(findings: Findings) -> None:
-    print(f"\n{findings.store}: {'BROKEN' if findings.broken else 'all promises held'}")
-    for line in [*findings.broken, *findings.lines]:
-        print(f"  {line}", flush=True)
-
-
-def versions() -> str:
-    names = ", ".join(f"{name} {version(name)}" for name in ("uvicorn", "starlette", "lmdb", "redis"))
-    server = ".".join(map(str, version_of(REDIS))) if REDIS else "none"
-    return f"CPython {platform.python_version()}, {names}, redis-server {server}"
 
 
 if __name__ == "__main__":

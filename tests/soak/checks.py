@@ -10,14 +10,15 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import Final
 
 from .record import Answer, Promise, Sample
 
 CLOCKS_S: Final = 0.004
 """By how much a window may look shorter, because the server reads another clock."""
-MOST_GROWTH_MIB: Final = 8.0
-"""How much more memory a worker may hold at the end of the second half of its life than at the beginning of it."""
+MOST_GROWTH_MIB: Final = 4.0
+"""How much more memory a worker may hold in the last quarter of its life than in the one before."""
 MORE_TASKS: Final = 4
 MORE_FILES: Final = 6
 """How many tasks and files of its own a store may have once it was asked, such as its connection and who reads it."""
@@ -80,28 +81,14 @@ def lost_bans(answers: Iterable[Answer], lag_s: float = 0.0) -> list[str]:
     return found
 
 
-def slope_mib_per_minute(samples: Sequence[Sample]) -> float:
-    """Return how fast the memory of a worker grew in the second half of its life (least squares); 0 for a short one."""
-    later = samples[len(samples) // 2 :]
-    if len(later) < 3:
-        return 0.0
-    mean_s = sum(sample.at_s for sample in later) / len(later)
-    mean_mib = sum(sample.rss_mib for sample in later) / len(later)
-    spread = sum((sample.at_s - mean_s) ** 2 for sample in later)
-    product = sum((sample.at_s - mean_s) * (sample.rss_mib - mean_mib) for sample in later)
-    return 60 * product / spread if spread else 0.0
-
-
-def grown(lives: Iterable[tuple[str, Sequence[Sample]]]) -> list[str]:
-    """Find workers whose memory grew."""
-    found = []
-    for name, samples in lives:
-        later = samples[len(samples) // 2 :]
-        slope = slope_mib_per_minute(samples)
-        growth_mib = slope * (later[-1].at_s - later[0].at_s) / 60 if later else 0.0
-        if growth_mib > MOST_GROWTH_MIB:
-            found.append(f"memory: {name} grew by {growth_mib:.1f} MiB, {slope:.2f} MiB a minute")
-    return found
+def grown(name: str, samples: Sequence[Sample]) -> list[str]:
+    """Find a worker whose memory grew from the third quarter of its life to the last one."""
+    quarter = len(samples) // 4
+    if quarter < 2:
+        return []
+    third, last = samples[-2 * quarter : -quarter], samples[-quarter:]
+    growth_mib = median(sample.rss_mib for sample in last) - median(sample.rss_mib for sample in third)
+    return [f"memory: {name} grew by {growth_mib:.1f} MiB at the end"] if growth_mib > MOST_GROWTH_MIB else []
 
 
 def leaked(name: str, first: Sample, last: Sample) -> list[str]:

@@ -15,9 +15,9 @@ from typing import Final
 
 from tests.redis_servers import RedisServer
 
-from .checks import broken_bounds, grown, leaked, lost_bans, slope_mib_per_minute
+from .checks import broken_bounds, grown, leaked, lost_bans
 from .crowd import Crowd
-from .record import PROMISES, Answer, Sample
+from .record import PROMISES, Answer
 from .visitors import Visitors
 
 CLIENTS: Final = 40
@@ -26,8 +26,6 @@ START_S: Final = 60.0
 REST_S: Final = 20.0
 LOAD_S: Final = 30.0
 """How much longer the load goes on at most, until it has shown something."""
-LONG_S: Final = 10.0
-"""How long a worker has to live for its memory to be shown."""
 LAGS_S: Final = {"lmdb": 0.0, "redis": 0.25}
 """Where a worker answers without asking Redis, its clock is behind the server's by as long as the last answer took to
 come: a few milliseconds on this machine, and more only if the worker stands still itself."""
@@ -55,7 +53,7 @@ async def soak(store: str, seconds: float, workers: int, seed: int) -> Findings:
             server = stack.enter_context(RedisServer("--appendonly", "yes", "--appendfsync", "everysec"))
         url = server.url if server else f"lmdb://{directory / 'store'}"
         crowd = stack.enter_context(Crowd(url, workers, directory))
-        await _until(lambda: all(samples for _, samples in crowd.running()), START_S, "the workers did not start")
+        await _until(lambda: all(worker.samples for worker in crowd.running), START_S, "the workers did not start")
         visitors = Visitors(crowd.port, chance)
         sending = asyncio.create_task(visitors.send(CLIENTS, GREEDY))
         faults = await _disturb(crowd, server, chance, time.monotonic() + seconds)
@@ -64,7 +62,7 @@ async def soak(store: str, seconds: float, workers: int, seed: int) -> Findings:
         visitors.stop()
         await sending
         findings.broken += await _at_rest(crowd)
-        findings.broken += [*crowd.died(), *crowd.stop(), *crowd.errors()]
+        findings.broken += [*crowd.stop(), *crowd.errors()]
         _judge(findings, visitors, crowd, faults)
     return findings
 
@@ -79,71 +77,59 @@ async def _disturb(crowd: Crowd, server: RedisServer | None, chance: random.Rand
         what = chance.choice(["kill", "kill", "restart", "pause"]) if server else "kill"
         if what == "kill" or server is None:
             crowd.kill_one(chance)
-        elif what == "restart":
-            await asyncio.to_thread(server.kill)
-            await asyncio.sleep(chance.uniform(0.0, 1.0))
-            await asyncio.to_thread(server.start)
         else:
-            server.pause()
-            await asyncio.sleep(chance.uniform(0.1, 2.0))
-            server.resume()
+            begin, end = (server.kill, server.start) if what == "restart" else (server.pause, server.resume)
+            await asyncio.to_thread(begin)
+            await asyncio.sleep(chance.uniform(0.0, 2.0))
+            await asyncio.to_thread(end)
         done[what] += 1
     return done
 
 
 async def _at_rest(crowd: Crowd) -> list[str]:
     """Wait until no worker has tasks and files left over; return what is left after `REST_S`."""
-    quiet_s = time.monotonic()
+    quiet_s, found = time.monotonic(), ["end: a worker says nothing about itself any more"]
 
-    def left() -> list[str] | None:
-        found: list[str] = []
-        for name, samples in crowd.running():
-            if not samples or samples[-1].at_s < quiet_s:
-                return None  # it has not looked yet
-            found += leaked(name, samples[0], samples[-1])
-        return found
+    def rested() -> bool:
+        nonlocal found
+        lives = [(worker.name, worker.samples) for worker in crowd.running]
+        if all(samples and samples[-1].at_s >= quiet_s for _, samples in lives):
+            found = [line for name, samples in lives for line in leaked(name, samples[0], samples[-1])]
+        return not found
 
-    while (found := left()) is None or found:
-        if time.monotonic() > quiet_s + REST_S:
-            return found if found is not None else ["end: a worker says nothing about itself any more"]
-        await asyncio.sleep(0.2)
-    return []
+    with suppress(TimeoutError):
+        await _until(rested, REST_S, "")
+    return found
 
 
 def _judge(findings: Findings, visitors: Visitors, crowd: Crowd, faults: Counter[str]) -> None:
-    answers, lives = visitors.answers, crowd.lives()
+    answers = visitors.answers
     statuses = Counter(answer.status for answer in answers)
-    bans = sum(answer.banned for answer in answers)
-    findings.broken += [*broken_bounds(answers, PROMISES), *lost_bans(answers, LAGS_S[findings.store]), *grown(lives)]
+    findings.broken += [*broken_bounds(answers, PROMISES), *lost_bans(answers, LAGS_S[findings.store])]
     findings.broken += [f"status: {statuses[one]} answers with {one}" for one in statuses if one not in EXPECTED]
     if visitors.hung:
         findings.broken.append(f"hang: {visitors.hung} requests had no answer")
     findings.broken += [f"load: nobody was {what}, so nothing is shown" for what in sorted(_unseen(answers))]
     findings.lines += [
         f"{len(answers):,} answers: " + ", ".join(f"{status} x {statuses[status]:,}" for status in sorted(statuses)),
-        f"{bans:,} of them by a ban; {visitors.cut:,} requests without an answer, by kills or because the client left",
+        f"{sum(answer.banned for answer in answers):,} of them by a ban; {visitors.cut:,} requests without an answer, "
+        "by kills or because the client left",
         "faults: " + (", ".join(f"{what} x {count}" for what, count in sorted(faults.items())) or "none"),
-        *(_life(name, samples) for name, samples in lives if samples and _length_s(samples) >= LONG_S),
     ]
+    for worker in crowd.lives:
+        if samples := worker.samples:
+            first, last = samples[0], samples[-1]
+            findings.broken += grown(worker.name, samples)
+            findings.lines.append(
+                f"{worker.name}: {last.at_s - first.at_s:.0f} s, memory {first.rss_mib:.1f} to {last.rss_mib:.1f} MiB, "
+                f"last seen with {last.tasks} tasks and {last.files} files"
+            )
 
 
 def _unseen(answers: list[Answer]) -> set[str]:
     """Return what the load has to bring about and has not yet."""
     kinds = {200: "admitted", 429: "refused"}
     return {"admitted", "refused", "banned"} - {"banned" if one.banned else kinds.get(one.status) for one in answers}
-
-
-def _life(name: str, samples: list[Sample]) -> str:
-    first, last = samples[0], samples[-1]
-    slope = slope_mib_per_minute(samples)
-    return (
-        f"{name}: {_length_s(samples):.0f} s, memory {first.rss_mib:.1f} to {last.rss_mib:.1f} MiB "
-        f"({slope:+.2f} MiB a minute in its second half), last seen with {last.tasks} tasks and {last.files} files"
-    )
-
-
-def _length_s(samples: list[Sample]) -> float:
-    return samples[-1].at_s - samples[0].at_s
 
 
 async def _until(holds: Callable[[], bool], bound_s: float, otherwise: str) -> None:

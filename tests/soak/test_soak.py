@@ -7,8 +7,6 @@ import asyncio
 import pytest
 
 from tests.redis_servers import needs_redis
-from tests.soak import worker
-from tests.soak.record import PROMISES
 from tests.soak.soaking import soak
 
 pytestmark = pytest.mark.all
@@ -26,7 +24,3 @@ def test_a_few_seconds_of_load_and_kills_break_no_promise(store: str) -> None:
 @pytest.mark.parametrize("store", STORES)
 def test_a_minute_of_load_and_kills_breaks_no_promise(store: str) -> None:
     assert asyncio.run(soak(store, 60, 3, seed=2)).broken == []
-
-
-def test_every_promise_is_a_rule_of_the_application() -> None:
-    assert [rule.name for rule in worker.rules()] == [one.name for one in PROMISES]

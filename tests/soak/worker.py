@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -39,6 +40,10 @@ async def maybe(request: Request) -> Response:
     return PlainTextResponse("maybe", 404 if request.query_params.get("status") == "404" else 200)
 
 
+def found(status: int) -> bool:
+    return status < 400
+
+
 async def stream(request: Request) -> Response:
     async def parts() -> AsyncIterator[bytes]:
         for _ in range(5):
@@ -48,23 +53,8 @@ async def stream(request: Request) -> Response:
     return StreamingResponse(parts())
 
 
-def rules() -> list[Rule]:
-    """Return the rules of the promises."""
-    more = {
-        "maybe": {"count_if": lambda status: status < 400},
-        "wait": {"wait": "1s"},
-        "service": {"key": everyone},
-    }
-    return [
-        Rule(one.path, f"{one.amount}/{one.window_s}s", name=one.name, **more.get(one.name, {}))  # type: ignore[arg-type]
-        for one in PROMISES
-    ]
-
-
-def about_this_process() -> Sample:
-    resident_mib = int(Path("/proc/self/statm").read_text("ascii").split()[1]) * PAGE_MIB
-    files = len(list(Path("/proc/self/fd").iterdir()))
-    return Sample(time.monotonic(), resident_mib, len(asyncio.all_tasks()), files)
+def resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * PAGE_MIB
 
 
 async def sample(path: Path) -> None:
@@ -72,7 +62,8 @@ async def sample(path: Path) -> None:
     parent = os.getppid()
     with path.open("a", encoding="utf-8") as lines:
         while os.getppid() == parent:
-            lines.write(json.dumps(about_this_process()) + "\n")
+            about = Sample(time.monotonic(), resident_mib(), len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd")))
+            lines.write(json.dumps(about) + "\n")
             lines.flush()
             await asyncio.sleep(SAMPLE_EVERY_S)
     os._exit(1)
@@ -90,12 +81,16 @@ def application(store: str, samples: Path) -> Starlette:
             yield
         sampling.cancel()
 
+    more: dict[str, Any] = {"maybe": {"count_if": found}, "wait": {"wait": "1s"}, "service": {"key": everyone}}
+    rules = [
+        Rule(one.path, f"{one.amount}/{one.window_s}s", name=one.name, **more.get(one.name, {})) for one in PROMISES
+    ]
     routes = [Route("/counts", answer), Route("/exact", answer), Route("/wait", answer)]
     app = Starlette(routes=[*routes, Route("/maybe", maybe), Route("/stream", stream)], lifespan=lifespan)
     app.add_middleware(
         RateLimitMiddleware,
         limiter=limiter,
-        rules=rules(),
+        rules=rules,
         client=client_ip(trusted=["127.0.0.1"]),
         bans=BanPolicy("30/5s", "8s", factor=1, ban_private=True),
     )

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from slidegate import Limiter, RateLimitMiddleware, Rule, everyone
-from slidegate.stats import Statistics, Traffic
+from slidegate.stats import Statistics
 from slidegate.stats.statistics import recording_of
 
 AMOUNT = 60
@@ -36,13 +36,9 @@ async def figures(request: Request) -> JSONResponse:
     found, chart = await statistics.stats_all(window), await statistics.chart_all(window, rule=NAME)
     seen = found.rules.get(NAME)
     workers = [(worker.pid, worker.age_s) for worker in found.workers]
-    counted = [0, 0] if seen is None else counts(seen)
+    counted = [0, 0] if seen is None else [seen.passed, seen.refused]
     charted = [sum(point.passed for point in chart.points), sum(point.refused for point in chart.points)]
     return JSONResponse({"counted": counted, "charted": charted, "workers": workers})
-
-
-def counts(seen: Traffic) -> list[int]:
-    return [seen.passed, seen.refused]
 
 
 def make() -> Starlette:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from ..redis_servers import RedisServer, needs_redis
@@ -26,6 +25,7 @@ pytestmark = pytest.mark.all
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = 2
 PATIENCE_S = 60
+CLIENT = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=PATIENCE_S, trust_env=False)
 
 
 @pytest.fixture(params=["lmdb", pytest.param("redis", marks=needs_redis)])
@@ -50,99 +50,58 @@ def serving(store: str) -> Iterator[str]:
             process.wait(timeout=PATIENCE_S)
 
 
-class Load:
-    """A client that keeps count."""
-
-    def __init__(self) -> None:
-        self.statuses: Counter[int] = Counter()
-        self.by_pid: Counter[int] = Counter()
-        self.lost = 0
-
-    @property
-    def counted(self) -> list[int]:
-        return [self.statuses[200], self.statuses[429]]
-
-    def send(self, url: str, requests: int) -> None:
-        with ThreadPoolExecutor(6) as pool:
-            for answer in pool.map(lambda _: self.ask(f"{url}/item"), range(requests)):
-                if answer is None:
-                    self.lost += 1
-                    continue
-                status, told = answer
-                self.statuses[status] += 1
-                if status == 200:
-                    self.by_pid[told["pid"]] += 1
-
-    @staticmethod
-    def ask(url: str) -> tuple[int, Any] | None:
-        """Send a request on a connection of its own; None if there was nobody, or a worker died over it."""
-        place, _, path = url.removeprefix("http://").partition("/")
-        connection = HTTPConnection(place, timeout=PATIENCE_S)
-        try:
-            connection.request("GET", f"/{path}")
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
-        except (OSError, HTTPException):
-            return None
-        finally:
-            connection.close()
+def ask(url: str) -> httpx.Response | None:
+    """Send a request on a connection of its own; None if there was nobody, or a worker died over it."""
+    try:
+        return CLIENT.get(url)
+    except httpx.TransportError:
+        return None
 
 
-def figures(url: str, window: str) -> Any:
-    """Return what a worker says; it may have to start first."""
+def send(url: str, requests: int, seen: Counter[int]) -> set[int]:
+    """Send requests, count their statuses, 0 for those without an answer; return the workers that admitted some."""
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: ask(f"{url}/item"), range(requests)))
+    seen.update(0 if answer is None else answer.status_code for answer in answers)
+    return {answer.json()["pid"] for answer in answers if answer is not None and answer.status_code == 200}
+
+
+def figures(url: str, window: str = "24h", least: Sequence[int] = (0, 0)) -> Any:
+    """Return what a worker says once it is there, and once all workers have counted so many."""
     until_s = time.monotonic() + PATIENCE_S
     while True:
-        answer = Load.ask(f"{url}/stats/{window}")
-        if answer is not None and answer[0] == 200:
-            return answer[1]
-        assert time.monotonic() < until_s, answer
+        answer = ask(f"{url}/stats/{window}")
+        if answer is not None and answer.status_code == 200 and answer.json()["counted"] >= [*least]:
+            return answer.json()
+        assert time.monotonic() < until_s, (answer and answer.text, least)
         time.sleep(0.05)
-
-
-def stats_once_they_are(url: str, window: str, counted: list[int]) -> Any:
-    until_s = time.monotonic() + PATIENCE_S
-    while (found := figures(url, window))["counted"] != counted:
-        assert time.monotonic() < until_s, (found, counted)
-        time.sleep(0.05)
-    return found
 
 
 def test_the_sums_are_those_of_the_client_over_stops_in_order_and_a_kill(store: str) -> None:
-    load = Load()
+    seen: Counter[int] = Counter()
     with serving(store) as url:
-        figures(url, "5m")  # a worker is there
-        load.send(url, AMOUNT + 40)
-        assert load.lost == 0
-        assert load.counted == [AMOUNT, 40]
+        figures(url)  # a worker is there
+        workers = send(url, AMOUNT + 40, seen)
+        assert seen == {200: AMOUNT, 429: 40}
         for window in ("5m", "1h", "24h"):
-            found = stats_once_they_are(url, window, load.counted)
-            assert found["charted"] == load.counted
-        assert {pid for pid, _ in found["workers"]} >= set(load.by_pid)
+            found = figures(url, window, [AMOUNT, 40])
+            assert found["counted"] == found["charted"] == [AMOUNT, 40]
+        assert {pid for pid, _ in found["workers"]} >= workers
     # All have stopped in order: what they had counted is there as soon as others ask, and they are gone.
     with serving(store) as url:
-        found = figures(url, "24h")
-        assert found["counted"] == load.counted
-        assert not {pid for pid, _ in found["workers"]} & set(load.by_pid)
-        load.send(url, 40)
-        found = stats_once_they_are(url, "24h", load.counted)
-        killed, before = found["workers"][-1][0], load.counted
+        found = figures(url)
+        assert found["counted"] == [AMOUNT, 40]
+        assert not {pid for pid, _ in found["workers"]} & workers
+        send(url, 40, seen)
+        found = figures(url, least=[AMOUNT, 80])
         with ThreadPoolExecutor(1) as beside:
-            storm = beside.submit(load.send, url, 60)
-            os.kill(killed, signal.SIGKILL)
+            storm = beside.submit(send, url, 60, seen)
+            os.kill(found["workers"][-1][0], signal.SIGKILL)
             storm.result()
+        send(url, 20, seen)
         # All were refused. The killed one has lost no more than it had not published: a part of the storm.
-        assert load.counted[0] == before[0]
-        load.send(url, 20)
-        refused = stats_growing_to(url, before[1] + 20)
+        figures(url, least=[AMOUNT, 100])
         time.sleep(5 * INTERVAL_S)
-        refused = max(refused, figures(url, "24h")["counted"][1])
-        assert before[1] + 20 <= refused <= load.counted[1] + load.lost
-
-
-def stats_growing_to(url: str, least: int) -> int:
-    """Return the refusals once there are so many."""
-    until_s = time.monotonic() + PATIENCE_S
-    while (refused := figures(url, "24h")["counted"][1]) < least:
-        assert time.monotonic() < until_s, (refused, least)
-        time.sleep(0.05)
-    return int(refused)
+        admitted, refused = figures(url)["counted"]
+        assert admitted == seen[200] == AMOUNT
+        assert 100 <= refused <= seen[429] + seen[0]

@@ -43,20 +43,6 @@ print(sorted(set(sys.modules) - before))
     assert ended.stdout.strip() == "['slidegate_pytest']"
 
 
-def test_the_plugin_may_be_named_where_it_is_installed_too(tmp_path: Path) -> None:
-    # An entry point of the same name, as the wheel has it.
-    entry = tmp_path / "slidegate-0.dist-info"
-    entry.mkdir()
-    (entry / "METADATA").write_text("Metadata-Version: 2.1\nName: slidegate\nVersion: 0\n")
-    (entry / "entry_points.txt").write_text("[pytest11]\nslidegate_pytest = slidegate_pytest\n")
-    (tmp_path / "test_one.py").write_text(
-        "pytest_plugins = ['slidegate_pytest']\ndef test_one(slidegate_clock, no_limits): pass\n"
-    )
-    named = ("-p", "slidegate_pytest", "-o", "addopts=", "-W", "default", str(tmp_path))
-    ended = pytest_of_its_own(*named, path=tmp_path, PYTEST_DISABLE_PLUGIN_AUTOLOAD="")
-    assert "1 passed" in ended.stdout, ended.stdout
-
-
 def test_the_tests_on_the_page_pass_in_another_order(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "how_to" / "testing_your_app.md").read_text("utf-8")
     saved = dict(re.findall(r"^<!-- file: ([\w.]+) -->\n```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))

@@ -10,7 +10,6 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
 from slidegate import (
     BanPolicy,
@@ -55,13 +54,7 @@ def refused(request: HTTPConnection, decision: Decision) -> Response:
     return PlainTextResponse(f"again in {decision.retry_after} s", 429)
 
 
-async def search(request: Request) -> Response:
-    return PlainTextResponse("found")
-
-
-# -- the middleware ----------------------------------------------------------------------------------------------------
-
-Route("/search", search, middleware=[Middleware(RateLimitMiddleware, rules=[Rule("*", Limit(10, "1m"))])])
+Middleware(RateLimitMiddleware, rules=[Rule("*", Limit(10, "1m"))])
 limiter = Limiter(MemoryStore(), observers=[tell])
 app = FastAPI()
 app.add_middleware(
@@ -104,8 +97,6 @@ async def without_http() -> None:
         await opened.hit("user:42", 5)  # type: ignore[arg-type]
 
 
-# -- bans ----------------------------------------------------------------------------------------------------------
-
 guessing = BanPolicy(
     Limit(20, "1h"),
     timedelta(hours=1),
@@ -134,8 +125,6 @@ async def bans_by_hand() -> None:
     assert_type(await limiter.import_bans(["{}"]), int)
 
 
-# -- threads, functions --------------------------------------------------------------------------------------------
-
 assert_type(limiter.sync, SyncLimiter)
 assert_type(limiter.sync.hit(header("X-API-Key").of("k123"), "5/minute"), Decision)
 assert_type(limiter.sync.refund(limiter.sync.charge("user:42", "5/minute", 3)), bool)
@@ -159,16 +148,12 @@ def functions() -> None:
         assert_type(refused.retry_after_s, float | None)
 
 
-# -- statistics ----------------------------------------------------------------------------------------------------
-
 stats = Statistics(limiter).stats("5m")
 assert_type(stats, Stats)
 assert_type(stats.routes, dict[str, Traffic])
 assert_type(stats.rules["api"], Traffic)
 assert_type(stats.total.seen.rt.quantile(0.95), float | None)
 Rule("*", "100/5s", on_exceeded=lambda key, decision: None)
-
-# -- limits, networks, stores --------------------------------------------------------------------------------------
 
 limit = Limit(100, "1m", resolution=10, name="burst")
 assert_type(parse_limits([limit, "5/minute"]), tuple[Limit, ...])
@@ -189,12 +174,8 @@ class Pager(Observer):
 limiter.observe(Pager())
 limiter.observe(tell, kinds=["banned"], thread=True)
 
-# -- the core ------------------------------------------------------------------------------------------------------
-
 assert_type(CounterWindow(slices=10, slice_us=100_000).slices(), list[tuple[int, int]])
 assert_type(limit.counter.spend(b"", 0, 1), tuple[bytes, tuple[int, int, int, int]])
-
-# -- requests to others --------------------------------------------------------------------------------------------
 
 
 def account(request: httpx.Request) -> str | None:
@@ -216,9 +197,6 @@ LimitedTransport(
 def too_late(error: TurnTimeout) -> tuple[SlidegateError, httpx.PoolTimeout]:
     assert_type(error.retry_after_us, int | None)
     return error, error
-
-
-# -- errors --------------------------------------------------------------------------------------------------------
 
 
 def errors(error: ConfigurationError) -> tuple[SlidegateError, ValueError]:
