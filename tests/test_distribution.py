@@ -109,16 +109,6 @@ def test_a_build_that_differs_from_the_one_before_is_an_error(tmp_path: Path) ->
         build.twice(lambda place: Path(place, "file.whl").write_text(next(texts)) and None, tmp_path)
 
 
-def unpacked(source: Path, place: Path) -> Path:
-    """Unpack a source distribution, and return its root."""
-    with tarfile.open(source) as archive:
-        # CPython before 3.11.4 has no filters, and from 3.12 on a warning where none is chosen.
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)
-        archive.extractall(place)
-    (root,) = (path for path in place.iterdir() if path.is_dir())
-    return root
-
-
 def test_both_are_built_and_pass_all_checks(built: Built) -> None:
     names = (f"slidegate-{__version__}-py3-none-any.whl", f"slidegate-{__version__}.tar.gz")
     assert (built.wheel.name, built.source.name) == names

@@ -170,7 +170,7 @@ NOBODY = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("plan", NOBODY, ids=str)
+@pytest.mark.parametrize("plan", NOBODY, ids=lambda plan: plan if isinstance(plan, str) else type(plan).__name__)
 async def test_nobody_passes_where_the_limits_function_says_so(plan: Any, caplog: pytest.LogCaptureFixture) -> None:
     limiter = Limiter()
     rules = [Rule("*", "9/hour", name="all"), Rule("*", lambda request: plan, name="plan")]
