@@ -148,7 +148,8 @@ def test_a_store_that_hangs_hangs_no_thread(on_error: Any, allowed: list[bool]) 
         assert [event.kind for event in heard.events] == ["store_failed"]
 
 
-def test_a_writer_that_is_stopped_hangs_no_thread(tmp_path: Path) -> None:
+def test_a_writer_that_is_stopped_hangs_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slidegate.limiter.engine.COMMAND_DEADLINE_S", 0.2)  # 30 s for commands of operators
     heard = RecordingObserver(without=["refused"])
     limiter = Limiter(LmdbStore(tmp_path), deadline="20ms", on_error="local", observers=[heard])
     with limiter.sync as asked, open(tmp_path / "data.mdb", "rb") as file:
