@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import threading
@@ -24,6 +25,7 @@ from slidegate import (
     client_ip,
     network,
 )
+from slidegate.admin import AdminRoutes
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.operators import Network
 
@@ -236,6 +238,23 @@ def test_a_damaged_file_is_refused_or_knows_less_and_raises_nothing_at_a_request
         return
     for key in ("43.128.0.1", "101.32.5.5", "2402:4e00::/64", "8.8.8.8", "unknown-peer"):
         assert found.find({}, Limiter(), key).startswith(("asn:", "country:"))
+
+
+async def test_the_admin_api_says_the_network_of_a_client(asn: Network, country: Network) -> None:
+    limiter = Limiter(networks=[asn, country])
+    admin = AdminRoutes(limiter, token="t" * 32)
+    app = RateLimitMiddleware(hello, limits="5/hour", limiter=limiter)
+    for client in ("43.128.0.1", "203.0.113.9", "8.8.8.8", "unix"):
+        await call(app, client=(client, 1))
+    await limiter.ban("asn:132203", "1d")
+    answer = await call(admin, "/clients", headers={"Authorization": f"Bearer {'t' * 32}"})
+    found = {one["key"]: (one["network"], one["banned"]) for one in json.loads(answer.body)["clients"]}
+    assert found == {
+        "43.128.0.1": ("AS132203 Tencent", True),
+        "203.0.113.9": ("AS64500 Other, BE", False),
+        "8.8.8.8": ("", False),
+        "peer:unix": ("", False),
+    }
 
 
 @pytest.mark.parametrize(

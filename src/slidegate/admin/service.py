@@ -23,6 +23,7 @@ from ..core.decision import LimitSet
 from ..core.errors import ConfigurationError, StoreError
 from ..core.logs import escaped
 from ..limiter import Limiter
+from ..limiter.operators import described, operator_of
 from ..stats import Statistics, Stats
 from ..stats.statistics import recording_of
 from . import parameters, views
@@ -291,12 +292,19 @@ class AdminService:
         buckets = [named.get(name) or self._activity.bucket(name) for name in client.rules]
         checks = tuple((bucket, key, 1) for bucket in buckets if bucket is not None and bucket.limits)
         nearest, banned = None, False
+        engine = self._limiter.engine
+        operator = operator_of(key, engine.networks)
         if checks:
-            decided = await self._limiter.engine.peek(checks, ())
+            decided = await engine.peek(checks, () if operator is None else (operator,))
             banned = decided.ban is not None
             nearest = views.Nearest.of(decided)
         return views.BusyClient(
-            key=key, requests=client.requests, refused=client.refused, nearest=nearest, banned=banned
+            key=key,
+            network=described(key, engine.networks),
+            requests=client.requests,
+            refused=client.refused,
+            nearest=nearest,
+            banned=banned,
         )
 
     async def _ban_of(self, key: str) -> Ban | None:

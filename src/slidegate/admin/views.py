@@ -425,9 +425,10 @@ class Nearest(View):
 
 
 class BusyClient(View):
-    """A client of the last five minutes."""
+    """A client of the last five minutes; `network` is empty where no file knows its address."""
 
     key: AnyText
+    network: AnyText
     requests: int
     refused: int
     nearest: Nearest | None

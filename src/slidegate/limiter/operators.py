@@ -76,6 +76,14 @@ def operator_of(client_key: str, files: Sequence[NetworkLookup]) -> str | None:
     return None
 
 
+def described(client_key: str, files: Sequence[NetworkLookup]) -> str:
+    """Return what files say of the network of a client, for people: ``AS132203 Tencent, NL``; empty if nothing."""
+    places = [file.find(client_key) for file in files]
+    operator = next((f"AS{place.asn} {place.name}".rstrip() for place in places if place.asn is not None), "")
+    country = next((place.country for place in places if place.country), "")
+    return ", ".join(filter(None, (operator, country)))
+
+
 def check_ban(key: object, files: Sequence[NetworkLookup]) -> None:
     """Check what people ban by hand; an operator only where a file says whose addresses those are.
 

@@ -143,6 +143,9 @@ export class ClientsView {
       "Busiest clients of five minutes",
       [
         { title: "Client", cell: (client) => clientLink(client.key) },
+        ...(clients.some(({ network }) => network)
+          ? [{ title: "Network", cell: ({ network }) => (network ? stranger(network, 64) : "–") }]
+          : []),
         { title: "Requests", number: true, cell: (client) => count(client.requests) },
         { title: "Refused", number: true, cell: (client) => warm(client.refused) },
         { title: "Nearest limit", wide: true, cell: near },
