@@ -27,6 +27,7 @@ def module_of(file: Path) -> str:
 
 def test_the_package_says_whether_it_is_compiled() -> None:
     assert slidegate.core.compiled is COMPILED_RUN
+    assert slidegate.__compiled__ is COMPILED_RUN
 
 
 def test_exactly_the_chosen_modules_are_compiled() -> None:
