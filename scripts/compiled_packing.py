@@ -53,8 +53,7 @@ def read_entries(packed: bytes) -> Iterator[tuple[int, int]]:
     return _ENTRY.iter_unpack(packed)
 
 
-def _signed(units: int) -> i32:
-    """Return the number of 32 bits with a sign that has the same bytes as one without."""
+def _signed(units: int) -> i32:  # the number with a sign that has the same 32 bits
     if not 0 <= units <= _MAX_UNITS:
         raise OverflowError(f"units: expected 0 to 2**32 - 1, not {units}")
     number: i64 = units
