@@ -3,12 +3,14 @@
 Without that variable it does nothing, and the wheel is pure. With it, mypyc turns the files that pyproject.toml lists
 (`[tool.hatch.build.hooks.custom]`) into extension modules, which lie in the wheel beside their source. Python prefers
 them there. Nothing is written into the checkout: extension modules beside the source would replace it unseen.
+One module is compiled from another file than the source, see `REPLACED`.
 
 ``python -m scripts.compile_wheel`` builds that wheel into .cache/compiled.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -25,6 +27,8 @@ PACKAGE = ROOT / "src" / "slidegate"
 BUILT = ROOT / ".cache" / "compiled"
 EPOCH = {"SOURCE_DATE_EPOCH": "1580601600"}
 """The variable with the time that every file of a build bears: 2020-02-02, which is hatchling's own."""
+REPLACED = {PACKAGE / "core" / "packing.py": ROOT / "scripts" / "compiled_packing.py"}
+"""What is compiled from another file than the source: that calls `librt`, which only mypyc can call fast."""
 
 
 def chosen(config: dict[str, Any]) -> list[Path]:
@@ -59,6 +63,8 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
         modules = compile_to(Path(self._made.name), chosen(self.config))
         build_data["force_include"].update({str(path): name for path, name in modules.items()})
         build_data["pure_python"], build_data["infer_tag"] = False, True
+        # The extension modules need what they were compiled with, or newer.
+        build_data["dependencies"].append(f"librt>={importlib.metadata.version('librt')}")
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what was made: the wheel holds it now."""
@@ -75,8 +81,11 @@ def compile_to(made: Path, files: list[Path]) -> dict[Path, str]:
 
     # The strict check of types is a check of its own; a build must not fail for a missing stub.
     options = ("--config-file=", "--ignore-missing-imports", f"--cache-dir={made / 'cache'}")
+    shutil.copytree(PACKAGE, made / "src" / PACKAGE.name)
+    for file, other in REPLACED.items():
+        shutil.copy(other, made / "src" / file.relative_to(PACKAGE.parent))
     # mypyc and setuptools take the names of modules from paths below the current directory.
-    with chdir(PACKAGE.parent):
+    with chdir(made / "src"):
         paths = [str(file.relative_to(PACKAGE.parent)) for file in files]
         extensions = mypycify(
             [*options, *paths], target_dir=str(made / "c"), group_name="slidegate", opt_level="3", debug_level="0"

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from slidegate import Limiter, MemoryStore
+import slidegate
+from slidegate import BanPolicy, Limiter, MemoryStore, MessageLimits, Networks, Quota, Rule
 from slidegate.core import CounterWindow, Decision, Limit, LimitSet, MetricWindow, Reason
 from slidegate.core.decision import BanRefusal, Check, RuleRefusal, StruckRefusal
 from slidegate.limiter.decisions import NotAsked, StoreDown
@@ -39,6 +40,34 @@ SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
     (Stats({"api": Traffic(SUMMARY)}, {}, Traffic(SUMMARY)), ("rules", "routes", "total")),
     (MemoryStore().stats(), ("keys", "evictions", "shared_hits")),
 ]
+DESCRIBED = [
+    Limit(5, "1m", name="burst", resolution=10),
+    Quota("10/day", zone="UTC"),
+    Networks(["10.0.0.0/8"]),
+    Rule("/items/{id}", "5/minute", methods=["POST"], name="items"),
+    MessageLimits("10/second"),
+]
+"""What users write and may hand to another process."""
+MADE: dict[str, Callable[[Any], Any]] = {
+    "BanPolicy": lambda kind: kind(after="20/10m", duration="1h"),
+    "ConfigurationError": lambda kind: kind("limits: expected text"),
+    "Decision": lambda kind: kind(True, Reason.OK),
+    "Limit": lambda kind: kind(5, "1m"),
+    "Limiter": lambda kind: kind(),
+    "MemoryStore": lambda kind: kind(),
+    "MessageLimits": lambda kind: kind("10/second"),
+    "Networks": lambda kind: kind(["10.0.0.0/8"]),
+    "Quota": lambda kind: kind("10/day"),
+    "RateLimit": lambda kind: kind("5/minute"),
+    "RateLimitExceeded": lambda kind: kind(DECISION),
+    "RateLimitMiddleware": lambda kind: kind(None, limits="5/minute"),
+    "Rule": lambda kind: kind("*", "5/minute"),
+    "SlidegateError": lambda kind: kind("a reason"),
+    "StoreError": lambda kind: kind("a reason"),
+    "SyncLimiter": lambda kind: kind(Limiter(), None),
+}
+"""The public classes, and what makes an object of each, or of one that is derived from it."""
+COMPILED: frozenset[str] = frozenset({"Decision", "MemoryStore"} if slidegate.__compiled__ else ())
 WAYS: dict[str, Callable[[Any], Any]] = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
@@ -53,6 +82,34 @@ def test_a_copy_holds_what_the_original_holds(value: Any, names: tuple[str, ...]
     assert type(twin) is type(value)
     assert twin is not value
     assert repr([getattr(twin, name) for name in names]) == repr([getattr(value, name) for name in names])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("value", DESCRIBED, ids=[type(value).__name__ for value in DESCRIBED])
+def test_a_copy_of_what_users_write_reads_as_the_original(value: Any, way: str) -> None:
+    twin = WAYS[way](value)
+    assert type(twin) is type(value)
+    assert repr(twin) == repr(value)
+
+
+def test_a_copied_policy_reads_as_the_original() -> None:
+    policy = BanPolicy(after="20/10m", duration="1h", factor=4)
+    assert repr(copy.copy(policy)) == repr(policy)
+
+
+def test_every_public_class_is_tried_by_deriving_from_it() -> None:
+    classes = {name for name in slidegate.__all__ if isinstance(getattr(slidegate, name), type)}
+    assert classes == set(MADE)
+
+
+@pytest.mark.parametrize("name", sorted(MADE))
+def test_users_derive_from_a_public_class_but_for_those_that_are_compiled(name: str) -> None:
+    kind = type("Derived", (getattr(slidegate, name),), {"of_the_user": True})
+    if name in COMPILED:
+        with pytest.raises(TypeError, match="compiled"):
+            MADE[name](kind)
+    else:
+        assert MADE[name](kind).of_the_user
 
 
 @pytest.mark.parametrize("way", WAYS)

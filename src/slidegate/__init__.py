@@ -8,6 +8,7 @@ exact `Retry-After`. Start with `RateLimitMiddleware`; without HTTP, with `Limit
 
 from __future__ import annotations
 
+from .core import compiled as _compiled
 from .core.bans.policy import BanPolicy
 from .core.decision import Decision
 from .core.errors import ConfigurationError, RateLimitExceeded, SlidegateError, StoreError
@@ -28,6 +29,8 @@ from .web.rules import Rule
 from .web.websockets import MessageLimits
 
 __version__ = "0.1.0"
+__compiled__: bool = _compiled
+"""Whether the path of a request runs compiled, see `slidegate.core.compiled`."""
 
 __all__ = [
     "BanPolicy",

@@ -45,7 +45,8 @@ OPTIONS = {
 
 def test_commands_and_options_are_those_of_today(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"slidegate {slidegate.__version__}\n"
+    kind = "compiled" if slidegate.__compiled__ else "interpreted"
+    assert capsys.readouterr().out == f"slidegate {slidegate.__version__} ({kind})\n"
     assert main(["--help"]) == 0
     names = re.findall(r"^  (\w+) {2}", capsys.readouterr().out.partition("Commands:")[2], re.MULTILINE)
     assert sorted(names) == sorted({name.split()[0] for name in OPTIONS})

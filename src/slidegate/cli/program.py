@@ -43,8 +43,13 @@ class _Program(click.Group):
             raise click.ClickException(one_line(error)) from error
 
 
+def _version() -> str:
+    package = import_module("slidegate")
+    return f"{package.__version__} ({'compiled' if package.__compiled__ else 'interpreted'})"
+
+
 @click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(import_module("slidegate").__version__, message="%(prog)s %(version)s")
+@click.version_option(_version(), message="%(prog)s %(version)s")
 def program() -> None:
     """Tools around sliding-window rate limits: try a limit before it is in force, and operate it when it is.
 

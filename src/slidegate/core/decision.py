@@ -407,6 +407,8 @@ def tightest_first(amounts: Sequence[int], readings: Sequence[WindowState], cost
         # Units that are left are compared as numbers of requests; a common multiple of the costs keeps those whole.
         multiple = lcm(*costs)
         ranks = [(wait, left * multiple // cost, more) for (wait, left, more), cost in zip(ranks, costs, strict=True)]
+    if len(ranks) == 2:  # a sort of two takes as long as everything before
+        return [1, 0] if ranks[1] < ranks[0] else [0, 1]
     return sorted(range(len(ranks)), key=ranks.__getitem__)
 
 

@@ -36,8 +36,9 @@ longer than a window and a slice, however far the clock stepped.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from struct import Struct
 from typing import Final, TypeAlias, final
+
+from .packing import ENTRY_BYTES, HEAD_BYTES, Head, pack_entry, pack_head, read_entries, read_head
 
 NEVER: Final = -1
 """The wait of a cost that is larger than the limit."""
@@ -50,16 +51,7 @@ WindowState: TypeAlias = tuple[int, int, int, int]
 """The state of one window after a question: units spent, when the oldest leave (a moment), the newest moment, and how
 long the request has to wait here (0, microseconds, `NEVER` or `OPEN`)."""
 
-HEAD: Final = Struct("<IIqqq")
-ENTRY: Final = Struct("<qI")
-_Head: TypeAlias = tuple[int, int, int, int, int]
-"""Units in all, of the newest entry; moments of the newest entry, of the oldest; `floor_us`."""
-_NOTHING: Final[_Head] = (0, 0, 0, 0, -1)
-_unpack: Final = HEAD.unpack_from
-_pack: Final = HEAD.pack
-_HEAD_BYTES: Final = HEAD.size
-_ENTRY_BYTES: Final = ENTRY.size
-_pack_entry: Final = ENTRY.pack
+_NOTHING: Final[Head] = (0, 0, 0, 0, -1)
 
 
 @final
@@ -98,8 +90,7 @@ class Ring:
             The ring afterwards, brought up to now, and its state.
         """
         span_us, step_us = self.span_us, self.step_us
-        head: _Head = _unpack(window) if window else _NOTHING
-        spent, units, newest_us, oldest_us, floor_us = head
+        spent, units, newest_us, oldest_us, floor_us = read_head(window) if window else _NOTHING
         leaves_us = oldest_us + span_us if spent else 0
         if now_us >= leaves_us or newest_us - now_us >= step_us:
             window = self.settle(window, now_us)
@@ -115,16 +106,16 @@ class Ring:
             return window, (spent, leaves_us, newest_us, 0)
         if spent and now_us <= newest_us:
             spent += cost
-            window = _pack(spent, units + cost, newest_us, oldest_us, floor_us) + window[_HEAD_BYTES:]
+            window = pack_head(spent, units + cost, newest_us, oldest_us, floor_us) + window[HEAD_BYTES:]
             return window, (spent, leaves_us, newest_us, 0)
-        moment_us = self.moment_us(now_us)
+        moment_us = now_us - now_us % step_us + step_us - 1
         if not spent:
-            window = _pack(cost, cost, moment_us, moment_us, floor_us)
+            window = pack_head(cost, cost, moment_us, moment_us, floor_us)
             return window, (cost, moment_us + span_us, moment_us, 0)
         spent += cost
-        older = window[_HEAD_BYTES:] + _pack_entry(newest_us, units)
-        window = _pack(spent, cost, moment_us, oldest_us, floor_us) + older
-        if len(older) > 2 * self.resolution * _ENTRY_BYTES:
+        older = window[HEAD_BYTES:] + pack_entry(newest_us, units)
+        window = pack_head(spent, cost, moment_us, oldest_us, floor_us) + older
+        if len(older) > 2 * self.resolution * ENTRY_BYTES:
             window = _merge_oldest(window)
             return window, self.state(window)
         return window, (spent, leaves_us, moment_us, 0)
@@ -195,7 +186,7 @@ class Ring:
         """
         spent, _, newest_us, _, floor_us = _read(window)
         floor_us = max(floor_us, now_us, min(latest_us, newest_us)) if spent or floor_us >= 0 else -1
-        return _pack(0, 0, 0, 0, floor_us) if floor_us >= 0 else b""
+        return pack_head(0, 0, 0, 0, floor_us) if floor_us >= 0 else b""
 
     def mark(self, window: bytes) -> int:
         """Return by what `remove` finds the units that were spent last: the newest moment."""
@@ -231,22 +222,22 @@ def entries(window: bytes) -> Iterator[tuple[int, int]]:
     """Yield (moment, units), oldest first."""
     if window:
         spent, units, newest_us, _, _ = _read(window)
-        yield from ENTRY.iter_unpack(window[_HEAD_BYTES:])
+        yield from read_entries(window[HEAD_BYTES:])
         if spent:
             yield newest_us, units
 
 
-def _read(window: bytes) -> _Head:
-    return _unpack(window) if window else _NOTHING
+def _read(window: bytes) -> Head:
+    return read_head(window) if window else _NOTHING
 
 
 def _with(floor_us: int, kept: list[tuple[int, int]]) -> bytes:
     """Return a ring with these entries."""
     if not kept:
-        return _pack(0, 0, 0, 0, floor_us)
+        return pack_head(0, 0, 0, 0, floor_us)
     newest_us, units = kept[-1]
-    head = _pack(sum(units for _, units in kept), units, newest_us, kept[0][0], floor_us)
-    return head + b"".join([_pack_entry(*entry) for entry in kept[:-1]])
+    head = pack_head(sum(units for _, units in kept), units, newest_us, kept[0][0], floor_us)
+    return head + b"".join([pack_entry(*entry) for entry in kept[:-1]])
 
 
 def _merge_oldest(window: bytes) -> bytes:

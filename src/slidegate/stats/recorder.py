@@ -1,12 +1,12 @@
 """The observer that counts requests, by the rules that counted them and the route that they went to.
 
-A request appends its outcome to a list, which costs it next to nothing. Outcomes are counted many at once: when there
-are `MAX_NOTED`, and before anybody reads.
+A request adds its duration to those of requests that ended like it. They are counted many at once: when there are
+`MAX_NOTED`, and before anybody reads. Outcomes are not kept: with their decisions they would fill a lot of memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from threading import Lock
 from typing import Final, TypeAlias
@@ -27,8 +27,9 @@ OTHER: Final = "(other)"
 NO_ROUTE_AT_ALL: Final = ""
 """The route of a series that counts something about a rule beside its requests: the refusals of its shadow."""
 
-_Kind: TypeAlias = tuple[bool, Reason, Ended, int, bool]
-"""Whether requests were allowed, why, how they ended, the status, and whether they waited."""
+_Alike: TypeAlias = tuple[tuple[str, ...], str, int, bool, Reason, Ended, int, bool]
+"""What outcomes that are counted together have in common: rules, route and number of the slice; whether they were
+allowed, why, how they ended, the first digit of the status, and whether they waited."""
 
 
 @cache
@@ -59,22 +60,35 @@ class Recorder(Observer):
     def forget(self) -> None:
         """Forget all counts, as in a child of `fork`: they belong to its parent."""
         self._counting = Lock()
-        self._noted: list[Outcome] = []
-        self._count_at = 1
+        self._noted: dict[_Alike, list[int]] = {}
+        self._shadow_refused: list[tuple[str, int]] = []
+        self._left = 1
         self._series: dict[SeriesName, Series] = {}
         self._is_full = False
 
     def request(self, outcome: Outcome, /) -> None:
         """Note what became of a request."""
-        noted = self._noted
-        noted.append(outcome)
-        if len(noted) >= self._count_at:
+        allowed, reason, rules, shadow_rules, route, status, ended, began_us, duration_us, waited_us, _ = outcome
+        if route is None:
+            return
+        number = (began_us + duration_us) // SLICE_US
+        alike = rules, route, number, allowed, reason, ended, status // 100, waited_us is not None
+        with self._counting:
+            durations_us = self._noted.get(alike)
+            if durations_us is None:
+                self._noted[alike] = [duration_us]
+            else:
+                durations_us.append(duration_us)
+            for rule in shadow_rules:
+                self._shadow_refused.append((rule, number))
+            self._left -= 1
+        if self._left <= 0:
             self._count()
 
     def listed(self) -> list[Series]:
         """Return all series, in which everything is counted that was noted before."""
         self._count()
-        self._count_at = 1  # the next request begins what has ended meanwhile with its event loop
+        self._left = 1  # the next request begins what has ended meanwhile with its event loop
         return list(self._series.values())
 
     def begin(self) -> None:
@@ -82,36 +96,23 @@ class Recorder(Observer):
 
     def _count(self) -> None:
         """Count what is noted."""
-        self._count_at = MAX_NOTED
         with self._counting:
             was_full = self._is_full
-            noted = self._noted[:]
-            # Another thread may append between these two lines: behind what is taken out.
-            del self._noted[: len(noted)]
-            self._add([outcome for outcome in noted if outcome.route is not None])
+            noted, self._noted, self._left = self._noted, {}, MAX_NOTED
+            shadow_refused, self._shadow_refused = self._shadow_refused, []
+            for rule, number in shadow_refused:
+                self._of(((rule,), NO_ROUTE_AT_ALL)).add(number, Slice({"shadow_refused": 1}))
+            for (rules, route, number, *kind), durations_us in noted.items():
+                counts = Slice(dict.fromkeys(_events_of(*kind), len(durations_us)))
+                if kind[0]:
+                    counts.rt.count_all(sorted(durations_us))
+                self._of((rules, route)).add(number, counts)
             is_news = self._is_full and not was_full
         if is_news:
             message = f"{MAX_SERIES} series of rules and routes are recorded; further ones count as {OTHER}"
             self._emit(Event("series_full", message, {"max_series": MAX_SERIES}))
         if noted:
             self.begin()
-
-    def _add(self, outcomes: Sequence[Outcome]) -> None:
-        """Count outcomes, those that are alike together."""
-        alike: dict[tuple[SeriesName, int, _Kind], list[int]] = {}
-        for outcome in outcomes:
-            name = outcome.rules, outcome.route or ""
-            number = (outcome.began_us + outcome.duration_us) // SLICE_US
-            waited, status_class = outcome.waited_us is not None, outcome.status // 100
-            kind = outcome.allowed, outcome.reason, outcome.ended, status_class, waited
-            alike.setdefault((name, number, kind), []).append(outcome.duration_us)
-            for rule in outcome.shadow_rules:
-                self._of(((rule,), NO_ROUTE_AT_ALL)).add(number, Slice({"shadow_refused": 1}))
-        for (name, number, kind), durations_us in alike.items():
-            counts = Slice(dict.fromkeys(_events_of(*kind), len(durations_us)))
-            if kind[0]:
-                counts.rt.count_all(sorted(durations_us))
-            self._of(name).add(number, counts)
 
     def _of(self, name: SeriesName) -> Series:
         """Return the series of some rules and a route; beyond `MAX_SERIES` series, the one for all the others."""

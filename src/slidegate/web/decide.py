@@ -27,14 +27,14 @@ from .client_ip import ClientAddress, may_be_gone
 from .endpoint_refusals import wait_at_endpoint
 from .exchange import Entry, Exchange, allowlisted, asked_checks, is_asked, is_preflight
 from .headers import field_value
-from .keys import everyone
 from .lists import ListFiles
 from .rule_set import BoundRule, Matched, RuleSet
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
 _EXEMPT: Final = Decision(True, Reason.EXEMPT)
 _GONE: Final = BanRefusal("gone")
-_NO_RULES: Final = Matched()
+_MAX_QUESTIONS: Final = 8
+"""How many questions of one client are remembered: most meet the same few rules again and again."""
 
 
 class Client:
@@ -45,10 +45,12 @@ class Client:
         address: Its address, if it has one.
         subjects: The keys and the address whose bans refuse it.
         verdict: The decision about it, if it is on a list.
-        checks: What is charged for each of its requests, where that is the same for all; prepared, see `Store.prepare`.
+
+    Attributes:
+        questions: What is charged for its requests by the rules that they meet; prepared, see `Store.prepare`.
     """
 
-    __slots__ = ("address", "checks", "key", "subjects", "verdict")
+    __slots__ = ("address", "key", "questions", "subjects", "verdict")
 
     def __init__(
         self,
@@ -56,13 +58,12 @@ class Client:
         address: Address | None,
         subjects: Sequence[BanSubject],
         verdict: Decision | None,
-        checks: Sequence[Check] | None,
     ) -> None:
         self.key = key
         self.address = address
         self.subjects = subjects
         self.verdict = verdict
-        self.checks = checks
+        self.questions: dict[Matched, Sequence[Check]] = {}
 
 
 class Decider:
@@ -122,21 +123,32 @@ class Decider:
             return _ALLOWLISTED
         if client.verdict is not None:
             return client.verdict
-        subjects = client.subjects
-        if client.checks is not None and not before and scope.get("method") != "OPTIONS":
-            checks = client.checks
-            return self._engine.decide(checks, subjects) if checks else self._uncounted(_NO_RULES, subjects)
+        matched = self._rules.match(scope)
+        question = client.questions.get(matched)
+        if question is not None and not before:
+            return self._engine.decide(question, client.subjects)
+        return self._decide_anew(matched, scope, exchange, client)
+
+    def _decide_anew(
+        self, matched: Matched, scope: Scope, exchange: Exchange, client: Client
+    ) -> Decision | Awaitable[Decision]:
+        """Decide about a request for which no question is remembered; remember one that will be asked again."""
+        before, subjects = exchange.entries, client.subjects
         if self._signals.keyed:
             subjects = self._signals.subjects(scope, client.key, client.address)
-        matched = self._rules.match(scope)
-        if matched.exempt or is_preflight(scope):
+        exempt = matched.exempt or is_preflight(scope)
+        if exempt:
             exchange.exempt = (*exchange.exempt, exchange.parts)
         if not matched.plain or before or self._signals.on_request:
             return self._decide(matched, scope, exchange, client.key, subjects)
-        checks = [bound.check(scope, self._limiter, client.key) for bound in matched.limiting]
+        checks: Sequence[Check] = [bound.check(scope, self._limiter, client.key) for bound in matched.limiting]
         if not checks:
             return self._uncounted(matched, subjects)
-        return self._queues.decide(checks, subjects) if self._rules.waits else self._engine.decide(checks, subjects)
+        if self._rules.waits:
+            return self._queues.decide(checks, subjects)
+        if matched.by_client and not exempt and not self._signals.keyed:
+            checks = remember(client.questions, matched, self._engine.prepare(checks), _MAX_QUESTIONS)
+        return self._engine.decide(checks, subjects)
 
     def client(self, scope: Scope) -> Client:
         """Return the client of a request; it is remembered until a list is read anew."""
@@ -170,7 +182,7 @@ class Decider:
         elif address is not None and self._blocklist is not None:
             name = self._blocklist.find(*address)
             verdict = None if name is None else BanRefusal(name)
-        return Client(key, address, self._signals.own_subjects(key, address), verdict, self._same_checks(scope, key))
+        return Client(key, address, self._signals.own_subjects(key, address), verdict)
 
     def is_gone(self, scope: Scope) -> bool:
         """Tell whether a request is refused because its connection was reset: nobody is left to read the answer.
@@ -178,16 +190,6 @@ class Decider:
         That is known only of a server that names peers, and matters only where a banned or listed client would hide.
         """
         return self._looks_at_peers and self._names_peers and may_be_gone(scope)
-
-    def _same_checks(self, scope: Scope, client_key: str) -> Sequence[Check] | None:
-        """Return what is charged for each request of a client; None where the request has a part in that."""
-        always = self._rules.always
-        if always is None or always.exempt or always.blocked is not None or not always.plain or self._rules.waits:
-            return None
-        by_client = all(bound.key is None or bound.key is everyone for bound in always.limiting)
-        if self._signals.keyed or self._signals.on_request or not by_client:
-            return None
-        return self._engine.prepare([bound.check(scope, self._limiter, client_key) for bound in always.limiting])
 
     async def _decide(
         self,

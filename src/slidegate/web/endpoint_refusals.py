@@ -22,12 +22,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from ..core.bans.ban import BanSubject
-from ..core.decision import Decision, ceil_s
+from ..core.decision import Decision
 from ..core.errors import RateLimitExceeded, SlidegateError
 from ..limiter import Limiter
 from .exchange import SCOPE_KEY, Exchange
-from .headers import NOT_STORED, Fields
-from .responses import Answer
+from .responses import NEEDED, Answer
 
 _HANDLERS: Final = "starlette.exception_handlers"
 TRY_AGAIN_LATER: Final = 1013
@@ -54,7 +53,7 @@ class EndpointRefusal(RateLimitExceeded, HTTPException):
     def __init__(self, decision: Decision, answer: Answer, scope: Scope) -> None:
         RateLimitExceeded.__init__(self, decision)
         self.answer = answer
-        self.needed = needed_fields(decision)
+        self.needed = [field for field in answer[3] if field[0] in NEEDED]
         self.handlers: Any = scope.get(_HANDLERS) or ({}, {})
         fields = {name.decode().title(): value.decode() for name, value in self.needed}
         status, detail, *_ = answer
@@ -111,12 +110,6 @@ async def refuse(connection: HTTPConnection, decision: Decision) -> Exception:
         exchange.raised = refusal
         _put_handler(scope)
     return refusal
-
-
-def needed_fields(refusal: Decision) -> Fields:
-    """Return the header fields that every answer to a refused request has."""
-    wait_us = refusal.retry_after_us
-    return [NOT_STORED] if wait_us is None else [NOT_STORED, (b"retry-after", b"%d" % ceil_s(wait_us))]
 
 
 def _put_handler(scope: Scope) -> None:

@@ -294,6 +294,8 @@ class Exchange(Decided):
             if self.on_start:
                 return self._send_start(message)
             message = self._started(message, kind)
+            if kind != "websocket.close":  # the only start that is an end too
+                return self._send(message)
         if (self.holds or self.outcomes is not None) and is_last(message, self._trailers):
             return self._send_and_end(message)
         return self._send(message)
@@ -307,7 +309,7 @@ class Exchange(Decided):
     def _started(self, message: Message, kind: str) -> Message:
         """Return the first message of the answer with the header fields."""
         self.status = message.get("status") or STATUS[kind]
-        self._trailers = message.get("trailers", False)
+        self._trailers = bool(message.get("trailers", False))  # an application may write any value
         if kind == "websocket.close":
             return message
         fields, entries = message.get("headers", ()), self.entries

@@ -50,8 +50,14 @@ _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 """A value of RFC 9110, section 5.5: servers refuse controls, and the worst send a field that a line break hides."""
 
+_FEW: Final = 4_096
+_NUMBERS: Final = tuple([b"%d" % number for number in range(_FEW)])
+"""Most numbers that are shown are small, and compiled code finds one faster than it writes it."""
+
+_MORE: Final = f";{MORE_AFTER_S}=".encode()
+
 _Shown: TypeAlias = tuple[AnyLimit, bytes, bool]
-"""A limit, its RateLimit but for the numbers, and whether anybody knows when more becomes available."""
+"""A limit, its RateLimit up to what is left, and whether anybody knows when more becomes available."""
 
 
 class HeaderWriter:
@@ -118,8 +124,7 @@ class HeaderWriter:
         limits = []
         for name, limit, _ in named:
             timed = not isinstance(limit, Concurrency)  # nobody knows when a permit is released
-            numbers = f";{REMAINING}=%d;{MORE_AFTER_S}=%d" if timed else f";{REMAINING}=%d"
-            limits.append((limit, f"{quote(name).replace('%', '%%')}{numbers}".encode(), timed))
+            limits.append((limit, f"{quote(name)};{REMAINING}=".encode(), timed))
         policy = b"ratelimit-policy", ", ".join(items).encode()
         return remember(self._known, asked, (policy, limits, [limit.amount for _, limit, _ in named]))
 
@@ -145,12 +150,14 @@ def _writer(style: HeaderStyle) -> HeaderWriter:
 
 def _value(shown: _Shown, amount: int, reading: WindowState, now_us: int) -> bytes:
     """Return the item of RateLimit for one limit."""
-    _, numbers, timed = shown
+    _, name, timed = shown
     spent, leaves_us, _, _ = reading
     left = amount - spent if amount > spent else 0
+    value = name + (_NUMBERS[left] if left < _FEW else b"%d" % left)
     if not timed:
-        return numbers % left
-    return numbers % (left, (leaves_us - now_us + 999_999) // 1_000_000 if spent else 0)
+        return value
+    more_s = (leaves_us - now_us + 999_999) // 1_000_000 if spent else 0
+    return value + _MORE + (_NUMBERS[more_s] if 0 <= more_s < _FEW else b"%d" % more_s)
 
 
 def _joined(decisions: Sequence[Decision]) -> Decision:

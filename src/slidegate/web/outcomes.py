@@ -63,20 +63,26 @@ class Outcomes:
 
     def _passed(self, exchange: Exchange, ended: Ended, status: int) -> Outcome:
         """Return the outcome of a request that was let through, or whose client left while it waited for that."""
-        decisions = exchange.decisions
+        decisions: list[Decision] = []
+        rules: list[str] = []
+        for _, decision in exchange.entries:
+            decisions.append(decision)
+            for asked, _, _ in decision.checks:
+                rules.append(asked.label)
         waiting = exchange.waiting
         if waiting is not None:
             decisions.append(waiting)
+            rules += [asked.label for asked, _, _ in waiting.checks]
         return Outcome(
             bool(decisions) and waiting is None,
             decisions[-1].reason if decisions else Reason.EXEMPT,
-            tuple([asked.label for decision in decisions for asked, _, _ in decision.checks]),
+            tuple(rules),
             exchange.shadow_rules,
             self._routes.label(exchange.scope),
             status,
             ended,
             exchange.began_us,
-            max(self.now_us() - exchange.began_us, 0),
+            self._duration_us(exchange),
             exchange.waited_us,
             decisions,
         )
@@ -95,7 +101,12 @@ class Outcomes:
             exchange.status,
             "refused",
             exchange.began_us,
-            max(self.now_us() - exchange.began_us, 0),
+            self._duration_us(exchange),
             exchange.waited_us,
             exchange.decisions,
         )
+
+    def _duration_us(self, exchange: Exchange) -> int:
+        """Return how long a request has taken; a clock of the user's may step back."""
+        duration_us = self.now_us() - exchange.began_us
+        return duration_us if duration_us > 0 else 0

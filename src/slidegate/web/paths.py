@@ -94,6 +94,10 @@ class RulePath:
             raise ConfigurationError(f"path: {quoted(path)} cannot be used: {error}") from None
         self.takes = re.compile(_generous(self.path, self.convertors), re.DOTALL).match
 
+    # A compiled class is made with its arguments, also for copies and pickles.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RulePath, (self.path,)
+
     def is_exactly(self, text: str) -> bool:
         """Return whether a text is what the path says, by Starlette's own pattern."""
         return self._exact.fullmatch(text) is not None

@@ -48,7 +48,7 @@ _TITLES: Final = {
     _ABUSE: "Request not satisfied due to detection of abnormal request pattern",
     _CAPACITY: "Request cannot be satisfied due to temporary server capacity constraints",
 }
-_NEEDED: Final = frozenset({b"cache-control", b"retry-after"})
+NEEDED: Final = frozenset({b"cache-control", b"retry-after"})
 """The names of the fields that every answer to a refused request has."""
 _MAX_BLOCKS: Final = 1_024
 _MAX_METHOD: Final = 64
@@ -115,7 +115,7 @@ class Refusals:
             return
         own = self._on_refused
         if own is not None:
-            needed = [field for field in fields if field[0] in _NEEDED]
+            needed = [field for field in fields if field[0] in NEEDED]
             if await self._send_own(own, decision, needed, scope, receive, send):
                 return
         await send({"type": "http.response.start", "status": status, "headers": [*fields]})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from starlette.types import Scope
 
@@ -15,7 +15,7 @@ from ..core.logs import Throttle, logger
 from ..core.memo import MAX_PATHS, PATH_BYTES, remember
 from ..limiter import Limiter
 from .exchange import is_preflight
-from .keys import Key, KeyFunction
+from .keys import Key, KeyFunction, everyone
 from .paths import PathIndex, RequestTexts, path_below, texts_of
 from .routes import Application, shown
 from .rules import Limits, LimitsFunction, Rule, says_nobody
@@ -147,21 +147,42 @@ class BoundRule:
         return bucket
 
 
-class Matched(NamedTuple):
-    """The rules that a request meets: those that limit it, and those that only look on."""
+class Matched:
+    """The rules that a request meets: those that limit it, and those that only look on. Compared by identity.
 
-    limiting: tuple[BoundRule, ...] = ()
-    plain: bool = True
-    """Whether nothing needs a call of a user's function, none holds a permit, and no rule looks on."""
-    shadows: tuple[BoundRule, ...] = ()
-    told: tuple[BoundRule, ...] = ()
-    """Those of the rules that limit it which call a function when a key passes them."""
-    exempt: bool = False
-    """Whether a rule says that nothing is counted here."""
-    blocked: Rule | None = None
-    """The rule that blocks the request; nothing limits it then."""
-    conditions: tuple[tuple[BoundRule, bool], ...] = ()
-    """The rules in their order, and whether each ends the list, where conditions are asked first; the rest is empty."""
+    Attributes:
+        limiting: The rules that limit it.
+        plain: Whether nothing needs a call of a user's function, none holds a permit, and no rule looks on.
+        shadows: The rules that only look on.
+        told: Those of the rules that limit it which call a function when a key passes them.
+        exempt: Whether a rule says that nothing is counted here.
+        blocked: The rule that blocks the request; nothing limits it then.
+        conditions: The rules in their order, and whether each ends the list, where conditions are asked first; the rest
+            is empty.
+        by_client: Whether a client is charged the same for every request that meets these rules.
+    """
+
+    __slots__ = ("blocked", "by_client", "conditions", "exempt", "limiting", "plain", "shadows", "told")
+
+    def __init__(
+        self,
+        limiting: tuple[BoundRule, ...] = (),
+        plain: bool = True,
+        shadows: tuple[BoundRule, ...] = (),
+        told: tuple[BoundRule, ...] = (),
+        *,
+        exempt: bool = False,
+        blocked: Rule | None = None,
+        conditions: tuple[tuple[BoundRule, bool], ...] = (),
+    ) -> None:
+        self.limiting = limiting
+        self.plain = plain
+        self.shadows = shadows
+        self.told = told
+        self.exempt = exempt
+        self.blocked = blocked
+        self.conditions = conditions
+        self.by_client = plain and all(bound.key is None or bound.key is everyone for bound in limiting)
 
 
 class RuleSet:
@@ -215,7 +236,7 @@ class RuleSet:
 
         Where that fails, every limit counts the request, and nothing exempts it: a failure is no way past the limits.
         """
-        preflight = is_preflight(scope)
+        preflight = scope.get("method") == "OPTIONS" and is_preflight(scope)
         if self.always is not None and not preflight:
             return self.always
         method = "a preflight" if preflight else scope.get("method", "GET")

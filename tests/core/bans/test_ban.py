@@ -74,6 +74,7 @@ def test_an_address_lies_in_the_networks_that_the_standard_library_finds(
     assert found == {key for key in keys if IPv4Address(value) in IPv4Network(key)}
 
 
+@pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
 def test_networks_whose_bans_are_over_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slidegate.core.bans.networks.MAX_NETWORKS", 2)
     networks = BannedNetworks([ban("192.0.2.0/24", 100, level=0), ban("198.51.100.0/24", None, level=0)])

@@ -87,6 +87,8 @@ class Generations:
     windows in each step, because nobody has asked for them that long; then `fresh` becomes `stale`. So no window is
     looked at to find those that are over, but those of quotas and permits, which have no such life.
 
+    `fresh` is one dict for ever, because prepared questions refer to it.
+
     Args:
         limit: One of the limits that share these windows; its amount does not matter.
     """
@@ -121,12 +123,14 @@ class Generations:
 
     def turn(self) -> None:
         """Let what is fresh become stale; nothing stale is left."""
-        self.stale, self.fresh = self.fresh, {}
+        self.stale = self.fresh.copy()
+        self.fresh.clear()
 
     def clear(self) -> list[dict[str, bytes]]:
         """Let go of everything, and return it."""
-        gone = [self.fresh, self.stale]
-        self.fresh, self.stale = {}, {}
+        gone = [self.fresh.copy(), self.stale]
+        self.fresh.clear()
+        self.stale = {}
         return gone
 
     def __bool__(self) -> bool:

@@ -36,7 +36,7 @@ from ..forks import hold_over_fork
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, SHARED_PAUSE_US, check_clock, keys_shared
 from ..system_clock import system_us
 from .bans import MemoryBans
-from .question import Asked, Question
+from .question import Question
 from .shard import Identity, Locks, Room, Table, Windows, cell_of
 
 SHARD_KEYS: Final = 8_192
@@ -281,39 +281,46 @@ class MemoryStore(Store):
 
     # -- finding and making windows ----------------------------------------------------------------------------------
 
-    def _asked(self, question: Question) -> Sequence[Asked]:
-        """Return what is asked of each limit of each check, in turn; the question remembers it. The lock is held."""
-        if question.version != self._version:
-            question.asked = [
-                (counter, cost, tables[self._shard_of(key)], key)
-                for bucket, key, cost in question
-                for counter, tables in self._bound.get(bucket) or self._bind(bucket)
-            ]
-            question.version = self._version
-        return question.asked
-
-    def _refs(self, checks: Sequence[Check], now_us: int) -> list[WindowRef]:
+    def _refs(self, checks: Sequence[Check], now_us: int) -> Sequence[WindowRef]:
         """Return where the windows of a question lie, those of quotas in the period of now. The lock is held."""
+        if isinstance(checks, Question) and checks.store is self:
+            if checks.version != self._version:
+                self._bind_question(checks)
+            refs, dated = checks.refs, checks.dated
+            for _, _, windows, key in refs:
+                if key not in windows:
+                    refs, dated = self._find(checks, now_us)
+                    break
+        else:
+            refs, dated = self._find(checks, now_us)
+        if dated:
+            enter_periods(refs, now_us, self.unix_us())
+        return refs
+
+    def _find(self, checks: Sequence[Check], now_us: int) -> tuple[list[WindowRef], bool]:
+        """Return where the windows of a question lie, and whether quotas are among its limits. The lock is held."""
         refs: list[WindowRef] = []
         dated = False
-        if isinstance(checks, Question) and checks.store is self:
-            for counter, cost, table, key in self._asked(checks):
+        for bucket, key, cost in checks:
+            at = hash(key) >> HASH_BITS & self._mask
+            for counter, tables in self._bound.get(bucket) or self._bind(bucket):
+                table = tables[at]
                 windows, name = (table.fresh, key) if key in table.fresh else self._place(table, key, now_us)
                 refs.append((counter, cost, windows, name))
                 if table.dated:
                     dated = True
-        else:  # those who ask once are not slowed down by a list that nobody needs again
-            for bucket, key, cost in checks:
-                at = hash(key) >> HASH_BITS & self._mask
-                for counter, tables in self._bound.get(bucket) or self._bind(bucket):
-                    table = tables[at]
-                    windows, name = (table.fresh, key) if key in table.fresh else self._place(table, key, now_us)
-                    refs.append((counter, cost, windows, name))
-                    if table.dated:
-                        dated = True
-        if dated:
-            enter_periods(refs, now_us, self.unix_us())
-        return refs
+        return refs, dated
+
+    def _bind_question(self, question: Question) -> None:
+        """Have a question remember where its windows lie when they were asked for lately. The lock is held."""
+        bound = [
+            (tables[self._shard_of(key)], counter, cost, key)
+            for bucket, key, cost in question
+            for counter, tables in self._bound.get(bucket) or self._bind(bucket)
+        ]
+        question.refs = [(counter, cost, table.fresh, key) for table, counter, cost, key in bound]
+        question.dated = any(table.dated for table, *_ in bound)
+        question.version = self._version
 
     def _place(self, table: Table, key: str, now_us: int) -> tuple[Windows, str]:
         """Return where a key is counted that was not asked for lately."""
