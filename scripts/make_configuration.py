@@ -32,13 +32,11 @@ TABLES: Final = {
 """The tables of the file: the heading of each on the page, and how one stands in the file."""
 INTRODUCTION: Final = """# Every key of the configuration file
 
-This page is made by `scripts/make_configuration.py` from the definitions that validate the file, as is
-[slidegate.schema.json](../slidegate.schema.json) for editors. [The configuration file](../guides/configuration.md)
-says how the file is used, and how it is followed while the application runs. A complete file is
-[examples/slidegate.toml](../../examples/slidegate.toml).
-
-A key that is not here is an error, and so is a value of another type: `"5"` is no number. Durations are text, such as
-`"50ms"`, `"30s"` or `"7d"`. Limits are text, such as `"5/minute; 50/hour"`.
+What may stand in `slidegate.toml`? A link in the column "value" means such a table. Durations are text like `"30s"`;
+limits are text, such as `"5/minute; 50/hour"`. Unknown keys and values of other types are errors.
+[The configuration file](../guides/configuration.md) says how it is loaded,
+[examples/slidegate.toml](../../examples/slidegate.toml) is complete, and editors read
+[slidegate.schema.json](../slidegate.schema.json). `scripts/make_configuration.py` makes this page.
 """
 
 
@@ -81,21 +79,21 @@ def default(key: str, table: dict[str, Any]) -> str:
 def kinds(value: dict[str, Any]) -> str:
     """Return the kinds of values that a key takes, in words."""
     found = (kind(one) for one in [value, *value.get("anyOf", ()), *value.get("oneOf", ())])
-    return ", or ".join(dict.fromkeys(filter(None, found)))
+    return " or ".join(dict.fromkeys(filter(None, found)))
 
 
 def kind(value: dict[str, Any]) -> str:
     """Return one kind of value; nothing where the schema only lists others."""
     if "$ref" in value:
         title, _ = TABLES[value["$ref"].rpartition("/")[2]]
-        return f"a table: [{title}](#{title.lower().replace(' ', '-')})"
+        return f"[{title}](#{title.lower().replace(' ', '-')})"
     if "const" in value or "enum" in value:
         return " or ".join(f"`{json.dumps(one)}`" for one in value.get("enum", [value.get("const")]))
     if value.get("type") == "array":
         least = f" of at least {value['minItems']}" if value.get("minItems", 0) > 1 else ""
-        return f"a list{least} ({kinds(value['items'])})"
+        return f"list{least} ({kinds(value['items'])})"
     if value.get("type") == "object":
-        return f"a table of names, each with {kinds(value['additionalProperties'])}"
+        return f"table of names, each with {kinds(value['additionalProperties'])}"
     names = {"string": "text", "boolean": "`true` or `false`", "integer": "whole number", "number": "number"}
     return names.get(value.get("type", ""), "") + bounds(value)
 

@@ -59,9 +59,8 @@ SYSTEMS: dict[str, tuple[Make, Make | None]] = {
 }
 """Each with one limit, 100 a minute, and with two, 5 a minute and 50 an hour, where it has such a form."""
 PAGES = {
-    "slowapi": ("slowapi", with_slowapi.extra),
-    "fastapi_limiter": ("fastapi-limiter", with_fastapi_limiter.extra),
-    "fastapi_guard": ("fastapi-guard", with_fastapi_guard.extra),
+    "slowapi": [("slowapi", with_slowapi.extra)],
+    "fastapi": [("fastapi-limiter", with_fastapi_limiter.extra), ("fastapi-guard", with_fastapi_guard.extra)],
 }
 """Facts that one page alone has."""
 
@@ -104,7 +103,9 @@ def measured() -> dict[str, list[Table]]:
     """Return the tables of all pages, by their names; the one about all systems is called index."""
     rows = [[name, *answers(one, two)] for name, (one, two) in SYSTEMS.items()]
     tables = {"index": [Table(["limiter", *QUESTIONS, TWO], rows)]}
-    for page, (name, extra) in PAGES.items():
-        facts = [[row.question, row.theirs, row.ours] for row in extra()]
-        tables[page] = [Table(["asked", name, OURS], facts)]
+    for page, libraries in PAGES.items():
+        tables[page] = [
+            Table(["asked", name, OURS], [[row.question, row.theirs, row.ours] for row in extra()])
+            for name, extra in libraries
+        ]
     return tables

