@@ -1,7 +1,7 @@
 """Fits pages to the site, as an extension of Python-Markdown: the checkout has files that the site does not have.
 
 * ``<!-- page: CHANGELOG.md -->`` as the first line of a page stands for that file of the checkout's root.
-* Pictures of such a file, which are HTML, are found beside the page. Its badges, which another host serves, are dropped.
+* Pictures of such a file, which are HTML, are found beside the page. Badges, which another host serves, are dropped.
 * A cell in the head of a table that is empty is no heading of anything, and is none for readers of screens.
 * A link to such a file leads to its page. A link to another file outside of `docs` keeps its text alone.
 """
