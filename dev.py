@@ -14,6 +14,7 @@
   soak      load workers on LMDB and Redis, kill some, and check every promise: soak --minutes 10
   faults    let stores have faults, and say how long a worker is without them and the longest wait of a request
   bench     measure beside the libraries we are compared with: bench NAME [args]
+  site      build the documentation's site into site/, with llms.txt and llms-full.txt for coding agents
   lint      check style and types; the scripts of the dashboard too, where node is there
   build     build wheel and source distribution into dist/, and check that a second build of each is the same
   wheels    build the compiled wheels of this system into wheelhouse/, and test each
@@ -41,6 +42,7 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PYTEST = f"pytest --durations=25 -n {max(2, os.cpu_count() or 2)} --dist worksteal"
 ALL = "-m 'not deep'"  # pyproject.toml leaves out the tests that are marked `all`, too
 LINT = ("ruff check", "ruff format --check", "mypy", "python -m scripts.lint_page")
+SITE = ("zensical build --clean --strict", "python -m scripts.make_llms")
 STEPS = {
     "coverage": (
         "coverage erase",
@@ -58,6 +60,7 @@ STEPS = {
     "deep": ("pytest -m '' --hypothesis-profile=deep -o faulthandler_timeout=3600",),
     "soak": ("python -m tests.soak",),
     "faults": ("python -m tests.faults",),
+    "site": SITE,
     "lint": LINT,
     "build": ("python -m scripts.build",),
 }
@@ -121,7 +124,7 @@ def test(*args: str) -> int:
     if args[bool(chosen) :]:
         return run(environment(DEVELOP) / "pytest", *shlex.split(chosen), *args[bool(chosen) :])
     programs = ("python -m tests.redis_servers", "python -m tests.browser.chromium")[: 2 if chosen else 1]
-    return steps(*programs, *LINT, "zensical build --clean --strict", f"{PYTEST} {chosen}")
+    return steps(*programs, *LINT, *SITE, f"{PYTEST} {chosen}")
 
 
 def compile_wheel() -> int:

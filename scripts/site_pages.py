@@ -1,6 +1,7 @@
 """Fits pages to the site, as an extension of Python-Markdown: the checkout has files that the site does not have.
 
 * ``<!-- page: CHANGELOG.md -->`` as the first line of a page stands for that file of the checkout's root.
+* Pictures of such a file, which are HTML, are found beside the page. Badges, which another host serves, are dropped.
 * A cell in the head of a table that is empty is no heading of anything, and is none for readers of screens.
 * A link to such a file leads to its page. A link to another file outside of `docs` keeps its text alone.
 """
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCS: Final = ROOT / "docs"
 PAGE: Final = re.compile(r"<!-- page: ([\w.]+) -->")
-PAGES: Final = {"CHANGELOG.md": "changelog.md"}
+BADGE: Final = re.compile(r"^\[!\[.*\n+", re.MULTILINE)
+PICTURE: Final = re.compile(r'\b(src|srcset)="docs/')
+PAGES: Final = {"CHANGELOG.md": "changelog.md", "README.md": "index.md"}
 """Files of the root, and the pages in `docs` that stand for them."""
 
 
@@ -59,7 +62,7 @@ class RootFiles(Preprocessor):
         if found is None:
             return lines
         self.source = ROOT / found[1]
-        return self.source.read_text("utf-8").splitlines()
+        return PICTURE.sub(r'\1="', BADGE.sub("", self.source.read_text("utf-8"))).splitlines()
 
 
 class LinksAndTables(Treeprocessor):

@@ -11,6 +11,7 @@ import tarfile
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple
+from zipfile import ZipFile
 
 import pytest
 
@@ -123,6 +124,12 @@ def test_the_extra_all_brings_what_every_extra_brings_but_that_for_tests(built: 
     asked, _ = brought.pop("all"), brought.pop("testing")
     assert asked == set().union(*brought.values())
     assert len(brought) > 5
+
+
+def test_the_wheel_holds_the_skill_for_coding_agents(built: Built) -> None:
+    skill = "slidegate/.agents/skills/slidegate/SKILL.md"
+    with ZipFile(built.wheel) as archive:
+        assert archive.read(skill) == (build.ROOT / "src" / skill).read_bytes()
 
 
 def test_the_source_distribution_holds_every_file_of_the_checkout_and_nothing_else(

@@ -34,7 +34,10 @@ from .pages.anchors import broken, links
 from .pages.blocks import MARKED, SHELL, Block, blocks, missing
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SITE = sorted((ROOT / "docs").rglob("*.md"))
+SKILL = ROOT / "src" / "slidegate" / ".agents" / "skills" / "slidegate" / "SKILL.md"
+"""It is in the wheel, for coding agents; so it links to nothing."""
+PAGES = [ROOT / "README.md", SKILL, *SITE]
 OTHERS = [
     *(page for page in sorted(ROOT.glob("*.md")) if page not in PAGES),
     *(page for room in ("benchmarks", "examples", "tests") for page in sorted((ROOT / room).rglob("*.md"))),
@@ -157,7 +160,7 @@ def test_no_page_of_the_site_links_to_a_page_that_the_site_lacks() -> None:
     inside = ROOT / "docs"
     found = [
         f"{page_name(page)}: {target}"
-        for page in PAGES[1:]
+        for page in SITE
         for target in (link.partition("#")[0] for link in links(page.read_text("utf-8")))
         if target.endswith(".md") and not (page.parent / target).resolve().is_relative_to(inside)
         if not re.match(r"\w+:", target)
@@ -165,11 +168,18 @@ def test_no_page_of_the_site_links_to_a_page_that_the_site_lacks() -> None:
     assert found == [], "link to the folder of a README instead: the site is built without warnings"
 
 
+def test_the_skill_is_short_and_links_to_nothing() -> None:
+    text = SKILL.read_text("utf-8")
+    assert text.startswith("---\nname: slidegate\ndescription: ")
+    assert len(text.splitlines()) <= 250
+    assert links(text) == []
+
+
 def test_every_page_is_in_the_navigation_once() -> None:
     navigation = re.search(r"^nav:\n((?:  .*\n)+)", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
     assert navigation
     listed = re.findall(r"^      - (\S+\.md)$", navigation[1], re.MULTILINE)
-    assert sorted(listed) == [page.relative_to(ROOT / "docs").as_posix() for page in PAGES[1:]]
+    assert sorted(listed) == [page.relative_to(ROOT / "docs").as_posix() for page in SITE]
 
 
 def test_the_reference_lists_every_public_name() -> None:

@@ -105,6 +105,14 @@ def test_one_version_everywhere() -> None:
     assert PROJECT["version"] == slidegate.__version__ == newest[1]
 
 
+def test_the_badges_of_the_readme_say_what_the_project_says() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    version = PROJECT["version"]
+    pythons = re.findall(r":: (3\.\d+)$", "\n".join(PROJECT["classifiers"]), re.MULTILINE)
+    assert f"[![version {version}](https://img.shields.io/badge/version-{version}-blue)]" in readme
+    assert f"badge/python-{pythons[0]}%20to%20{pythons[-1]}-blue)]" in readme
+
+
 def test_the_readme_names_two_commands_and_continuous_integration_runs_the_second() -> None:
     assert "```bash\npython3 dev.py demo\npython3 dev.py test\n```" in (ROOT / "README.md").read_text("utf-8")
     script = ROOT / ".ci" / "run"

@@ -1,4 +1,4 @@
-"""The README and the page for newcomers, followed to the letter: a fresh checkout, an empty home, a new environment."""
+"""The README's first screen and the page that continues it, typed command by command beside a fresh checkout."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from ..redis_servers import until
 pytestmark = pytest.mark.all
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text("utf-8")
-QUICK_START = README.partition("## Four workers, one limit, no Redis")[2].partition("\n## ")[0]
-PAGES = {"first steps": (ROOT / "docs" / "first_steps.md").read_text("utf-8"), "README": QUICK_START}
+FIRST_SCREEN = (ROOT / "README.md").read_text("utf-8").partition("\n## ")[0]
+FIRST_STEPS = (ROOT / "docs" / "first_steps.md").read_text("utf-8")
 OUTPUT = {"text", "http", "json"}
 ASK_S = 120
 """How long a question to the package index may take."""
@@ -92,15 +91,16 @@ def follow(page: list[Block], shell: Shell) -> None:
             assert block.language in OUTPUT, f"line {block.line}: a {block.language} block that nobody saves or types"
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_page_works_command_by_command(page: str, tmp_path: Path) -> None:
+def test_the_readme_and_then_the_first_steps_work_command_by_command(tmp_path: Path) -> None:
     if os.environ.get("CI") != "true" and not index_answers(tmp_path / "asked"):
         pytest.skip("no package index answers, and the pages install from one")
-    home = tmp_path / "home"
-    home.mkdir()
-    checkout(home / "slidegate")
-    shell = Shell(home, environment(tmp_path / "programs"), terminals=2)
+    place = tmp_path / "place"
+    checkout(place / "slidegate")
+    hello = place / "hello"
+    hello.mkdir()
+    shell = Shell(hello, environment(tmp_path / "programs"), terminals=2)
     try:
-        follow([*blocks(PAGES[page])], shell)
+        follow([*blocks(FIRST_SCREEN)], shell)
+        follow([*blocks(FIRST_STEPS)], shell)
     finally:
         shell.close()

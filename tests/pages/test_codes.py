@@ -16,6 +16,7 @@ from slidegate.cli.check import CODES as SUBJECTS
 from slidegate.core import Reason
 from slidegate.web.checks import CODES
 
+from ..test_docs import SKILL
 from .anchors import ROOT, leads_somewhere
 
 FINDINGS = ROOT / "docs" / "reference" / "findings.md"
@@ -49,6 +50,12 @@ def test_every_finding_has_its_heading_in_order() -> None:
     assert headings(FINDINGS, "What the middleware finds") == list(CODES)
     assert headings(FINDINGS, "What slidegate check finds") == list(SUBJECTS)
     assert not set(SUBJECTS) & set(CODES)
+
+
+def test_every_finding_that_the_skill_names_is_there() -> None:
+    named = set(re.findall(r"\bSG\d+", SKILL.read_text("utf-8")))
+    assert named
+    assert named <= {*CODES, *SUBJECTS}
 
 
 def test_every_exception_reason_and_exit_has_its_row() -> None:

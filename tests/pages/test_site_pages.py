@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import re
 
-from scripts.site_pages import DOCS, ROOT, placed
+import pytest
+from markdown import Markdown
+
+from scripts.site_pages import DOCS, ROOT, RootFiles, placed
 
 
 @pytest.mark.parametrize(
@@ -22,3 +25,11 @@ from scripts.site_pages import DOCS, ROOT, placed
 )
 def test_a_link_leads_to_the_same_page_or_nowhere(target: str, source: str, page: str, expected: str | None) -> None:
     assert placed(target, ROOT / source, DOCS / page) == expected
+
+
+def test_the_front_page_finds_its_pictures_and_asks_no_other_host() -> None:
+    text = "\n".join(RootFiles(Markdown()).run(["<!-- page: README.md -->"]))
+    pictures = re.findall(r'\b(?:src|srcset)="([^"]+)"', text)
+    assert len(pictures) == 4
+    assert [picture for picture in pictures if not (DOCS / picture).is_file()] == []
+    assert "![" not in text

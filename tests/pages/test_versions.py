@@ -7,7 +7,7 @@ import tomllib
 
 from .anchors import ROOT
 
-PAGE = (ROOT / "docs" / "index.md").read_text("utf-8").partition("\n## Tested versions\n")[2]
+PAGE = (ROOT / "docs" / "reference" / "versions.md").read_text("utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 CI = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
 PACKAGES = {
@@ -49,7 +49,7 @@ def test_packages_are_shown_with_the_versions_that_are_declared_and_locked() -> 
     for title, package in PACKAGES.items():
         lowest, newest = rows[title]
         assert declared(package) == {lowest}, title
-        assert locked(package) == newest.strip(), f"{title}: docs/index.md follows requirements/develop.txt"
+        assert locked(package) == newest.strip(), f"{title}: docs/reference/versions.md follows requirements/develop.txt"
 
 
 def test_pythons_are_shown_as_they_are_declared_and_run() -> None:
