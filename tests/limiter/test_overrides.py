@@ -327,6 +327,17 @@ async def test_a_child_of_fork_looks_by_a_loop_of_its_own(scene: Scene) -> None:
     assert (changes._loop, scene.rules.begun) == (None, 1)
 
 
+def test_under_trio_nothing_is_changed_that_nobody_would_end() -> None:
+    limiter = Limiter(MemoryStore())
+
+    async def change() -> None:
+        with pytest.raises(ConfigurationError, match="no loop of asyncio runs here"):
+            await limiter.override("api", "5/minute", duration="1h")
+
+    anyio.run(change, backend="trio")
+    assert limiter.engine.overrides.known == {}
+
+
 def test_without_an_event_loop_nothing_is_begun(scene: Scene) -> None:
     scene.limiter.engine.overrides.start()
     assert scene.limiter.engine.overrides._loop is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -59,6 +60,14 @@ class Workers:
     def limiter(self) -> Limiter:
         self.limiters.append(Limiter(self._store(), deadline="20s"))
         return self.limiters[-1]
+
+    def kept_ms(self) -> int:
+        """Return how long a server keeps what is changed; of a file, for ever."""
+        if self._kind != "redis":
+            return sys.maxsize
+        server = self._request.getfixturevalue("server")
+        (name,) = server.command("KEYS", f"*{self._place.parent.name}*:stats:limits:0")
+        return int(server.command("PTTL", name))
 
     async def look(self) -> None:
         """Have every worker look, as its timer does twice a second."""
@@ -147,6 +156,7 @@ async def test_a_short_change_leaves_a_long_one_of_another_limit(workers: Worker
     await change(limiter, "a", "2/minute", "1s")
     workers.clock.advance("29d")
     assert [changed.name for changed in await limiter.overrides()] == ["api"]
+    assert workers.kept_ms() > 29 * 86_400_000, "a server goes by its own time"
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
@@ -245,6 +255,24 @@ async def test_preflights_shadows_and_two_middlewares_of_one_name_go_along(limit
     await limiter.restore("api")
     assert await passed(app, 6, method="OPTIONS", headers=preflight) == 2
     assert await passed(app, 6) == 2
+
+
+async def test_what_is_made_of_a_rule_after_a_change_has_its_amount_and_what_was_made_before_has_no_other(
+    limiter: Limiter,
+) -> None:
+    preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "GET"}
+    app = guarded(limiter, Rule("*", "5/minute", name="api", concurrency=2, wait="1s", fair=everyone))
+    (bound,) = app.bound()
+    assert bound.permits is not None
+    assert bound.shared_by(bound.permits, "ann").limits[0].amount == 2
+    await change(limiter, "api", "3/minute")
+    await change(limiter, "api-concurrency", "7")
+    assert bound.shared_by(bound.permits, "ann").limits[0].amount == 7
+    apart = bound.for_preflights()
+    assert (apart.bucket.limits[0].amount, apart.permits and apart.permits.limits[0].amount) == (3, 7)
+    assert await limiter.restore("api")
+    assert apart.bucket.limits[0].amount == 5
+    assert (await call(app, method="OPTIONS", headers=preflight)).status == 200
 
 
 @pytest.mark.parametrize("at", ["dependency", "decorator"])

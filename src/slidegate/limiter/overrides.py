@@ -30,7 +30,7 @@ from ..core.store import Event, StatsRow
 from ..stores.forks import begin_anew_in_child, hold_over_fork
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import system_us
-from .aio import COMMAND_DEADLINE_S, within
+from .aio import COMMAND_DEADLINE_S, on_asyncio, within
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -183,6 +183,10 @@ class Overrides:
             StoreError: The store does not answer.
         """
         self._check(name, limit)
+        if self._shared is None and not on_asyncio():
+            raise ConfigurationError(
+                "override: in a store of one process a timer of asyncio ends it, and no loop of asyncio runs here"
+            )
         now_us = await self._now_us()
         made = Override(name, limit.strip(), by, reason, self._unix_us(), length_us, now_us + length_us)
         await self._write(made, length_us)
