@@ -192,5 +192,5 @@ def test_the_reference_lists_every_public_name() -> None:
         wanted += [f"{module}.{name}" for name in importlib.import_module(module).__all__]
     # Stores with a driver of their own are imported from where they are.
     wanted += ["slidegate.stores.lmdb.LmdbStore", "slidegate.stores.redis.RedisStore"]
-    wanted += ["slidegate.limiter.KeyView", "slidegate.testing.contract.StoreContract"]
+    wanted += ["slidegate.limiter.KeyView", "slidegate.limiter.Override", "slidegate.testing.contract.StoreContract"]
     assert sorted(listed) == sorted(wanted)

@@ -25,6 +25,7 @@ FIELDS = {
     "refusals": "refusals",
     "shadow": "window_s clients_window_s rules",
     "bans": "bans next matching total",
+    "limits": "limits",
     "lists": "lists",
     "events": "events",
     "config": "version python compiled store per_process deadline_s on_error findings workers",
@@ -46,7 +47,8 @@ async def test_every_look_is_answered_before_and_after_there_is_anything_to_see(
 
 def test_there_are_no_other_operations() -> None:
     asked = [f"{operation.method} {operation.path}" for operation in OPERATIONS]
-    assert sorted(asked) == sorted([*(f"GET /{path}" for path in FIELDS), "POST /bans", "DELETE /bans"])
+    changes = ["POST /bans", "DELETE /bans", "PUT /limits", "DELETE /limits"]
+    assert sorted(asked) == sorted([*(f"GET /{path}" for path in FIELDS), *changes])
 
 
 @pytest.mark.parametrize(
@@ -168,8 +170,8 @@ def test_whatever_is_asked_is_answered_or_refused_in_fastapi_too() -> None:
         )
         def ask(operation: Any, query: dict[str, str], body: Any) -> None:
             path = f"/ops/admin{operation.path}"
-            if operation.method == "POST":
-                answer = client.post(path, json=body)
+            if operation.method in ("POST", "PUT"):
+                answer = client.request(operation.method, path, json=body)
             else:
                 answer = client.request(operation.method, path, params=query)
             assert answer.status_code in (operation.status, 404, 422), answer.text

@@ -106,6 +106,19 @@ def test_texts_of_strangers_are_shown_as_text(site: Site, opened: OpenPage) -> N
     expect(bans.get_by_text("<script>", exact=False).first).to_be_visible()
 
 
+def test_a_changed_limit_is_shown_and_restored(site: Site, opened: OpenPage) -> None:
+    change = {"name": "everybody", "limit": "300/10m", "duration": "1h", "reason": "<b>imports</b>"}
+    assert httpx.put(f"{site.dashboard}api/limits", headers=BEARER, json=change).status_code == 200
+    page = opened(site, TOKEN, "#bans")
+    limits = page.get_by_role("table", name="Changed limits")
+    expect(limits.get_by_text("300/10m")).to_be_visible()
+    expect(limits.get_by_text("<b>imports</b>")).to_be_visible()
+    page.get_by_role("button", name="Restore everybody").click()
+    page.get_by_role("dialog").get_by_role("button", name="Restore").click()
+    expect(page.get_by_text("Every limit is as in the code.", exact=False)).to_be_visible()
+    assert httpx.get(f"{site.dashboard}api/limits", headers=BEARER).json() == {"limits": []}
+
+
 def test_the_tabs_go_by_the_keyboard_and_a_dialog_holds_the_focus(site: Site, opened: OpenPage) -> None:
     page = opened(site, TOKEN)
     tabs = page.get_by_role("tab")

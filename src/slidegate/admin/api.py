@@ -48,7 +48,7 @@ class AdminRoutes(AdminGuard):
         if operation.method != "GET" and by.user.role != "full":
             raise AdminError(403, "role", "This user may look, and not change.")
         values = parameters.query(request.query_params.multi_items())
-        if operation.method == "POST":
+        if operation.method in ("POST", "PUT"):
             if values:
                 raise InvalidParameters(("query", "expected the values in the body, and no query"))
             values = body

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, V
 
 from ..core.bans.ban import check_has_kind
 from ..core.errors import closest
-from ..limiter.limiter import ban_length_us
+from ..limiter.limiter import ban_length_us, override_length_us
 from ..limiter.observers import KINDS
 from .messages import InvalidParameters
 
@@ -31,6 +31,11 @@ def _event_kind(kind: str) -> str:
 
 def _duration(text: str) -> str:
     ban_length_us(text)
+    return text
+
+
+def _while(text: str) -> str:
+    override_length_us(text)
     return text
 
 
@@ -134,6 +139,27 @@ class NewBan(Parameters):
     ]
     reason: Annotated[str, Field(max_length=MAX_TEXT, description=f"at most {MAX_TEXT} characters for operators")] = ""
     force: Annotated[StrictBool, Field(description="true or false")] = False
+
+
+_LimitName: TypeAlias = Annotated[
+    Text, Field(description='the name of a limit, as response headers show it, for example "api"')
+]
+
+
+class LimitQuery(Parameters):
+    """Which limit."""
+
+    name: _LimitName
+
+
+class NewLimit(LimitQuery):
+    """Which limit to change to what, and for how long."""
+
+    limit: Annotated[Text, Field(description='the limit with another amount, for example "50/minute"')]
+    duration: Annotated[
+        Text, AfterValidator(_while), Field(description='a length of time from 1s to 30 days, for example "2h"')
+    ]
+    reason: Annotated[str, Field(max_length=MAX_TEXT, description=f"at most {MAX_TEXT} characters for operators")] = ""
 
 
 M = TypeVar("M", bound=Parameters)

@@ -31,7 +31,7 @@ from .activity import SHADOW_WINDOW_S, WINDOW_S, ActivityRecorder, ClientActivit
 from .guard import Sender
 from .messages import AdminError, InvalidParameters, View
 
-Method = Literal["GET", "POST", "DELETE"]
+Method = Literal["GET", "POST", "PUT", "DELETE"]
 T = TypeVar("T")
 
 MAX_COMPARED: Final = 100
@@ -201,6 +201,27 @@ class AdminService:
         if not await self._limiter.unban(params.target, by=by.user.name):
             raise AdminError(404, "missing", f"{parameters.in_json(params.target)} has no ban and no strikes")
         return views.Lifted(target=self._limiter.key_for(params.target))
+
+    @operation("GET", "/limits")
+    async def get_limits(self, params: parameters.NoParameters, by: Sender) -> views.Limits:
+        """The limits that are changed for a while, of all workers."""
+        return views.Limits(limits=[views.Limit.model_validate(one) for one in await self._limiter.overrides()])
+
+    @operation("PUT", "/limits")
+    async def change_limit(self, params: parameters.NewLimit, by: Sender) -> views.Limit:
+        """Change the amount of a limit for a while. Of two at once the last one holds."""
+        limiter, user = self._limiter, by.user.name
+        changed = await limiter.override(
+            params.name, params.limit, duration=params.duration, reason=params.reason, by=user
+        )
+        return views.Limit.model_validate(changed)
+
+    @operation("DELETE", "/limits")
+    async def restore_limit(self, params: parameters.LimitQuery, by: Sender) -> views.Restored:
+        """Have a limit be as in the code again."""
+        if not await self._limiter.restore(params.name):
+            raise AdminError(404, "missing", f"the limit {params.name!r} is not changed")
+        return views.Restored(name=params.name)
 
     # -- what there is -------------------------------------------------------------------------------------------------
 

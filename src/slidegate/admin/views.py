@@ -489,6 +489,29 @@ class Lifted(View):
     target: AnyText
 
 
+class Limit(View):
+    """A limit that is changed for a while."""
+
+    name: AnyText
+    limit: AnyText
+    by: AnyText
+    reason: AnyText
+    since_at: Annotated[float, OfMoment, Field(validation_alias="since")]
+    until_at: Annotated[float, OfMoment, Field(validation_alias="until")]
+
+
+class Limits(View):
+    """The limits that are changed."""
+
+    limits: list[Limit]
+
+
+class Restored(View):
+    """The name of a limit that is as in the code again."""
+
+    name: AnyText
+
+
 # -- the limiter -------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from typing import Any, Final
 
 import click
@@ -13,7 +12,7 @@ from ..limiter import Limiter
 from ..limiter.keys import AnyKey
 from ..limiter.limiter import ban_length_us
 from .output import note, one_line, show, table, with_format
-from .store import ask, end_of, view_of, with_key, with_store
+from .store import ask, end_of, user, view_of, with_key, with_store
 
 _COLUMNS: Final = ("target", "until", "policy", "level", "reason")
 _BAN_ROW: Final = '{"ban"'
@@ -77,7 +76,7 @@ def add_ban(key: AnyKey, store: str, duration: str, reason: str, by: str | None,
         check_has_kind(key)
 
     async def add(limiter: Limiter) -> dict[str, Any]:
-        return view_of(await limiter.ban(key, duration, reason=reason, by=by or _user()))
+        return view_of(await limiter.ban(key, duration, reason=reason, by=by or user()))
 
     ban = ask(store, add, writes=True, makes=create)
     show(as_json, [ban], [f"banned: {ban['target']} until {end_of(ban)}"])
@@ -99,7 +98,7 @@ def remove_ban(key: AnyKey, store: str, by: str | None, as_json: bool) -> None:
 
     async def remove(limiter: Limiter) -> str:
         name = limiter.key_for(key)
-        if not await limiter.unban(key, by=by or _user()):
+        if not await limiter.unban(key, by=by or user()):
             network = await limiter.banned(key)
             wider = f"; {network.key} is banned, and it lies in that" if network is not None else ""
             raise click.ClickException(f"there is no ban of {name}, and there are no strikes{wider}")
@@ -152,10 +151,3 @@ def import_bans(file: str, store: str, create: bool, as_json: bool) -> None:
         raise click.ClickException(f"{file}, {where}{colon}{what}; nothing is imported") from error
     over = sum(line.startswith(_BAN_ROW) for line in lines) - imported
     show(as_json, [{"imported": imported, "over": over}], [f"imported: {imported:,} bans; {over:,} have ended"])
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a user without a name, as in a container
-        return "cli"

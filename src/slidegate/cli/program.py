@@ -10,7 +10,7 @@ import click
 from ..core.errors import ConfigurationError, SlidegateError
 from .output import one_line, silent_log
 
-COMMANDS: Final = ("check", "suggest", "simulate", "explain", "bans", "key", "top")
+COMMANDS: Final = ("check", "suggest", "simulate", "explain", "bans", "limits", "key", "top")
 
 
 class _Program(click.Group):

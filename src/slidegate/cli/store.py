@@ -7,6 +7,7 @@ needs a store that is there: in a mistyped path, a new store would hold bans tha
 from __future__ import annotations
 
 import asyncio
+import getpass
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -115,6 +116,14 @@ def ask(url: str, work: Callable[[Limiter], Awaitable[T]], *, writes: bool = Fal
 def view_of(ban: Ban) -> dict[str, Any]:
     """Return a ban as the admin API shows it."""
     return views.Ban.model_validate(ban).model_dump()
+
+
+def user() -> str:
+    """Return the name of whoever runs the command."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user without a name, as in a container
+        return "cli"
 
 
 def end_of(ban: dict[str, Any]) -> str:

@@ -101,6 +101,10 @@ class Concurrency(AnyLimit):
         """A rule has one count of permits for each key."""
         return 0, 1
 
+    def with_amount(self, amount: int) -> Concurrency:
+        """See `AnyLimit.with_amount`."""
+        return Concurrency(amount, name=self.name)
+
     @property
     def suffix(self) -> str:
         """See `AnyLimit.suffix`."""

@@ -123,11 +123,12 @@ class LimitSet:
         *,
         count_denied: bool | None = None,
         tenant: str | None = None,
+        limits: Sequence[AnyLimit] | None = None,
     ) -> LimitSet:
-        """Return the same limits with the windows of another rule; names on the wire and tenant change if given."""
+        """Return the same limits with the windows of another rule; names on the wire, tenant and limits if given."""
         return LimitSet(
             rule,
-            self.limits,
+            self.limits if limits is None else limits,
             self.names if names is None else names,
             count_denied=self.count_denied if count_denied is None else count_denied,
             wait_us=self.wait_us,

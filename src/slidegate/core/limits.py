@@ -171,6 +171,10 @@ class AnyLimit:
     def same_window(self) -> Identity:
         """Limits of one rule that agree in this share their counts, whatever their amounts."""
 
+    @abstractmethod
+    def with_amount(self, amount: int) -> AnyLimit:
+        """Return the same limit with another amount; the two share their counts."""
+
     @property
     @abstractmethod
     def suffix(self) -> str:
@@ -265,6 +269,11 @@ class Limit(AnyLimit):
     def same_window(self) -> Identity:
         """Window and resolution: limits of one rule that agree in both share their counts, whatever their amounts."""
         return self.window_us, self.resolution
+
+    def with_amount(self, amount: int) -> Limit:
+        """See `AnyLimit.with_amount`."""
+        window = timedelta(microseconds=self.window_us)
+        return Limit(amount, window, resolution=self.resolution, name=self.name)
 
     @property
     def suffix(self) -> str:

@@ -6,5 +6,6 @@ from ..core.bans.ban import MAX_KEY_BYTES
 from .failover import FailurePolicy, check_failure_policy
 from .inspect import KeyView
 from .limiter import Limiter, check_cost
+from .overrides import Override
 
-__all__ = ["MAX_KEY_BYTES", "FailurePolicy", "KeyView", "Limiter", "check_cost", "check_failure_policy"]
+__all__ = ["MAX_KEY_BYTES", "FailurePolicy", "KeyView", "Limiter", "Override", "check_cost", "check_failure_policy"]

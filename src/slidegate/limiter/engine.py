@@ -32,6 +32,7 @@ from .inspect import Callers
 from .keys import Keys
 from .observers import ObserverHub, outcome_of_question
 from .operators import NetworkLookup
+from .overrides import Overrides
 from .waiting import Queues
 
 T = TypeVar("T")
@@ -72,6 +73,7 @@ class Engine:
         callers: The middlewares, functions and transports that ask this limiter.
         ending: Awaited when the application ends, or the limiter is closed.
         forgetting: Called by `forget`.
+        overrides: The limits that operators have changed for a while.
 
     Raises:
         ConfigurationError: The secret, the deadline or `on_error` cannot be used.
@@ -106,6 +108,7 @@ class Engine:
         self.callers = Callers()
         self.ending: list[Callable[[], Awaitable[None]]] = []
         self.forgetting: list[Callable[[], object]] = []
+        self.overrides = Overrides(self)
         self._counts_permits = store.permits_held() is not None  # asked once: to count them may take long
         self._ids: dict[str, int] = {}
         self._closed = False

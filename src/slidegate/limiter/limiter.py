@@ -15,7 +15,15 @@ from ..core.bans.ban import Ban, BanSubject, ban_key, clean_reason
 from ..core.bans.policy import BanPolicy, NetworkSet, hand_ban_key, may_ban
 from ..core.decision import Check, Decision, LimitSet
 from ..core.errors import ConfigurationError, quoted
-from ..core.limits import MAX_WINDOW_US, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
+from ..core.limits import (
+    MAX_WINDOW_US,
+    AnyLimit,
+    check_name,
+    check_whole,
+    parse_duration_us,
+    parse_limits,
+    parse_span_us,
+)
 from ..core.memo import remember
 from ..core.store import BanStore, Store
 from ..stores.memory.store import MemoryStore
@@ -28,12 +36,28 @@ from .inspect import KeyView, look_at
 from .keys import AnyKey, KeyOf, Limits, Question
 from .observers import AnyObserver, ObserverHub, Subscription, listed_observers
 from .operators import NetworkKey, check_ban, files_of, operator_of
+from .overrides import Override
 from .sync import DEFAULT_RULE, SyncLimiter, WithoutLoop
 
 ONE_UNIT: Final = 1
 PERMANENT: Final = "permanent"
+_SHORTEST_OVERRIDE_US: Final = 1_000_000
+_LONGEST_OVERRIDE_US: Final = 30 * 86_400_000_000
 _ROWS_PER_DEADLINE: Final = 10_000
 """LMDB writes so many bans in some three seconds where others write as well."""
+
+
+def override_length_us(duration: str | float | timedelta, what: str = "override: duration") -> int:
+    """Return how long a limit is changed, in microseconds.
+
+    Args:
+        duration: A span of time from a second to 30 days.
+        what: What it is, for the error message.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    return parse_span_us(duration, what, _SHORTEST_OVERRIDE_US, _LONGEST_OVERRIDE_US, "2h")
 
 
 def ban_length_us(duration: str | float | timedelta, what: str = "ban: duration") -> int | None:
@@ -289,6 +313,43 @@ class Limiter:
         else:
             buckets = [LimitSet(check_name(rule, "rule"), parse_limits(limits)) for rule, limits in rules.items()]
         return await look_at(self.engine, spelled, buckets, fallbacks)
+
+    async def override(
+        self, name: str, limit: str, *, duration: str | float | timedelta, reason: str = "", by: str = "manual"
+    ) -> Override:
+        """Change the amount of one limit for a while, for all workers that share the store; counts are kept.
+
+        Every worker takes it within a second, and the amount in the code holds again when the time is over. A later
+        call for the same limit replaces it. A process without rules, such as a script, takes any name.
+
+        Args:
+            name: The name of the limit in response headers, which is that of its rule, ``name-<seconds>`` where that
+                has several, or ``name-concurrency``. The rule, or the `RateLimit`, must have a name.
+            limit: The limit with another amount, from 1 to ten times that in the code: ``"50/minute"``; for a
+                concurrency limit ``"4"``.
+            duration: How long, from a second to 30 days.
+            reason: For operators, kept to 256 printable characters.
+            by: The person or program that changes it.
+
+        Raises:
+            ConfigurationError: No rule has this limit, the window is another one, or a value is out of bounds.
+            StoreError: The store does not answer.
+        """
+        length_us = override_length_us(duration)
+        return await self.engine.overrides.set(name, limit, length_us, clean_reason(reason), clean_reason(by))
+
+    async def restore(self, name: str) -> bool:
+        """Have a limit be as in the code again, for all workers; False if it is."""
+        return await self.engine.overrides.unset(name)
+
+    async def overrides(self) -> list[Override]:
+        """Return the changes of limits that are in force, by the names of limits.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        await self.engine.overrides.refresh()
+        return sorted(self.engine.overrides.known.values(), key=lambda override: override.name)
 
     # -- bans ----------------------------------------------------------------------------------------------------------
 

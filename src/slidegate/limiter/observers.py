@@ -44,7 +44,7 @@ REPORT_EVERY_S: Final = 1.0
 
 KINDS: Final = (
     *("refused", "shadow_refused", "banned", "unbanned", "shadow_banned", "bans_full", "strikes_dropped"),
-    *("bans_unread", "bans_rescued"),
+    *("bans_unread", "bans_rescued", "limit_overridden", "limit_restored"),
     *("store_failed", "store_recovered", "store_reset", "store_evicts", "store_set_aside", "store_doubtful"),
     *("keys_shared", "clock_stepped", "permits_lost", "map_grown", "map_full", "reader_stopped"),
     *("list_reloaded", "list_rejected", "config_reloaded", "config_rejected", "windows_restarted"),

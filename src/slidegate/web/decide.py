@@ -161,6 +161,10 @@ class Decider:
         clients = self._clients
         return clients.get(asked) or remember(clients, asked, self._meet(scope))
 
+    def forget_clients(self) -> None:
+        """Find every client anew: what is charged for one has changed."""
+        self._clients = {}
+
     def _look_at_files(self) -> None:
         """Have the files of the lists looked at when that is due, and forget all clients where one was read anew."""
         for files in self._files:

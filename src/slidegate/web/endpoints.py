@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from copy import copy
 from datetime import timedelta
 from functools import wraps
@@ -33,11 +33,12 @@ from ..core.errors import ConfigurationError, closest, quoted
 from ..limiter import Limiter, check_cost
 from ..limiter.aio import to_the_end
 from ..limiter.failover import OnError
+from ..limiter.overrides import Override
 from .callbacks import UserCallbacks
 from .default_limits import LIMIT, Exemption, dependencies, limits_of, unwrapped
 from .endpoint_refusals import refuse
 from .exchange import DISABLED_KEY, SCOPE_KEY, Exchange, decided_about, hand_back_uncounted, no_middleware
-from .keys import Key, KeyFunction
+from .keys import Key, KeyFunction, everyone
 from .routes import MountedRoute, RouteIndex, layers, look, walk
 from .rule_set import BoundRule, buckets_of, limits_kind, name_of
 from .rules import (
@@ -154,11 +155,11 @@ class RateLimit:
             on_exceeded=on_exceeded,
             wait=wait,
             wait_max=wait_max,
-            fair=None if isinstance(fair, Key) else fair,
+            fair=everyone if isinstance(fair, Key) else fair,
             on_error=on_error,
             name=name,
         )
-        # A rule looks for path parameters in its own path; here the router has found them.
+        # A rule looks for path parameters of its keys in its own path; here the router has found them.
         self.rule.key, self.rule.fair = key, fair
         # FastAPI asks the instance whether calling it is a coroutine and what it wants to be called with. If `__call__`
         # looked like the plain function that it is, FastAPI would drop the coroutine and let everything pass.
@@ -244,6 +245,7 @@ class EndpointBuckets:
         self.routes = routes
         self._bound: dict[tuple[RateLimit, MountedRoute | str, int, int], tuple[BoundRule, object]] = {}
         self._names: dict[MountedRoute | str, dict[str, str]] = {}
+        self._overrides: Mapping[str, Override] = {}
 
     def met(self) -> list[BoundRule]:
         """Return the limits that were met so far, with their buckets; one whose windows several share stands once."""
@@ -252,6 +254,12 @@ class EndpointBuckets:
     def names(self) -> set[str]:
         """Return the names that users gave to limits that were met so far."""
         return {limit.rule.name for limit, *_ in list(self._bound) if limit.rule.name is not None}
+
+    def override(self, overrides: Mapping[str, Override]) -> None:
+        """Count by other amounts from now on, see `BoundRule.override`."""
+        self._overrides = overrides
+        for bound, _ in list(self._bound.values()):
+            bound.override(overrides)
 
     def find(self, limit: RateLimit, scope: Scope, function: object = None, turn: int = 0) -> BoundRule:
         """Return what `limit` charges for a request that came by the route of `scope`.
@@ -289,7 +297,9 @@ class EndpointBuckets:
         others = [name for name, owner in taken.items() if owner != identity]
         names = [unique_name(name, others) for name in rule.wire_names()]
         taken.update(dict.fromkeys(names, identity))
-        return BoundRule(rule, *buckets_of(rule, identity, names))
+        bound = BoundRule(rule, *buckets_of(rule, identity, names))
+        bound.override(self._overrides)
+        return bound
 
     def _labels(self, limit: RateLimit, route: MountedRoute | str, scope: Scope, function: object) -> list[str]:
         """Say what a limit is on, for people first: all routes of a router, a route, or a function on its way."""

@@ -9,7 +9,7 @@ of the request (`outcomes.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +25,7 @@ from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.observers import AnyObserver
 from ..limiter.operators import NetworkLookup
+from ..limiter.overrides import NamedLimit, Override
 from ..limiter.waiting import may_wait
 from .bans import BanSignals
 from .broken import FailsAtStartup, end_start
@@ -52,7 +53,7 @@ from .lists import ListFiles, followed
 from .outcomes import Outcomes
 from .responses import Refusals, Refused
 from .routes import RouteIndex, layers
-from .rule_set import BoundRule, RuleSet, all_rules, check_names
+from .rule_set import BoundRule, RuleSet, all_rules, check_names, named_limits
 from .rules import Exceeded, Limits, LimitsFunction, Rule
 from .websockets import GuardedWebSocket, MessageCounter, MessageLimits, OpenWebSockets
 
@@ -160,7 +161,9 @@ class RateLimitMiddleware(FailsAtStartup):
         waits = self._rules.waits or self._rules.holds
         self._hooked = bool(self._rules.reserving) or self._signals.on_status or waits
         self._looked = False
+        self._below: list[Rule] = []
         self._check_settings(switched_off(enabled), ignore_checks)
+        self.override(self.limiter.engine.overrides.known)
         self._enlist()
 
     def _made_decider(self) -> Decider:
@@ -245,6 +248,24 @@ class RateLimitMiddleware(FailsAtStartup):
     def fallbacks(self) -> list[LimitSet]:
         """Return those of them that stand for the limits that a function returns for each request."""
         return [bucket for bound in self.bound() for bucket in bound.fallbacks()]
+
+    def named_limits(self) -> Iterator[NamedLimit]:
+        """Yield the limits as the code says them, those at endpoints that no request has met yet too."""
+        for bound in self.bound():
+            yield from bound.named_limits()
+        for rule in self._below:
+            yield from named_limits(rule, rule.wire_names(), rule.all_limits)
+
+    def override(self, overrides: Mapping[str, Override]) -> None:
+        """Count by the limits that operators have changed from now on, and by the code where there is none."""
+        for bound in self._rules.bound():
+            bound.override(overrides)
+        self._parts.endpoints.override(overrides)
+        self._decider.forget_clients()
+
+    def begin_anew(self) -> None:
+        """Look at the next request as at the first ones: what these have begun goes on in the parent of `fork`."""
+        self._guarded = frozenset()
 
     @property
     def client(self) -> ClientAddress:
@@ -385,6 +406,7 @@ class RateLimitMiddleware(FailsAtStartup):
                 except ConfigurationError as error:
                     await end_start(error, scope, receive, send)
                 self._looked = True
+            self.limiter.engine.overrides.start()
             if scope["type"] in _GUARDED:
                 self._look_at_request(scope)
                 return True
@@ -398,7 +420,9 @@ class RateLimitMiddleware(FailsAtStartup):
     def _look_at_routes(self, app: ASGIApp) -> None:
         """Check the limits at endpoints, and say what the routes show to be probable mistakes."""
         check_decorator_order(app)
-        check_names([*self._named_rules(), *limits_below(self.app, self.limiter)])
+        below = list(limits_below(self.app, self.limiter))
+        check_names([*self._named_rules(), *below])
+        self._below = [rule for rule, _ in below if rule.name is not None]
         self._checks.say(about_routes(self, app))
 
     def _named_rules(self) -> list[tuple[Rule, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from starlette.types import Scope
@@ -14,6 +14,7 @@ from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import Throttle, logger
 from ..core.memo import MAX_PATHS, PATH_BYTES, remember
 from ..limiter import Limiter
+from ..limiter.overrides import NamedLimit, Override
 from .exchange import is_preflight
 from .keys import Key, KeyFunction, everyone
 from .paths import PathIndex, RequestTexts, path_below, texts_of
@@ -59,6 +60,8 @@ class BoundRule:
         self._others: dict[tuple[LimitSet, int], LimitSet] = {}
         self._tenants: dict[str, LimitSet] = {}
         self._preflights: BoundRule | None = None
+        self._in_code = bucket, permits
+        self._overrides: Mapping[str, Override] = {}
 
     def check(self, scope: Scope, limiter: Limiter, client_key: str) -> Check:
         """Return the check of a request, without calling functions of the user's."""
@@ -117,9 +120,32 @@ class BoundRule:
     def for_preflights(self) -> BoundRule:
         """Return the same rule with windows of its own, for CORS preflights: a browser sends them by itself."""
         if self._preflights is None:
-            permits = None if self.permits is None else self.permits.under(self.permits.rule + _PREFLIGHTS)
-            self._preflights = BoundRule(self.rule, self.bucket.under(self.bucket.rule + _PREFLIGHTS), permits)
+            bucket, permits = self._in_code
+            own = None if permits is None else permits.under(permits.rule + _PREFLIGHTS)
+            apart = BoundRule(self.rule, bucket.under(bucket.rule + _PREFLIGHTS), own)
+            apart.override(self._overrides)
+            self._preflights = apart
         return self._preflights
+
+    def named_limits(self) -> Iterator[NamedLimit]:
+        """Yield the limits as the code says them, by their names in header fields."""
+        for bucket in self._in_code:
+            if bucket is not None:
+                yield from named_limits(self.rule, bucket.names, bucket.limits)
+
+    def override(self, overrides: Mapping[str, Override]) -> None:
+        """Count by other amounts in the same windows, by the names of limits; by the code where there is none."""
+        if not overrides and not self._overrides:
+            return
+        self._overrides = overrides
+        amounts = {one.name: one.amount_under(overrides) for one in self.named_limits()}
+        bucket, permits = self._in_code
+        self.bucket = _with_amounts(bucket, amounts)
+        self.permits = None if permits is None else _with_amounts(permits, amounts)
+        # What was made of the buckets before has their amounts; no bucket is altered, because stores know them.
+        self._others, self._tenants = {}, {}
+        if self._preflights is not None:
+            self._preflights.override(overrides)
 
     def shared_by(self, bucket: LimitSet, tenant: str) -> LimitSet:
         """Return the permits of a bucket as a tenant's share of them."""
@@ -435,6 +461,26 @@ def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[Limi
 def name_of(identity: str) -> str:
     """Return the identity that counts of one name have, whatever their turn on a request."""
     return identity.partition(_IN_TURN)[0]
+
+
+def named_limits(rule: Rule, names: Sequence[str], limits: Sequence[AnyLimit]) -> Iterator[NamedLimit]:
+    """Yield limits of a rule by their names in header fields, each with why its amount is fixed, if it is."""
+    cost = rule.cost if isinstance(rule.cost, int) else rule.cost_max or 1
+    for name, limit in zip(names, limits, strict=False):
+        is_permit, fixed = limit is rule.concurrency, ""
+        if rule.name is None:
+            fixed = (
+                f"its rule has no name, and other workers know it by that; write Rule(..., name={name!r}), for example"
+            )
+        elif rule.limits_function is not None and not is_permit:
+            fixed = "a function returns the limits of its rule for each request, and it can change them"
+        yield NamedLimit(name, limit, 1 if is_permit else max(cost, 1), fixed)
+
+
+def _with_amounts(bucket: LimitSet, amounts: Mapping[str, int]) -> LimitSet:
+    """Return a bucket with other amounts, by the names of its limits; the same one where these are its own."""
+    limits = [limit.with_amount(amounts[name]) for name, limit in zip(bucket.names, bucket.limits, strict=False)]
+    return bucket if limits == [*bucket.limits] else bucket.under(bucket.rule, limits=limits)
 
 
 def _amounts(limits: Iterable[AnyLimit]) -> dict[object, int]:

@@ -1,7 +1,7 @@
 // The view of bans, lists and events.
 
 import { get } from "./api.js";
-import { askBan, askUnban, change } from "./dialogs.js";
+import { askBan, askRestore, askUnban, change } from "./dialogs.js";
 import { button, clientLink, field, h, mark, plain, stranger, TYPED, table, update, words } from "./dom.js";
 import { count, duration, moment, now } from "./format.js";
 
@@ -45,14 +45,15 @@ export class BansView {
   }
 
   async refresh() {
-    const [bans, lists, events] = await Promise.all([
+    const [bans, limits, lists, events] = await Promise.all([
       get("bans", { cursor: this.pages.at(-1), limit: 50, q: this.query }),
+      get("limits"),
       get("lists"),
       get("events", { limit: 100 }),
     ]);
     this.ban.disabled = !this.page.mayChange;
     update(this.bans, this.inForce(bans));
-    update(this.rest, this.lists(lists.lists), this.events(events.events));
+    update(this.rest, this.limits(limits.limits), this.lists(lists.lists), this.events(events.events));
   }
 
   inForce({ bans, next, matching, total }) {
@@ -100,6 +101,35 @@ export class BansView {
           button("Older", () => this.turn(next), { disabled: !next }),
         ),
     ];
+  }
+
+  limits(limits) {
+    return table(
+      "Changed limits",
+      [
+        { title: "Limit", cell: (limit) => stranger(limit.name, 60) },
+        { title: "Is now", cell: (limit) => plain(limit.limit, 60) },
+        { title: "Reason", cell: (limit) => words(limit.reason || "–", 120) },
+        { title: "Changed by", wide: true, cell: (limit) => stranger(limit.by, 40) },
+        {
+          title: "Ends in",
+          cell: (limit) =>
+            h("span", { class: "span", title: moment(limit.until_at) }, duration(Math.max(0, limit.until_at - now()))),
+        },
+        {
+          title: "Actions",
+          wide: true,
+          cell: (limit) =>
+            change(this.page, "Restore", () => askRestore(limit.name), {
+              class: "slim",
+              "aria-label": `Restore ${plain(limit.name, 60)}`,
+            }),
+        },
+      ],
+      limits,
+      "Every limit is as in the code. The admin API and `slidegate limits set` change one for a while.",
+      (limit) => limit.name,
+    );
   }
 
   lists(lists) {

@@ -157,3 +157,14 @@ export const askUnban = (target) =>
       return `${plain(target)} is no longer banned.`;
     },
   });
+
+export const askRestore = (name) =>
+  ask({
+    title: "Have the limit be as in the code",
+    about: stranger(name),
+    does: "Restore",
+    act: async () => {
+      await call("DELETE", `limits?${new URLSearchParams({ name })}`);
+      return `The limit ${plain(name)} is as in the code again.`;
+    },
+  });

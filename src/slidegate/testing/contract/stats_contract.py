@@ -61,6 +61,15 @@ class StatsContract:
         assert await settle(stats.read("5s", 1, 1)) == []
 
     @with_store(ability="shared_stats")
+    async def test_a_row_that_is_kept_for_long_outlives_one_beside_it_that_is_not(self, store: StoreHarness) -> None:
+        stats = store.raw.shared_stats
+        assert stats is not None
+        await settle(stats.write(ANN, [row("limits", 0, b"ann", 60)]))
+        await settle(stats.write(BOB, [row("limits", 0, b"bob", 1)]))
+        store.clock.advance("2s")
+        assert list(await settle(stats.read("limits", 0, 0))) == [(0, ANN, b"ann")]
+
+    @with_store(ability="shared_stats")
     async def test_the_time_of_statistics_is_that_of_the_store(self, store: StoreHarness) -> None:
         stats = store.raw.shared_stats
         assert stats is not None

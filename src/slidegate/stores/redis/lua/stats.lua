@@ -14,7 +14,10 @@ for place, key in ipairs(KEYS) do
   local value, kept = ARGV[2 * place + 1], tonumber(ARGV[2 * place + 2])
   if kept > 0 then
     redis.call('HSET', key, ARGV[2], string.format('%020.0f', now + kept) .. value)
-    redis.call('PEXPIRE', key, math.ceil(kept / 1000) + 1)
+    local ttl = math.ceil(kept / 1000) + 1
+    if redis.call('PTTL', key) < ttl then -- never less than the longest row in it needs
+      redis.call('PEXPIRE', key, ttl)
+    end
   else
     redis.call('HDEL', key, ARGV[2])
   end

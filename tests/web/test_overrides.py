@@ -1,0 +1,420 @@
+"""Limits that are changed while an application runs: what is counted, by whom it is taken, and when it is over."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from fastapi import Depends, FastAPI
+from starlette.applications import Starlette
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from slidegate import (
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    Quota,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    everyone,
+)
+from slidegate.limiter import overrides
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.redis import RedisStore
+from slidegate.testing import FakeClock
+
+from ..asgi import call, hello, page, statuses
+from ..redis_servers import needs_redis
+from .middlewares import FollowedFiles
+
+KINDS = ["memory", "lmdb", pytest.param("redis", marks=needs_redis)]
+SHARED = KINDS[1:]
+RUNS = 15
+
+
+class Workers:
+    """Stores of one kind that share their data, and limiters on them, by one clock that stands still."""
+
+    def __init__(self, kind: str, place: Path, request: pytest.FixtureRequest) -> None:
+        self.clock = FakeClock(1_800_000_000_000_000)
+        self.limiters: list[Limiter] = []
+        self._kind, self._place, self._request = kind, place, request
+
+    def _store(self) -> Any:
+        if self._kind == "memory":
+            return MemoryStore(clock=self.clock)
+        if self._kind == "lmdb":
+            return LmdbStore(self._place, map_size=1 << 20, clock=self.clock)
+        server = self._request.getfixturevalue("server")
+        return RedisStore(server.url, prefix=f"{self._place.parent.name}", timeout=20, clock=self.clock)
+
+    def limiter(self) -> Limiter:
+        self.limiters.append(Limiter(self._store(), deadline="20s"))
+        return self.limiters[-1]
+
+    def kept_ms(self) -> int:
+        """Return how long a server keeps what is changed; of a file, for ever."""
+        if self._kind != "redis":
+            return sys.maxsize
+        server = self._request.getfixturevalue("server")
+        (name,) = server.command("KEYS", f"*{self._place.parent.name}*:stats:limits:0")
+        return int(server.command("PTTL", name))
+
+    async def look(self) -> None:
+        """Have every worker look, as its timer does twice a second."""
+        for limiter in self.limiters:
+            await limiter.engine.overrides.refresh()
+
+
+@pytest.fixture
+async def workers(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Workers]:
+    made = Workers(kind, tmp_path / "store", request)
+    yield made
+    for limiter in made.limiters:
+        await limiter.close()
+
+
+@pytest.fixture
+def limiter() -> Limiter:
+    return Limiter(MemoryStore(clock=FakeClock(1_800_000_000_000_000)))
+
+
+def guarded(limiter: Limiter, *rules: Rule, app: ASGIApp = hello, **options: Any) -> RateLimitMiddleware:
+    return RateLimitMiddleware(app, rules=rules, limiter=limiter, **options)
+
+
+async def passed(app: ASGIApp, times: int, path: str = "/", **more: Any) -> int:
+    """Return how many of some requests are let through."""
+    return (await statuses(app, times, path, **more)).count(200)
+
+
+async def change(limiter: Limiter, name: str, limit: str, duration: str = "1h") -> None:
+    await limiter.override(name, limit, duration=duration)
+
+
+# -- what is counted -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_another_amount_holds_at_once_and_what_was_counted_counts(workers: Workers) -> None:
+    limiter = workers.limiter()
+    app = guarded(limiter, Rule("*", "10/minute", name="api"))
+    assert await passed(app, 4) == 4
+    await change(limiter, "api", "3/minute")
+    answer = await call(app)
+    assert (answer.status, answer.headers["ratelimit-policy"]) == (429, '"api";q=3;w=60')
+    await change(limiter, "api", "6/minute")
+    assert await passed(app, 9) == 2
+    await change(limiter, "api", "100/minute")
+    assert await passed(app, 99) == 94, "an amount beyond the resolution goes on with the same counts"
+    assert await limiter.restore("api")
+    assert await passed(app, 3) == 0
+    workers.clock.advance("2m")
+    assert await passed(app, 12) == 10
+
+
+@pytest.mark.parametrize("kind", SHARED)
+async def test_every_worker_takes_a_change_and_its_end(workers: Workers) -> None:
+    apps = [guarded(workers.limiter(), Rule("*", "6/minute", key=everyone, name="api")) for _ in range(3)]
+    script = workers.limiter()
+    await change(script, "api", "2/minute")
+    await workers.look()
+    assert [await passed(app, 5) for app in apps] == [2, 0, 0]
+    late = workers.limiter()
+    await late.engine.overrides.refresh()
+    assert await passed(guarded(late, Rule("*", "6/minute", key=everyone, name="api")), 1) == 0
+    workers.clock.advance(us=3_600_000_000 - 1)
+    await workers.look()
+    assert [await passed(app, 5) for app in apps] == [2, 0, 0]
+    workers.clock.advance(us=1)
+    await workers.look()
+    assert [await passed(app, 5) for app in apps] == [4, 0, 0]
+    assert await script.overrides() == []
+    await change(script, "api", "9/minute")
+    await workers.look()
+    assert [await passed(app, 5) for app in apps] == [3, 0, 0]
+    assert await workers.limiters[0].restore("api")
+    await workers.look()
+    workers.clock.advance("2m")
+    assert [await passed(app, 5) for app in apps] == [5, 1, 0]
+
+
+@pytest.mark.parametrize("kind", SHARED)
+async def test_a_short_change_leaves_a_long_one_of_another_limit(workers: Workers) -> None:
+    limiter = workers.limiter()
+    guarded(limiter, Rule("*", "6/minute", name="api"), Rule("/a", "6/minute", name="a"))
+    await change(limiter, "api", "2/minute", "30d")
+    await change(limiter, "a", "2/minute", "1s")
+    workers.clock.advance("29d")
+    assert [changed.name for changed in await limiter.overrides()] == ["api"]
+    assert workers.kept_ms() > 29 * 86_400_000, "a server goes by its own time"
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+async def test_whatever_is_changed_when_the_window_holds_no_more_than_the_amount(
+    workers: Workers, rng: random.Random
+) -> None:
+    for run in range(RUNS):
+        limiter = workers.limiter() if run == 0 else workers.limiters[0]
+        app = guarded(limiter, Rule("*", "8/minute", name=f"r{run}"))
+        spent: deque[int] = deque()
+        amount, until_us = 8, 0
+        for _ in range(60):
+            step = rng.random()
+            if step < 0.15:
+                amount, until_us = rng.randint(1, 60), workers.clock() + rng.randint(1, 120) * 1_000_000
+                await limiter.override(f"r{run}", f"{amount}/minute", duration=(until_us - workers.clock()) / 1e6)
+            elif step < 0.2:
+                assert await limiter.restore(f"r{run}") is (amount != 8 or workers.clock() < until_us)
+                amount, until_us = 8, 0
+            elif step < 0.45:
+                workers.clock.advance(us=rng.randint(1, 30_000_000))
+                await workers.look()
+            if workers.clock() >= until_us:
+                amount, until_us = 8, 0
+            now_us = workers.clock()
+            while spent and spent[0] <= now_us - 60_000_000:
+                spent.popleft()
+            let_in = await passed(app, 1)
+            assert let_in == (len(spent) < amount), (len(spent), amount)
+            spent.extend([now_us] * let_in)
+
+
+async def test_each_limit_of_a_rule_has_its_name_and_permits_have_theirs(limiter: Limiter) -> None:
+    app = guarded(
+        limiter,
+        Rule("/two", "10/minute; 20/hour", name="two", concurrency=3),
+        Rule("/plan", [Quota("5/day"), "burst: 4/second"], name="plan"),
+        Rule("/held", concurrency=2, name="held"),
+    )
+    for name, limit in (
+        *(("two-60", "9/minute"), ("two-3600", "1/hour"), ("two-concurrency", "1")),
+        *(("plan-day", "3/day"), ("burst", "2/s"), ("held", "1")),
+    ):
+        await change(limiter, name, limit)
+    amounts = {
+        name: limit.amount for bucket in app.buckets() for name, limit in zip(bucket.names, bucket.limits, strict=True)
+    }
+    assert amounts == {"two-60": 9, "two-3600": 1, "two-concurrency": 1, "plan-day": 3, "burst": 2, "held": 1}
+    assert [await passed(app, 5, path) for path in ("/two", "/plan", "/held")] == [1, 2, 5]
+    for name in amounts:
+        assert await limiter.restore(name)
+    assert [await passed(app, 5, path) for path in ("/two", "/plan")] == [5, 2], "the amounts in the code"
+
+
+async def test_permits_are_taken_by_the_other_amount(limiter: Limiter) -> None:
+    goes_on, entered = anyio.Event(), 0
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal entered
+        entered += 1
+        await goes_on.wait()
+        await hello(scope, receive, send)
+
+    app = guarded(limiter, Rule("*", concurrency=2, name="held"), app=slow)
+    await change(limiter, "held", "3")
+    found: list[int] = []
+
+    async def visit() -> None:
+        found.append((await call(app)).status)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(4):
+            group.start_soon(visit)
+        with anyio.fail_after(60):
+            while entered < 3:
+                await anyio.lowlevel.checkpoint()
+        assert await limiter.restore("held")
+        assert (await call(app)).status == 429
+        goes_on.set()
+    assert sorted(found) == [200, 200, 200, 429]
+    assert limiter.store.permits_held() == 0
+
+
+async def test_preflights_shadows_and_two_middlewares_of_one_name_go_along(limiter: Limiter) -> None:
+    preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "GET"}
+    rule = Rule("*", "5/minute", name="api")
+    told: list[str] = []
+    shadow = Rule("*", "5/minute", name="tighter", shadow=True, on_exceeded=lambda key, decision: told.append(key))
+    app = guarded(limiter, rule, shadow, app=guarded(limiter, Rule("*", "5/minute", name="api")))
+    assert await passed(app, 1, method="OPTIONS", headers=preflight) == 1
+    await change(limiter, "api", "3/minute")
+    await change(limiter, "tighter", "1/minute")
+    assert await passed(app, 6, method="OPTIONS", headers=preflight) == 2
+    assert await passed(app, 6) == 3, "the second middleware of the name counts nothing again"
+    assert told != []
+    await limiter.restore("api")
+    assert await passed(app, 6, method="OPTIONS", headers=preflight) == 2
+    assert await passed(app, 6) == 2
+
+
+async def test_what_is_made_of_a_rule_after_a_change_has_its_amount_and_what_was_made_before_has_no_other(
+    limiter: Limiter,
+) -> None:
+    preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "GET"}
+    app = guarded(limiter, Rule("*", "5/minute", name="api", concurrency=2, wait="1s", fair=everyone))
+    (bound,) = app.bound()
+    assert bound.permits is not None
+    assert bound.shared_by(bound.permits, "ann").limits[0].amount == 2
+    await change(limiter, "api", "3/minute")
+    await change(limiter, "api-concurrency", "7")
+    assert bound.shared_by(bound.permits, "ann").limits[0].amount == 7
+    apart = bound.for_preflights()
+    assert (apart.bucket.limits[0].amount, apart.permits and apart.permits.limits[0].amount) == (3, 7)
+    assert await limiter.restore("api")
+    assert apart.bucket.limits[0].amount == 5
+    assert (await call(app, method="OPTIONS", headers=preflight)).status == 200
+
+
+@pytest.mark.parametrize("at", ["dependency", "decorator"])
+async def test_a_limit_at_an_endpoint_is_changed_before_and_after_its_first_request(limiter: Limiter, at: str) -> None:
+    limit, other = RateLimit("5/minute", name="search"), RateLimit("5/minute", name="find")
+    inner: ASGIApp
+    if at == "dependency":
+        inner = FastAPI()
+        inner.get("/search", dependencies=[Depends(limit)])(lambda: "found")
+        inner.get("/find", dependencies=[Depends(other)])(lambda: "found")
+    else:
+        inner = Starlette(routes=[Route("/search", limit(page)), Route("/find", other(page))])
+    app = guarded(limiter, app=inner)
+    assert await passed(app, 1, "/search") == 1
+    await change(limiter, "search", "2/minute")
+    await change(limiter, "find", "3/minute")
+    assert await passed(app, 5, "/search") == 1
+    assert await passed(app, 5, "/find") == 3
+    assert await limiter.restore("search")
+    assert await limiter.restore("find")
+    assert await passed(app, 5, "/search") == 3
+    assert await passed(app, 5, "/find") == 2
+
+
+async def test_an_estimate_is_capped_by_the_amount_that_holds(limiter: Limiter) -> None:
+    app = guarded(limiter, Rule("*", "100/minute", name="tokens", cost=lambda request: 80))
+    await change(limiter, "tokens", "50/minute")
+    assert await passed(app, 2) == 1
+    await change(limiter, "tokens", "130/minute")
+    assert await passed(app, 3) == 1
+
+
+# -- what stays as it is ---------------------------------------------------------------------------------------------
+
+
+async def test_what_has_no_name_for_other_workers_is_refused_in_words(limiter: Limiter) -> None:
+    app = guarded(
+        limiter,
+        Rule("/a", "5/minute"),
+        Rule("/f", lambda request: "5/minute", name="plans", fallback_limits="9/minute", concurrency=4),
+        Rule("/cost", "50/minute", cost=5, name="dear"),
+        app=Starlette(routes=[Route("/r", page)]),
+        default_limits="7/minute",
+    )
+    await call(app, "/r")
+    for name, says in (
+        ("/a", r"its rule has no name.*write Rule\(\.\.\., name='/a'\)"),
+        ("per-route GET /r", "its rule has no name"),
+        ("plans", "a function returns the limits"),
+        ("dear", "from 5 to 500, because a request costs 5"),
+        ("plans-concurency", "no rule has a limit of this name.*did you mean 'plans-concurrency'"),
+    ):
+        with pytest.raises(ConfigurationError, match=says):
+            await change(limiter, name, "4/minute")
+    await change(limiter, "plans-concurrency", "1")
+    assert {bucket.names[0]: bucket.limits[0].amount for bucket in app.buckets()} == {
+        "/a": 5,
+        "plans": 9,
+        "plans-concurrency": 1,
+        "dear": 50,
+        "per-route GET /r": 7,
+    }
+
+
+async def test_limits_that_nobody_changes_keep_their_buckets(limiter: Limiter) -> None:
+    app = guarded(limiter, Rule("/a", "5/minute", name="a"), Rule("/b", "5/minute", name="b"))
+    a, b = app.buckets()
+    await change(limiter, "a", "4/minute")
+    other, same = app.buckets()
+    assert same is b
+    assert (other is a, other.rule, other.label, a.limits[0].amount) == (False, a.rule, a.label, 5)
+    await limiter.restore("a")
+    assert app.buckets() == [a, b]
+
+
+# -- who takes it, and when ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", SHARED)
+async def test_the_first_request_of_a_worker_begins_to_look_and_its_end_stops_it(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overrides, "INTERVAL_S", 0.005)
+    limiter = workers.limiter()
+    app = guarded(limiter, Rule("*", "5/minute", name="api"), app=Starlette(routes=[Route("/", page)]))
+    assert limiter.engine.ending == [], "nothing is done for a middleware that nobody has called"
+    await call(app)
+    await change(workers.limiter(), "api", "1/minute")
+
+    async def until(holds: Callable[[], object]) -> None:
+        with anyio.fail_after(60):
+            while not holds():  # noqa: ASYNC110 - a timer tells nobody
+                await anyio.sleep(0.005)
+
+    await until(lambda: app.buckets()[0].limits[0].amount == 1)
+    assert await passed(app, 1) == 0
+    workers.clock.advance("1h")
+    await until(lambda: app.buckets()[0].limits[0].amount == 5)
+    assert await passed(app, 6) == 5
+
+
+@pytest.mark.parametrize("kind", SHARED)
+async def test_the_start_of_the_server_begins_it_too(workers: Workers) -> None:
+    await change(workers.limiter(), "api", "1/minute")
+    limiter = workers.limiter()
+    app = guarded(limiter, Rule("*", "5/minute", name="api"), app=Starlette(routes=[Route("/", page)]))
+    told = iter(["lifespan.startup", "lifespan.shutdown"])
+
+    async def receive() -> Any:
+        message = next(told)
+        if message == "lifespan.shutdown":
+            with anyio.fail_after(60):
+                while app.buckets()[0].limits[0].amount == 5:  # noqa: ASYNC110 - a timer tells nobody
+                    await anyio.sleep(0.005)
+        return {"type": message}
+
+    async def send(message: Any) -> None:
+        assert message["type"].endswith(".complete")
+
+    await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
+    assert limiter.engine.overrides._loop is None
+    assert await passed(app, 3) == 1
+
+
+async def test_rules_that_are_read_again_take_what_is_known(tmp_path: Path) -> None:
+    files = FollowedFiles(tmp_path)
+    path = files.write("slidegate.toml", '[[rules]]\npath = "*"\nlimits = "5/minute"\nname = "api"\n')
+    limiter = Limiter(MemoryStore(clock=files.clock), observers=[files.heard])
+    app = RateLimitMiddleware.from_file(hello, path, limiter=limiter, clock=files.seconds)
+    await change(limiter, "api", "2/minute")
+    files.write("slidegate.toml", '[[rules]]\npath = "*"\nlimits = "6/minute"\nname = "api"\n')
+    await files.visit(app)
+    assert "config_reloaded" in {event.kind for event in files.heard.events}
+    assert await passed(app, 5) == 2
+    assert await limiter.restore("api")
+    assert await passed(app, 9) == 4
+
+
+async def test_a_child_of_fork_looks_at_its_first_request_as_its_parent_did(limiter: Limiter) -> None:
+    app = guarded(limiter, Rule("*", "5000/minute", name="api"))
+    await passed(app, 1_002)
+    assert app._guarded
+    app.begin_anew()
+    assert await passed(app, 1) == 1
+    assert app._guarded
