@@ -14,8 +14,9 @@
   soak      load workers on LMDB and Redis, kill some, and check every promise: soak --minutes 10
   faults    let stores have faults, and say how long a worker is without them and the longest wait of a request
   bench     measure beside the libraries we are compared with: bench NAME [args]
+  framework run the tests of frameworks with the newest version of one that develop.txt lacks: framework sanic
+  lint      check style, types and workflows; the scripts of the dashboard too, where node is there
   site      build the documentation's site into site/, with llms.txt and llms-full.txt for coding agents
-  lint      check style and types; the scripts of the dashboard too, where node is there
   build     build wheel and source distribution into dist/, and check that a second build of each is the same
   wheels    build the compiled wheels of this system into wheelhouse/, and test each
   lock      compile requirements/*.in to *.txt; --upgrade moves to the newest versions
@@ -41,7 +42,16 @@ PINNED = ("--quiet", "--universal", "--python-version=3.11", "--no-build", "--ge
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PYTEST = f"pytest --durations=25 -n {max(2, os.cpu_count() or 2)} --dist worksteal"
 ALL = "-m 'not deep'"  # pyproject.toml leaves out the tests that are marked `all`, too
-LINT = ("ruff check", "ruff format --check", "mypy", "python -m scripts.lint_page")
+WORKFLOWS = " ".join(f".github/workflows/{path.name}" for path in sorted(ROOT.glob(".github/workflows/*.yml")))
+LINT = (
+    "ruff check",
+    "ruff format --check",
+    "mypy",
+    "zizmor --offline --no-progress --quiet .",
+    f"check-jsonschema --builtin-schema vendor.github-workflows {WORKFLOWS}",
+    "check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml",
+    "python -m scripts.lint_page",
+)
 SITE = ("zensical build --clean --strict", "python -m scripts.make_llms")
 STEPS = {
     "coverage": (
@@ -60,8 +70,8 @@ STEPS = {
     "deep": ("pytest -m '' --hypothesis-profile=deep -o faulthandler_timeout=3600",),
     "soak": ("python -m tests.soak",),
     "faults": ("python -m tests.faults",),
-    "site": SITE,
     "lint": LINT,
+    "site": SITE,
     "build": ("python -m scripts.build",),
 }
 """Commands that run programs of the environment, one after the other; arguments go to the last."""
@@ -155,6 +165,14 @@ def lowest(*args: str) -> int:
     return failed or run(environment(resolved, name=".venv-lowest") / "pytest", *config, *args)
 
 
+def framework(name: str = "", *args: str) -> int:
+    python = environment(DEVELOP, name=f".cache/framework-{name}") / "python"
+    if uv("pip", "install", "--quiet", "--no-build", "--upgrade", "--python", python, name):
+        return 1
+    chosen = (*shlex.split(ALL), "-k", name.removeprefix("python-"))
+    return run(python, "-m", "pytest", "tests/web/test_frameworks.py", *chosen, *args)
+
+
 def bench(*args: str) -> int:
     if "compiled" in args and compile_wheel():
         return 1
@@ -172,7 +190,7 @@ def lock(*args: str) -> int:
     return max(uv("pip", "compile", *options, f"{one[:-3]}in", "-o", one) for one in (UV, USE, BUILD, DEVELOP, BENCH))
 
 
-COMMANDS = {one.__name__: one for one in (example, test, compiled, pythons, lowest, bench, wheels, lock)}
+COMMANDS = {one.__name__: one for one in (example, test, compiled, pythons, lowest, framework, bench, wheels, lock)}
 
 
 def main(command: str = "", *args: str) -> int:

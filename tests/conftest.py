@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import TypeVar
 
 import pytest
 from hypothesis import settings
@@ -15,6 +17,8 @@ from slidegate.core.store import Event
 
 from .events_page import DETAILS
 from .redis_servers import RedisServer
+
+POSIX_ALONE = re.compile(r"LmdbStore needs POSIX|No module named '(?:fcntl|grp|pty|pwd|resource|termios|tty)'")
 
 settings.register_profile("default", deadline=None, print_blob=True)
 settings.register_profile("transport", max_examples=40, deadline=None, print_blob=True)
@@ -61,6 +65,28 @@ def events_have_their_fields() -> Iterator[None]:
     odd_events.clear()
     yield
     assert odd_events == []
+
+
+Report = TypeVar("Report", pytest.CollectReport, pytest.TestReport)
+
+
+def skipped_without_posix(report: Report) -> Report:
+    """Return the report of a skip where a test on Windows failed for want of LMDB or a module of POSIX."""
+    if report.failed and os.name == "nt" and (missing := POSIX_ALONE.search(report.longreprtext)):
+        report.outcome, report.longrepr = "skipped", (report.nodeid, 0, f"Skipped: {missing[0]}")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Leave out files of tests that import what only POSIX has, where that is missing."""
+    return skipped_without_posix((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Leave out tests that ask for it when they run."""
+    return skipped_without_posix((yield))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

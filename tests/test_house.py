@@ -9,14 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hatchling.metadata.core import ProjectMetadata
+from hatchling.plugin.manager import PluginManager
 
 import slidegate
 from scripts import compile_wheel
+from scripts.index_page import absolute
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PROJECT = PYPROJECT["project"]
 REQUIREMENTS = ROOT / "requirements"
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 SETS = ("use", "build", "develop", "bench")
 LOCKS = [REQUIREMENTS / f"{name}.txt" for name in (*SETS, "uv")]
 PIN = re.compile(r"(?P<name>[a-z0-9][a-z0-9-]*)==(?P<version>[\w.]+)(?: ; .+?)?(?: --hash=sha256:[0-9a-f]{64})+")
@@ -99,10 +103,52 @@ def test_a_compiled_wheel_is_made_of_requirements_with_hashes_alone() -> None:
         assert config[step] == f"uv pip install {flags} -r {{project}}/requirements/{name}.txt"
 
 
-def test_one_version_everywhere() -> None:
+def test_the_version_stands_in_one_place_and_is_that_of_the_changelog() -> None:
     newest = re.search(r"^## \[?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     assert newest, "CHANGELOG.md has no heading such as `## 0.1.0`"
-    assert PROJECT["version"] == slidegate.__version__ == newest[1]
+    assert "version" not in PROJECT
+    assert "version" in PROJECT["dynamic"]
+    metadata = ProjectMetadata(str(ROOT), PluginManager(), PYPROJECT)
+    assert metadata.version == slidegate.__version__ == newest[1]
+
+
+def test_every_address_of_the_project_stands_in_one_table() -> None:
+    urls = PROJECT["urls"]
+    assert all(url.startswith(urls["Repository"]) for name, url in urls.items() if name != "Documentation")
+    found = [
+        path.relative_to(ROOT).as_posix() for path in text_files() if urls["Repository"] in path.read_text("utf-8")
+    ]
+    assert found == ["pyproject.toml"]
+
+
+def test_every_link_and_picture_of_the_readme_leads_to_a_file_from_an_index() -> None:
+    metadata = ProjectMetadata(str(ROOT), PluginManager(), PYPROJECT)
+    page, repository, tag = metadata.core.readme, PROJECT["urls"]["Repository"], f"v{slidegate.__version__}"
+    targets = re.findall(r"""(?:\]\(|\b(?:src|srcset|href)=")([^)"\s]+)""", page)
+    shown = [target for target in targets if not target.startswith(("#", f"{repository}/"))]
+    assert [target for target in shown if not target.startswith("https://")] == []
+    files = {target.removeprefix(f"{repository}/").partition("#")[0] for target in targets if repository in target}
+    pictures = {name for name in files if name.startswith(f"raw/{tag}/")}
+    assert pictures
+    assert files - pictures
+    names = {name.removeprefix(f"raw/{tag}/").removeprefix(f"blob/{tag}/") for name in files}
+    assert [name for name in names if not (ROOT / name).is_file()] == []
+    assert all(name.endswith((".png", ".svg")) for name in pictures)
+
+
+def test_what_looks_like_a_link_in_code_or_is_absolute_already_stays_as_it_is() -> None:
+    kept = 'see [a](https://example.com/a.md), [b](#b)\n\n```python\nrows[0](other)\nsrc="x.png"\n```\n'
+    assert absolute(kept, "https://example.com/r", "v1") == kept
+    mixed = '[a](a.md#b) ![p](p.svg) <img src="q.png">\n'
+    assert absolute(mixed, "R", "v1") == '[a](R/blob/v1/a.md#b) ![p](R/raw/v1/p.svg) <img src="R/raw/v1/q.png">\n'
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_every_action_is_pinned_by_its_commit_and_says_its_version(path: Path) -> None:
+    used = re.findall(r"^\s*(?:- )?uses: (.+)$", path.read_text("utf-8"), re.MULTILINE)
+    pinned = re.compile(r"[\w./-]+@[0-9a-f]{40} # v\d+(?:\.\d+)+|\./\.github/workflows/\w+\.yml .*")
+    assert [action for action in used if not pinned.fullmatch(action)] == []
+    assert used
 
 
 def test_the_badges_of_the_readme_say_what_the_project_says() -> None:

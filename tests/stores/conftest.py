@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import pytest
 
 from slidegate import MemoryStore
-from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing.contract.player import settle
 
 from ..redis_servers import VALKEY, RedisCluster, RedisServer
@@ -28,6 +27,8 @@ async def opened(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> A
         if kind == "memory":
             made.append(MemoryStore(**options))
         elif kind == "lmdb":
+            from slidegate.stores.lmdb import LmdbStore  # Windows has none
+
             made.append(LmdbStore(tmp_path / place, **{"map_size": 1 << 20, **options}))
         else:
             options.pop("wall_clock", None)  # it is the server's, as the other one
