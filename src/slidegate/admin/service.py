@@ -188,8 +188,8 @@ class AdminService:
         hand_ban_key(params.target)
         if not params.force and self._is_own(params.target, by):
             detail = (
-                f"{parameters.in_json(params.target)} is or contains the address of this request, so the ban would lock "
-                'you out; send "force": true to ban it anyway'
+                f"{parameters.in_json(params.target)} is or holds the address that this request comes from, so the ban "
+                'would keep you out; "force": true bans it all the same'
             )
             raise AdminError(409, "own", detail)
         ban = await self._limiter.ban(params.target, params.duration, reason=params.reason, by=by.user.name)
