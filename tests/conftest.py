@@ -42,7 +42,7 @@ def server() -> Iterator[RedisServer]:
 
 
 odd_events: list[str] = []
-"""Events of the package whose fields are not those that docs/guides/events.md promises."""
+"""Events of the package whose fields are not those that docs/guides/metrics.md promises."""
 _finish = Event.__post_init__
 
 

@@ -213,7 +213,7 @@ def shown(report: Report) -> Iterator[str]:
     yield f"Banned: {banned}." if banned else "Nobody was banned."
     worst = {(rule, limit): client for (rule, limit, client), _ in reversed(report.held.most_common())}
     held = "; ".join(f"{printable(worst[rule, limit])} to {limit} of {rule}" for rule, limit in report.refused)
-    yield f"Held, and named where it was worst: {held}." if held else "Nobody was held to a limit."
+    yield f"Limited (worst client of each rule): {held}." if held else "Nobody was limited."
     true = report.retries_checked - len(report.violations)
     yield f"True: {true:,} of {report.retries_checked:,} promises of a Retry-After, to the microsecond."
 

@@ -70,7 +70,7 @@ FAULTS = """() => [
 
 def test_no_page_is_too_wide_lacks_an_image_or_asks_another_place(built: Path, site: Any, opened: OpenPage) -> None:
     faults, widths = {}, list(WIDTHS.values())
-    assert len(pages(built)) > 30
+    assert len(pages(built)) > 20
     page = opened(site, None, at="/404.html")
     # Every page would read all texts of the site for its search, which has a test of its own.
     page.route("**/search.json", lambda route: route.fulfill(json={"config": {}, "items": []}))

@@ -104,7 +104,7 @@ def test_an_observer_hears_the_kinds_that_it_names_and_page_and_log_have_all(cap
     assert everything.kinds == list(KINDS)
     assert bans.kinds == ["banned", "unbanned"]
     assert {vars(record)["kind"] for record in caplog.records} == set(KINDS) - LOGGED_WHERE_MADE
-    assert DETAILS.keys() == set(KINDS), "docs/guides/events.md"
+    assert DETAILS.keys() == set(KINDS), "docs/guides/metrics.md"
 
 
 def test_events_are_given_the_unix_time_of_the_limiter() -> None:

@@ -49,9 +49,7 @@ def test_packages_are_shown_with_the_versions_that_are_declared_and_locked() -> 
     for title, package in PACKAGES.items():
         lowest, newest = rows[title]
         assert declared(package) == {lowest}, title
-        assert locked(package) == newest.strip(), (
-            f"{title}: the page follows requirements/develop.txt"
-        )
+        assert locked(package) == newest.strip(), f"{title}: the page follows requirements/develop.txt"
 
 
 def test_pythons_are_shown_as_they_are_declared_and_run() -> None:

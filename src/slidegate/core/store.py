@@ -26,7 +26,7 @@ Clock: TypeAlias = Callable[[], int]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something an operator may want to know. docs/guides/events.md has all kinds, and how often each comes.
+    """Something an operator may want to know. docs/guides/metrics.md has all kinds and their details.
 
     Attributes:
         kind: What kind of event it is, for example ``"banned"``.

@@ -408,7 +408,7 @@ class Failover:
                 continue
             gone = self._troubled.pop(part, None)  # another thread may be faster
             if part in well and gone is not None:
-                message = f"the store answers again{_at(part)}, after {gone.failures} questions without an answer"
+                message = f"the store answers again{_at(part)}, after {gone.failures} failed requests"
                 self._emit(Event("store_recovered", message, {"failures": gone.failures}))
                 if gone.logged:
                     self._quiet_until_us = now_us + LINE_EVERY_US

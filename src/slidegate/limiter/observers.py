@@ -50,7 +50,7 @@ KINDS: Final = (
     *("list_reloaded", "list_rejected", "config_reloaded", "config_rejected", "windows_restarted"),
     *("pause_ignored", "pause_unshared", "series_full", "events_dropped"),
 )
-"""All kinds of events; docs/guides/events.md says when each comes, how often, and with what details."""
+"""All kinds of events; docs/guides/metrics.md says when each comes and with what details."""
 LOGGED_WHERE_MADE: Final = frozenset(
     {
         *("store_failed", "store_recovered", "events_dropped"),

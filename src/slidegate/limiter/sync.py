@@ -102,7 +102,7 @@ class SyncLimiter:
         return self._without_loop.ask(self._limiter.strike(key, policy, weight, reason))
 
     def close(self) -> None:
-        """Close the limiter and its store, and let go of the thread that asked it. A second call does nothing."""
+        """Close the limiter and its store, and end the thread that serves it. A second call does nothing."""
         self._without_loop.close(self._limiter.close())
 
     def __enter__(self) -> Self:

@@ -105,7 +105,7 @@ class RateLimit:
         exempt: Exempts an endpoint from the middleware's `default_limits`: ``@RateLimit.exempt``.
 
     Raises:
-        ConfigurationError: A value cannot work; or, on a request, no middleware stands above.
+        ConfigurationError: A value cannot work; or, on a request, there is no middleware around the endpoint.
     """
 
     exempt: ClassVar[Exemption] = Exemption()
@@ -193,7 +193,7 @@ class RateLimit:
 
         Raises:
             RateLimitExceeded: There is no room.
-            ConfigurationError: No middleware stands above.
+            ConfigurationError: There is no middleware around the endpoint.
         """
         scope = connection.scope
         exchange: Exchange | None = scope.get(SCOPE_KEY)
@@ -581,7 +581,7 @@ def _find(request: HTTPConnection, rule: str | None, what: str) -> tuple[Limiter
     if none has.
 
     Raises:
-        ConfigurationError: No middleware stands above, there is no such rule, or it has to be named.
+        ConfigurationError: There is no middleware around the endpoint, no such rule, or it has to be named.
     """
     decided = decided_about(request.scope, what)
     if decided is None:

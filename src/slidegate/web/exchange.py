@@ -431,7 +431,7 @@ def decided_about(scope: Scope, who: str) -> Decided | None:
         who: Who asks.
 
     Raises:
-        ConfigurationError: No middleware stands above.
+        ConfigurationError: There is no middleware around the endpoint.
     """
     decided: Decided | None = scope.get(SCOPE_KEY) or scope.get(ENDED_KEY)
     if decided is None and DISABLED_KEY not in scope:

@@ -5,7 +5,7 @@ as the disk, a file that somebody is writing. None of them holds the reader up, 
 
 The files are looked at when a request comes and the last look is a second old. The look, and the reading if there is
 something to read, happen in a thread that lives no longer than that, so no request waits for either; there is never
-more than one. Another version of a file is read when it had the same size and times at two looks in a row.
+more than one. A changed file is read once its size and times were the same in two checks.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Networks(core.Networks):
         """Read files of networks, which are followed where a `RateLimitMiddleware` has them as its block or allow list.
 
         The middleware looks at the files at most once a second, when requests come, and reads those that have changed,
-        in a thread. Another version of a file takes over when it had the same size and times at two looks in a row. A
+        in a thread. A changed file is read once its size and times were the same in two checks. A
         file that cannot be read, that has vanished, or that suddenly has zero bytes, changes nothing. A copy, and a set
         made with ``|``, hold what the files list at that moment.
 

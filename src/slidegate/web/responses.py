@@ -320,7 +320,7 @@ def _unavailable() -> Answer:
 
 
 def _for_nobody(rule: str) -> Answer:
-    detail = "This client's quota is nothing; the request will not pass later either."
+    detail = "This client is not allowed any requests; retrying will not help."
     return _problem(_QUOTA, 429, detail, [rule], unsatisfiable=True)
 
 

@@ -374,7 +374,7 @@ class RedisBans(BanStore):
 
     def _tell_loss(self) -> None:
         known = self._count
-        message = f"redis: data was lost, so counts start anew, and of the bans that were known here {known} are gone"
+        message = f"Redis lost its data: counts restart from zero; {known} known bans were lost"
         self._emit((Event("store_reset", message, {"bans": known}),))
 
     # -- commands for Redis ------------------------------------------------------------------------------------------
