@@ -153,7 +153,7 @@ def test_every_action_is_pinned_by_its_commit_and_says_its_version(path: Path) -
 
 def test_the_badges_of_the_readme_say_what_the_project_says() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
-    version = PROJECT["version"]
+    version = slidegate.__version__
     pythons = re.findall(r":: (3\.\d+)$", "\n".join(PROJECT["classifiers"]), re.MULTILINE)
     assert f"[![version {version}](https://img.shields.io/badge/version-{version}-blue)]" in readme
     assert f"badge/python-{pythons[0]}%20to%20{pythons[-1]}-blue)]" in readme
