@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import Any, Final
 
@@ -40,7 +42,16 @@ class _Program(click.Group):
         except ConfigurationError as error:
             raise click.UsageError(one_line(error)) from error
         except (SlidegateError, OSError) as error:
+            _drop_unwritten()
             raise click.ClickException(one_line(error)) from error
+
+
+def _drop_unwritten() -> None:
+    """Drop output that a full disk does not take: else the interpreter tries again at its end, and exits with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _version() -> str:
