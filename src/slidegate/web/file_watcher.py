@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from ..core.errors import ConfigurationError
 from ..core.logs import logger
+from ..core.store import EventListener, Observers
 
 LOOK_EVERY_S: Final = 1.0
 THREAD: Final = "slidegate-files"
@@ -102,12 +103,18 @@ class FileWatcher:
         together: bool = False,
     ) -> None:
         self.versions: dict[str, FileVersion | None] = {path: version_of(path) for path in paths}
+        self._observers = Observers()
         self._prepare = prepare
         self._clock = clock
         self._together = together
         self._seen: dict[str, FileVersion | None] = {}
         self._looking = Lock()
         self._next_look_s = clock() + LOOK_EVERY_S
+
+    def observe(self, observer: EventListener) -> None:
+        """Send `observer` each further event about the files once."""
+        if observer not in self._observers:
+            self._observers.add(observer)
 
     def look_when_due(self) -> None:
         """Where the last look is a second old, have a thread look at the files and read those that have changed."""

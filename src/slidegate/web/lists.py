@@ -24,7 +24,7 @@ from ..core.addresses import parse_address, parse_network
 from ..core.arguments import check_flag
 from ..core.errors import ConfigurationError, quoted
 from ..core.logs import logger
-from ..core.store import Event, EventListener, Observers
+from ..core.store import Event, EventListener
 from .file_watcher import FileVersion, FileWatcher, Versions, read_whole
 
 MAX_BYTES: Final = 32 << 20
@@ -167,7 +167,6 @@ class ListFiles(FileWatcher):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ConfigurationError(f"files: two lists are called {quoted(twice)}; give one of them another name")
-        self._observers = Observers()
         self._take = take
         super().__init__([file.path for file in files], self._read_again, clock)
         self._lists = tuple(file.read() for file in files)
@@ -186,11 +185,6 @@ class ListFiles(FileWatcher):
             if listed.networks.covers(version, value):
                 return listed.file.name
         return None
-
-    def observe(self, observer: EventListener) -> None:
-        """Send `observer` each further ``list_reloaded`` and ``list_rejected`` once."""
-        if observer not in self._observers:
-            self._observers.add(observer)
 
     def _read_again(self, changed: Versions) -> Callable[[], None]:
         lists, events = list(self._lists), []

@@ -24,7 +24,7 @@ from ..core.bans.policy import PRIVATE
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import logger
 from ..core.memo import remember
-from ..core.store import Event, EventListener, Observers
+from ..core.store import Event
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
 from .file_watcher import FileWatcher, Versions, read_whole
@@ -79,15 +79,9 @@ class NetworkFile(FileWatcher):
     def __init__(self, path: str, clock: Callable[[], float]) -> None:
         self.path = path
         self.generation = 0
-        self._observers = Observers()
         super().__init__([path], self._read_again, clock)
         self._reader, self.has = _opened(path)
         self._known: dict[str, Place] = {}
-
-    def observe(self, observer: EventListener) -> None:
-        """Send `observer` each further ``list_reloaded`` and ``list_rejected`` once."""
-        if observer not in self._observers:
-            self._observers.add(observer)
 
     def find(self, client_key: str) -> Place:
         """Return what the file says of the address of a client, by its key; private addresses are nowhere."""
