@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ..core.bans.policy import hand_ban_key
 from ..core.errors import ConfigurationError, InvalidKey, quoted
@@ -12,20 +12,18 @@ from ..core.store import EventListener
 _KIND = "asn:"
 
 
-class Place(Protocol):
-    """What a file says of an address."""
+class Place(NamedTuple):
+    """What a file says of an address.
 
-    @property
-    def asn(self) -> int | None:
-        """The number of the operator's autonomous system; None where it is not known."""
+    Attributes:
+        asn: The number of the operator's autonomous system; None where it is not known.
+        country: The ISO 3166 code of the country, two capital letters; empty where it is not known.
+        name: The name of the operator, empty where it is not known.
+    """
 
-    @property
-    def country(self) -> str:
-        """The code of the country, empty where it is not known."""
-
-    @property
-    def name(self) -> str:
-        """The name of the operator, empty where it is not known."""
+    asn: int | None = None
+    country: str = ""
+    name: str = ""
 
 
 class NetworkLookup(Protocol):

@@ -15,7 +15,7 @@ from contextlib import suppress
 from io import BytesIO
 from itertools import islice
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from starlette.types import Scope
 
@@ -27,6 +27,7 @@ from ..core.memo import remember
 from ..core.store import Event
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
+from ..limiter.operators import Place
 from .file_watcher import FileWatcher, Versions, read_whole
 from .keys import KeyCondition, invalid
 
@@ -41,20 +42,6 @@ _RECORDS_LOOKED_AT: Final = 1_000
 _ASN_FIELDS: Final = ("autonomous_system_number", "asn")
 _NAME_FIELDS: Final = ("autonomous_system_organization", "as_name", "name")
 _COUNTRY_FIELDS: Final = ("country", "country_code", "registered_country")
-
-
-class Place(NamedTuple):
-    """What a file says of an address.
-
-    Attributes:
-        asn: The number of the operator's autonomous system; None where it is not known.
-        country: The ISO 3166 code of the country, two capital letters; empty where it is not known.
-        name: The name of the operator, empty where it is not known.
-    """
-
-    asn: int | None = None
-    country: str = ""
-    name: str = ""
 
 
 _NOWHERE: Final = Place()
