@@ -190,6 +190,12 @@ class Exchange(Decided):
         self.on_start: Sequence[Hook] = ()
         self.holds = False
 
+    def enter(self, decision: Decision) -> bool:
+        """Enter a decision of the middleware where the request is now, if it lets it pass; return whether it does."""
+        if decision.allowed:
+            self.entries.append((self.parts, decision))
+        return decision.allowed
+
     def turn(self, limit: object, rule: str) -> int:
         """Return how many other limits at endpoints asked under this identity before: 0 for the first.
 
@@ -357,6 +363,18 @@ class Exchange(Decided):
         """Give back the permits that the request holds, also if it is cancelled meanwhile. It does so once."""
         await refund(*[(parts.limiter, decision.take_back(held=True)) for parts, decision in self.entries])
 
+    @property
+    def is_open(self) -> bool:
+        """Whether `end` has anything to do where the application has not raised."""
+        return self.holds or self.raised is not None or self.outcomes is not None
+
+    def leave(self) -> None:
+        """Leave in the scope what was decided."""
+        # Whoever gets the same scope again, from a retry for example, makes another request of it.
+        self.scope.pop(SCOPE_KEY, None)
+        # This holds no scope, so nothing is left to the garbage collector.
+        self.scope[ENDED_KEY] = Decided(self.parts, self.entries, self.exempt)
+
     async def end(self, error: BaseException | None = None) -> None:
         """Give back all that the request holds, and report what became of it: the application is done.
 
@@ -375,6 +393,22 @@ class Exchange(Decided):
             outcomes, self.outcomes = self.outcomes, None
             if outcomes is not None:
                 outcomes.left(self, error)
+
+
+def begin(parts: Parts, scope: Scope, send: Send, outer: Exchange | None) -> Exchange:
+    """Return the exchange of a request that enters a middleware.
+
+    Args:
+        parts: Those of the middleware.
+        scope: The scope of the request.
+        send: Sends to the client.
+        outer: The exchange that a middleware further out has made.
+    """
+    if outer is None:
+        exchange = scope[SCOPE_KEY] = Exchange(parts, scope, send)
+        return exchange
+    outer.parts = parts
+    return outer
 
 
 def hand_back_uncounted(

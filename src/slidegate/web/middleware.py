@@ -38,12 +38,11 @@ from .endpoint_refusals import answer_unanswered
 from .endpoints import EndpointBuckets, check_decorator_order, limits_below
 from .exchange import (
     DISABLED_KEY,
-    ENDED_KEY,
     SCOPE_KEY,
-    Decided,
     Exchange,
     Parts,
     allowlisted,
+    begin,
     hand_back_uncounted,
     is_failure,
 )
@@ -277,23 +276,19 @@ class RateLimitMiddleware(FailsAtStartup):
         if scope["type"] not in self._guarded and not await self._begin(scope, receive, send):
             return
         outer: Exchange | None = scope.get(SCOPE_KEY)
+        exchange = begin(self._parts, scope, send, outer)
         if outer is None:
-            exchange = scope[SCOPE_KEY] = Exchange(self._parts, scope, send)
             send = exchange.send
-        else:
-            exchange = outer
-            exchange.parts = self._parts
-        hooks = len(exchange.on_start)
+        hooks = 0 if outer is None else len(outer.on_start)
         try:
             answer = self._decider.decide(scope, exchange)
             decision = answer if isinstance(answer, Decision) else await answer
-            if decision.allowed:
-                exchange.entries.append((self._parts, decision))
-            if decision.allowed or await self._refuse(exchange, scope, receive, send, decision):
+            allowed = exchange.enter(decision)
+            if allowed or await self._refuse(exchange, scope, receive, send, decision):
                 if self._hooked or scope["type"] == "websocket":
                     receive, send = self._prepare(exchange, scope, receive, send)
                 await self.app(scope, receive, send)
-            if outer is None and (exchange.holds or exchange.raised is not None or exchange.outcomes is not None):
+            if outer is None and exchange.is_open:
                 await answer_unanswered(None, exchange, scope, receive, send)
                 await exchange.end()
         except BaseException as error:
@@ -301,10 +296,7 @@ class RateLimitMiddleware(FailsAtStartup):
                 raise
         finally:
             if outer is None:
-                # Whoever gets the same scope again, from a retry for example, makes another request of it.
-                scope.pop(SCOPE_KEY, None)
-                # This holds no scope, so nothing is left to the garbage collector.
-                scope[ENDED_KEY] = Decided(exchange.parts, exchange.entries, exchange.exempt)
+                exchange.leave()
 
     async def _refuse(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send, decision: Decision) -> bool:
         """Refuse a request: it waits if it may, the policies strike, the observers are told, and it is answered.
@@ -316,8 +308,7 @@ class RateLimitMiddleware(FailsAtStartup):
             last = await exchange.wait(receive, decision, self.limiter, self._subjects(scope))
             if last is None:
                 return False
-            if last.allowed:
-                exchange.entries.append((self._parts, last))
+            if exchange.enter(last):
                 return True
             decision, receive = last, exchange.channel_of(receive)
         if decision.reason is not Reason.BANNED and (self.policies or exchange.entries):
