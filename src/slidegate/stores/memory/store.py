@@ -151,9 +151,7 @@ class MemoryStore(Store):
 
     def prepare(self, checks: Sequence[Check]) -> Question:
         """Return the same checks with their lock and their tables; see `Store.prepare`."""
-        question = Question(checks)
-        question.store, question.lock, question.version = self, self._lock_of(checks), 0
-        return question
+        return Question(tuple(checks), self, self._lock_of(checks))
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Charge every check or none, in one step, and say everything about it."""
@@ -161,8 +159,12 @@ class MemoryStore(Store):
             self.expect_open()
         if self._banned and (refusal := self.bans.decide(checks, subjects)) is not None:
             return refusal
-        if isinstance(checks, Question) and checks.store is self:
-            lock = checks.lock
+        question: Question | None = None
+        if isinstance(checks, Question):
+            question = checks if checks.store is self else None
+            checks = checks.checks
+        if question is not None:
+            lock = question.lock
         elif len(checks) == 1:
             lock = self._locks[hash(checks[0][1]) >> HASH_BITS & self._mask]
         else:
@@ -170,7 +172,8 @@ class MemoryStore(Store):
         lock.acquire()  # `with` takes twice as long
         try:
             now_us = monotonic_ns() // 1000 if self._clock is None else self._now_us()
-            decision = decide(checks, self._refs(checks, now_us), now_us)
+            refs = self._refs(checks, now_us) if question is None else self._refs_of(question, now_us)
+            decision = decide(checks, refs, now_us)
         finally:
             lock.release()
         if now_us >= self._sweep_us or self._pending:
@@ -281,24 +284,20 @@ class MemoryStore(Store):
 
     # -- finding and making windows ----------------------------------------------------------------------------------
 
-    def _refs(self, checks: Sequence[Check], now_us: int) -> Sequence[WindowRef]:
-        """Return where the windows of a question lie, those of quotas in the period of now. The lock is held."""
-        if isinstance(checks, Question) and checks.store is self:
-            if checks.version != self._version:
-                self._bind_question(checks)
-            refs, dated = checks.refs, checks.dated
-            for _, _, windows, key in refs:
-                if key not in windows:
-                    refs, dated = self._find(checks, now_us)
-                    break
-        else:
-            refs, dated = self._find(checks, now_us)
-        if dated:
+    def _refs_of(self, question: Question, now_us: int) -> list[WindowRef]:
+        """Return where the windows of a prepared question lie, as `_refs` does. The lock is held."""
+        if question.version != self._version:
+            self._bind_question(question)
+        refs = question.refs
+        for _, _, windows, key in refs:
+            if key not in windows:
+                return self._refs(question.checks, now_us)
+        if question.dated:
             enter_periods(refs, now_us, self.unix_us())
         return refs
 
-    def _find(self, checks: Sequence[Check], now_us: int) -> tuple[list[WindowRef], bool]:
-        """Return where the windows of a question lie, and whether quotas are among its limits. The lock is held."""
+    def _refs(self, checks: Sequence[Check], now_us: int) -> list[WindowRef]:
+        """Return where the windows of a question lie, those of quotas in the period of now. The lock is held."""
         refs: list[WindowRef] = []
         dated = False
         for bucket, key, cost in checks:
@@ -309,13 +308,15 @@ class MemoryStore(Store):
                 refs.append((counter, cost, windows, name))
                 if table.dated:
                     dated = True
-        return refs, dated
+        if dated:
+            enter_periods(refs, now_us, self.unix_us())
+        return refs
 
     def _bind_question(self, question: Question) -> None:
         """Have a question remember where its windows lie when they were asked for lately. The lock is held."""
         bound = [
             (tables[self._shard_of(key)], counter, cost, key)
-            for bucket, key, cost in question
+            for bucket, key, cost in question.checks
             for counter, tables in self._bound.get(bucket) or self._bind(bucket)
         ]
         question.refs = [(counter, cost, table.fresh, key) for table, counter, cost, key in bound]
