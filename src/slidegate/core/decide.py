@@ -36,6 +36,8 @@ def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> D
         refs: Where its windows lie. Those of quotas have entered the period of now, see `enter_periods`.
         now_us: The moment.
     """
+    if len(refs) == 1:
+        return _decide_one(checks, refs[0], now_us)
     before: list[bytes] = []
     states: list[WindowState] = []
     refused = False
@@ -46,20 +48,31 @@ def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> D
         states.append(state)
         if state[3]:
             refused = True
-    if refused and len(refs) > 1:
+    if refused:
         _take_back(refs, before, states, now_us)
         if len(checks) > 1 and len({(id(windows), key) for _, _, windows, key in refs}) < len(refs):
             waits = _waits(checks, refs, now_us)
             if not any(waits):
                 return charge_all(checks, refs, now_us)
             states = _states(refs, waits)
-    if refused:
         return _refuse(checks, refs, states, now_us)
     for bucket, _, _ in checks:
         if not bucket.plain:
             units = [cost for _, cost, _, _ in refs]
             return Decision(True, OK, now_us, checks, states, _reserved(refs, checks, now_us, units))
     return Decision(True, OK, now_us, checks, states, None)
+
+
+def _decide_one(checks: Sequence[Check], ref: WindowRef, now_us: int) -> Decision:
+    """Charge the only window of a question, if it has room."""
+    counter, cost, windows, key = ref
+    windows[key], state = counter.spend(windows[key], now_us, cost)
+    if state[3]:
+        return _refuse(checks, (ref,), [state], now_us)
+    bucket, _, _ = checks[0]
+    return Decision(
+        True, OK, now_us, checks, [state], None if bucket.plain else _reserved((ref,), checks, now_us, (cost,))
+    )
 
 
 def _refuse(checks: Sequence[Check], refs: Sequence[WindowRef], states: list[WindowState], now_us: int) -> Decision:

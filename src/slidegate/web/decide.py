@@ -47,10 +47,12 @@ class Client:
         verdict: The decision about it, if it is on a list.
 
     Attributes:
-        questions: What is charged for its requests by the rules that they meet; prepared, see `Store.prepare`.
+        matched: The rules that its first request has met.
+        question: What is charged for requests that meet these; prepared, see `Store.prepare`.
+        others: The same for other rules.
     """
 
-    __slots__ = ("address", "key", "questions", "subjects", "verdict")
+    __slots__ = ("address", "key", "matched", "others", "question", "subjects", "verdict")
 
     def __init__(
         self,
@@ -63,7 +65,24 @@ class Client:
         self.address = address
         self.subjects = subjects
         self.verdict = verdict
-        self.questions: dict[Matched, Sequence[Check]] = {}
+        self.matched: Matched | None = None
+        self.question: Sequence[Check] = ()
+        self.others: dict[Matched, Sequence[Check]] | None = None
+
+    def find(self, matched: Matched) -> Sequence[Check] | None:
+        """Return what is charged for a request by the rules that it meets, if that is remembered."""
+        if self.matched is matched:
+            return self.question
+        return None if self.others is None else self.others.get(matched)
+
+    def remember(self, matched: Matched, question: Sequence[Check]) -> None:
+        """Remember what is charged for a request by the rules that it meets."""
+        if self.matched is None:
+            self.matched, self.question = matched, question
+            return
+        if self.others is None:
+            self.others = {}
+        remember(self.others, matched, question, _MAX_QUESTIONS)
 
 
 class Decider:
@@ -124,7 +143,7 @@ class Decider:
         if client.verdict is not None:
             return client.verdict
         matched = self._rules.match(scope)
-        question = client.questions.get(matched)
+        question = client.find(matched)
         if question is not None and not before:
             return self._engine.decide(question, client.subjects)
         return self._decide_anew(matched, scope, exchange, client)
@@ -147,7 +166,8 @@ class Decider:
         if self._rules.waits:
             return self._queues.decide(checks, subjects)
         if matched.by_client and not exempt and not self._signals.keyed:
-            checks = remember(client.questions, matched, self._engine.prepare(checks), _MAX_QUESTIONS)
+            checks = self._engine.prepare(checks)
+            client.remember(matched, checks)
         return self._engine.decide(checks, subjects)
 
     def client(self, scope: Scope) -> Client:
