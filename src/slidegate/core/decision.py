@@ -400,6 +400,12 @@ def tightest_first(amounts: Sequence[int], readings: Sequence[WindowState], cost
         readings: The reading of each limit.
         costs: The cost under each limit, where they differ.
     """
+    if len(readings) == 2 and not costs:
+        (spent, leaves_us, _, wait_us), (other_spent, other_leaves_us, _, other_wait_us) = readings
+        if wait_us == other_wait_us:  # as of every admitted request: no ranks to make and compare
+            left, other_left = amounts[0] - spent, amounts[1] - other_spent
+            is_first = left < other_left or (left == other_left and leaves_us >= other_leaves_us)
+            return [0, 1] if is_first else [1, 0]
     ranks = [
         (-wait_us if wait_us >= 0 else -_ENDLESS - wait_us, amount - spent, -leaves_us)
         for amount, (spent, leaves_us, _, wait_us) in zip(amounts, readings, strict=True)
@@ -408,8 +414,6 @@ def tightest_first(amounts: Sequence[int], readings: Sequence[WindowState], cost
         # Units that are left are compared as numbers of requests; a common multiple of the costs keeps those whole.
         multiple = lcm(*costs)
         ranks = [(wait, left * multiple // cost, more) for (wait, left, more), cost in zip(ranks, costs, strict=True)]
-    if len(ranks) == 2:  # a sort of two takes as long as everything before
-        return [1, 0] if ranks[1] < ranks[0] else [0, 1]
     return sorted(range(len(ranks)), key=ranks.__getitem__)
 
 

@@ -54,6 +54,8 @@ _FEW: Final = 4_096
 _NUMBERS: Final = tuple([b"%d" % number for number in range(_FEW)])
 """Most numbers that are shown are small, and compiled code finds one faster than it writes it."""
 
+_ONE: Final = [0]
+"""The places of readings in their order where there is one."""
 _MORE: Final = f";{MORE_AFTER_S}=".encode()
 
 _Shown: TypeAlias = tuple[AnyLimit, bytes, bool]
@@ -102,13 +104,13 @@ class HeaderWriter:
                 break
         asked = checks[0][0] if len(checks) == 1 else asked_buckets(checks)
         policy, limits, amounts = self._known.get(asked) or self._learn(asked)
-        first = 0
-        if len(readings) == 1:
-            value = _value(limits[0], amounts[0], readings[0], now_us)
-        else:
+        places = _ONE
+        if len(readings) > 1:
             places = tightest_first(amounts, readings, () if len(checks) == 1 else unequal_costs(checks))
-            shown = [_value(limits[at], amounts[at], readings[at], now_us) for at in places[:MAX_SHOWN]]
-            first, value = places[0], b", ".join(shown)
+        first = places[0]
+        value = _value(limits[first], amounts[first], readings[first], now_us)
+        for at in places[1:MAX_SHOWN]:
+            value += b", " + _value(limits[at], amounts[at], readings[at], now_us)
         if self._draft:
             fields += (policy, (b"ratelimit", value))
         if self._legacy:
