@@ -37,7 +37,23 @@ def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> D
         now_us: The moment.
     """
     if len(refs) == 1:
-        return _decide_one(checks, refs[0], now_us)
+        counter, cost, windows, key = refs[0]
+        windows[key], state = counter.spend(windows[key], now_us, cost)
+        states = [state]
+    else:
+        states = _spend_all(refs, now_us)
+    for state in states:
+        if state[3]:
+            return _refuse(checks, refs, states, now_us)
+    for bucket, _, _ in checks:
+        if not bucket.plain:
+            units = [cost for _, cost, _, _ in refs]
+            return Decision(True, OK, now_us, checks, states, _reserved(refs, checks, now_us, units))
+    return Decision(True, OK, now_us, checks, states, None)
+
+
+def _spend_all(refs: Sequence[WindowRef], now_us: int) -> list[WindowState]:
+    """Charge several windows, all or none; return their states."""
     before: list[bytes] = []
     states: list[WindowState] = []
     refused = False
@@ -49,34 +65,24 @@ def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> D
         if state[3]:
             refused = True
     if refused:
-        _take_back(refs, before, states, now_us)
-        if len(checks) > 1 and len({(id(windows), key) for _, _, windows, key in refs}) < len(refs):
-            waits = _waits(checks, refs, now_us)
-            if not any(waits):
-                return charge_all(checks, refs, now_us)
-            states = _states(refs, waits)
-        return _refuse(checks, refs, states, now_us)
-    for bucket, _, _ in checks:
-        if not bucket.plain:
-            units = [cost for _, cost, _, _ in refs]
-            return Decision(True, OK, now_us, checks, states, _reserved(refs, checks, now_us, units))
-    return Decision(True, OK, now_us, checks, states, None)
-
-
-def _decide_one(checks: Sequence[Check], ref: WindowRef, now_us: int) -> Decision:
-    """Charge the only window of a question, if it has room."""
-    counter, cost, windows, key = ref
-    windows[key], state = counter.spend(windows[key], now_us, cost)
-    if state[3]:
-        return _refuse(checks, (ref,), [state], now_us)
-    bucket, _, _ = checks[0]
-    return Decision(
-        True, OK, now_us, checks, [state], None if bucket.plain else _reserved((ref,), checks, now_us, (cost,))
-    )
+        for at in range(len(refs) - 1, -1, -1):  # backwards, because two may have a window in common
+            if not states[at][3]:
+                counter, _, windows, key = refs[at]
+                windows[key] = window = counter.settle(before[at], now_us)
+                states[at] = counter.state(window)
+    return states
 
 
 def _refuse(checks: Sequence[Check], refs: Sequence[WindowRef], states: list[WindowState], now_us: int) -> Decision:
-    """Refuse a question for which some window has no room."""
+    """Refuse a question for which some window has no room.
+
+    One that asks a window twice may be charged all the same: keys that share the window fit each by itself.
+    """
+    if len(checks) > 1 and len({(id(windows), key) for _, _, windows, key in refs}) < len(refs):
+        waits = _waits(checks, refs, now_us)
+        if not any(waits):
+            return charge_all(checks, refs, now_us)
+        states = _states(refs, waits)
     reason, counts = LIMITED, False
     for state in states:
         if state[3] == NEVER:
@@ -88,15 +94,6 @@ def _refuse(checks: Sequence[Check], refs: Sequence[WindowRef], states: list[Win
         _charge_refusal(checks, refs, now_us)
         states = _states(refs, _waits(checks, refs, now_us))
     return Decision(False, reason, now_us, checks, states)
-
-
-def _take_back(refs: Sequence[WindowRef], before: Sequence[bytes], states: list[WindowState], now_us: int) -> None:
-    """Take back what the limits with room were charged."""
-    for at in range(len(refs) - 1, -1, -1):  # backwards, because two may have a window in common
-        if not states[at][3]:
-            counter, _, windows, key = refs[at]
-            windows[key] = window = counter.settle(before[at], now_us)
-            states[at] = counter.state(window)
 
 
 def _charge_refusal(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> None:

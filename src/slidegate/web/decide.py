@@ -70,9 +70,7 @@ class Client:
         self.others: dict[Matched, Sequence[Check]] | None = None
 
     def find(self, matched: Matched) -> Sequence[Check] | None:
-        """Return what is charged for a request by the rules that it meets, if that is remembered."""
-        if self.matched is matched:
-            return self.question
+        """Return what is charged for a request that meets other rules than the first one, if that is remembered."""
         return None if self.others is None else self.others.get(matched)
 
     def remember(self, matched: Matched, question: Sequence[Check]) -> None:
@@ -143,7 +141,7 @@ class Decider:
         if client.verdict is not None:
             return client.verdict
         matched = self._rules.match(scope)
-        question = client.find(matched)
+        question = client.question if client.matched is matched else client.find(matched)
         if question is not None and not before:
             return self._engine.decide(question, client.subjects)
         return self._decide_anew(matched, scope, exchange, client)

@@ -151,12 +151,19 @@ class Exchange(Decided):
         scope: The same.
         outcomes: Reports what became of the request; None once that is done, or where no observer asks.
         began_us: When the request came, where somebody asks.
-        status: The status of the answer, from its first message on; before it 0.
-        refusal: The decision that refuses the request, if one does.
-        raised: The refusal that a limit at an endpoint has raised.
-        on_start: Called one after the other when the status of the answer is known.
-        holds: Whether the request holds anything that is given back when it ends: permits, or a channel.
     """
+
+    exempt: Sequence[Parts] = ()
+    status = 0
+    """The status of the answer, from its first message on."""
+    refusal: Decision | None = None
+    """The decision that refuses the request, if one does."""
+    raised: EndpointRefusal | None = None
+    """The refusal that a limit at an endpoint has raised."""
+    on_start: Sequence[Hook] = ()
+    """Called one after the other when the status of the answer is known."""
+    holds = False
+    """Whether the request holds anything that is given back when it ends: permits, or a channel."""
 
     route = UNROUTED
     """The route of a request that is refused, as outcomes and events name it."""
@@ -176,7 +183,6 @@ class Exchange(Decided):
     def __init__(self, parts: Parts, scope: Scope, send: Send) -> None:
         self.parts = parts
         self.entries: list[Entry] = []
-        self.exempt: Sequence[Parts] = ()
         self.scope = scope
         self._send = send
         self._headers = parts.headers
@@ -184,11 +190,6 @@ class Exchange(Decided):
         wanted = outcomes.observers.requests
         self.outcomes: Outcomes | None = outcomes if wanted else None
         self.began_us = outcomes.now_us() if wanted else 0
-        self.status = 0
-        self.refusal: Decision | None = None
-        self.raised: EndpointRefusal | None = None
-        self.on_start: Sequence[Hook] = ()
-        self.holds = False
 
     def enter(self, decision: Decision) -> bool:
         """Enter a decision of the middleware where the request is now, if it lets it pass; return whether it does."""
