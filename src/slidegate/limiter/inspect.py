@@ -99,6 +99,10 @@ class Callers:
         """Return the callers that are there."""
         return [caller for reference in self._known if (caller := reference()) is not None]
 
+    def all_buckets(self) -> list[LimitSet]:
+        """Return the buckets of all callers."""
+        return [bucket for caller in self.listed() for bucket in caller.buckets()]
+
     def buckets(self, key: str, others: Iterable[LimitSet]) -> tuple[list[LimitSet], set[LimitSet]]:
         """Return the buckets of all callers for a key, and others; of those that share all their windows, one alone.
 
