@@ -147,10 +147,12 @@ class Overrides:
 
     Attributes:
         known: Those that hold in this process, by the names of limits.
+        changes: How often that has become others.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.known: Mapping[str, Override] = {}
+        self.changes = 0
         self._engine = engine
         store = engine.store
         self._shared = store.shared_stats
@@ -306,6 +308,9 @@ class Overrides:
             callers = self._callers() if changed else []
             for caller in callers:
                 caller.override(found)
+            self.changes += bool(changed)  # behind the callers, where those who wait find their limits
+        if changed:
+            self._engine.queues.reset()
         limits = {one.name: one for caller in callers for one in caller.named_limits()}
         for name in changed if limits else ():
             self._tell(name, limits, before.get(name), found.get(name))
