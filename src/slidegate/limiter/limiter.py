@@ -366,8 +366,9 @@ class Limiter:
             by: The person or program that bans.
 
         Raises:
-            ConfigurationError: The key cannot be one, is every address there is, or is a public network wider than an
-                IPv4 /8 or an IPv6 /19; the duration cannot be used; or 1,000 networks are banned already.
+            ConfigurationError: The key cannot be one, was probably meant as an address and is none, as
+                ``203.0.113.O``, is every address there is, or is a network wider than an IPv4 /8 or an IPv6 /19; the
+                duration cannot be used; or 1,000 networks are banned already.
         """
         length_us = ban_length_us(duration)
         if not isinstance(key, KeyOf):
@@ -380,13 +381,22 @@ class Limiter:
 
         Returns:
             False if there was nothing to take back. `banned` returns the ban of the network that an address lies in.
+
+        Raises:
+            ConfigurationError: The key cannot be one, see `ban`.
+            StoreError: The store does not answer.
         """
         known, who = self._ban_key(key), clean_reason(by)
         lifted = [await self.engine.command(partial(book.unban, known, who)) for book in self._books()]
         return any(lifted)
 
     async def banned(self, key: AnyKey) -> Ban | None:
-        """Return the ban that refuses a key or address now, its own or that of a network; None if there is none."""
+        """Return the ban that refuses a key or address now, its own or that of a network; None if there is none.
+
+        Raises:
+            ConfigurationError: The key cannot be one, see `ban`.
+            StoreError: The store does not answer.
+        """
         known = self._ban_key(key)
         _, guards = self.engine.keys.learn(key)
         operator = operator_of(known, self.engine.networks)
