@@ -44,6 +44,7 @@ _NAME_FIELDS: Final = ("autonomous_system_organization", "as_name", "name")
 _COUNTRY_FIELDS: Final = ("country", "country_code", "registered_country")
 
 
+_PLACES: Final = 'expected countries such as "NL" or operators such as 132203'
 _NOWHERE: Final = Place()
 
 
@@ -155,6 +156,8 @@ class Network:
         Raises:
             ConfigurationError: There are none, one of them can be neither, or the file does not say it.
         """
+        if not values:
+            raise ConfigurationError(f"network: is_in: {_PLACES}, not nothing")
         wanted = frozenset(self._read(values))
 
         def holds(scope: Scope, client_key: str) -> bool:
@@ -164,14 +167,11 @@ class Network:
         return KeyCondition(f"network {sorted(map(str, wanted))}", holds)
 
     def _read(self, values: Iterable[Any]) -> Iterator[str | int]:
-        example = 'network: expected countries such as "NL" or operators such as 132203'
-        if not values:
-            raise ConfigurationError(f"{example}, not nothing")
         for value in values:
             is_asn = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**32
             is_country = isinstance(value, str) and len(value) == 2 and value.isascii() and value.isalpha()
             if not is_asn and not is_country:
-                raise ConfigurationError(f"{example}, not {quoted(value)}")
+                raise ConfigurationError(f"network: is_in: {_PLACES}, not {quoted(value)}")
             _check_says(self.file, "asn" if is_asn else "country")
             yield value.upper() if isinstance(value, str) else value
 
@@ -200,8 +200,16 @@ def network(
         raise ConfigurationError(f'network: by: expected "asn" or "country", not {quoted(by)}{closest(str(by), _BY)}')
     if not isinstance(path, (str, PathLike)) or not os.path.basename(path):
         raise ConfigurationError(f'network: expected a file, for example "GeoLite2-ASN.mmdb", not {quoted(path)}')
-    file = NetworkFile(os.fspath(path), clock)
-    chosen: str = by or next(one for one in _BY if one in file.has)
+    return key_by(NetworkFile(os.fspath(path), clock), by)
+
+
+def key_by(file: NetworkFile, by: str | None = None) -> Network:
+    """Return the key that counts by what a file says, see `network`.
+
+    Raises:
+        ConfigurationError: The file does not say it.
+    """
+    chosen = by or next(one for one in _BY if one in file.has)
     _check_says(file, chosen)
     return Network(file, chosen)
 
