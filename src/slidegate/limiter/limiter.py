@@ -10,7 +10,7 @@ from inspect import isawaitable
 from types import TracebackType
 from typing import Any, Final, Self
 
-from ..core.arguments import check_flag, names_checked
+from ..core.arguments import check_flag, check_list, names_checked
 from ..core.bans.ban import Ban, BanSubject, ban_key, clean_reason
 from ..core.bans.policy import BanPolicy, NetworkSet, hand_ban_key, may_ban
 from ..core.decision import Check, Decision, LimitSet
@@ -466,9 +466,8 @@ class Limiter:
             ConfigurationError: A line cannot be read, or there is no room; nothing is taken over then.
             StoreError: The store does not answer within 30 seconds, and 30 more for each 10,000 lines.
         """
-        if isinstance(lines, (str, bytes)) or not isinstance(lines, Iterable):
-            raise ConfigurationError(f"bans: expected lines, for example an open file, not {quoted(lines)}")
-        rows = [_row(number, line) for number, line in enumerate(lines, start=1)]
+        listed = check_list("bans", lines, "lines, for example an open file")
+        rows = [_row(number, line) for number, line in enumerate(listed, start=1)]
         deadline_s = COMMAND_DEADLINE_S * (1 + len(rows) / _ROWS_PER_DEADLINE)
         return await self.engine.command(lambda: self.store.bans.load(rows), deadline_s)
 
