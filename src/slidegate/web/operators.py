@@ -29,7 +29,7 @@ from ..core.store import Event
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
 from ..limiter.operators import Place
-from .file_watcher import FileWatcher, Versions, read_whole
+from .file_watcher import FileWatcher, Versions, read_named
 from .keys import KeyCondition, invalid
 
 if TYPE_CHECKING:
@@ -292,12 +292,7 @@ def _opened(path: str) -> tuple[_Reading, frozenset[str]]:
         raise ConfigurationError(
             'network: needs the package maxminddb; install it with pip install "slidegate[networks]"'
         ) from None
-    try:
-        content = read_whole(path, MAX_BYTES)
-    except OSError as error:
-        raise ConfigurationError(f"network: cannot read {path}: {error.strerror or error}") from error
-    except ConfigurationError as error:
-        raise ConfigurationError(f"network: {path}: {error}") from None
+    content = read_named("network", path, MAX_BYTES)
     try:
         # The reader in C ends the process where it walks over a damaged file; the one in Python raises.
         safe = maxminddb.open_database(BytesIO(content), maxminddb.MODE_FD)
