@@ -240,6 +240,37 @@ async def test_permits_are_taken_by_the_other_amount(limiter: Limiter) -> None:
     assert limiter.store.permits_held() == 0
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_who_waits_takes_a_permit_that_a_change_adds_on_every_store(workers: Workers) -> None:
+    goes_on, entered = anyio.Event(), 0
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal entered
+        entered += 1
+        await goes_on.wait()
+        await hello(scope, receive, send)
+
+    limiter = workers.limiter()
+    app = guarded(limiter, Rule("*", concurrency=1, wait="10m", name="held"), app=slow)
+
+    async def until(count: int) -> None:
+        while entered < count:  # noqa: ASYNC110 - a store that is not in memory answers when it does
+            await anyio.sleep(0.005)
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(call, app)
+            await until(1)
+            while limiter.engine.queues.waiting < 2:  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+            await change(limiter, "held", "2")
+            await until(2)
+            assert limiter.engine.queues.waiting == 1
+            goes_on.set()
+    assert entered == 3
+
+
 async def test_preflights_shadows_and_two_middlewares_of_one_name_go_along(limiter: Limiter) -> None:
     preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "GET"}
     rule = Rule("*", "5/minute", name="api")
