@@ -107,7 +107,7 @@ class DictStore(Store):
             for name, limit in self._limits.items():
                 if name[2] == key and not isinstance(limit, Concurrency):
                     counter, window = limit.counter, self._windows[name]
-                    found = found or counter.state(counter.settle(window, now_us))[0] > 0
+                    found = found or (counter.state(window)[0] > 0 and now_us < limit.expires_us(window))
                     self._windows[name] = counter.reset(window, now_us, self._latest_us)
             return found
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +14,8 @@ import pytest
 from slidegate import Limiter, RateLimitMiddleware, Rule
 
 from ..asgi import hello, statuses
-from .stores_at_hand import ROOT, environment, fill, run, touch
-
-WORKERS = 2
-PATIENCE_S = 60
+from ..served_by_workers import PATIENCE_S, WORKERS, serving
+from .stores_at_hand import fill, run, touch
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[Any]:
@@ -95,19 +89,6 @@ def test_the_memory_of_a_process_cannot_be_reached_and_no_store_is_made(
     assert not list(tmp_path.iterdir())
 
 
-@contextmanager
-def serving(store: str) -> Iterator[str]:
-    """Run an application with two workers, see `tests.cli.limited_app`."""
-    command = [sys.executable, "-m", "tests.cli.limited_app", store, str(WORKERS)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment()) as process:
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=PATIENCE_S)
-
-
 @pytest.mark.all
 def test_every_worker_of_a_server_takes_a_change_of_the_command_and_its_end(url: str) -> None:
     client = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=PATIENCE_S, trust_env=False)
@@ -118,7 +99,7 @@ def test_every_worker_of_a_server_takes_a_change_of_the_command_and_its_end(url:
             answers = [client.get(address) for _ in range(10)]
         except httpx.TransportError:
             return {}
-        return {int(answer.headers["x-pid"]): answer.headers["ratelimit-policy"] for answer in answers}
+        return {answer.json()["pid"]: answer.headers["ratelimit-policy"] for answer in answers}
 
     def until(holds: Callable[[], bool], what: str) -> None:
         until_s = time.monotonic() + PATIENCE_S

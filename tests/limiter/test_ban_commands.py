@@ -6,8 +6,10 @@ import asyncio
 import ipaddress
 import random
 import re
+import uuid
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,85 @@ async def limiter(request: pytest.FixtureRequest, clock: FakeClock) -> AsyncIter
 
 async def keys(limiter: Limiter) -> list[str]:
     return [ban.key async for ban in limiter.bans()]
+
+
+TYPOS = {
+    "1": "lI|",
+    "0": "oO",
+    "other": "gnxzGQ*?_-;=",
+}
+
+
+def mistyped(rng: random.Random) -> str:
+    """Return an address or network with one typo, or with letters in the place of digits."""
+    if rng.random() < 0.6:
+        text = str(ipaddress.IPv4Address(rng.getrandbits(32)))
+    else:
+        text = str(ipaddress.IPv6Address(rng.getrandbits(128) & rng.choice([-1, -1 << 64, -1 << 96 | 0xFF])))
+    text += rng.choice(["", "", f"/{rng.randint(0, 128)}"])
+    first = text.find(":") + 1  # a word before a colon would be a kind
+    at = rng.choice([place for place, character in enumerate(text) if place >= first and character not in ".:/"])
+    kind = rng.choice(list(TYPOS))
+    if kind == "other":
+        return text[:at] + rng.choice(TYPOS[kind]) + text[at + rng.randint(0, 1) :]
+    return "".join(rng.choice(TYPOS[kind]) if character == kind else character for character in text)
+
+
+def named(rng: random.Random) -> str:
+    """Return what applications call a client."""
+    word = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 12)))
+    number, typed = rng.getrandbits(rng.choice([3, 16, 64])), mistyped(rng)
+    return rng.choice(
+        [
+            *(f"{word}y", f"user:{number}", f"user:{typed}", f"{word}y.example.com", f"{word}@example.com"),
+            *(f"{word}y {word}", f"v{number}.{number}", str(uuid.UUID(int=rng.getrandbits(128))), f"key:{typed}"),
+            *(
+                f"tenant-{number}",
+                f"{word}y::{number}",
+                f"{number}-{number}",
+                f"org/{word}/{number}",
+                f"{word}y.{word}",
+            ),
+        ]
+    )
+
+
+def commands(limiter: Any) -> list[Callable[[str], Any]]:
+    strike = partial(limiter.strike, policy=BanPolicy("1/10m", "1h"))
+    return [lambda key: limiter.ban(key, "1h"), limiter.banned, limiter.unban, strike]
+
+
+async def test_what_was_meant_as_an_address_is_refused_by_each_command(limiter: Limiter, rng: random.Random) -> None:
+    refused = 0
+    for typed in ["203.0.113.O", "203.0.113,7", "203.0.113.x", " l0.0.0.1", *(mistyped(rng) for _ in range(2_000))]:
+        try:
+            ipaddress.ip_network(typed, strict=False)
+        except ValueError:
+            with pytest.raises(ConfigurationError) as raised:
+                await rng.choice(commands(limiter))(typed)
+            refused += 1
+            example = f'write for example "192.0.2.7", "192.0.2.0/24" or "user:42", and "key:{typed}" if it is a key'
+            assert str(raised.value) == f"ban: {typed!r} is no address or network; {example}"
+    assert refused > 1_500
+    assert await keys(limiter) == []
+
+
+async def test_what_applications_call_a_client_is_banned_as_it_is_counted(limiter: Limiter, rng: random.Random) -> None:
+    for name in {named(rng) for _ in range(300)} | {"ann", "acme.com", "oil.co", "id::42", "lol", "1O", "x:1:2:y::"}:
+        assert (await limiter.ban(name, "1h")).key == name
+        assert (await limiter.hit(name, "5/minute")).reason is Reason.BANNED
+        assert await limiter.banned(name)
+        assert await limiter.unban(name)
+        assert (await limiter.hit(name, "5/minute")).allowed
+        assert await limiter.strike(name, BanPolicy("1/10m", "1h"))
+
+
+def test_commands_of_threads_refuse_what_was_meant_as_an_address() -> None:
+    with Limiter().sync as limiter:
+        for command in commands(limiter):
+            with pytest.raises(ConfigurationError, match=r"ban: '203\.0\.113\.O' is no address or network; write"):
+                command("203.0.113.O")
+        assert limiter.ban("ann", "1h").key == "ann"
 
 
 @pytest.mark.parametrize(("version", "bits", "widest"), [(4, 32, 8), (6, 128, 19)])

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +15,10 @@ import httpx
 import pytest
 
 from ..redis_servers import RedisServer, needs_redis
-from .served import AMOUNT, INTERVAL_S
+from ..served_by_workers import AMOUNT, INTERVAL_S, PATIENCE_S, serving
 
 pytestmark = pytest.mark.all
 
-ROOT = Path(__file__).resolve().parents[2]
-WORKERS = 2
-PATIENCE_S = 60
 CLIENT = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=PATIENCE_S, trust_env=False)
 
 
@@ -35,19 +29,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     else:
         with RedisServer() as server:
             yield server.url
-
-
-@contextmanager
-def serving(store: str) -> Iterator[str]:
-    """Run the application; end its workers in order."""
-    command = [sys.executable, "-m", "tests.stats.served", store, str(WORKERS)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=PATIENCE_S)
 
 
 def ask(url: str) -> httpx.Response | None:

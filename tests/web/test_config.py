@@ -48,7 +48,7 @@ def middleware(file: Path, text: str | bytes, **code: Any) -> RateLimitMiddlewar
 
 def test_everything_can_be_written_in_the_file() -> None:
     made = RateLimitMiddleware.from_file(hello, EVERYTHING).app
-    health, login, api, export, closed, render, service, shadow, v6, query = made.rules
+    health, login, api, export, closed, render, tools, calls, service, shadow, v6, query = made.rules
     assert (closed.blocks, closed.status) == (True, 404)
     assert (health.paths, health.exempt, health.limits) == (("/health",), True, ())
     assert [str(limit) for limit in login.limits] == ["5/1m", "500/month from 15 in Europe/Berlin"]
@@ -58,6 +58,8 @@ def test_everything_can_be_written_in_the_file() -> None:
     assert api.name == "api"
     assert api.key.identity == "client/24/56+header:x-tenant+path:tenant"  # type: ignore[union-attr]
     assert (render.limits, render.concurrency) == ((), Concurrency(4))
+    assert tools.key.identity == "user+mcp_tool:export,search"  # type: ignore[union-attr]
+    assert repr(calls.when) == "<condition mcp_tool:export,search ['tools/call'] ['export']>"
     assert (export.cost, export.wait_us, export.wait_max) == (5, 200_000, 4)
     assert export.key.identity == "header:x-api-key|cookie:session|everyone"  # type: ignore[union-attr]
     assert (service.name, service.key.identity) == ("service", "everyone")  # type: ignore[union-attr]
@@ -121,6 +123,26 @@ BAD: list[tuple[str | bytes, str]] = [
     (RULE + 'key = "evryone"', "rules[0].key: Input should be 'client', 'everyone' or 'user'; Input should be a vali"),
     (RULE + 'key = { header = "a", cookie = "b" }', "rules[0].key: expected one of header"),
     (RULE + 'key = { client = {}, fallback = "user" }', "client always finds a key; leave out fallback"),
+    (RULE + 'key = { mcp_tool = ["a"], fallback = "user" }', "rules[0].key.fallback: mcp_tool always finds a key"),
+    (RULE + "key = { mcp_tool = [] }", "rules[0].key.mcp_tool: List should have at least 1 item"),
+    (RULE + 'key = { mcp_tool = ["*"] }', "rules[0].key.mcp_tool: expected names of tools, for example"),
+    (RULE + 'key = { header = "a", validated = true }', "rules[0].key.validated: it goes with mcp_tool; leave out"),
+    (RULE + 'key = { mcp_tool = ["a"], by = "asn" }', "rules[0].key.by: it goes with network; leave out by"),
+    (RULE + 'key = { network = "no.mmdb" }', "rules[0].key.network: cannot read"),
+    (RULE + 'key = { network = "no.mmdb", by = "city" }', "rules[0].key.by: Input should be 'asn' or 'country', not '"),
+    (RULE + 'when = { header = "a", is_in = ["b"] }', "rules[0].when.header: Extra inputs are not permitted"),
+    (RULE + 'when = { is_in = ["b"] }', "rules[0].when: expected one of mcp_tool and network"),
+    (RULE + 'when = { mcp_tool = ["a"], validated = true }', "rules[0].when: expected is_in, for example"),
+    (RULE + 'when = { mcp_tool = ["a"], is_in = ["a"] }', "rules[0].when: validated: expected true in a condition"),
+    (
+        RULE + 'when = { mcp_tool = ["export"], validated = true, is_in = ["exprt"] }',
+        "rules[0].when.is_in: expected tools that mcp_tool names, such as 'export', not 'exprt'; did you mean 'export'",
+    ),
+    (RULE + 'when = { network = "no.mmdb", is_in = ["NL"] }', "rules[0].when.network: cannot read"),
+    (RULE + 'when = { network = "", is_in = ["NL"] }', "rules[0].when.network: String should have at least 1 charac"),
+    (RULE + 'when = { network = "no.mmdb", is_method = ["a"] }', "rules[0].when.is_method: it goes with mcp_tool; l"),
+    (RULE + 'when = { network = "n", validated = true, is_in = ["NL"] }', "rules[0].when.validated: it goes with mcp_"),
+    ('limits = "1/s"\nnetworks = ["no.mmdb"]', "networks: cannot read"),
     (RULE + "key = { client = { ipv6_prefix = 8 } }", "rules[0].key.client.ipv6_prefix: Input should be greater tha"),
     ('limits = "1/s"\nenabled = "no"', "enabled: Input should be a valid boolean, not 'no'"),
     (RULE + "on_exceeded = true", "rules[0].on_exceeded: calls a function; give it in code"),

@@ -133,8 +133,8 @@ async def test_limits_apply_where_nobody_knows_the_tool_and_exemptions_do_not() 
         (lambda: mcp_tool("a\n"), "not "),
         (lambda: mcp_tool("a", validated="yes"), "validated: expected True or False"),  # type: ignore[arg-type]
         (lambda: TOOLS.is_in("exprt"), "not 'exprt'.*export"),
-        (lambda: TOOLS.is_in(), "is_in takes tools that mcp_tool names"),
-        (lambda: TOOLS.is_method(), "is_method takes methods"),
+        (lambda: TOOLS.is_in(), "is_in: expected tools that mcp_tool names"),
+        (lambda: TOOLS.is_method(), "is_method: expected methods"),
         (lambda: mcp_tool("search").is_in("search"), "a condition needs mcp_tool\\(..., validated=True\\)"),
         (lambda: Rule("/mcp", "1/hour", key=mcp_tool), "makes a key; call it"),  # type: ignore[arg-type]
         (

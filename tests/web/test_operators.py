@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 import threading
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from slidegate import (
 )
 from slidegate.admin import AdminRoutes
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web.operators import Network
+from slidegate.web.operators import Network, NetworkFile
 
 from ..asgi import call, hello, statuses
 from .middlewares import end_of_looks
@@ -130,6 +131,25 @@ async def test_files_of_several_makers_are_read(tmp_path: Path, record: Any, by:
     found = network(written(tmp_path / "any.mmdb", {"8.8.8.0/24": record}), by=by)
     assert found.find({}, Limiter(), "8.8.8.8") == key
     assert Limiter().key_for(found.of("us" if "country" in key else 15169)) == key
+
+
+@pytest.mark.parametrize("network", ["10.1.2.3/32", "8.0.0.0/6", "192.168.0.0/15", "fd00::/8", "fe00::/8", "::1/128"])
+@pytest.mark.parametrize("version", [4, 6])
+def test_private_addresses_are_unknown_whatever_a_file_says(tmp_path: Path, network: str, version: int) -> None:
+    if version == 4 and ":" in network:
+        network = "0.0.0.0/1"
+    found = NetworkFile(str(written(tmp_path / "asn.mmdb", {network: OTHER, "203.0.0.0/16": TENCENT}, version)), float)
+    private, public = (
+        ("10.1.2.3", "192.168.0.1", "fd00::/64", "fe80::/64", "::1"),
+        ("9.9.9.9", "192.169.0.1", "fe00::/64"),
+    )
+    assert {found.find(key).asn for key in private} == {None}
+    assert found.find("203.0.113.1").asn == 132203
+    held = ip_network(network)
+    for key in public:
+        address = ip_address(key.partition("/")[0])
+        is_held = address.version == held.version and address in held
+        assert found.find(key).asn == (64500 if is_held else None), key
 
 
 async def test_a_file_of_ipv4_alone_knows_no_address_of_ipv6(tmp_path: Path) -> None:

@@ -240,6 +240,37 @@ async def test_permits_are_taken_by_the_other_amount(limiter: Limiter) -> None:
     assert limiter.store.permits_held() == 0
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_who_waits_takes_a_permit_that_a_change_adds_on_every_store(workers: Workers) -> None:
+    goes_on, entered = anyio.Event(), 0
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal entered
+        entered += 1
+        await goes_on.wait()
+        await hello(scope, receive, send)
+
+    limiter = workers.limiter()
+    app = guarded(limiter, Rule("*", concurrency=1, wait="10m", name="held"), app=slow)
+
+    async def until(count: int) -> None:
+        while entered < count:  # noqa: ASYNC110 - a store that is not in memory answers when it does
+            await anyio.sleep(0.005)
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(call, app)
+            await until(1)
+            while limiter.engine.queues.waiting < 2:  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+            await change(limiter, "held", "2")
+            await until(2)
+            assert limiter.engine.queues.waiting == 1
+            goes_on.set()
+    assert entered == 3
+
+
 async def test_preflights_shadows_and_two_middlewares_of_one_name_go_along(limiter: Limiter) -> None:
     preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "GET"}
     rule = Rule("*", "5/minute", name="api")
@@ -372,6 +403,96 @@ async def test_the_first_request_of_a_worker_begins_to_look_and_its_end_stops_it
     workers.clock.advance("1h")
     await until(lambda: app.buckets()[0].limits[0].amount == 5)
     assert await passed(app, 6) == 5
+
+
+def under_trio(main: Callable[[], Any]) -> None:
+    """Run a coroutine function under trio, for a minute at most."""
+
+    async def in_time() -> None:
+        with anyio.fail_after(60):
+            await main()
+
+    anyio.run(in_time, backend="trio")
+
+
+async def becomes(app: RateLimitMiddleware, amount: int) -> None:
+    """Wait until the first limit has an amount."""
+    while app.buckets()[0].limits[0].amount != amount:  # noqa: ASYNC110 - a timer tells nobody
+        await anyio.sleep(0.005)
+
+
+def test_under_trio_a_worker_takes_what_others_change_until_it_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overrides, "INTERVAL_S", 0.005)
+    clock = FakeClock(1_800_000_000_000_000)
+    limiters = [Limiter(LmdbStore(tmp_path, map_size=1 << 20, clock=clock), deadline="20s") for _ in range(2)]
+    apps = [guarded(limiter, Rule("*", "5/minute", key=everyone, name="api")) for limiter in limiters]
+
+    async def main() -> None:
+        assert [await passed(app, 1) for app in apps] == [1, 1]
+        await change(limiters[0], "api", "3/minute")
+        assert await passed(apps[0], 3) == 1
+        await becomes(apps[1], 3)
+        assert await passed(apps[1], 1) == 0
+        clock.advance("1h")
+        for app in apps:
+            await becomes(app, 5)
+        assert await passed(apps[1], 6) == 5
+        for limiter in limiters:
+            await limiter.close()
+            assert limiter.engine.overrides._loop is None, "nobody looks any more"
+
+    under_trio(main)
+
+
+def test_under_trio_another_run_looks_again_and_a_look_that_fails_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(overrides, "INTERVAL_S", 0.005)
+    limiter = Limiter(LmdbStore(tmp_path, map_size=1 << 20), deadline="20s")
+    app = guarded(limiter, Rule("*", "5/minute", name="api"))
+    shared: Any = limiter.store.shared_stats
+    read, failures = shared.read, 0
+
+    def failing_read(*of: Any) -> Any:
+        nonlocal failures
+        failures += 1
+        raise ValueError("a fault")
+
+    async def fail() -> None:
+        shared.read = failing_read
+        assert await passed(app, 1) == 1
+        while failures < 3:  # noqa: ASYNC110 - a timer tells nobody
+            await anyio.sleep(0.005)
+
+    async def look() -> None:
+        shared.read = read
+        assert await passed(app, 1) == 1
+        await change(Limiter(LmdbStore(tmp_path, map_size=1 << 20), deadline="20s"), "api", "2/minute")
+        await becomes(app, 2)
+
+    under_trio(fail)
+    assert limiter.engine.overrides._loop is None
+    assert caplog.text.count("changed limits cannot be read") == 1
+    under_trio(look)
+
+
+def test_under_trio_a_store_of_one_process_ends_its_changes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overrides, "INTERVAL_S", 0.005)
+    clock = FakeClock(1_800_000_000_000_000)
+    limiter = Limiter(MemoryStore(clock=clock))
+    app = guarded(limiter, Rule("*", "5/minute", name="api"))
+
+    async def main() -> None:
+        await change(limiter, "api", "2/minute")
+        assert await passed(app, 5) == 2
+        clock.advance("1h")
+        await becomes(app, 5)
+        assert await passed(app, 9) == 5
+
+    under_trio(main)
+    assert limiter.engine.overrides._loop is None
 
 
 @pytest.mark.parametrize("kind", SHARED)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from slidegate import ConfigurationError, Limiter, RateLimitMiddleware, Rule
+from slidegate.core import LimitSet, parse_limits
 from slidegate.core.errors import StoreUnavailable
-from slidegate.testing import FakeClock
+from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import call, hello
 from ..remote_stores import SickStore
@@ -52,6 +53,43 @@ async def test_a_request_that_nothing_counts_is_answered_as_the_limiter_says() -
     assert (await call(app)).status == 503
     free = RateLimitMiddleware(hello, rules=[Rule("/paid", "1/hour", on_error="deny")], limiter=app.limiter)
     assert [(await call(free)).status, (await call(free, "/paid")).status] == [200, 503]
+
+
+async def test_the_event_says_what_becomes_of_whom() -> None:
+    heard, store = RecordingObserver(), SickStore(FakeClock(1_000_000_000))
+    limiter = Limiter(store, deadline="60s", on_error="allow", observers=[heard])
+    rules = [
+        Rule("/chat", "9/hour", name="chat", on_error="deny"),
+        Rule("/render", concurrency=2, name="render", on_error="deny"),
+        Rule("/login", "9/hour", name="login", on_error="local"),
+        Rule("/same", "9/hour", name="same", on_error="allow"),
+        Rule("*", "9/hour", name="service"),
+    ]
+    app = RateLimitMiddleware(hello, rules=rules, limiter=limiter)
+    store.error = StoreUnavailable("gone")
+    await call(app)
+    (failed,) = heard.events
+    assert failed.message == (
+        "the store failed, so requests pass uncounted (on_error='allow'), but those under 'chat', 'render' are refused "
+        "(on_error='deny' of the rules) and those under 'login' are counted in this process alone (on_error='local' of "
+        "the rules): StoreUnavailable('gone')"
+    )
+    assert failed.details["on_error"] == "allow"
+    assert failed.details["rules"] == {"chat": "deny", "render": "deny", "login": "local"}
+
+
+async def test_the_event_names_few_of_many_rules_and_one_that_no_middleware_has() -> None:
+    heard, store = RecordingObserver(), SickStore(FakeClock(1_000_000_000))
+    limiter = Limiter(store, deadline="60s", observers=[heard])
+    rules = [Rule(f"/{number}", "9/hour", name=f"rule{number}", on_error="deny") for number in range(30)]
+    app = RateLimitMiddleware(hello, rules=rules, limiter=limiter)
+    store.error = StoreUnavailable("gone")
+    await limiter.hit_all([(LimitSet("own", parse_limits("9/hour"), on_error="allow"), "ann", 1)])
+    (failed,) = heard.events
+    assert "those under 'own' pass uncounted (on_error='allow' of the rules)" in failed.message
+    assert "'rule8' and 21 more are refused" in failed.message
+    assert len(app.rules) == 30
+    assert failed.details["rules"] == {"own": "allow", **{f"rule{number}": "deny" for number in range(30)}}
 
 
 async def test_who_waits_under_a_rule_that_is_counted_here_waits_for_no_other() -> None:

@@ -480,3 +480,68 @@ async def test_who_is_refused_at_the_end_of_its_bound_is_charged_once_or_not_at_
     assert [ended[:2] for ended in await crowd.all()] == [(0, 200), (1, 200), (2, 429)]
     assert virtual.passed_s <= 1.5
     assert (await app.limiter.peek(PEER, "4/2s", 0, rule="slow")).remaining == (1 if count_denied else 2)
+
+
+@pytest.mark.parametrize("at", AT)
+async def test_who_waits_is_let_in_by_the_amount_that_is_changed_meanwhile(virtual: VirtualTime, at: str) -> None:
+    limiter = Limiter(MemoryStore(clock=virtual.clock))
+    app = limited(at, "2/10s", limiter=limiter, wait="1h", name="slow")
+    crowd = Crowd(app, virtual)
+    await crowd.come()
+    await asyncio.sleep(4)
+    await crowd.come(3)
+    await asyncio.sleep(1)
+    await limiter.override("slow", "1/10s", duration="12s")  # until the 17th second
+    await asyncio.sleep(2)
+    assert [number for number, *_ in crowd.ended] == [0, 1]
+    assert await crowd.all() == [(0, 200, 0.0), (1, 200, 4.0), (2, 200, 14.0), (3, 200, 17.0)]
+    await limiter.override("slow", "4/10s", duration="12s")
+    answer = await call(app)
+    assert (answer.status, answer.headers["ratelimit-policy"]) == (200, '"slow";q=4;w=10')
+
+
+async def test_a_wait_ends_as_soon_as_an_override_lets_a_request_in_or_leaves_it_no_hope(virtual: VirtualTime) -> None:
+    app = middleware(hello, virtual, "2/10s", wait="8s", count_denied=True)
+    crowd = Crowd(app, virtual)
+    await crowd.come()
+    await asyncio.sleep(4)
+    await crowd.come(3)
+    await asyncio.sleep(1)
+    await app.limiter.override("slow", "3/10s", duration="1h")
+    await some_turns()
+    assert crowd.ended == [(0, 200, 0.0), (1, 200, 4.0), (2, 200, 5.0)]
+    await app.limiter.override("slow", "1/10s", duration="1s")
+    assert (await crowd.all())[3:] == [(3, 429, 5.0)], "with the refusal, four units have to leave until there is room"
+
+
+@pytest.mark.parametrize("fair", [None, header("X-Tenant")])
+async def test_who_waits_for_a_permit_gets_one_that_an_override_adds(virtual: VirtualTime, fair: Any) -> None:
+    goes_on = asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await goes_on.wait()
+        await hello(scope, receive, send)
+
+    limiter = Limiter(MemoryStore(clock=virtual.clock))
+    rule = Rule("*", concurrency=2, wait="1h", fair=fair, name="held")
+    crowd = Crowd(RateLimitMiddleware(slow, limiter=limiter, rules=[rule]), virtual)
+    await crowd.come(5, headers={"X-Tenant": "ann"})
+    await limiter.override("held", "3", duration="1h")
+    await some_turns()
+    assert limiter.store.permits_held() == 3
+    await limiter.restore("held")
+    await asyncio.sleep(1)
+    assert limiter.store.permits_held() == 3
+    goes_on.set()
+    assert {status for _, status, _ in await crowd.all()} == {200}
+    assert limiter.store.permits_held() == 0
+
+
+async def test_a_plan_that_a_function_returned_stays_whatever_is_changed_meanwhile(virtual: VirtualTime) -> None:
+    limiter = Limiter(MemoryStore(clock=virtual.clock))
+    plans = Rule("*", lambda request: "1/10s", fallback_limits="9/10s", wait="1h", name="plan")
+    rules = [plans, Rule("*", "9/10s", name="other")]
+    crowd = Crowd(RateLimitMiddleware(hello, limiter=limiter, rules=rules), virtual)
+    await crowd.come(2)
+    await limiter.override("other", "5/10s", duration="1h")
+    assert await crowd.all() == [(0, 200, 0.0), (1, 200, 10.0)]

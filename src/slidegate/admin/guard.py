@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
@@ -22,6 +21,7 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from ..core.addresses import Address, address_key
+from ..core.arguments import check_list
 from ..core.decision import Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.logs import logger
@@ -182,9 +182,7 @@ def _may_change(request: Request, host: str) -> bool:
 def _read_hosts(tool: str, hosts: object) -> frozenset[str]:
     """Return the names under which a tool may be asked, with a port or for any port."""
     example = 'for example hosts=["ops.example.org", "127.0.0.1:8000"]'
-    if isinstance(hosts, (str, bytes)) or not isinstance(hosts, Iterable):
-        raise ConfigurationError(f"{tool}: hosts: expected a list, {example}, not {quoted(hosts)}")
-    names = list(hosts)
+    names = check_list(f"{tool}: hosts", hosts, f"a list, {example}")
     for name in names:
         if not isinstance(name, str) or not _HOST.fullmatch(name.lower()):
             raise ConfigurationError(f"{tool}: hosts: expected names without a scheme, {example}, not {quoted(name)}")

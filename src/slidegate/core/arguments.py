@@ -6,10 +6,10 @@ names and answers in every class alike; the pages about other limiters have all 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from inspect import Signature, signature
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from .errors import ConfigurationError, closest, quoted
 
@@ -81,6 +81,27 @@ def expect(what: str, value: _T | None, kind: type[_T], example: str) -> _T | No
     if value is not None and not isinstance(value, kind):
         raise ConfigurationError(f"{what}: expected {kind.__name__}, for example {example}, not {quoted(value)}")
     return value
+
+
+def check_list(what: str, given: object, expected: str, kind: type[Any] = object) -> list[Any]:
+    """Return what is in a list, or whatever else can be iterated; a text is no list of letters.
+
+    Args:
+        what: The option.
+        given: Its value.
+        expected: What stands behind "expected" in the error message: ``a list such as ["GET", "POST"]``.
+        kind: The class of everything in it.
+
+    Raises:
+        ConfigurationError: It is no list, or something else is in it.
+    """
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise ConfigurationError(f"{what}: expected {expected}, not {quoted(given)}")
+    listed = list(given)
+    for one in listed:
+        if not isinstance(one, kind):
+            raise ConfigurationError(f"{what}: expected {expected}, not {quoted(one)} in it")
+    return listed
 
 
 def signature_of(function: Callable[..., object], *, follow_wrapped: bool = True) -> Signature | None:

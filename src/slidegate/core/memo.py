@@ -38,6 +38,6 @@ def remember(
 
 def text_bytes(question: object) -> int:
     """Return what the texts in a question weigh, in bytes of memory."""
-    if isinstance(question, tuple):
-        return sum(map(text_bytes, question))
-    return getsizeof(question) if isinstance(question, (str, bytes)) else 0
+    if isinstance(question, (str, bytes)):
+        return getsizeof(question)
+    return sum(map(text_bytes, question)) if isinstance(question, tuple) else 0

@@ -265,7 +265,10 @@ class Store:
 
     @abstractmethod
     def reset(self, key: str) -> bool | Awaitable[bool]:
-        """Forget the windows of `key` under every rule; False where there were none."""
+        """Forget the windows of `key` under every rule; False where there were none.
+
+        It is true as long as a unit counts, also where the amount of a limit has changed since it was spent.
+        """
 
     @abstractmethod
     def reset_all(self) -> bool | Awaitable[bool]:

@@ -98,14 +98,18 @@ class Engine:
         store.observe(self.emit)
         check_failure_policy(deadline, on_error)
         self.per_process = isinstance(store, MemoryStore)
+        self.callers = Callers()
         # A store in memory has nothing to wait for, and needs nobody to stand in for it.
-        self.failover = None if self.per_process else Failover(store, deadline, on_error, self.emit)
+        self.failover = (
+            None
+            if self.per_process
+            else Failover(store, deadline, on_error, self.emit, buckets=self.callers.all_buckets)
+        )
         self._backend: Store | Failover = store if self.failover is None else self.failover
         self.keys = Keys(secret)
         ahead_us = (time_ns() - monotonic_ns()) // _NS_PER_US
         self.now_us: Clock = self.clock or (lambda: monotonic_ns() // _NS_PER_US + ahead_us)
         self.queues = Queues(self)
-        self.callers = Callers()
         self.ending: list[Callable[[], Awaitable[None]]] = []
         self.forgetting: list[Callable[[], object]] = []
         self.overrides = Overrides(self)

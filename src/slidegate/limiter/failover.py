@@ -26,7 +26,7 @@ An error that concerns one key or one slot (`StoreError.concerns`) says nothing 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from threading import Lock
 from time import monotonic_ns, time_ns
@@ -34,7 +34,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
-from ..core.decision import Check, Decision
+from ..core.decision import Check, Decision, LimitSet
 from ..core.errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable, closest, quoted
 from ..core.limits import parse_duration_us, parse_span_us
 from ..core.logs import Throttle, logger, written
@@ -62,7 +62,14 @@ SAY_EVERY_US: Final = 60_000_000
 """How often one cause of a long outage is told."""
 LINE_EVERY_US: Final = 1_000_000
 """The time between two lines of the log: a store that fails and answers in turns makes no flood of them."""
+MAX_NAMED: Final = 9
+"""How many rules an event names that have a choice of their own."""
 _CHOICES: Final[tuple[OnError, ...]] = ("local", "allow", "deny")
+_CONSEQUENCES: Final = {
+    "local": "are counted in this process alone",
+    "allow": "pass uncounted",
+    "deny": "are refused",
+}
 _MIN_US: Final = 1_000
 _MAX_US: Final = 60_000_000
 _UNANSWERED: Final[Any] = object()
@@ -112,6 +119,7 @@ class Failover:
         on_error: The answer after that.
         emit: Takes the events ``store_failed`` and ``store_recovered``.
         clock: Returns microseconds that never run back.
+        buckets: Returns those that callers are known to count in, some with an `on_error` of their own.
 
     Attributes:
         on_error: Decides when the store does not answer.
@@ -127,8 +135,10 @@ class Failover:
         on_error: OnError,
         emit: Callable[[Event], None],
         clock: Clock = lambda: monotonic_ns() // 1000,
+        buckets: Callable[[], Iterable[LimitSet]] = tuple,
     ) -> None:
         self._store = store
+        self._buckets = buckets
         self.deadline_us = parse_duration_us(deadline, "deadline")
         self._deadline_s = self.deadline_us / 1_000_000
         self._deadline = Deadline(self._deadline_s)
@@ -374,31 +384,41 @@ class Failover:
             # The server answered, so it is as well as it was before.
             self._probe_again(checks)
             if self._throttle.left_out(error.concerns, now_us) is not None:
-                self._tell_failed(f" for a {error.concerns}", shown, now_us)
+                self._tell_failed(f" for a {error.concerns}", shown, now_us, checks)
             return
         part = self._store.part_of(checks)
         breaker = self._troubled.setdefault(part, Breaker())
         breaker.fail(now_us)
         is_news = breaker.is_news(shown, now_us)
         if is_news or not breaker.logged:
-            breaker.logged |= self._tell_failed(_at(part), shown, now_us, is_news=is_news)
+            breaker.logged |= self._tell_failed(_at(part), shown, now_us, checks, is_news=is_news)
 
-    def _tell_failed(self, where: str, error: str, now_us: int, *, is_news: bool = True) -> bool:
+    def _tell_failed(
+        self, where: str, error: str, now_us: int, checks: Sequence[Check], *, is_news: bool = True
+    ) -> bool:
         """Tell observers of a failure if it is news, and log it if a second has passed since the last line; True then.
 
         Who reads the log alone is not left with a line that is no longer true: an outage without a line gets one later.
         """
-        message = f"the store failed{where}, so on_error={self.on_error!r} decides: {error}"
+        if not is_news and now_us < self._quiet_until_us:
+            return False
+        rules = self._own_choices(checks)
+        message = f"the store failed{where}, so {_consequences(self.on_error, rules)}: {error}"
         if is_news:
-            self._emit(Event("store_failed", message, {"on_error": self.on_error, "error": error}))
+            self._emit(Event("store_failed", message, {"on_error": self.on_error, "rules": rules, "error": error}))
         if now_us < self._quiet_until_us:
-            self._left_out += is_news
+            self._left_out += 1
             return False
         others = self._left_out - (not is_news)
         more = f" ({others} more were left out)" if others > 0 else ""
         self._left_out, self._quiet_until_us = 0, now_us + LINE_EVERY_US
         logger.error("store_failed: %s%s", message, more)
         return True
+
+    def _own_choices(self, checks: Sequence[Check]) -> dict[str, str]:
+        """Return the rules with another `on_error` than the limiter's, those of a question first, as far as known."""
+        known = [*(bucket for bucket, _, _ in checks), *self._buckets()]
+        return {bucket.label: own for bucket in known if (own := bucket.on_error) not in (None, self.on_error)}
 
     def _recover(self, checks: Sequence[Check]) -> None:
         """Record that a question was answered, and report it where the one before was not."""
@@ -472,6 +492,23 @@ class LocalStore:
             if due and self.made is not None and not self.made.permits_held():
                 self.made = None
             return self.made
+
+
+def _consequences(on_error: str, rules: Mapping[str, str]) -> str:
+    """Say what becomes of requests while the store fails.
+
+    Args:
+        on_error: What the limiter was made with.
+        rules: Another choice of single rules, by their labels.
+    """
+    others = []
+    for choice in dict.fromkeys(rules.values()):
+        labels = [label for label, own in rules.items() if own == choice]
+        named = ", ".join(map(quoted, labels[:MAX_NAMED]))
+        more = f" and {len(labels) - MAX_NAMED} more" if len(labels) > MAX_NAMED else ""
+        others.append(f"those under {named}{more} {_CONSEQUENCES[choice]} (on_error={choice!r} of the rules)")
+    exceptions = f", but {' and '.join(others)}" if others else ""
+    return f"requests {_CONSEQUENCES[on_error]} (on_error={on_error!r}){exceptions}"
 
 
 def _at(part: Hashable) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from threading import Lock
 from time import time_ns
@@ -98,6 +98,22 @@ class Callers:
     def listed(self) -> list[Caller]:
         """Return the callers that are there."""
         return [caller for reference in self._known if (caller := reference()) is not None]
+
+    def all_buckets(self) -> list[LimitSet]:
+        """Return the buckets of all callers."""
+        return [bucket for caller in self.listed() for bucket in caller.buckets()]
+
+    def in_force(self) -> Callable[[LimitSet], LimitSet]:
+        """Return a function that finds what is counted by now in the place of a bucket, whose amounts were changed."""
+        fallbacks = {bucket for caller in self.listed() for bucket in caller.fallbacks()}
+        listed = {bucket for bucket in self.all_buckets() if bucket not in fallbacks}
+        limits = {(bucket.rule, limit.same_window): limit for bucket in listed for limit in bucket.limits}
+
+        def find(bucket: LimitSet) -> LimitSet:
+            now = tuple(limits.get((bucket.rule, limit.same_window), limit) for limit in bucket.limits)
+            return bucket if bucket in listed or now == bucket.limits else bucket.under(bucket.rule, limits=now)
+
+        return find
 
     def buckets(self, key: str, others: Iterable[LimitSet]) -> tuple[list[LimitSet], set[LimitSet]]:
         """Return the buckets of all callers for a key, and others; of those that share all their windows, one alone.

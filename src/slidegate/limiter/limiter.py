@@ -10,7 +10,7 @@ from inspect import isawaitable
 from types import TracebackType
 from typing import Any, Final, Self
 
-from ..core.arguments import check_flag, names_checked
+from ..core.arguments import check_flag, check_list, names_checked
 from ..core.bans.ban import Ban, BanSubject, ban_key, clean_reason
 from ..core.bans.policy import BanPolicy, NetworkSet, hand_ban_key, may_ban
 from ..core.decision import Check, Decision, LimitSet
@@ -366,8 +366,9 @@ class Limiter:
             by: The person or program that bans.
 
         Raises:
-            ConfigurationError: The key cannot be one, is every address there is, or is a public network wider than an
-                IPv4 /8 or an IPv6 /19; the duration cannot be used; or 1,000 networks are banned already.
+            ConfigurationError: The key cannot be one, was probably meant as an address and is none, as
+                ``203.0.113.O``, is every address there is, or is a network wider than an IPv4 /8 or an IPv6 /19; the
+                duration cannot be used; or 1,000 networks are banned already.
         """
         length_us = ban_length_us(duration)
         if not isinstance(key, KeyOf):
@@ -380,13 +381,22 @@ class Limiter:
 
         Returns:
             False if there was nothing to take back. `banned` returns the ban of the network that an address lies in.
+
+        Raises:
+            ConfigurationError: The key cannot be one, see `ban`.
+            StoreError: The store does not answer.
         """
         known, who = self._ban_key(key), clean_reason(by)
         lifted = [await self.engine.command(partial(book.unban, known, who)) for book in self._books()]
         return any(lifted)
 
     async def banned(self, key: AnyKey) -> Ban | None:
-        """Return the ban that refuses a key or address now, its own or that of a network; None if there is none."""
+        """Return the ban that refuses a key or address now, its own or that of a network; None if there is none.
+
+        Raises:
+            ConfigurationError: The key cannot be one, see `ban`.
+            StoreError: The store does not answer.
+        """
         known = self._ban_key(key)
         _, guards = self.engine.keys.learn(key)
         operator = operator_of(known, self.engine.networks)
@@ -456,9 +466,8 @@ class Limiter:
             ConfigurationError: A line cannot be read, or there is no room; nothing is taken over then.
             StoreError: The store does not answer within 30 seconds, and 30 more for each 10,000 lines.
         """
-        if isinstance(lines, (str, bytes)) or not isinstance(lines, Iterable):
-            raise ConfigurationError(f"bans: expected lines, for example an open file, not {quoted(lines)}")
-        rows = [_row(number, line) for number, line in enumerate(lines, start=1)]
+        listed = check_list("bans", lines, "lines, for example an open file")
+        rows = [_row(number, line) for number, line in enumerate(listed, start=1)]
         deadline_s = COMMAND_DEADLINE_S * (1 + len(rows) / _ROWS_PER_DEADLINE)
         return await self.engine.command(lambda: self.store.bans.load(rows), deadline_s)
 

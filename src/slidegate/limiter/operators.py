@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from ..core.arguments import check_list
 from ..core.bans.policy import hand_ban_key
-from ..core.errors import ConfigurationError, InvalidKey, quoted
+from ..core.errors import InvalidKey, quoted
 from ..core.store import EventListener
 
 _KIND = "asn:"
@@ -55,14 +56,8 @@ def files_of(networks: Iterable[NetworkKey]) -> tuple[NetworkLookup, ...]:
     Raises:
         ConfigurationError: One of them is no such key.
     """
-    example = 'networks: expected a list such as [network("GeoLite2-ASN.mmdb")]'
-    if isinstance(networks, str) or not isinstance(networks, Iterable):
-        raise ConfigurationError(f"{example}, not {quoted(networks)}")
-    listed = list(networks)
-    for one in listed:
-        if not isinstance(one, NetworkKey):
-            raise ConfigurationError(f"{example}, not {quoted(one)} in it")
-    return tuple(dict.fromkeys(one.file for one in listed))
+    keys = check_list("networks", networks, 'a list such as [network("GeoLite2-ASN.mmdb")]', NetworkKey)
+    return tuple(dict.fromkeys(key.file for key in keys))
 
 
 def operator_of(client_key: str, files: Sequence[NetworkLookup]) -> str | None:

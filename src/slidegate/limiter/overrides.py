@@ -4,15 +4,17 @@ An override lies among the rows of the store's `SharedStats`, and goes by itself
 
     limits    0    digest of the limit's name    JSON: the limit, its end in the store's time, who changed it and why
 
-Every worker looks at these rows twice a second, by a timer of its event loop, and tells those who ask the limiter; they
-replace the `LimitSet` of a limit and never alter one. Nothing of it is on the way of a request. While the store does
-not answer, what was known last holds until its end. A store that keeps no such rows has them in this process alone.
+Every worker looks at these rows twice a second, by a timer of asyncio or a task of trio, and tells those who ask the
+limiter; they replace the `LimitSet` of a limit and never alter one. Nothing of it is on the way of a request. While the
+store does not answer, what was known last holds until its end. A store that keeps no such rows has them in this process
+alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -20,6 +22,8 @@ from hashlib import blake2b
 from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
+
+import anyio
 
 from ..core.concurrency import Concurrency
 from ..core.errors import ConfigurationError, StoreError, closest, quoted
@@ -30,7 +34,7 @@ from ..core.store import Event, StatsRow
 from ..stores.forks import begin_anew_in_child, hold_over_fork
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import system_us
-from .aio import COMMAND_DEADLINE_S, on_asyncio, within
+from .aio import COMMAND_DEADLINE_S, on_asyncio, on_loop, within
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -147,17 +151,19 @@ class Overrides:
 
     Attributes:
         known: Those that hold in this process, by the names of limits.
+        changes: How often that has become others.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.known: Mapping[str, Override] = {}
+        self.changes = 0
         self._engine = engine
         store = engine.store
         self._shared = store.shared_stats
         self._unix_us = store.unix_us if isinstance(store, MemoryStore) else system_us
         self._ahead_us = 0
         self._reading = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | object | None = None  # of trio, the token of its run
         self._task: asyncio.Task[None] | None = None
         self._throttle = Throttle(_LOG_EVERY_S)
         self._lock = Lock()
@@ -183,9 +189,10 @@ class Overrides:
             StoreError: The store does not answer.
         """
         self._check(name, limit)
-        if self._shared is None and not on_asyncio():
+        if self._shared is None and not on_loop():
             raise ConfigurationError(
-                "override: in a store of one process a timer of asyncio ends it, and no loop of asyncio runs here"
+                "override: in a store of one process a timer of an event loop ends it, and none runs here; write "
+                "`await limiter.override(...)` in the application"
             )
         now_us = await self._now_us()
         made = Override(name, limit.strip(), by, reason, self._unix_us(), length_us, now_us + length_us)
@@ -223,15 +230,19 @@ class Overrides:
         """Look at the store from the running event loop from now on, unless another loop does so."""
         if self._shared is None and not self.known:
             return
-        if self._loop is not None and not self._loop.is_closed():
+        if self._loop is not None and not (
+            isinstance(self._loop, asyncio.AbstractEventLoop) and self._loop.is_closed()
+        ):
             return
-        try:
-            self._loop = asyncio.get_running_loop()
-        except RuntimeError:  # none of asyncio
-            return
-        if self.end not in self._engine.ending:
+        if on_asyncio():
+            loop = self._loop = asyncio.get_running_loop()
+            loop.call_soon(self._next, loop)
+        elif on_loop():
+            trio = sys.modules["trio"].lowlevel
+            self._loop = trio.current_trio_token()
+            trio.spawn_system_task(self._look_under_trio, self._loop)
+        if self._loop is not None and self.end not in self._engine.ending:
             self._engine.ending.append(self.end)
-        self._loop.call_soon(self._next, self._loop)
 
     async def end(self) -> None:
         """Look no more, before the application ends."""
@@ -245,6 +256,24 @@ class Overrides:
 
     async def _look_and_go_on(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
+            await self._look(loop)
+        finally:
+            if self._loop is loop and not loop.is_closed():
+                loop.call_later(INTERVAL_S, self._next, loop)
+
+    async def _look_under_trio(self, token: object) -> None:
+        """Look until the run of trio ends, which cancels this, or the limiter does."""
+        try:
+            while self._loop is token:
+                await self._look(token)
+                await anyio.sleep(INTERVAL_S)
+        finally:
+            if self._loop is token:
+                self._loop = None
+
+    async def _look(self, loop: object) -> None:
+        """Take over what the store says; a store of one process is looked at no more when it holds nothing."""
+        try:
             await self.refresh(DEADLINE_S)
         except StoreError:
             self._take(self._lasting())
@@ -254,8 +283,6 @@ class Overrides:
         finally:
             if self._shared is None and not self.known and self._loop is loop:
                 self._loop = None
-            if self._loop is loop and not loop.is_closed():
-                loop.call_later(INTERVAL_S, self._next, loop)
 
     def _lasting(self) -> Mapping[str, Override]:
         """Return those of the known ones that are not over by the clock of this process."""
@@ -306,6 +333,9 @@ class Overrides:
             callers = self._callers() if changed else []
             for caller in callers:
                 caller.override(found)
+            self.changes += bool(changed)  # behind the callers, where those who wait find their limits
+        if changed:
+            self._engine.queues.reset()
         limits = {one.name: one for caller in callers for one in caller.named_limits()}
         for name in changed if limits else ():
             self._tell(name, limits, before.get(name), found.get(name))

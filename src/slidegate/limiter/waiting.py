@@ -221,7 +221,7 @@ class Queues:
             self._wake((asked.rule, key))
 
     def reset(self, key: str | None = None) -> None:
-        """Wake the first of those who wait under a key, or under any: its windows are forgotten."""
+        """Wake the first of those who wait under a key, or under any: windows are forgotten, or amounts changed."""
         for name in list(self.by_name):
             if key is None or name[1] == key:
                 self._wake(name)
@@ -311,9 +311,8 @@ class _Request:
     ) -> None:
         self._queues = queues
         self._engine = engine
-        self._checks = refused.checks
-        # Asking again is not counted as denied.
-        self._uncounted = [(asked.uncounted, key, cost) for asked, key, cost in refused.checks]
+        self._ask_for(refused.checks)
+        self._changes = 0
         self._subjects = subjects
         self._waiter = Waiter(next((asked.tenant for asked, *_ in refused.checks if asked.tenant is not None), None))
         self._began_s = anyio.current_time()
@@ -322,6 +321,19 @@ class _Request:
         self._waits = False
         self._refusal = None if isinstance(refused, NotAsked) else refused
         self._lacks = refused.check if isinstance(refused, NotAsked) else _longest(_lacking(refused) or ())
+
+    def _ask_for(self, checks: Sequence[Check]) -> None:
+        self._checks = checks
+        # Asking again is not counted as denied.
+        self._uncounted = [(asked.uncounted, key, cost) for asked, key, cost in checks]
+
+    def _take_changes(self) -> None:
+        """Ask by the amounts that operators have changed meanwhile."""
+        changes = self._engine.overrides.changes
+        if changes != self._changes:
+            self._changes = changes
+            in_force = self._engine.callers.in_force()
+            self._ask_for([(in_force(asked), key, cost) for asked, key, cost in self._checks])
 
     async def wait(self) -> Decision:
         """See `Queues.wait`."""
@@ -366,6 +378,7 @@ class _Request:
         while True:
             decision, self._refusal = self._refusal, None
             if decision is None:
+                self._take_changes()
                 decision = await self._queues.ask(self._uncounted, self._subjects)
             lacks = _lacking(decision)
             if decision.allowed or lacks is None:
@@ -401,6 +414,7 @@ class _Request:
 
     async def _turned_away(self, asks_s: float) -> Decision:
         """Return the refusal of a request that does not get its turn, whatever the store has room for now."""
+        self._take_changes()
         decision = await self._engine.peek(self._uncounted, self._subjects)
         if not decision.allowed or not decision.readings:
             return decision

@@ -12,7 +12,7 @@ import re
 import time
 import tomllib
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +23,7 @@ from ..limiter import FailurePolicy, Limiter, check_failure_policy
 from .client_ip import ClientAddress, client_ip
 from .file_watcher import FileVersion, read_whole, version_of
 from .lists import ListFile, Networks
+from .operators import NetworkFile
 from .rules import Exceeded
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ MAX_DEPTH: Final = 32
 """The largest number of names in a dotted key: every reader of TOML takes time in proportion to its square."""
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _DEEP: Final = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
-_OF_LIMITER: Final = frozenset({"store", "deadline", "on_error"})
+_OF_LIMITER: Final = frozenset({"store", "deadline", "on_error", "networks"})
 _LIMITING: Final = frozenset({"limits", "rules", "default_limits", "bans"})
 
 
@@ -165,14 +166,16 @@ class ConfigLoader:
     Args:
         path: The file.
         code: Options given in code; they go before those of the file.
-        limiter_at: Makes the limiter for a store's address, given its failure policy.
+        limiter_at: Makes the limiter for a store's address, given its failure policy, and the files for its `networks`.
         on_exceeded: The function that the file's rules with ``on_exceeded = true`` call.
         clock: Returns seconds; measures the time between two looks at the files of lists.
         store: The address of a store in the place of the file's, as tools that only look on want it.
         filled: The files of lists at work that have entries; one of zero bytes does not take the place of such a list.
+        opened: Files in MaxMind's format that are at work, by their paths; they are not opened a second time.
 
     Attributes:
         file: The file.
+        network_files: The files in MaxMind's format that the configuration names, by their paths.
         client: How clients are found; keys may combine it with others.
         versions: Every file that was read, with its version from before it was read; complete after an error too. Lists
             that were read follow their files by themselves, and are not among them.
@@ -180,13 +183,15 @@ class ConfigLoader:
 
     path: Path
     code: Mapping[str, Any]
-    limiter_at: Callable[[str, FailurePolicy], Limiter]
+    limiter_at: Callable[[str, FailurePolicy, Sequence[NetworkFile]], Limiter]
     on_exceeded: Exceeded | None = None
     clock: Callable[[], float] = time.monotonic
     store: str = ""
     filled: Container[str] = ()
+    opened: Mapping[str, NetworkFile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.network_files: dict[str, NetworkFile] = {}
         self.versions: dict[str, FileVersion | None] = {str(self.path): version_of(str(self.path))}
         self.file = ConfigFile(self.path)
         self.client: ClientAddress = self.code.get("client") or client_ip()
@@ -247,6 +252,18 @@ class ConfigLoader:
         self.versions = read
         return made
 
+    def network_file(self, name: str) -> NetworkFile:
+        """Open a file in MaxMind's format, which then follows its file by itself; several keys share one."""
+        path = self.beside(name)
+        found = self.network_files.get(path) or self.opened.get(path)
+        if found is None:
+            # As long as it cannot be read, it is followed together with the configuration.
+            self.versions[path] = version_of(path)
+            found = NetworkFile(path, self.clock)
+            del self.versions[path]
+        self.network_files[path] = found
+        return found
+
     def _validated(self) -> schema.Configuration:
         try:
             from pydantic import ValidationError
@@ -274,8 +291,9 @@ class ConfigLoader:
             check_failure_policy(found.deadline, found.on_error)
         except ConfigurationError as error:
             raise self.file.blamed(error, ()) from None
+        policy, networks = (found.deadline, found.on_error), found.given.get("networks", [])
         if self.store:
-            return self.limiter_at(self.store, (found.deadline, found.on_error))
+            return self.limiter_at(self.store, policy, networks)
         variable = STORE_VARIABLE if found.store is None else getattr(found.store, "env", "")
         address = os.environ.get(variable, "") if variable else str(found.store)
         if found.store is None:
@@ -283,9 +301,10 @@ class ConfigLoader:
         elif variable and not address:
             raise self.file.error(("store",), f"the environment variable {variable} is not set")
         try:
-            return self.limiter_at(address, (found.deadline, found.on_error))
+            return self.limiter_at(address, policy, networks)
         except ConfigurationError as error:
-            if variable:  # its value may hold a password
+            about = str(error).partition(": ")[0].rpartition(" ")[2]
+            if variable and about not in _OF_LIMITER - {"store"}:  # its value may hold a password
                 text = str(error).replace(repr(address), "its value")
                 raise self.file.error((), f"the environment variable {variable}: {text}") from None
             raise self.file.blamed(error, ()) from None

@@ -7,7 +7,8 @@ those objects in the place of tables. The `ConfigLoader` is the context of the v
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -20,6 +21,8 @@ from . import keys
 from .client_ip import client_ip
 from .keys import path_param, user
 from .lists import ListFile, Networks
+from .mcp import McpTool, mcp_tool
+from .operators import NetworkFile, key_by
 from .rules import EXCLUSIONS, NEEDS, Rule
 from .websockets import MessageLimits
 
@@ -148,17 +151,46 @@ Key: TypeAlias = Annotated[Literal["client", "everyone", "user"], _Named] | Made
 BanKey: TypeAlias = Annotated[Literal["client", "user"], _Named] | Made["KeyTable"]
 MessageKey: TypeAlias = Annotated[Literal["connection", "client", "everyone", "user"], _Named] | Made["KeyTable"]
 _VALUES: Final = {**keys.SENT_BY_NAME, "path_param": path_param}
-_COMPLETE: Final = ("client", "combine")
+_SOURCES: Final = (*_VALUES, "client", "combine", "mcp_tool", "network")
+_GOES_WITH: Final = {"fallback": tuple(_VALUES), "validated": ("mcp_tool",), "by": ("network",)}
+"""The sources of a key that take a further option."""
 _ONE_SOURCE: Final[dict[str, Any]] = {
     "oneOf": [
-        *({"required": [name]} for name in _VALUES),
-        *({"required": [name], "not": {"required": ["fallback"]}} for name in _COMPLETE),
+        {
+            "required": [source],
+            "not": {"anyOf": [{"required": [option]} for option, those in _GOES_WITH.items() if source not in those]},
+        }
+        for source in _SOURCES
+    ]
+}
+_CONDITIONS: Final[dict[str, Any]] = {
+    "oneOf": [
+        {"required": ["mcp_tool", "validated"], "oneOf": [{"required": ["is_in"]}, {"required": ["is_method"]}]},
+        {
+            "required": ["network", "is_in"],
+            "not": {"anyOf": [{"required": [one]} for one in ("validated", "is_method")]},
+        },
     ]
 }
 
 
-class KeyTable(_Table):
-    """The key of a rule: one of header, cookie, query, path_param, client and combine."""
+class _ToolsOrNetwork(_Table):
+    """What a key and a condition have in common."""
+
+    mcp_tool: Texts | None = None
+    """Each of these tools of an MCP server, such as ["search", "export"]."""
+    validated: bool = False
+    """With mcp_tool: the server rejects requests whose header fields and body differ."""
+    network: str | None = Field(default=None, min_length=1)
+    """Each operator or country, by a file such as "GeoLite2-ASN.mmdb", relative to the directory of this one."""
+
+    def tools(self) -> McpTool:
+        """Return the key of the tools."""
+        return mcp_tool(*self.mcp_tool or (), validated=self.validated)
+
+
+class KeyTable(_ToolsOrNetwork):
+    """The key of a rule: one of header, cookie, query, path_param, client, combine, mcp_tool and network."""
 
     model_config = ConfigDict(json_schema_extra=_ONE_SOURCE)
 
@@ -176,18 +208,71 @@ class KeyTable(_Table):
     """Each combination of several keys, such as ["client", { header = "X-Tenant" }]."""
     fallback: Key | None = None
     """The key where the value is missing; by default the client."""
+    by: Literal["asn", "country"] | None = None
+    """With network: what to count by where the file says both; by default the operator."""
 
     def made(self, loader: ConfigLoader) -> keys.Key:
         """See `_Table.made`."""
-        sources = {name: value for name, value in self.given.items() if name != "fallback"}
+        sources = {name: value for name, value in self.given.items() if name in _SOURCES}
         if len(sources) != 1:
-            raise ConfigurationError(f"expected one of {', '.join((*_VALUES, *_COMPLETE))}")
+            raise ConfigurationError(f"expected one of {', '.join(_SOURCES)}")
         ((source, value),) = sources.items()
+        for option, those in _GOES_WITH.items():
+            if option in self.given and source not in those:
+                why = f"{source} always finds a key" if option == "fallback" else f"it goes with {those[0]}"
+                raise ConfigurationError(f"{option}: {why}; leave out {option}")
         if source in _VALUES:
             return _VALUES[source](value, fallback=_unless_client(self.fallback))
-        if self.fallback is not None:
-            raise ConfigurationError(f"{source} always finds a key; leave out fallback")
-        return value if source == "client" else keys.combine(*(_unless_client(part) or loader.client for part in value))
+        if source == "combine":
+            return keys.combine(*(_unless_client(part) or loader.client for part in value))
+        if source == "network":
+            return key_by(loader.network_file(value), self.by)
+        return self.tools() if source == "mcp_tool" else value
+
+
+class ConditionTable(_ToolsOrNetwork):
+    """What a rule asks of a request before it applies: is_in or is_method, of mcp_tool or network."""
+
+    model_config = ConfigDict(json_schema_extra=_CONDITIONS)
+
+    is_in: Annotated[list[str | int], Field(min_length=1)] | None = None
+    """Some of the tools, such as ["export"]; or countries and operators of the network, such as ["NL", 64500]."""
+    is_method: Texts | None = None
+    """With mcp_tool: JSON-RPC methods, such as ["tools/list"]."""
+
+    def made(self, loader: ConfigLoader) -> keys.KeyCondition:
+        """See `_Table.made`."""
+        if (self.mcp_tool is None) == (self.network is None):
+            raise ConfigurationError("expected one of mcp_tool and network")
+        if (self.is_in is None) == (self.is_method is None):
+            raise ConfigurationError('expected is_in, for example is_in = ["NL"], or is_method, one of them')
+        if self.network is not None:
+            for option in ("validated", "is_method"):
+                if option in self.given:
+                    raise ConfigurationError(f"{option}: it goes with mcp_tool; leave out {option}")
+            place = key_by(loader.network_file(self.network))
+            return self._condition(partial(place.is_in, *self.is_in or ()))
+        if not self.validated:
+            raise ConfigurationError(
+                "validated: expected true in a condition: where the server behind does not reject a request that names "
+                "one tool and calls another, nobody knows which one it calls"
+            )
+        tools = self.tools()
+        if self.is_method is not None:
+            return self._condition(partial(tools.is_method, *self.is_method))
+        names = [str(name) for name in self.is_in or ()]
+        return self._condition(partial(tools.is_in, *names))
+
+    def _condition(self, make: Callable[[], keys.KeyCondition]) -> keys.KeyCondition:
+        try:
+            return make()
+        except ConfigurationError as error:
+            raise _without_subject(error) from None
+
+
+def _without_subject(error: ConfigurationError) -> ConfigurationError:
+    """Return an error without the name of what it is about at its beginning, which is no key of the table."""
+    return ConfigurationError(str(error).partition(": ")[2])
 
 
 def _unless_client(key: Any) -> keys.Key | None:
@@ -228,6 +313,8 @@ class RuleTable(_Table):
     """Which requests to hold; by default both kinds."""
     key: Key = "client"
     """Whom to count, such as { header = "X-API-Key" }."""
+    when: Made[ConditionTable] | None = None
+    """For which requests alone, such as { network = "GeoLite2-Country.mmdb", is_in = ["NL"] }."""
     cost: int = Field(default=1, ge=0)
     """Units for one request."""
     unit: str | None = None
@@ -322,6 +409,13 @@ class MessageTable(_Table):
         return MessageLimits(**self.given)
 
 
+def _network_files(found: str | list[str], info: Any) -> list[NetworkFile]:
+    try:
+        return [info.context.network_file(name) for name in ([found] if isinstance(found, str) else found)]
+    except ConfigurationError as error:
+        raise _without_subject(error) from None
+
+
 class Configuration(_Table):
     """A configuration file of slidegate."""
 
@@ -347,6 +441,8 @@ class Configuration(_Table):
     """How long a store may take to answer a request."""
     on_error: Literal["local", "allow", "deny"] = "local"
     """The decision when the store does not answer: by a store of this process, or always the same."""
+    networks: Annotated[Paths, AfterValidator(_network_files)] = []
+    """Files by which operators are banned ("asn:64500"), such as ["GeoLite2-ASN.mmdb"]."""
     headers: Literal["draft", "legacy", "both", "none"] = "draft"
     """The header fields that tell clients their limits."""
     messages: Made[MessageTable] | None = None

@@ -80,6 +80,25 @@ def read_whole(path: str | PathLike[str], max_bytes: int) -> bytes:
     return bytes(content)
 
 
+def read_named(what: str, path: str, max_bytes: int) -> bytes:
+    """Read a regular file, see `read_whole`.
+
+    Args:
+        what: What takes it, for the error message.
+        path: The file.
+        max_bytes: How large it may be.
+
+    Raises:
+        ConfigurationError: It cannot be read; the message says what takes the file, its path and why.
+    """
+    try:
+        return read_whole(path, max_bytes)
+    except OSError as error:
+        raise ConfigurationError(f"{what}: cannot read {path}: {error.strerror or error}") from error
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{what}: cannot read {path}: {error}") from None
+
+
 class FileWatcher:
     """Has files read again when they have changed, each version once.
 

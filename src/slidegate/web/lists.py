@@ -25,7 +25,7 @@ from ..core.arguments import check_flag
 from ..core.errors import ConfigurationError, quoted
 from ..core.logs import logger
 from ..core.store import Event, EventListener
-from .file_watcher import FileVersion, FileWatcher, Versions, read_whole
+from .file_watcher import FileVersion, FileWatcher, Versions, read_named
 
 MAX_BYTES: Final = 32 << 20
 """The size of a file: more than a million networks, and their memory while they are read is bounded."""
@@ -306,12 +306,7 @@ def read_entries(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 def _read_ranges(file: ListFile) -> Iterator[tuple[int, int, int]]:
     """Yield the networks of a file as (4 or 6, first address, last address)."""
     path = file.path
-    try:
-        content = read_whole(path, MAX_BYTES)
-    except OSError as error:
-        raise ConfigurationError(f"networks: cannot read {path}: {error.strerror or error}") from error
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}, networks: {error}") from None
+    content = read_named("networks", path, MAX_BYTES)
     for number, text in read_entries(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", "replace")):
         try:
             found = _parse_range(text, strict=file.strict)

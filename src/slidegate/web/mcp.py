@@ -78,7 +78,7 @@ class McpTool:
         for name in names or ("",):
             if name not in self.names:
                 raise ConfigurationError(
-                    f"mcp_tool: is_in takes tools that mcp_tool names, such as {quoted(min(self.names))}, "
+                    f"mcp_tool: is_in: expected tools that mcp_tool names, such as {quoted(min(self.names))}, "
                     f"not {quoted(name)}{closest(str(name), self.names)}"
                 )
         return self._condition(frozenset({"tools/call"}), frozenset(names))
@@ -93,7 +93,9 @@ class McpTool:
             ConfigurationError: There are none, one of them is no text, or nobody validates what a request says.
         """
         if not methods or not all(isinstance(method, str) and method for method in methods):
-            raise ConfigurationError(f'mcp_tool: is_method takes methods such as "tools/list", not {quoted(methods)}')
+            raise ConfigurationError(
+                f'mcp_tool: is_method: expected methods such as "tools/list", not {quoted(methods)}'
+            )
         return self._condition(frozenset(methods), None)
 
     def _condition(self, methods: frozenset[str], names: frozenset[str] | None) -> KeyCondition:

@@ -225,7 +225,7 @@ class RateLimitMiddleware(FailsAtStartup):
                 ``config_rejected`` among them. A limiter given in code has its own.
             on_exceeded: The function that the file's rules with ``on_exceeded = true`` call.
             options: Options of `RateLimitMiddleware`; they go before those of the file. Beside a `limiter` the file
-                has no ``store``, ``deadline`` and ``on_error``.
+                has no ``store``, ``deadline``, ``on_error`` and ``networks``.
 
         Raises:
             ConfigurationError: The file cannot be used; the message names the path of the key.

@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from io import BytesIO
+from ipaddress import IPv4Address, IPv6Address
 from itertools import islice
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from starlette.types import Scope
 
-from ..core.addresses import parse_network
+from ..core.addresses import parse_address, prefix_length
 from ..core.bans.policy import PRIVATE
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import logger
@@ -28,22 +29,22 @@ from ..core.store import Event
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
 from ..limiter.operators import Place
-from .file_watcher import FileWatcher, Versions, read_whole
+from .file_watcher import FileWatcher, Versions, read_named
 from .keys import KeyCondition, invalid
 
 if TYPE_CHECKING:
     from maxminddb import Reader
+
+    _Reading: TypeAlias = tuple[Reader, bool]
+    """The reader of a file, and whether that has records of private addresses."""
 
 MAX_BYTES: Final = 512 << 20
 UNKNOWN: Final = "unknown"
 _BY: Final = ("asn", "country")
 _RECORDS_LOOKED_AT: Final = 1_000
 """How many records are read to see what a file says of an address."""
-_ASN_FIELDS: Final = ("autonomous_system_number", "asn")
-_NAME_FIELDS: Final = ("autonomous_system_organization", "as_name", "name")
-_COUNTRY_FIELDS: Final = ("country", "country_code", "registered_country")
-
-
+_MOST_DIGITS: Final = 10
+_PLACES: Final = 'expected countries such as "NL" or operators such as 132203'
 _NOWHERE: Final = Place()
 
 
@@ -76,15 +77,18 @@ class NetworkFile(FileWatcher):
         return self._known.get(client_key) or remember(self._known, client_key, self._find(client_key))
 
     def _find(self, client_key: str) -> Place:
+        host = client_key.partition("/")[0]
+        reader, says_private = self._reader
         try:
-            record = self._reader.get(client_key.partition("/")[0])
-            version, first, _ = parse_network(client_key)
+            record = reader.get(host)
         except ValueError:  # no address, or one of IPv6 in a file of IPv4
             return _NOWHERE
         except Exception:
             logger.exception("%s could not be read for %s, which is taken for unknown", self.path, client_key)
             return _NOWHERE
-        return _NOWHERE if record is None or PRIVATE.covers(version, first) else _place(record)
+        if record is None or (says_private and _is_private(host)):
+            return _NOWHERE
+        return _place(record)
 
     def _read_again(self, changed: Versions) -> Callable[[], None]:
         name = os.path.basename(self.path)
@@ -95,7 +99,7 @@ class NetworkFile(FileWatcher):
         except ConfigurationError as error:
             rejected = Event("list_rejected", f"{name!r} stays as it is: {error}", {"list": name, "path": self.path})
             return lambda: self._tell(rejected)
-        count = reader.metadata().node_count
+        count = reader[0].metadata().node_count
         details = {"list": name, "path": self.path, "count": count}
         reloaded = Event("list_reloaded", f"{name!r} was read again: {count} nodes", details)
 
@@ -155,6 +159,8 @@ class Network:
         Raises:
             ConfigurationError: There are none, one of them can be neither, or the file does not say it.
         """
+        if not values:
+            raise ConfigurationError(f"network: is_in: {_PLACES}, not nothing")
         wanted = frozenset(self._read(values))
 
         def holds(scope: Scope, client_key: str) -> bool:
@@ -164,14 +170,11 @@ class Network:
         return KeyCondition(f"network {sorted(map(str, wanted))}", holds)
 
     def _read(self, values: Iterable[Any]) -> Iterator[str | int]:
-        example = 'network: expected countries such as "NL" or operators such as 132203'
-        if not values:
-            raise ConfigurationError(f"{example}, not nothing")
         for value in values:
             is_asn = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**32
             is_country = isinstance(value, str) and len(value) == 2 and value.isascii() and value.isalpha()
             if not is_asn and not is_country:
-                raise ConfigurationError(f"{example}, not {quoted(value)}")
+                raise ConfigurationError(f"network: is_in: {_PLACES}, not {quoted(value)}")
             _check_says(self.file, "asn" if is_asn else "country")
             yield value.upper() if isinstance(value, str) else value
 
@@ -200,8 +203,16 @@ def network(
         raise ConfigurationError(f'network: by: expected "asn" or "country", not {quoted(by)}{closest(str(by), _BY)}')
     if not isinstance(path, (str, PathLike)) or not os.path.basename(path):
         raise ConfigurationError(f'network: expected a file, for example "GeoLite2-ASN.mmdb", not {quoted(path)}')
-    file = NetworkFile(os.fspath(path), clock)
-    chosen: str = by or next(one for one in _BY if one in file.has)
+    return key_by(NetworkFile(os.fspath(path), clock), by)
+
+
+def key_by(file: NetworkFile, by: str | None = None) -> Network:
+    """Return the key that counts by what a file says, see `network`.
+
+    Raises:
+        ConfigurationError: The file does not say it.
+    """
+    chosen = by or next(one for one in _BY if one in file.has)
     _check_says(file, chosen)
     return Network(file, chosen)
 
@@ -219,21 +230,24 @@ def _key(by: str, place: Place) -> str:
 
 
 def _place(record: Any) -> Place:
-    """Read the record of an address, whoever made the file."""
+    """Read the record of an address, whoever made the file: MaxMind, DB-IP or IPinfo."""
     if not isinstance(record, dict):
         return _NOWHERE
-    asn, country = _first(record, _ASN_FIELDS), _first(record, _COUNTRY_FIELDS)
-    if isinstance(asn, str) and asn[:2].upper() == "AS":
-        asn = asn[2:]
-    number = int(asn) if isinstance(asn, int) or (isinstance(asn, str) and asn.isdecimal() and len(asn) < 11) else 0
+    asn = record.get("autonomous_system_number") or record.get("asn")
+    country = record.get("country") or record.get("country_code") or record.get("registered_country")
+    name = record.get("autonomous_system_organization") or record.get("as_name") or record.get("name")
     if isinstance(country, dict):
         country = country.get("iso_code")
     code = country.upper() if isinstance(country, str) and len(country) == 2 else ""
-    return Place(number or None, code, str(_first(record, _NAME_FIELDS) or "")[:64])
+    return Place(asn if isinstance(asn, int) else _number(asn), code, name[:64] if isinstance(name, str) else "")
 
 
-def _first(record: dict[str, Any], fields: tuple[str, ...]) -> Any:
-    return next((record[field] for field in fields if record.get(field)), None)
+def _number(asn: Any) -> int | None:
+    """Return the number of an operator that is written as text, ``AS64500`` or ``64500``."""
+    digits = asn[2:] if isinstance(asn, str) and asn[:2].upper() == "AS" else asn
+    if not isinstance(digits, str) or not digits.isdecimal() or len(digits) > _MOST_DIGITS:
+        return None
+    return int(digits) or None
 
 
 def _kinds(reader: Reader) -> frozenset[str]:
@@ -247,29 +261,48 @@ def _kinds(reader: Reader) -> frozenset[str]:
     return frozenset(found)
 
 
-def _opened(path: str) -> tuple[Reader, frozenset[str]]:
-    """Open a private copy of a file, which nobody changes while it is mapped; return what it says of addresses, too."""
+def _says_private(reader: Reader) -> bool:
+    """Tell whether a file has records of private addresses. Those that are published have none."""
+    for version, first, last in PRIVATE.ranges():
+        with suppress(ValueError):  # an address of IPv6 in a file of IPv4
+            address = IPv4Address(first) if version == 4 else IPv6Address(first)
+            record, length = reader.get_with_prefix_len(address)
+            if record is not None or length > prefix_length(version, first, last):
+                return True
+    return False
+
+
+def _is_private(host: str) -> bool:
+    address = parse_address(host)
+    return address is not None and PRIVATE.covers(*address)
+
+
+def _opened(path: str) -> tuple[_Reading, frozenset[str]]:
+    """Open a private copy of a file, which nobody changes while it is mapped.
+
+    Returns:
+        What reads it, and what it says of addresses.
+
+    Raises:
+        ConfigurationError: It cannot be read, or says neither operators nor countries.
+    """
     try:
         import maxminddb
     except ImportError:
         raise ConfigurationError(
             'network: needs the package maxminddb; install it with pip install "slidegate[networks]"'
         ) from None
-    try:
-        content = read_whole(path, MAX_BYTES)
-    except OSError as error:
-        raise ConfigurationError(f"network: cannot read {path}: {error.strerror or error}") from error
-    except ConfigurationError as error:
-        raise ConfigurationError(f"network: {path}: {error}") from None
+    content = read_named("network", path, MAX_BYTES)
     try:
         # The reader in C ends the process where it walks over a damaged file; the one in Python raises.
-        kinds = _kinds(maxminddb.open_database(BytesIO(content), maxminddb.MODE_FD))
+        safe = maxminddb.open_database(BytesIO(content), maxminddb.MODE_FD)
+        kinds, says_private = _kinds(safe), _says_private(safe)
         reader = _mapped(content)
     except Exception as error:  # whatever the readers make of a file that is none
         raise ConfigurationError(f"network: cannot read {path}: {error}") from None
     if not kinds:
         raise ConfigurationError(f"network: {path} says neither operators nor countries of addresses")
-    return reader, kinds
+    return (reader, says_private), kinds
 
 
 def _mapped(content: bytes) -> Reader:

@@ -30,10 +30,13 @@ from .checks import Finding
 from .config import ConfigLoader
 from .file_watcher import FileWatcher, Versions
 from .lists import files_of
+from .operators import NetworkFile, key_by
 from .rules import Exceeded
 
 # For these, None in code means what leaving them out means.
 _NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "default_limits", "rules"})
+_LASTING: Final = ("store: it", "deadline, on_error: they", "networks: they")
+"""What a limiter is made of."""
 
 
 if TYPE_CHECKING:
@@ -49,22 +52,29 @@ class FileState:
     def __init__(self, file: Path, observers: Sequence[AnyObserver]) -> None:
         self.file = file
         self._observers = observers
-        self._store: tuple[str, FailurePolicy] | None = None
+        self._made_of: tuple[object, ...] = ()
+        self.network_files: Mapping[str, NetworkFile] = {}
         self._limiter: Limiter | None = None
         self._ids: dict[str, str] = {}
 
-    def limiter_at(self, address: str, policy: FailurePolicy) -> Limiter:
+    def limiter_at(self, address: str, policy: FailurePolicy, networks: Sequence[NetworkFile]) -> Limiter:
         """Return the limiter for a store's address: the same one, with its counts, as long as the application runs."""
+        made_of = address, policy, networks
         if self._limiter is None:
             secret = os.environ.get(SECRET_VARIABLE)
             deadline, on_error = policy
             self._limiter = Limiter.from_url(
-                address, secret=secret, observers=self._observers, deadline=deadline, on_error=on_error
+                address,
+                secret=secret,
+                observers=self._observers,
+                deadline=deadline,
+                on_error=on_error,
+                networks=[key_by(file) for file in networks],
             )
-            self._store = address, policy
-        elif (address, policy) != self._store:
-            what = "store: it" if self._store is None or address != self._store[0] else "deadline, on_error: they"
-            raise ConfigurationError(f"{what} cannot change while the application runs; restart the application")
+            self._made_of = made_of
+        for what, before, now in zip(_LASTING, self._made_of, made_of, strict=True):
+            if now != before:
+                raise ConfigurationError(f"{what} cannot change while the application runs; restart the application")
         return self._limiter
 
     def unique_id(self, identity: str, limiter: Limiter) -> str:
@@ -129,6 +139,7 @@ class ReloadingMiddleware(FailsAtStartup):
         self._watcher = FileWatcher((), self._read_again, clock, together=True)
         loader = self._loader()
         self.app = self._made_of(loader)
+        self._shared.network_files = loader.network_files
         self._watcher.versions = loader.versions
         self.limiter.engine.callers.add(self.app)
 
@@ -160,7 +171,8 @@ class ReloadingMiddleware(FailsAtStartup):
 
     def _read_again(self, changed: Versions) -> Callable[[], None]:
         followed = [files for given in self.app.lists.values() if (files := files_of(given)) is not None]
-        loader = self._loader({state.path for files in followed for state in files.states if state.entries})
+        filled = {state.path for files in followed for state in files.states if state.entries}
+        loader = self._loader(filled, self._shared.network_files)
         made: RateLimitMiddleware | None = None
         message = ""
         try:
@@ -176,6 +188,7 @@ class ReloadingMiddleware(FailsAtStartup):
             if made is None:
                 self._tell(logging.ERROR, "config_rejected", message)
             else:
+                self._shared.network_files = loader.network_files
                 self._put_to_work(made)
 
         return put_to_work

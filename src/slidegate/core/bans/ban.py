@@ -26,6 +26,10 @@ _LONGEST_ADDRESS: Final = 64
 _KIND: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*[:#].")
 """How a key begins that says what it is of; a digest has # behind its kind."""
 _LIKE_AN_ADDRESS: Final = r"\d+|0[xX][0-9a-fA-F.]+|[\da-fA-F%\[\]]*[.:/][\da-fA-F.:/%\[\]]*"
+_AS_DIGITS: Final = str.maketrans("oOlI|", "00111")
+"""Letters that look like digits."""
+_NUMBER: Final = re.compile("[0-9]{1,3}")
+_HEXADECIMAL: Final = re.compile("[0-9a-fA-F]{0,4}")
 
 
 class Ban(NamedTuple):
@@ -100,7 +104,8 @@ def ban_key(key: object) -> str:
     """Return the one spelling of the key of a ban: an address or network, or any other key.
 
     Raises:
-        InvalidKey: It is empty or no text; it looks like an address and is none; or it is every address there is.
+        InvalidKey: It is empty or no text; it was probably meant as an address and is none, as ``203.0.113.O``; or it
+            is every address there is.
     """
     example = 'for example "192.0.2.7", "192.0.2.0/24" or "user:42"'
     expected = f"an address, a network or a key, {example}"
@@ -108,7 +113,7 @@ def ban_key(key: object) -> str:
         raise InvalidKey(f"ban: expected {expected}, not {quoted(key)}", expected)
     spelled = canonical_key(key)
     place = network_place(spelled)
-    if place is None and len(key) <= _LONGEST_ADDRESS and re.fullmatch(_LIKE_AN_ADDRESS, key.strip()):
+    if place is None and len(key) <= _LONGEST_ADDRESS and _was_meant_as_address(key.strip()):
         raise InvalidKey(
             f'ban: {quoted(key)} is no address or network; write {example}, and "key:{key}" if it is a key', expected
         )
@@ -117,6 +122,25 @@ def ban_key(key: object) -> str:
             f"ban: {quoted(key)} is every address there is; to close the service, use its front end", expected
         )
     return spelled
+
+
+def _was_meant_as_address(text: str) -> bool:
+    """Tell whether a text that is no address was probably meant as one.
+
+    It has the characters of addresses alone, or all of its groups but one are those of an address, where letters that
+    look like digits are read as such: ``203.0.113.O``, ``203.0.113.x/24``, ``2001:db8::g``. Before a colon, a word that
+    no address has is a kind.
+    """
+    if re.fullmatch(_LIKE_AN_ADDRESS, text):
+        return True
+    read = text.partition("/")[0].translate(_AS_DIGITS)
+    groups = read.split(":")
+    if _KIND.match(text) and not _HEXADECIMAL.fullmatch(groups[0]):
+        return False
+    numbers = read.replace(",", ".").split(".")
+    if "." in read and len(numbers) >= 4:
+        return sum(not _NUMBER.fullmatch(number) for number in numbers) <= 1
+    return ("::" in read or len(groups) >= 8) and sum(not _HEXADECIMAL.fullmatch(group) for group in groups) <= 1
 
 
 def check_has_kind(text: str) -> str:

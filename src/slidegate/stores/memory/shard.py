@@ -215,10 +215,12 @@ class Table(Generations):
             return False
         counter = self.limit.counter
         self.stale.pop(key, None)
-        is_over = self.limit.life_us and now_us >= self.limit.expires_us(window)
-        self.fresh[key] = b"" if is_over else counter.reset(window, now_us, latest_us)
-        spent = counter.state(counter.settle(window, now_us))[0]
-        return spent > counter.state(self.fresh[key])[0]
+        if self.limit.life_us and now_us >= self.limit.expires_us(window):
+            self.fresh[key] = b""
+            return False
+        # The limit may have another amount now, under which units leave later, so they are not looked at one by one.
+        self.fresh[key] = counter.reset(window, now_us, latest_us)
+        return counter.state(window)[0] > counter.state(self.fresh[key])[0]
 
     def sweep(self, now_us: int, unix_us: int) -> tuple[int, bool]:
         """Let go of some windows that are over, cells as well.

@@ -31,7 +31,21 @@ from .inspect_contract import InspectContract
 from .permit_contract import PermitsContract
 from .player import Player, settle
 from .process_contract import ProcessesContract
-from .programs import DAY_US, SECOND_US, YEAR_2100_US, Ask, Change, Look, Move, Program, Refund, Reset, Step, programs
+from .programs import (
+    DAY_US,
+    SECOND_US,
+    YEAR_2100_US,
+    Align,
+    Ask,
+    Change,
+    Look,
+    Move,
+    Program,
+    Refund,
+    Reset,
+    Step,
+    programs,
+)
 from .question_contract import QuestionsContract
 from .quota_contract import QuotasContract
 from .stats_contract import StatsContract
@@ -68,6 +82,16 @@ KNOWN: Final = {
     "a look before the clock steps back changes no refund": _known(
         [Look(((0, "ann", 1),)), Step(-10 * SECOND_US), _ask(1), Refund(0)], "1/10s"
     ),
+    **{
+        f"a reset finds the last unit after the amount {before} has become {after}": _known(
+            [
+                *(Align(3_333_334, 0), _ask(0), Change(0, 0, after), _ask(1), Step(left_us - 1), Reset("ann")),
+                *(_ask(1), Step(left_us), Reset("ann")),
+            ],
+            f"{before}/10s @3",
+        )
+        for before, after, left_us in ((1, 100, 13_333_336), (100, 1, 10_000_000))
+    },
     "a reset of nothing is not remembered": _known(
         [_ask(1), Refund(0), Reset("ann"), Step(-2), _ask(1), Refund(0)], "1/10s"
     ),

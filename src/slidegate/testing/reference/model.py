@@ -92,13 +92,15 @@ class Model:
             charged.clear()
         return changed
 
-    def reset(self, key: str | None, now_us: int) -> None:
-        """Forget every window of a key, or of all."""
-        for (_, whose, _), window in self._windows.items():
-            if key in (whose, None):
-                window.reset(now_us, self.latest_us)
+    def reset(self, key: str | None, now_us: int) -> bool:
+        """Forget every window of a key, or of all; tell whether there were units that had not left yet."""
+        windows = [window for (_, whose, _), window in self._windows.items() if key in (whose, None)]
+        had_units = any(window.holds_units for window in windows)
+        for window in windows:
+            window.reset(now_us, self.latest_us)
         if key is None:
             self._windows.clear()
+        return had_units
 
     def _asked(self, checks: Sequence[Check], now_us: int) -> list[Ask]:
         asked = [

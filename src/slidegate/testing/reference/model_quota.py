@@ -30,6 +30,11 @@ class ModelQuota:
         if end_us > self.end_us:
             self.end_us, self.spent = end_us, 0
 
+    @property
+    def holds_units(self) -> bool:
+        """Whether anything is spent in the period of the last look."""
+        return self.spent > 0
+
     def wait_us(self, amount: int, cost: int, now_us: int) -> int | None:
         """Return how long a cost has to wait until there is room; None if there never will be."""
         need = max(cost, 1)

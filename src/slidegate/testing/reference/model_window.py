@@ -66,6 +66,11 @@ class ModelWindow:
         if not self.charges and now_us >= self.leaves_us(self.floor_us):
             self.floor_us = -1
 
+    @property
+    def holds_units(self) -> bool:
+        """Whether there is a unit that had not left at the last look."""
+        return bool(self.charges)
+
     def spent(self, at_us: int) -> int:
         """Return the units that count at a moment that is not in the past."""
         return sum(units for moment_us, units in self.charges.items() if at_us < self.leaves_us(moment_us))

@@ -1,14 +1,19 @@
-"""An application for several workers: ``python -m tests.stats.served STORE WORKERS`` prints its port.
+"""An application that several workers of uvicorn serve on a shared store, and how a test runs it.
 
-``/item`` is limited, ``/stats/{window}`` says what all workers have seen of it. Nobody closes the limiter: the
-middleware publishes the last stats when the server ends.
+``/`` and ``/item`` are limited and answer with the id of their worker; ``/stats/{window}`` says what all workers have
+seen of ``/item``. Nobody closes the limiter: the middleware publishes the last stats when the server ends.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
@@ -21,12 +26,28 @@ from slidegate import Limiter, RateLimitMiddleware, Rule, everyone
 from slidegate.stats import Statistics
 from slidegate.stats.statistics import recording_of
 
+ROOT = Path(__file__).resolve().parents[1]
+WORKERS = 2
+PATIENCE_S = 60
 AMOUNT = 60
 NAME = "items"
 INTERVAL_S = 0.2
 
 
-async def item(request: Request) -> JSONResponse:
+@contextmanager
+def serving(store: str) -> Iterator[str]:
+    """Run the application on a store; end its workers in order."""
+    command = [sys.executable, "-m", __name__, store, str(WORKERS)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=PATIENCE_S)
+
+
+async def worker(request: Request) -> JSONResponse:
     return JSONResponse({"pid": os.getpid()})
 
 
@@ -44,10 +65,10 @@ async def figures(request: Request) -> JSONResponse:
 def make() -> Starlette:
     limiter = Limiter.from_url(os.environ["STORE"], deadline="10s")
     recording_of(limiter).publisher.interval_s = INTERVAL_S
-    middleware = Middleware(
-        RateLimitMiddleware, limiter=limiter, rules=[Rule("/item", f"{AMOUNT}/day", key=everyone, name=NAME)]
-    )
-    app = Starlette(routes=[Route("/item", item), Route("/stats/{window}", figures)], middleware=[middleware])
+    rules = [Rule("/", "1000/second", name="api"), Rule("/item", f"{AMOUNT}/day", key=everyone, name=NAME)]
+    middleware = Middleware(RateLimitMiddleware, limiter=limiter, rules=rules)
+    routes = [Route("/", worker), Route("/item", worker), Route("/stats/{window}", figures)]
+    app = Starlette(routes=routes, middleware=[middleware])
     app.state.statistics = Statistics(limiter)
     return app
 
