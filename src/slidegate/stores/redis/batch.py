@@ -18,7 +18,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from random import getrandbits
 from struct import Struct
@@ -30,9 +30,8 @@ from hiredis import HiredisError
 
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.reservation import Reservation
-from ...core.store import Clock, Event
-from .bans import COUNT_BYTES, RedisBans
-from .clock import ServerClock
+from ...core.store import Event
+from .clock import ServerClock, StoreTime
 from .errors import CLOSED, SICK, refusal, store_error, unexpected
 from .link import Connection
 from .refusals import RefusalCache
@@ -41,18 +40,11 @@ from .script import BANS_SCRIPT, WINDOWS_SCRIPT, Packing, Script
 from .server import Server
 
 if TYPE_CHECKING:
+    from .bans import RedisBans
     from .permits import Renewals
-
-SLACK_MS: Final = 1_000
-"""A key lives this much longer than anything in it counts, so that its end need not be moved with every hit."""
-TEST_SLACK_MS: Final = 86_400_000
-
-STATE_PARTS: Final = 3
-"""An answer begins with the time, what it says about bans, and the life of the data."""
 
 _HEAD: Final = Struct("<qIIBq")
 _TIME: Final = Struct("<q")
-_SERVER_TIME: Final = -1
 
 MAX_IN_CALL: Final = 64
 """A request takes the server some 5 us, and nobody else is served while a call runs."""
@@ -61,54 +53,35 @@ SCAN_PART: Final = 500
 
 @dataclass
 class Shared:
-    """The parts of a store that its batchers and requests share.
+    """The parts of a store that need each other.
 
     Attributes:
         server: Connects.
         max_waiting: How many requests may wait in a line.
-        clock: The clock of a test.
-        tell: Passes events on.
+        max_bans: How many bans to hold.
         read_only: Whether nothing is made where nothing of slidegate stands.
+        time: The time.
+        tell: Passes events on.
         packing: Packs requests.
+        batcher: Returns the batcher of the running event loop.
+        hand_back: Hands back, without waiting for it.
         bans: The bans of the store.
         refusals: The refusals that are known here.
         renewals: Holds permits, and renews them.
-        hand_back: Hands back, without waiting for it.
     """
 
     server: Server
     max_waiting: int
-    clock: Clock | None
-    tell: Callable[[Sequence[Event]], None]
+    max_bans: int
     read_only: bool
+    time: StoreTime
+    tell: Callable[[Sequence[Event]], None]
     packing: Packing
-    bans: RedisBans
-    refusals: RefusalCache
-    renewals: Renewals
+    batcher: Callable[[], Batcher]
     hand_back: Callable[[Sequence[Reservation]], object]
-
-
-def head(clock: Clock | None, *, sees_numbers: bool, reset_us: int = -1) -> bytes:
-    """Return the head of a call of the script of windows.
-
-    Args:
-        clock: The clock of a test.
-        sees_numbers: Whether the call sees the hash with the numbers.
-        reset_us: Where it does not: when all windows were reset, as far as is known here.
-    """
-    if clock is None:
-        return _HEAD.pack(_SERVER_TIME, getrandbits(32), SLACK_MS, sees_numbers, reset_us)
-    return _HEAD.pack(clock(), getrandbits(32), TEST_SLACK_MS, sees_numbers, reset_us)
-
-
-def says_state(answer: Any) -> bool:
-    """Tell whether an answer begins as the script's do."""
-    return (
-        isinstance(answer, list)
-        and len(answer) >= STATE_PARTS
-        and type(answer[0]) is type(answer[1]) is type(answer[2]) is bytes
-        and len(answer[1]) >= COUNT_BYTES
-    )
+    refusals: RefusalCache
+    bans: RedisBans = field(init=False)
+    renewals: Renewals = field(init=False)
 
 
 def fail(requests: Sequence[Request], error: StoreError) -> None:
@@ -124,7 +97,12 @@ class Batcher(ABC):
     Args:
         loop: The loop.
         shared: The parts of the store.
+
+    Attributes:
+        forgets_at_once: The windows of how many keys are forgotten by one command.
     """
+
+    forgets_at_once = SCAN_PART
 
     def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
         self.loop = loop
@@ -161,24 +139,46 @@ class Batcher(ABC):
         """
 
     @abstractmethod
-    async def names(self, pattern: bytes) -> list[bytes]:
+    async def servers(self) -> Sequence[Connection]:
+        """Return a connection to each server.
+
+        Raises:
+            StoreError: One cannot be reached.
+        """
+
+    async def names(self, pattern: bytes) -> set[bytes]:
         """Return the names that match a pattern, which are searched for a part at a time.
 
         Raises:
             StoreError: Redis cannot be reached, or answers with an error.
         """
+        found: set[bytes] = set()
+        for connection in await self.servers():
+            async for part in _scan(connection, pattern):
+                found.update(part)
+        return found
 
-    async def ask(self, *command: bytes | int) -> Any:
-        """Send a command about what lies beside the numbers, as `ask_about` does."""
-        return await self.ask_about(self._shared.packing.meta, *command)
-
-    @abstractmethod
     async def forget_windows(self, pattern: bytes) -> int:
         """Forget the windows in the hashes that match a pattern, a part at a time; return how many had any.
 
         Raises:
             StoreError: Redis cannot be reached, or answers with an error.
         """
+        total: int = 0
+        time, step = self._shared.time.for_script(), self.forgets_at_once
+        for connection in await self.servers():
+            async for names in _scan(connection, pattern):
+                parts = [names[first : first + step] for first in range(0, len(names), step)]
+                asked = (
+                    connection.ask(b"EVAL", BANS_SCRIPT.source, len(part), *part, b"forget_windows", time)
+                    for part in parts
+                )
+                total += sum([forgotten for _, forgotten in await asyncio.gather(*asked)])
+        return total
+
+    async def ask(self, *command: bytes | int) -> Any:
+        """Send a command about what lies beside the numbers, as `ask_about` does."""
+        return await self.ask_about(self._shared.packing.meta, *command)
 
     def add(self, request: Request) -> None:
         """Send a request, now or later."""
@@ -227,6 +227,15 @@ class Batcher(ABC):
             self._doubt(error)
 
     # -- getting ready -----------------------------------------------------------------------------------------------
+
+    async def ready(self) -> None:
+        """Come back when it is known where requests go.
+
+        Raises:
+            StoreError: That cannot be found out.
+        """
+        while not self._is_ready:
+            await self._settled(self._open())
 
     def _open(self) -> asyncio.Task[None]:
         if self._opening is None:
@@ -311,9 +320,11 @@ class ServerBatcher(Batcher):
 
     Attributes:
         max_calls: How many calls may be unanswered.
+        sees_numbers: Whether its calls see the hash with the numbers, which on a cluster lies in a slot of its own.
     """
 
     max_calls = 16
+    sees_numbers = True
 
     def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
         super().__init__(loop, shared)
@@ -329,14 +340,9 @@ class ServerBatcher(Batcher):
         """See `Batcher.ask_about`."""
         return await (await self.reached()).ask(*command)
 
-    async def names(self, pattern: bytes) -> list[bytes]:
-        """See `Batcher.names`."""
-        connection = await self.reached()
-        return [name async for part in scan(connection, pattern) for name in part]
-
-    async def forget_windows(self, pattern: bytes) -> int:
-        """See `Batcher.forget_windows`."""
-        return await forget_windows_of(await self.reached(), pattern, at_once=SCAN_PART)
+    async def servers(self) -> Sequence[Connection]:
+        """See `Batcher.servers`."""
+        return (await self.reached(),)
 
     def close(self) -> None:
         """See `Batcher.close`."""
@@ -349,8 +355,8 @@ class ServerBatcher(Batcher):
         Raises:
             StoreError: That failed.
         """
-        while self._connection is None or not self._connection.open:
-            await self._settled(self._open())
+        await self.ready()
+        assert self._connection is not None, "it is ready"
         return self._connection
 
     def _go(self) -> None:
@@ -398,9 +404,11 @@ class ServerBatcher(Batcher):
 
     def _arguments(self, requests: Sequence[Request]) -> tuple[dict[bytes, int], tuple[bytes, ...]]:
         """Return the names and the arguments of a call."""
-        names = {self._shared.packing.meta: 0, self._shared.bans.index_name: 1}
+        shared, time = self._shared, self._shared.time
+        names = {shared.packing.meta: 0, shared.bans.index_name: 1} if self.sees_numbers else {}
         packed = b"".join([request.pack(names) for request in requests])
-        return names, (head(self._shared.clock, sees_numbers=True), packed)
+        now_us, reset_us = time.for_script(), shared.bans.reset_us
+        return names, (_HEAD.pack(now_us, getrandbits(32), time.slack_ms, self.sees_numbers, reset_us), packed)
 
     def _answered(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
         self._calls -= 1
@@ -409,22 +417,14 @@ class ServerBatcher(Batcher):
         elif isinstance(answer, HiredisError):
             self._refused(connection, requests, str(answer))
         else:
-            self._heard(connection, requests, sent_s, answer)
+            self._deliver(connection, requests, sent_s, answer)
         if self._line and not self._scheduled:
             self._go()
-
-    def _heard(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
-        """Deal with what the script answers."""
-        if says_state(answer):
-            self._shared.bans.heard(self, answer[1], answer[2])
-        self._deliver(connection, requests, sent_s, answer)
 
     def _deliver(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
         """Give the answers of a call to the tasks that wait for them."""
         try:
-            (now_us,) = _TIME.unpack(answer[0])
-            if len(answer) != len(requests) + STATE_PARTS:
-                raise ValueError
+            now_us, parts = self._read_state(answer, len(requests))
         except (TypeError, ValueError, LookupError, StructError):
             # This server cannot be relied on, whatever it is.
             error = unexpected(connection.name, answer)
@@ -432,10 +432,10 @@ class ServerBatcher(Batcher):
             connection.close(error)
             return
         sent_us = int(sent_s * 1_000_000)
-        self._shared.bans.saw(now_us)
-        if self._shared.clock is None and (step_us := self._clock.saw(now_us, sent_us)):
+        self._shared.time.saw(now_us)
+        if self._shared.time.is_real and (step_us := self._clock.saw(now_us, sent_us)):
             self._tell_step(connection, step_us)
-        for request, part in zip(requests, answer[STATE_PARTS:], strict=True):
+        for request, part in zip(requests, parts, strict=True):
             future = request.future
             if not future.done():
                 try:
@@ -449,9 +449,20 @@ class ServerBatcher(Batcher):
             elif isinstance(request, Question):
                 request.missed(part, now_us)
 
+    def _read_state(self, answer: Any, many: int) -> tuple[int, list[bytes]]:
+        """Return the time and the answers in what the script says, and pass on what that tells of bans."""
+        time, told, life, *parts = answer
+        (now_us,) = _TIME.unpack(time)
+        if len(parts) != many:
+            raise ValueError
+        if self.sees_numbers:
+            self._shared.bans.heard(self, told, life)
+        return now_us, parts
+
     def _tell_step(self, connection: Connection, step_us: int) -> None:
         """Forget what was known in the time of a server whose clock was set, and tell of it."""
         self._shared.refusals.clear()
+        self._shared.bans.version = b""  # the server moves the ends of those that it shows
         way = "forward, so windows opened early" if step_us > 0 else "back"
         message = f"redis: the clock of {connection.name} was set {abs(step_us) / 1_000_000:.1f} s {way}"
         self._shared.tell((Event("clock_stepped", message, {"server": connection.name, "step_us": step_us}),))
@@ -478,7 +489,7 @@ class ServerBatcher(Batcher):
         self._connection, self._clock = connection, ServerClock()
 
     async def _connect(self) -> Connection:
-        return await self._shared.server.open_server()
+        return await self._shared.server.open()
 
     def _doubt(self, error: StoreError) -> None:
         if self._connection is not None:
@@ -489,22 +500,7 @@ async def _until_lost(connection: Connection) -> None:
     await connection.lost
 
 
-async def forget_windows_of(connection: Connection, pattern: bytes, at_once: int) -> int:
-    """Forget the windows in the hashes of one server that match a pattern; return how many had any."""
-    total: int = 0
-    async for found in scan(connection, pattern):
-        parts = [found[first : first + at_once] for first in range(0, len(found), at_once)]
-        for _, forgotten in await asyncio.gather(*(connection.ask(*_forgetting(names)) for names in parts)):
-            total += forgotten
-    return total
-
-
-def _forgetting(names: Sequence[bytes]) -> tuple[bytes | int, ...]:
-    """Return the command that forgets the windows of some keys."""
-    return b"EVAL", BANS_SCRIPT.source, len(names), *names, b"forget_windows", _SERVER_TIME
-
-
-async def scan(connection: Connection, pattern: bytes) -> AsyncIterator[list[bytes]]:
+async def _scan(connection: Connection, pattern: bytes) -> AsyncIterator[list[bytes]]:
     """Yield the names of one server that match a pattern, a part at a time; one may come twice."""
     place = b"0"
     while True:

@@ -31,9 +31,9 @@ from redis.exceptions import RedisError
 from ...core.errors import StoreError, StoreTimeout, StoreUnavailable
 from ...core.logs import Throttle
 from ...core.store import Event
-from .batch import Batcher, ServerBatcher, Shared, fail, forget_windows_of, head, scan
+from .batch import Batcher, ServerBatcher, Shared, fail
 from .errors import CLOSED, refusal, sensible
-from .link import Connection
+from .link import Connection, open_connection
 from .requests import Question, Request
 
 NodeAddress: TypeAlias = tuple[str, int]
@@ -57,6 +57,7 @@ class NodeBatcher(ServerBatcher):
     """
 
     max_calls = 256
+    sees_numbers = False
 
     def __init__(self, front: ClusterBatcher, shared: Shared, address: NodeAddress) -> None:
         super().__init__(front.loop, shared)
@@ -75,7 +76,9 @@ class NodeBatcher(ServerBatcher):
 
     async def _connect(self) -> Connection:
         there: Any = ClusterNode(*self.address, **self._shared.server.client.connection_kwargs)
-        connection = await self._shared.server.open(there.connection_class(**there.connection_kwargs))
+        connection = await open_connection(
+            there.connection_class(**there.connection_kwargs), self._shared.server.timeout_s
+        )
         connection.lost.add_done_callback(self._front.doubt_owners)
         return connection
 
@@ -92,15 +95,6 @@ class NodeBatcher(ServerBatcher):
         for request in requests:
             groups.setdefault(request.group, []).append(request)
         return groups.values()
-
-    def _arguments(self, requests: Sequence[Request]) -> tuple[dict[bytes, int], tuple[bytes, ...]]:
-        names: dict[bytes, int] = {}
-        packed = b"".join([request.pack(names) for request in requests])
-        known = head(self._shared.clock, sees_numbers=False, reset_us=self._shared.bans.reset_us)
-        return names, (known, packed)
-
-    def _heard(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
-        self._deliver(connection, requests, sent_s, answer)
 
     def _refused(self, connection: Connection, requests: Sequence[Request], error: str) -> None:
         moved = _REDIRECTED.search(error)
@@ -122,6 +116,8 @@ class NodeBatcher(ServerBatcher):
 class ClusterBatcher(Batcher):
     """The requests of one event loop to a cluster."""
 
+    forgets_at_once = 1  # names lie in different slots
+
     def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
         super().__init__(loop, shared)
         self._knows_slots = False
@@ -135,25 +131,12 @@ class ClusterBatcher(Batcher):
 
     async def ask_about(self, name: bytes, *command: bytes | int) -> Any:
         """See `Batcher.ask_about`."""
-        if not self._knows_slots:
-            await self._settled(self._open())
+        await self.ready()
         return await self._ask(name, *command)
 
-    async def names(self, pattern: bytes) -> list[bytes]:
-        """See `Batcher.names`."""
-        found: set[bytes] = set()
-        for connection in await self._all_nodes():
-            async for part in scan(connection, pattern):
-                found.update(part)
-        return list(found)
-
-    async def forget_windows(self, pattern: bytes) -> int:
-        """See `Batcher.forget_windows`: names lie in different slots."""
-        return sum([await forget_windows_of(connection, pattern, at_once=1) for connection in await self._all_nodes()])
-
-    async def _all_nodes(self) -> list[Connection]:
-        if not self._knows_slots:
-            await self._settled(self._open())
+    async def servers(self) -> Sequence[Connection]:
+        """See `Batcher.servers`."""
+        await self.ready()
         await self._look()  # nodes may have come and gone
         return [await self._node(address).reached() for address in {*self._serving}]
 

@@ -76,9 +76,7 @@ def _script(*parts: str) -> Script:
 WINDOWS_SCRIPT: Final = _script("locals", "banned", "ring", "counts", "windows")
 """The script that decides about windows."""
 BANS_SCRIPT: Final = _script("locals", "banned", "bans")
-"""The script that reads and writes bans and strikes, and renews permits."""
-STATS_SCRIPT: Final = _script("stats")
-"""The script that writes stats."""
+"""The script that reads and writes bans and strikes, renews permits, and writes stats."""
 
 
 class Packing:

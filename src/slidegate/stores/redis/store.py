@@ -30,15 +30,14 @@ from ...core.views import Snapshot
 from ..forks import hold_over_fork
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS
-from ..system_clock import system_us
 from .bans import RedisBans
 from .batch import Batcher, ServerBatcher, Shared
+from .clock import StoreTime
 from .cluster import ClusterBatcher
 from .errors import CLOSED, sensible
-from .eviction import Eviction
 from .multi_slot import MultiSlot
 from .permits import Renewals
-from .refusals import RefusalCache, monotonic_us
+from .refusals import RefusalCache
 from .requests import Command, Question, keys_of, subjects_of
 from .script import CHANGED, CHARGE, HIT, INSPECT, PEEK, Packing, windows_of
 from .server import Server
@@ -100,23 +99,23 @@ class RedisStore(Store):
         self._lock = Lock()
         hold_over_fork(self._lock)
         held = HeldPermits(permit_lease_us(permit_lease))
-        packing = Packing(prefix, held, clock or system_us, readable=readable)
-        refusals, tell = RefusalCache(self._count_denied, clock), self.observers.tell_all
-        self.bans = RedisBans(self._batcher, packing, clock, refusals, tell, max_bans, read_only=read_only)
-        self._eviction = Eviction(tell)
-        self._shared = Shared(
-            server=Server(self._client, parse_duration_us(timeout, "timeout") / 1_000_000, self._eviction),
+        time, tell = StoreTime(clock), self.observers.tell_all
+        packing = Packing(prefix, held, time.unix_us, readable=readable)
+        self._shared = shared = Shared(
+            server=Server(self._client, parse_duration_us(timeout, "timeout") / 1_000_000, tell),
             max_waiting=max_waiting,
-            clock=clock,
-            tell=tell,
+            max_bans=max_bans,
             read_only=read_only,
+            time=time,
+            tell=tell,
             packing=packing,
-            bans=self.bans,
-            refusals=refusals,
-            renewals=Renewals(held, clock, packing, tell, self._batcher, by_row=self._is_cluster),
+            batcher=self._batcher,
             hand_back=self._hand_back_unheard,
+            refusals=RefusalCache(self._count_denied, time),
         )
-        self.shared_stats = RedisSharedStats(self._batcher, packing.meta, clock)
+        self.bans = shared.bans = RedisBans(shared)
+        shared.renewals = Renewals(held, shared, by_row=self._is_cluster)
+        self.shared_stats = RedisSharedStats(shared)
 
     def __repr__(self) -> str:
         return f"<RedisStore {self._prefix!r}>"
@@ -124,7 +123,7 @@ class RedisStore(Store):
     @property
     def evicts(self) -> str:
         """Which server evicts keys by which policy; empty where none does, as far as is known yet."""
-        return self._eviction.found
+        return self._shared.server.evicts
 
     async def close(self) -> None:
         """Close the connections of all event loops."""
@@ -188,7 +187,7 @@ class RedisStore(Store):
         if decision.ban is not None and lasts_longer(decision.ban, refusal.ban):
             return decision
         refusals = self._shared.refusals
-        refusals.learn_ban(subjects_of(checks, subjects), refusal, monotonic_us(), refusals.changes)
+        refusals.learn_ban(subjects_of(checks, subjects), refusal, self._shared.time.local_us(), refusals.changes)
         return refusal
 
     def charge(self, checks: Sequence[Check]) -> Awaitable[Decision]:

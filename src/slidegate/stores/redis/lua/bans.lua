@@ -109,6 +109,30 @@ function commands.renew()
   return answer(table.concat(fates))
 end
 
+-- Write the rows of statistics of the worker ARGV[3]: KEYS are their hashes, and behind the worker stand for each row its
+-- value and for how many microseconds it is kept.
+--
+-- A hash holds the rows of all workers under one rollup and number. It goes by its TTL; a row in it begins with the
+-- moment until which it is kept, because a hash that other workers go on writing would keep the rows of the dead.
+function commands.write_stats()
+  for place, key in ipairs(KEYS) do
+    local value, kept = ARGV[2 * place + 2], tonumber(ARGV[2 * place + 3])
+    if kept > 0 then
+      redis.call("HSET", key, ARGV[3], string.format("%020.0f", now + kept) .. value)
+      live_for(key, kept / 1000, 1)
+    else
+      redis.call("HDEL", key, ARGV[3])
+    end
+    local rows = sub(key, -2) == ":0" and redis.call("HGETALL", key) or {}
+    for at = 1, #rows, 2 do
+      if tonumber(sub(rows[at + 1], 1, 20)) <= now then
+        redis.call("HDEL", key, rows[at])
+      end
+    end
+  end
+  return answer()
+end
+
 -- The rest is about all bans. KEYS: the hash with the numbers, the keys of bans by their end, the bans of networks by key.
 local META, INDEX, NETWORKS = 1, 2, 3
 
@@ -130,17 +154,12 @@ local function note(field, value)
   end
 end
 
--- Note a ban of the key ARGV[3] that ends at ARGV[4], "+inf" for never; answer with how many there are.
+-- Note a ban of the key ARGV[3] that ends at ARGV[4], "+inf" for never, if one is given; answer with how many there are.
 function commands.note()
-  if try("ZADD", KEYS[INDEX], ARGV[4], ARGV[3]) then
+  if ARGV[3] and try("ZADD", KEYS[INDEX], ARGV[4], ARGV[3]) then
     live_for(KEYS[INDEX], LONGEST_MS, 0)
     redis.call("ZREMRANGEBYSCORE", KEYS[INDEX], "-inf", text_of(now))
   end
-  return answer(count_bans(KEYS[INDEX], now))
-end
-
--- How many bans there are.
-function commands.count()
   return answer(count_bans(KEYS[INDEX], now))
 end
 
@@ -167,9 +186,8 @@ end
 
 -- What the script of windows says about bans, and when all windows were reset.
 function commands.news()
-  local stored = try("HMGET", KEYS[META], "life", "reset", "networks") or {}
-  local told = pack("<I4", count_bans(KEYS[INDEX], now)) .. (stored[3] or "")
-  return answer(told, stored[1] or "", stored[2] or "-1")
+  local told, life, reset = state_of_bans(KEYS[META], KEYS[INDEX], now)
+  return answer(told, life, text_of(reset))
 end
 
 -- The version of the bans of networks, and their keys and rows.

@@ -249,10 +249,7 @@ now, serials, slack_ms, with_meta, reset = unpack_from("<i8I4I4Bi8", ARGV[1])
 now = time_of(now)
 local replies = { pack("<i8", now), pack("<I4", 0), "" }
 if with_meta == 1 then
-  local stored = try("HMGET", KEYS[1], "life", "reset", "networks") or {}
-  reset = tonumber(stored[2]) or -1
-  replies[2] = pack("<I4", count_bans(KEYS[2], now)) .. (stored[3] or "")
-  replies[3] = stored[1] or ""
+  replies[2], replies[3], reset = state_of_bans(KEYS[1], KEYS[2], now)
 end
 
 local requests = ARGV[2]
