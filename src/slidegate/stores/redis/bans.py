@@ -28,7 +28,7 @@ from ...core.bans.rows import Bans, Row, from_rows, to_rows
 from ...core.bans.rules import LOG_EVERY_US, banned, bans_full, check_room, shadow_banned, unbanned
 from ...core.bans.strikes import StrikeRecord
 from ...core.decision import BanRefusal, Check
-from ...core.errors import StoreError, StoreUnavailable
+from ...core.errors import StoreUnavailable
 from ...core.limits import MAX_WINDOW_US
 from ...core.logs import Throttle
 from ...core.store import BanStore, Event
@@ -117,7 +117,6 @@ class RedisBans(BanStore):
         self._reading = False
         self._count = 0
         self._life = b""
-        self._begins = False
         self._begin_from_us = 0
 
     @property
@@ -245,12 +244,11 @@ class RedisBans(BanStore):
         check_room(self._shared.max_bans, len(new), len(in_force), 0, 0)
         known = {ban.key: ban for ban in in_force}
         longer = [ban for ban in stored.bans if ban.key not in known or lasts_longer(ban, known[ban.key])]
-        networks = self.networks
-        for ban in longer:
-            networks = networks.with_ban(ban) if ban.network() is not None else networks
-        for ban in longer:
-            if ban.network() is not None:
-                await self._put(ban)
+        of_networks, networks = [ban for ban in longer if ban.network() is not None], self.networks
+        for ban in of_networks:
+            networks = networks.with_ban(ban)  # it raises the error where there are too many
+        for ban in of_networks:
+            await self._put(ban)
         async for bans in in_steps([ban for ban in longer if ban.network() is None]):
             await asyncio.gather(*map(self._put, bans))
         async for records in in_steps(stored.strike_records):
@@ -325,22 +323,18 @@ class RedisBans(BanStore):
             self._reading = False
 
     def _begin_soon(self, batcher: Batcher) -> None:
-        if not self._begins and monotonic_us() >= self._begin_from_us:
-            self._begins = True
+        now_us = monotonic_us()
+        if now_us >= self._begin_from_us:
+            self._begin_from_us = now_us + BEGIN_AGAIN_US  # where this fails
             batcher.attend(self._begin(batcher))
 
     async def _begin(self, batcher: Batcher) -> None:
         """Give the data a life, where nobody has, and learn which it is."""
         meta = self._names[0]
-        try:
-            await batcher.ask(b"HSETNX", meta, b"life", os.urandom(LIFE_BYTES // 2).hex().encode())
-            await batcher.ask(b"PEXPIRE", meta, MAX_WINDOW_US // 1_000)
-            self._life = self._life or await batcher.ask(b"HGET", meta, b"life") or b""
-        except StoreError:
-            self._begin_from_us = monotonic_us() + BEGIN_AGAIN_US
-            raise
-        finally:
-            self._begins = False
+        await batcher.ask(b"HSETNX", meta, b"life", os.urandom(LIFE_BYTES // 2).hex().encode())
+        await batcher.ask(b"PEXPIRE", meta, MAX_WINDOW_US // 1_000)
+        self._life = self._life or await batcher.ask(b"HGET", meta, b"life") or b""
+        self._begin_from_us = 0
 
     def _tell_loss(self) -> None:
         known = self._count
