@@ -1,14 +1,14 @@
-"""The bans of a Redis store: the commands of users, the refusal of requests, and what answers say about bans.
+"""The bans of a Redis store: the commands of users, the refusal of requests, and what changes.
 
 The ban of a key and its strikes lie beside its windows, see ``lua/banned.lua``, and the script of windows looks for the
 bans of a request's keys where it decides about it. Strikes are counted by the rules of `core.bans` on rows that were
 read, and written back where these rows are still what is there; who loses such a race reads again.
 
-The bans of networks are a short list: every worker has all of it, and reads it again when an answer says that it has
-changed. A list of the keys of all bans, by their end, says how many there are and lets them be listed.
+The bans of networks are a short list: every worker has all of it, asks once a second whether it has changed, and reads
+it again then. A list of the keys of all bans, by their end, says how many there are and lets them be listed.
 
-Every answer also says which life of the data it belongs to. Another life begins after Redis has lost its data: then a
-worker says how many bans it knew of.
+A worker hears as well which life of the data this is. Another life begins after Redis has lost its data: then a worker
+says how many bans it knew of.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from ...core.bans.rules import LOG_EVERY_US, banned, bans_full, check_room, shad
 from ...core.bans.strikes import StrikeRecord
 from ...core.decision import BanRefusal, Check
 from ...core.errors import StoreUnavailable
-from ...core.limits import MAX_WINDOW_US
 from ...core.logs import Throttle
 from ...core.store import BanStore, Event
 from .ban_rows import (
@@ -45,7 +44,7 @@ from .ban_rows import (
     unpack_stored,
 )
 from .clock import monotonic_us
-from .errors import sensible
+from .errors import sensible, unless_foreign
 from .requests import subjects_of
 from .script import BANS_SCRIPT
 from .strikes import KNOWN_US, Strike, StrikeSums, new_name
@@ -59,10 +58,7 @@ CHUNK: Final = 200
 """How many bans to read or write without letting others go on: some 2 ms of an event loop, or of Redis."""
 TRIES: Final = 3
 """How often a strike is decided anew because another worker has changed the rows of its key meanwhile."""
-LIFE_BYTES: Final = 16
-BEGIN_AGAIN_US: Final = 1_000_000
 _TIME: Final = Struct("<q")
-_COUNT: Final = Struct("<I")
 
 
 class _Rows(NamedTuple):
@@ -97,14 +93,12 @@ class RedisBans(BanStore):
 
     Attributes:
         networks: The bans of networks, as Redis has said last.
-        reset_us: When all windows were reset, as far as is known here; -1 for never.
         version: Which version of `networks` that is; they are read again where Redis says that it has another one.
     """
 
     def __init__(self, shared: Shared) -> None:
         meta = shared.packing.meta
         self.networks = BannedNetworks()
-        self.reset_us = -1
         self._shared = shared
         self._time = shared.time
         self._batcher = shared.batcher
@@ -114,10 +108,8 @@ class RedisBans(BanStore):
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
         self._throttle = Throttle(LOG_EVERY_US)
         self.version = b""
-        self._reading = False
         self._count = 0
         self._life = b""
-        self._begin_from_us = 0
 
     @property
     def index_name(self) -> bytes:
@@ -223,7 +215,7 @@ class RedisBans(BanStore):
         return list(found.values())
 
     async def _stored_ban(self, batcher: Batcher, name: bytes) -> Ban | None:
-        return unpack_stored(await self._asked(batcher, name, b"HGET", name, BAN_FIELD))
+        return unpack_stored(await unless_foreign(batcher.ask_about(name, b"HGET", name, BAN_FIELD)))
 
     def count(self) -> int:
         """Return how many bans Redis had when it was heard last: those in force, and those that ended lately."""
@@ -255,12 +247,6 @@ class RedisBans(BanStore):
             await asyncio.gather(*(self._load_record(*one) for one in records))
         return len(stored.bans)
 
-    @sensible
-    async def reset_windows(self) -> None:
-        """Let nothing be handed back that was spent in any window up to now."""
-        _, reset = await self._command("reset_all", [self._shared.refusals.latest_us], self._names)
-        self.reset_us = max(self.reset_us, *_TIME.unpack(reset))
-
     # -- refusals of requests ---------------------------------------------------------------------------------------
 
     def refused_by_network(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> BanRefusal | None:
@@ -269,77 +255,46 @@ class RedisBans(BanStore):
         ban = longest(self._of_networks(subjects_of(checks, subjects), now_us))
         return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
 
-    # -- news in every answer ------------------------------------------------------------------------------------
-
-    def heard(self, batcher: Batcher, told: bytes, life: bytes) -> None:
-        """Record what an answer says about bans.
-
-        Args:
-            batcher: The batcher that heard it.
-            told: How many bans there are, and the version of those of networks.
-            life: The life of the data; empty where it has none.
-        """
-        (count,) = _COUNT.unpack_from(told)
-        if life:
-            if life != self._life:
-                before, self._life = self._life, life
-                if before:
-                    self._tell_loss()
-            self._count = count
-        elif self._shared.read_only:
-            batcher.attend(batcher.check_again())
-        else:
-            self._begin_soon(batcher)
-        if told[_COUNT.size :] != self.version and not self._reading:
-            self._reading = True
-            batcher.attend(self._read_again(batcher))
+    # -- news --------------------------------------------------------------------------------------------------------
 
     @sensible
-    async def read_networks(self, ask: Callable[..., Awaitable[Any]]) -> None:
-        """Read the bans of networks.
+    async def hear(self, ask: Callable[..., Awaitable[Any]]) -> None:
+        """Ask what has changed: how many bans there are, the bans of networks, and the life of the data.
 
         Args:
             ask: Sends a command about bans.
+
+        Raises:
+            StoreUnavailable: Nothing of slidegate stands there, and nothing may be made.
         """
-        names = (len(self._names), *self._names)
-        asked = b"networks", self._time.for_script()
-        packed, version, fields = await ask(b"EVAL", BANS_SCRIPT.source, *names, *asked)
+        begins = b"" if self._shared.read_only else os.urandom(8).hex().encode()
+        count, version, life = await self._ask_about_all(ask, b"news", begins)
+        if self._shared.read_only and not life:
+            raise StoreUnavailable(f"redis: nothing of slidegate stands under {self._names[0].decode()}")
+        known, self._count = self._count, count
+        before, self._life = self._life, life
+        if before not in (b"", life):
+            message = f"Redis lost its data: counts restart from zero; {known} known bans were lost"
+            self._shared.tell((Event("store_reset", message, {"bans": known}),))
+        if version != self.version:
+            await self.read_networks(ask)
+
+    @sensible
+    async def read_networks(self, ask: Callable[..., Awaitable[Any]]) -> None:
+        """Read the bans of networks; `ask` as for `hear`."""
+        version, fields = await self._ask_about_all(ask, b"networks")
         bans = [read_ban(row) for row in fields[1::2]]
         self.networks, self.version = BannedNetworks(ban for ban in bans if ban is not None), version
         self._shared.refusals.bans.clear()
+
+    async def _ask_about_all(self, ask: Callable[..., Awaitable[Any]], *asked: bytes) -> list[Any]:
+        """Run a command about all bans on a server that need not know the script; return what it answers."""
+        name, *more = asked
+        names, time = (len(self._names), *self._names), self._time.for_script()
+        answer: list[Any]
+        packed, *answer = await ask(b"EVAL", BANS_SCRIPT.source, *names, name, time, *more)
         self._time.saw(*_TIME.unpack(packed))
-
-    @sensible
-    async def hear(self, batcher: Batcher) -> None:
-        """Ask what answers say about bans, where the script of windows does not see it."""
-        _, told, life, reset = await self._command("news", [], self._names)
-        self.reset_us = max(self.reset_us, int(reset))
-        self.heard(batcher, told, life)
-
-    async def _read_again(self, batcher: Batcher) -> None:
-        try:
-            await self.read_networks(batcher.ask)
-        finally:
-            self._reading = False
-
-    def _begin_soon(self, batcher: Batcher) -> None:
-        now_us = monotonic_us()
-        if now_us >= self._begin_from_us:
-            self._begin_from_us = now_us + BEGIN_AGAIN_US  # where this fails
-            batcher.attend(self._begin(batcher))
-
-    async def _begin(self, batcher: Batcher) -> None:
-        """Give the data a life, where nobody has, and learn which it is."""
-        meta = self._names[0]
-        await batcher.ask(b"HSETNX", meta, b"life", os.urandom(LIFE_BYTES // 2).hex().encode())
-        await batcher.ask(b"PEXPIRE", meta, MAX_WINDOW_US // 1_000)
-        self._life = self._life or await batcher.ask(b"HGET", meta, b"life") or b""
-        self._begin_from_us = 0
-
-    def _tell_loss(self) -> None:
-        known = self._count
-        message = f"Redis lost its data: counts restart from zero; {known} known bans were lost"
-        self._shared.tell((Event("store_reset", message, {"bans": known}),))
+        return answer
 
     # -- commands for Redis ------------------------------------------------------------------------------------------
 
@@ -407,27 +362,18 @@ class RedisBans(BanStore):
 
         await self._update(key, policy, decide)
 
-    async def _asked(self, batcher: Batcher, name: bytes, *command: bytes) -> Any:
-        """Return the answer to a command about a name; None where a value of somebody else stands there."""
-        try:
-            return await batcher.ask_about(name, *command)
-        except StoreUnavailable as error:
-            if error.concerns != "key":
-                raise
-            return None
-
     async def _records(self) -> list[tuple[str, str, StrikeRecord]]:
         """Return (policy, key, record) of all keys that have one, which are searched for among all names."""
-        batcher, found = self._batcher(), list[tuple[str, str, StrikeRecord]]()
+        batcher, found = self._batcher(), dict[tuple[str, str], StrikeRecord]()
         now_us = await self._now_us()
-        async for names in in_steps(await batcher.names(self._shared.packing.strikes)):
-            asked = await asyncio.gather(*(self._asked(batcher, name, b"HGETALL", name) for name in names))
+        async for names in batcher.names(self._shared.packing.strikes, CHUNK):
+            asked = await asyncio.gather(*(unless_foreign(batcher.ask_about(name, b"HGETALL", name)) for name in names))
             for fields in filter(None, asked):
                 for policy, row in zip(fields[::2], fields[1::2], strict=True):
                     struck = read_record(row)
                     if struck is not None and struck.record.over_us > now_us:
-                        found.append((policy.decode(errors="replace"), struck.key, struck.record))
-        return found
+                        found[policy.decode(errors="replace"), struck.key] = struck.record
+        return [(*whose, record) for whose, record in found.items()]
 
     async def _has_room(self, ban: Ban) -> bool:
         """Note an automatic ban; where there are too many, take the note back and return False."""
@@ -450,10 +396,7 @@ class RedisBans(BanStore):
 
     async def _command(self, name: str, asked: Sequence[bytes | int], keys: Sequence[bytes]) -> list[Any]:
         """Run a command of ``lua/bans.lua``; return the server's time, and what else it answers."""
-        batcher = self._batcher()
-        packed, *answer = await batcher.run(BANS_SCRIPT, keys, [name.encode(), self._time.for_script(), *asked])
-        if not (self._life or self._shared.read_only):
-            self._begin_soon(batcher)
+        packed, *answer = await self._batcher().run(BANS_SCRIPT, keys, [name.encode(), self._time.for_script(), *asked])
         (now_us,) = _TIME.unpack(packed)
         self._time.saw(now_us)
         return [now_us, *answer]

@@ -36,16 +36,18 @@ from .errors import CLOSED, SICK, refusal, store_error, unexpected
 from .link import Connection
 from .refusals import RefusalCache
 from .requests import Question, Request
-from .script import BANS_SCRIPT, WINDOWS_SCRIPT, Packing, Script
+from .script import WINDOWS_SCRIPT, Packing, Script
 from .server import Server
 
 if TYPE_CHECKING:
     from .bans import RedisBans
     from .permits import Renewals
 
-_HEAD: Final = Struct("<qIIBq")
+_HEAD: Final = Struct("<qII")
 _TIME: Final = Struct("<q")
 
+NEWS_S: Final = 1.0
+"""How often it is asked what has changed: bans of networks, and the life of the data."""
 MAX_IN_CALL: Final = 64
 """A request takes the server some 5 us, and nobody else is served while a call runs."""
 SCAN_PART: Final = 500
@@ -97,12 +99,7 @@ class Batcher(ABC):
     Args:
         loop: The loop.
         shared: The parts of the store.
-
-    Attributes:
-        forgets_at_once: The windows of how many keys are forgotten by one command.
     """
-
-    forgets_at_once = SCAN_PART
 
     def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
         self.loop = loop
@@ -110,6 +107,7 @@ class Batcher(ABC):
         self._line: deque[Request] = deque()
         self._scheduled = False
         self._closed = False
+        self._news_from_s = float("-inf")
         self._opening: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -146,35 +144,19 @@ class Batcher(ABC):
             StoreError: One cannot be reached.
         """
 
-    async def names(self, pattern: bytes) -> set[bytes]:
-        """Return the names that match a pattern, which are searched for a part at a time.
+    async def names(self, pattern: bytes, step: int) -> AsyncIterator[list[bytes]]:
+        """Yield the names that match a pattern, so many at a time at most; one may come twice.
 
         Raises:
             StoreError: Redis cannot be reached, or answers with an error.
         """
-        found: set[bytes] = set()
         for connection in await self.servers():
-            async for part in _scan(connection, pattern):
-                found.update(part)
-        return found
-
-    async def forget_windows(self, pattern: bytes) -> int:
-        """Forget the windows in the hashes that match a pattern, a part at a time; return how many had any.
-
-        Raises:
-            StoreError: Redis cannot be reached, or answers with an error.
-        """
-        total: int = 0
-        time, step = self._shared.time.for_script(), self.forgets_at_once
-        for connection in await self.servers():
-            async for names in _scan(connection, pattern):
-                parts = [names[first : first + step] for first in range(0, len(names), step)]
-                asked = (
-                    connection.ask(b"EVAL", BANS_SCRIPT.source, len(part), *part, b"forget_windows", time)
-                    for part in parts
-                )
-                total += sum([forgotten for _, forgotten in await asyncio.gather(*asked)])
-        return total
+            place: bytes | None = b"0"
+            while place is not None:
+                place, found = await connection.ask(b"SCAN", place, b"MATCH", pattern, b"COUNT", SCAN_PART)
+                for first in range(0, len(found), step):
+                    yield found[first : first + step]
+                place = None if place == b"0" else place
 
     async def ask(self, *command: bytes | int) -> Any:
         """Send a command about what lies beside the numbers, as `ask_about` does."""
@@ -205,26 +187,12 @@ class Batcher(ABC):
                 raise
         return await self.ask_about(keys[0], b"EVAL", script.source, len(keys), *keys, *asked)
 
-    def attend(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run a coroutine that nobody waits for, until the batcher is closed; a `StoreError` of it is dropped."""
-        if self._closed:
-            work.close()
-        else:
-            self._start(work)
-
     def close(self) -> None:
         """Close the connections; waiting tasks get an error."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
         fail(self._taken(), StoreUnavailable(CLOSED))
-
-    async def check_again(self) -> None:
-        """Answer nothing more where nothing may be made, and nothing of slidegate stands there any more."""
-        try:
-            await self._check_there(self.ask)
-        except StoreUnavailable as error:
-            self._doubt(error)
 
     # -- getting ready -----------------------------------------------------------------------------------------------
 
@@ -257,17 +225,25 @@ class Batcher(ABC):
 
     async def _begin(self, ask: Callable[..., Awaitable[Any]]) -> None:
         """Do what has to be done before the first answer: look whether to answer at all, and for banned networks."""
-        await self._check_there(ask)
-        await self._shared.bans.read_networks(ask)
+        self._news_from_s = monotonic() + NEWS_S
+        await self._shared.bans.hear(ask)
 
-    async def _check_there(self, ask: Callable[..., Awaitable[Any]]) -> None:
-        """See that something of slidegate stands under the prefix, where nothing may be made.
+    def _hear(self) -> None:
+        """Have it learnt now and then what has changed."""
+        if monotonic() >= self._news_from_s:
+            self._news_from_s = monotonic() + NEWS_S
+            self._start(self._learn_news())
 
-        Raises:
-            StoreUnavailable: Nothing does.
-        """
-        if self._shared.read_only and not await ask(b"EXISTS", self._shared.packing.meta):
-            raise StoreUnavailable(f"redis: nothing of slidegate stands under {self._shared.packing.meta.decode()}")
+    async def _learn_news(self) -> None:
+        try:
+            await self._shared.bans.hear(self.ask)
+        except StoreError as error:
+            self._unheard(error)
+
+    def _unheard(self, error: StoreError) -> None:
+        """Deal with that it is not known what has changed."""
+        if self._shared.read_only:  # there may be nothing to answer from any more
+            self._doubt(error)
 
     def _fail_line(self, error: StoreError) -> None:
         """Deal with the requests that have not gone, where it cannot get ready."""
@@ -320,11 +296,9 @@ class ServerBatcher(Batcher):
 
     Attributes:
         max_calls: How many calls may be unanswered.
-        sees_numbers: Whether its calls see the hash with the numbers, which on a cluster lies in a slot of its own.
     """
 
     max_calls = 16
-    sees_numbers = True
 
     def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
         super().__init__(loop, shared)
@@ -366,6 +340,7 @@ class ServerBatcher(Batcher):
             if line:
                 self._open()
             return
+        self._hear()
         while line and self._calls < self.max_calls:
             requests: list[Request] = []
             while line and len(requests) < MAX_IN_CALL:
@@ -404,11 +379,9 @@ class ServerBatcher(Batcher):
 
     def _arguments(self, requests: Sequence[Request]) -> tuple[dict[bytes, int], tuple[bytes, ...]]:
         """Return the names and the arguments of a call."""
-        shared, time = self._shared, self._shared.time
-        names = {shared.packing.meta: 0, shared.bans.index_name: 1} if self.sees_numbers else {}
+        time, names = self._shared.time, dict[bytes, int]()
         packed = b"".join([request.pack(names) for request in requests])
-        now_us, reset_us = time.for_script(), shared.bans.reset_us
-        return names, (_HEAD.pack(now_us, getrandbits(32), time.slack_ms, self.sees_numbers, reset_us), packed)
+        return names, (_HEAD.pack(time.for_script(), getrandbits(32), time.slack_ms), packed)
 
     def _answered(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
         self._calls -= 1
@@ -424,7 +397,10 @@ class ServerBatcher(Batcher):
     def _deliver(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
         """Give the answers of a call to the tasks that wait for them."""
         try:
-            now_us, parts = self._read_state(answer, len(requests))
+            time, *parts = answer
+            (now_us,) = _TIME.unpack(time)
+            if len(parts) != len(requests):
+                raise ValueError
         except (TypeError, ValueError, LookupError, StructError):
             # This server cannot be relied on, whatever it is.
             error = unexpected(connection.name, answer)
@@ -448,16 +424,6 @@ class ServerBatcher(Batcher):
                     future.set_exception(unexpected(connection.name, part))
             elif isinstance(request, Question):
                 request.missed(part, now_us)
-
-    def _read_state(self, answer: Any, many: int) -> tuple[int, list[bytes]]:
-        """Return the time and the answers in what the script says, and pass on what that tells of bans."""
-        time, told, life, *parts = answer
-        (now_us,) = _TIME.unpack(time)
-        if len(parts) != many:
-            raise ValueError
-        if self.sees_numbers:
-            self._shared.bans.heard(self, told, life)
-        return now_us, parts
 
     def _tell_step(self, connection: Connection, step_us: int) -> None:
         """Forget what was known in the time of a server whose clock was set, and tell of it."""
@@ -498,13 +464,3 @@ class ServerBatcher(Batcher):
 
 async def _until_lost(connection: Connection) -> None:
     await connection.lost
-
-
-async def _scan(connection: Connection, pattern: bytes) -> AsyncIterator[list[bytes]]:
-    """Yield the names of one server that match a pattern, a part at a time; one may come twice."""
-    place = b"0"
-    while True:
-        place, found = await connection.ask(b"SCAN", place, b"MATCH", pattern, b"COUNT", SCAN_PART)
-        yield found
-        if place == b"0":
-            return

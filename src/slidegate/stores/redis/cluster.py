@@ -5,8 +5,7 @@ known owners hold meanwhile. Errors of nodes tell of changes: ``MOVED`` says tha
 that a key has while its slot is on the move; it is asked there then. Each node has a batcher of its own, so that a node
 that hangs holds up no other, and a call is about one slot.
 
-The ban of a key lies in the slot of its windows. The numbers and the bans of networks lie in a slot of their own, which
-calls for others cannot see: it is asked once in `NEWS_S` what has changed there.
+The ban of a key lies in the slot of its windows. The numbers and the bans of networks lie in a slot of their own.
 
 Tasks wait for each other in a tree, so that none ever waits for itself: commands wait for the batcher to be ready, and
 `_get_ready`, which makes it ready, uses only `_ask` and `_look`, which wait for connections alone.
@@ -42,7 +41,6 @@ MAX_REDIRECTIONS: Final = 5
 NODES_IN_TURN: Final = 3
 """A node that does not answer may use up a third of the timeout before the next is asked who has which slot."""
 TRY_AGAIN_S: Final = 0.02
-NEWS_S: Final = 1.0
 SAY_EVERY_S: Final = 60.0
 
 _REDIRECTED: Final = re.compile(r"(MOVED|ASK) ([0-9]+) (\S*):([0-9]+)$")
@@ -57,7 +55,6 @@ class NodeBatcher(ServerBatcher):
     """
 
     max_calls = 256
-    sees_numbers = False
 
     def __init__(self, front: ClusterBatcher, shared: Shared, address: NodeAddress) -> None:
         super().__init__(front.loop, shared)
@@ -84,6 +81,9 @@ class NodeBatcher(ServerBatcher):
 
     async def _begin(self, ask: Any) -> None:
         """Do nothing: the batcher to the cluster does, where the numbers are."""
+
+    def _hear(self) -> None:
+        """Do nothing; see `_begin`."""
 
     def _fail_line(self, error: StoreError) -> None:
         """Send the requests that never went to the nodes that have their slots by now."""
@@ -116,8 +116,6 @@ class NodeBatcher(ServerBatcher):
 class ClusterBatcher(Batcher):
     """The requests of one event loop to a cluster."""
 
-    forgets_at_once = 1  # names lie in different slots
-
     def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
         super().__init__(loop, shared)
         self._knows_slots = False
@@ -126,7 +124,6 @@ class ClusterBatcher(Batcher):
         self._nodes: dict[NodeAddress, NodeBatcher] = {}
         self._looking: asyncio.Task[Any] | None = None
         self._owners_in_doubt = False
-        self._news_from_s = float("-inf")
         self._throttle = Throttle(SAY_EVERY_S)
 
     async def ask_about(self, name: bytes, *command: bytes | int) -> Any:
@@ -322,20 +319,12 @@ class ClusterBatcher(Batcher):
                     raise
             await asyncio.sleep(TRY_AGAIN_S)
 
-    def _hear(self) -> None:
-        """Have it learnt now and then what has changed: bans of networks, and the life of the data."""
-        now_s = monotonic()
-        if now_s >= self._news_from_s:
-            self._news_from_s = now_s + NEWS_S
-            self._start(self._learn_news())
-
-    async def _learn_news(self) -> None:
-        try:
-            await self._shared.bans.hear(self)
-        except StoreError as error:
-            if self._throttle.left_out("bans_unread", monotonic()) is not None:
-                message = f"redis: bans of networks cannot be read, so those that are known hold: {error}"
-                self._shared.tell((Event("bans_unread", message, {"error": str(error)}),))
+    def _unheard(self, error: StoreError) -> None:
+        """See `Batcher`: nodes that are well go on answering, so this is told."""
+        super()._unheard(error)
+        if self._throttle.left_out("bans_unread", monotonic()) is not None:
+            message = f"redis: bans of networks cannot be read, so those that are known hold: {error}"
+            self._shared.tell((Event("bans_unread", message, {"error": str(error)}),))
 
 
 @sensible

@@ -31,10 +31,10 @@ from ..forks import hold_over_fork
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS
 from .bans import RedisBans
-from .batch import Batcher, ServerBatcher, Shared
+from .batch import MAX_IN_CALL, Batcher, ServerBatcher, Shared
 from .clock import StoreTime
 from .cluster import ClusterBatcher
-from .errors import CLOSED, sensible
+from .errors import CLOSED, sensible, unless_foreign
 from .multi_slot import MultiSlot
 from .permits import Renewals
 from .refusals import RefusalCache
@@ -208,36 +208,39 @@ class RedisStore(Store):
 
     def reset(self, key: str) -> Awaitable[bool]:
         """Forget the windows of `key` under every rule; False where there were none. Permits stay taken."""
-        packing, refusals = self._shared.packing, self._shared.refusals
-
-        def read(answer: bytes, now_us: int) -> bool:
-            refusals.change_key(key)
-            return answer[0] == CHANGED
-
-        sent = self._command(key, lambda names: packing.reset(key, refusals.latest_us, names), read)
+        refusals = self._shared.refusals
         refusals.change_key(key)
+        sent = self._reset(self._shared.packing.name_of(key))
+        sent.add_done_callback(lambda _: refusals.change_key(key))
         return sent
 
     @sensible
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule; False where there were none. Permits stay taken.
 
-        Redis is searched a part at a time, and goes on serving: units that are counted meanwhile may stay, and are not
-        handed back.
+        Redis is searched a part at a time, and goes on serving: units that are counted meanwhile may stay.
         """
-        self._shared.refusals.change_all()
-        await self.bans.reset_windows()
-        forgotten = await self._batcher().forget_windows(self._shared.packing.windows)
-        await self.bans.reset_windows()
-        self._shared.refusals.change_all()
-        return forgotten > 0
+        shared, forgotten = self._shared, False
+        shared.refusals.change_all()
+        async for names in self._batcher().names(shared.packing.windows, min(MAX_IN_CALL, shared.max_waiting)):
+            answers = await asyncio.gather(*(unless_foreign(self._reset(name)) for name in names))
+            forgotten = forgotten or any(answers)
+        shared.refusals.change_all()
+        return forgotten
+
+    def _reset(self, name: bytes) -> asyncio.Future[bool]:
+        """Forget the windows in the hash of a name."""
+        pack = partial(self._shared.packing.reset, name, self._shared.refusals.latest_us)
+        return self._command(name, pack, lambda answer, now_us: answer[0] == CHANGED)
 
     def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Awaitable[Snapshot]:
         """Return the windows that count `key` under each limit of some buckets. Changes nothing."""
-        checks = [(bucket, key, 0) for bucket in buckets]
+        packing, checks = self._shared.packing, [(bucket, key, 0) for bucket in buckets]
         many = sum(len(bucket.limits) for bucket in buckets)
-        pack = partial(self._shared.packing.question, INSPECT, checks, ())
-        return self._command(key, pack, lambda answer, now_us: Snapshot(now_us, windows_of(answer, many)))
+        pack = partial(packing.question, INSPECT, checks, ())
+        return self._command(
+            packing.name_of(key), pack, lambda answer, now_us: Snapshot(now_us, windows_of(answer, many))
+        )
 
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits requests of this process hold."""
@@ -248,11 +251,11 @@ class RedisStore(Store):
         return self._shared.renewals.renew()
 
     def _command(
-        self, key: str, pack: Callable[[dict[bytes, int]], bytes], read: Callable[[bytes, int], Any]
+        self, name: bytes, pack: Callable[[dict[bytes, int]], bytes], read: Callable[[bytes, int], Any]
     ) -> asyncio.Future[Any]:
-        """Send a request about a key; see `Command`."""
+        """Send a request about what a name in Redis names; see `Command`."""
         batcher = self._batcher()
-        request = Command(batcher.loop.create_future(), self._shared.packing.name_of(key), pack, read)
+        request = Command(batcher.loop.create_future(), name, pack, read)
         batcher.add(request)
         return request.future
 
@@ -270,7 +273,7 @@ class RedisStore(Store):
             return answer[0] == CHANGED
 
         refusals.change(windows)
-        return self._command(checks[0][1], pack, read)
+        return self._command(packing.name_of(checks[0][1]), pack, read)
 
     async def _hand_back_all(self, reservations: Sequence[Reservation]) -> bool:
         by_key: dict[str, list[Reservation]] = {}

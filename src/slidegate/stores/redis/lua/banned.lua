@@ -30,15 +30,3 @@ local function ban_in_force(name, now)
   local stored = redis.call("HGET", name, BAN)
   return stored and row_in_force(name, BAN, stored, now) or ""
 end
-
--- How many bans have not ended, by the list of their keys.
-local function count_bans(index, now)
-  return try("ZCOUNT", index, "(" .. text_of(now), "+inf") or 0
-end
-
--- What each answer says: how many bans there are with the version of those of networks, and the life of the data; and when
--- all windows were reset, -1 for never.
-local function state_of_bans(meta, index, now)
-  local stored = try("HMGET", meta, "life", "reset", "networks") or {}
-  return pack("<I4", count_bans(index, now)) .. (stored[3] or ""), stored[1] or "", tonumber(stored[2]) or -1
-end

@@ -59,29 +59,6 @@ function commands.forget()
   return answer(ban, remembered)
 end
 
--- Forget the windows in each of KEYS; answer with how many keys had any.
-function commands.forget_windows()
-  local forgotten = 0
-  for _, name in ipairs(KEYS) do
-    local many = try("HLEN", name) or 0 -- none where it is somebody else's
-    local ban = many > 0 and redis.call("HGET", name, BAN)
-    if many > (ban and 1 or 0) then
-      forgotten = forgotten + 1
-    end
-    if ban then
-      local fields = redis.call("HGETALL", name)
-      for at = 1, #fields, 2 do
-        if fields[at] ~= BAN then
-          redis.call("HDEL", name, fields[at])
-        end
-      end
-    elseif many > 0 then
-      redis.call("UNLINK", name)
-    end
-  end
-  return answer(forgotten)
-end
-
 local MEMBER_BYTES = 12
 local LOST, RENEWED, FAILED = 0, 1, 2
 
@@ -136,6 +113,10 @@ end
 -- The rest is about all bans. KEYS: the hash with the numbers, the keys of bans by their end, the bans of networks by key.
 local META, INDEX, NETWORKS = 1, 2, 3
 
+local function count_bans()
+  return try("ZCOUNT", KEYS[INDEX], "(" .. text_of(now), "+inf") or 0
+end
+
 local function networks_in_force()
   local rows, fields = {}, try("HGETALL", KEYS[NETWORKS]) or {}
   for at = 1, #fields, 2 do
@@ -149,9 +130,7 @@ local function networks_in_force()
 end
 
 local function note(field, value)
-  if try("HSET", KEYS[META], field, value) then
-    redis.call("PEXPIRE", KEYS[META], LONGEST_MS)
-  end
+  return try("HSET", KEYS[META], field, value) and redis.call("PEXPIRE", KEYS[META], LONGEST_MS)
 end
 
 -- Note a ban of the key ARGV[3] that ends at ARGV[4], "+inf" for never, if one is given; answer with how many there are.
@@ -160,7 +139,7 @@ function commands.note()
     live_for(KEYS[INDEX], LONGEST_MS, 0)
     redis.call("ZREMRANGEBYSCORE", KEYS[INDEX], "-inf", text_of(now))
   end
-  return answer(count_bans(KEYS[INDEX], now))
+  return answer(count_bans())
 end
 
 -- Ban the network ARGV[3] by the row ARGV[4] that lives for ARGV[5] ms, where there are fewer than ARGV[6] others; ARGV[7]
@@ -184,22 +163,17 @@ function commands.lift()
   return answer(stored and sub(stored, MOMENT_BYTES + 1) or "")
 end
 
--- What the script of windows says about bans, and when all windows were reset.
+-- How many bans there are, the version of those of networks, and the life of the data; one begins as ARGV[3] where there is
+-- none, unless that is "".
 function commands.news()
-  local told, life, reset = state_of_bans(KEYS[META], KEYS[INDEX], now)
-  return answer(told, life, text_of(reset))
+  local stored = try("HMGET", KEYS[META], "networks", "life") or {}
+  local life = stored[2] or (ARGV[3] ~= "" and note("life", ARGV[3]) and ARGV[3]) or ""
+  return answer(count_bans(), stored[1] or "", life)
 end
 
 -- The version of the bans of networks, and their keys and rows.
 function commands.networks()
   return answer(try("HGET", KEYS[META], "networks") or "", networks_in_force())
-end
-
--- From now on nothing is handed back that was spent in any window before, by a clock that has been as late as ARGV[3].
-function commands.reset_all()
-  local reset = max(tonumber(redis.call("HGET", KEYS[META], "reset") or -1), now, tonumber(ARGV[3]))
-  note("reset", text_of(reset))
-  return answer(pack("<i8", reset))
 end
 
 return commands[ARGV[1]]()
