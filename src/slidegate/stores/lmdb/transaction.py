@@ -14,7 +14,6 @@ import lmdb
 
 from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.bans.policy import BanPolicy
-from ...core.bans.rows import Bans
 from ...core.bans.rules import LOG_EVERY_US, BanRules
 from ...core.concurrency import Concurrency
 from ...core.decide import WindowRef, charge_all, decide, refund_all
@@ -344,39 +343,24 @@ class Transaction:
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
         """Count a strike, and ban the key if that is one too many; return the ban that this makes."""
         settings = self._process.settings
-        return self._ban_rules().strike(policy, key, weight, reason, settings.ban_now_us(), settings.unix_us())
+        return self.ban_rules().strike(policy, key, weight, reason, settings.ban_now_us(), settings.unix_us())
 
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
         """Ban a key by hand, None for ever; a ban that it has is replaced."""
         settings = self._process.settings
-        return self._ban_rules().ban(key, length_us, reason, by, settings.ban_now_us(), settings.unix_us())
+        return self.ban_rules().ban(key, length_us, reason, by, settings.ban_now_us(), settings.unix_us())
 
     def unban(self, key: str, by: str) -> bool:
         """Take the ban of a key back, and forget its strikes and levels; False if there was neither."""
-        return self._ban_rules().unban(key, by, self._process.settings.ban_now_us())
-
-    def check_room(self, stored: Bans) -> None:
-        """See that bans and strike records can be taken over; see `BanRules.check_room`."""
-        self._ban_rules().check_room(stored)
-
-    def take_over(self, stored: Bans) -> None:
-        """Take over bans and strike records."""
-        self._ban_rules().take_over(stored)
-
-    def ban_count(self) -> int:
-        """Return how many bans are written."""
-        return self.ban_rows.ban_count()
-
-    def remove_expired_bans(self, max_count: int) -> bool:
-        """Look at so many bans and records whose time has come; return whether there may be more."""
-        return self.ban_rows.remove_expired(self.now_us, max_count)
+        return self.ban_rules().unban(key, by, self._process.settings.ban_now_us())
 
     @property
     def ban_rows(self) -> LmdbBanStorage:
         """The rows about bans."""
         return LmdbBanStorage(self.txn, self.dbs, self.now_us, self._process.networks)
 
-    def _ban_rules(self) -> BanRules:
+    def ban_rules(self) -> BanRules:
+        """Return the rules, at work on these rows."""
         if self._rules is None:
             self._rules = BanRules(self.ban_rows, self._process.settings.max_bans, self._process.ban_throttle)
         return self._rules
