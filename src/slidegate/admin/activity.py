@@ -17,9 +17,9 @@ from functools import lru_cache
 from hashlib import blake2b
 from operator import attrgetter
 from threading import Lock
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
 
 from ..core.bans.ban import MAX_KEY_BYTES, MAX_REASON
 from ..core.decision import Check, Decision, LimitSet
@@ -71,17 +71,35 @@ class ClientActivity(View):
     rules: list[str]
 
 
+def _key(value: object) -> str:
+    """Return a key as it is stored: escaped, it could not be given back to the limiter."""
+    return "" if value is None else str(value)[:MAX_KEY_BYTES]
+
+
+def _text(value: object) -> str:
+    return "" if value is None else escaped(str(value), MAX_REASON)
+
+
+def _text_or_none(value: object) -> str | None:
+    return _text(value) or None
+
+
+Key: TypeAlias = Annotated[AnyText, BeforeValidator(_key)]
+Text: TypeAlias = Annotated[str, BeforeValidator(_text)]
+TextOrNone: TypeAlias = Annotated[str | None, BeforeValidator(_text_or_none)]
+
+
 class Refusal(View):
     """A refused request."""
 
     at: float
-    key: AnyText
-    client: AnyText
-    rule: str
-    limit: str | None
-    reason: str
-    route: str | None
-    method: str | None
+    key: Key
+    client: Key
+    rule: Text
+    limit: TextOrNone
+    reason: Text
+    route: TextOrNone
+    method: TextOrNone
     status: int | None
     retry_after_s: float | None
     worker: str = ""
@@ -89,20 +107,9 @@ class Refusal(View):
     @classmethod
     def of(cls, event: Event) -> Self:
         """Return the refusal that an event tells of."""
-        details = event.details
-        status, retry_after_s = details.get("status"), details.get("retry_after_s")
-        return cls(
-            at=_at(event),
-            key=_key(details.get("key")),
-            client=_key(details.get("client")),
-            rule=_text(details.get("rule")),
-            limit=_text(details.get("limit")) or None,
-            reason=_text(details.get("reason")),
-            route=_text(details.get("route")) or None,
-            method=_text(details.get("method")) or None,
-            status=status if isinstance(status, int) else None,
-            retry_after_s=retry_after_s if isinstance(retry_after_s, (int, float)) else None,
-        )
+        names = cls.model_fields.keys() - {"at", "worker"}
+        told: dict[str, Any] = {name: event.details.get(name) for name in names}
+        return cls(at=_at(event), **told)
 
 
 class LoggedEvent(View):
@@ -397,12 +404,3 @@ def _fitting(entries: Iterable[T], most_bytes: int) -> list[T]:
 
 def _at(event: Event) -> float:
     return event.time_us / 1_000_000 if event.time_us else time.time()
-
-
-def _key(value: object) -> str:
-    """Return a key as it is stored: escaped, it could not be given back to the limiter."""
-    return "" if value is None else str(value)[:MAX_KEY_BYTES]
-
-
-def _text(value: object) -> str:
-    return "" if value is None else escaped(str(value), MAX_REASON)

@@ -123,7 +123,8 @@ class AdminService:
         limiter = self._limiter
         ban_key(params.key)
         key = limiter.key_for(params.key)
-        ban = await self._ban_of(key) or await limiter.banned(key)
+        # That of exactly this key or network, whatever other bans refuse it.
+        ban = await limiter.engine.find_ban((key,)) or await limiter.banned(key)
         names = self._activity.rules_of(key)
         recent = {bucket.rule for name in names if (bucket := self._activity.bucket(name)) is not None}
         refusals = (await self._activity.all_workers()).refusals
@@ -327,10 +328,6 @@ class AdminService:
             nearest=nearest,
             banned=banned,
         )
-
-    async def _ban_of(self, key: str) -> Ban | None:
-        """Return the ban of exactly this key or network, whatever other bans refuse it."""
-        return await self._limiter.engine.find_ban((key,))
 
     def _is_own(self, target: str, by: Sender) -> bool:
         """Tell whether a target is, or holds, the address that a request comes from."""
