@@ -50,7 +50,7 @@ from .script import BANS_SCRIPT
 from .strikes import KNOWN_US, Strike, StrikeSums, new_name
 
 if TYPE_CHECKING:
-    from .batch import Batcher, Shared
+    from .batch import Shared
 
 T = TypeVar("T")
 
@@ -190,7 +190,7 @@ class RedisBans(BanStore):
         """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
         unsent = self._sums.forget(key)
         _, own, remembered = await self._command("forget", [], self._names_of(key))
-        now_us, network = await self._command("lift", [key.encode(), self._new_version()], self._names)
+        now_us, network = await self._command("lift", [key.encode(), os.urandom(8)], self._names)
         ban = longest([one for one in map(unpack_ban, (own, network)) if one is not None and not one.is_over(now_us)])
         self._shared.refusals.clear()
         if network:
@@ -209,13 +209,11 @@ class RedisBans(BanStore):
         found = {ban.key: ban for ban in self.networks.bans.values() if not ban.is_over(now_us)}
         async for some in in_steps(keys):
             names = [self._shared.packing.name_of(key.decode(errors="replace")) for key in some]
-            for ban in await asyncio.gather(*(self._stored_ban(batcher, name) for name in names)):
+            rows = (unless_foreign(batcher.ask_about(name, b"HGET", name, BAN_FIELD)) for name in names)
+            for ban in map(unpack_stored, await asyncio.gather(*rows)):
                 if ban is not None and not ban.is_over(now_us):
                     found[ban.key] = ban
         return list(found.values())
-
-    async def _stored_ban(self, batcher: Batcher, name: bytes) -> Ban | None:
-        return unpack_stored(await unless_foreign(batcher.ask_about(name, b"HGET", name, BAN_FIELD)))
 
     def count(self) -> int:
         """Return how many bans Redis had when it was heard last: those in force, and those that ended lately."""
@@ -345,7 +343,7 @@ class RedisBans(BanStore):
         if ban.network() is None:
             await self._command("put", [row, lives_ms], self._names_of(ban.key))
             return
-        asked: list[bytes | int] = [ban.key.encode(), row, lives_ms, MAX_NETWORKS, self._new_version()]
+        asked: list[bytes | int] = [ban.key.encode(), row, lives_ms, MAX_NETWORKS, os.urandom(8)]
         _, written = await self._command("ban_network", asked, self._names)
         if not written:
             await self._batcher().ask(b"ZREM", self.index_name, ban.key.encode())
@@ -412,9 +410,6 @@ class RedisBans(BanStore):
             elif one in networks.bans:
                 found.append(networks.bans[one])
         return [ban for ban in (_begun_by(ban, now_us) for ban in found) if not ban.is_over(now_us)]
-
-    def _new_version(self) -> bytes:
-        return os.urandom(8)
 
 
 def _begun_by(ban: Ban, now_us: int) -> Ban:

@@ -66,8 +66,9 @@ class NodeBatcher(ServerBatcher):
         """Whether nobody waits for it, and there is no connection."""
         return not (self._calls or self._line or self._opening or self._is_ready)
 
-    def ask_for(self, connection: Connection, requests: Sequence[Request]) -> None:
+    async def ask_for(self, requests: Sequence[Request]) -> None:
         """Write a call about a slot that is still on its way here."""
+        connection = await self.reached()
         connection.send(_ignore, b"ASKING")
         self.call(connection, requests, b"EVAL")  # nobody would ask once more where the script is unknown
 
@@ -100,13 +101,13 @@ class NodeBatcher(ServerBatcher):
         moved = _REDIRECTED.search(error)
         if moved is not None:
             self._front.redirect(requests, moved, connection, refusal(connection.name, error))
-        elif error.startswith("TRYAGAIN") and len({request.name for request in requests}) > 1:
-            # Some keys of the slot are here, and some on its next node: each key alone is found on one of them.
+        elif error.startswith("TRYAGAIN") and len(requests) > 1:
+            # Some keys of the slot are here, and some on its next node: those of one request may be on one of them.
             for request in requests:
-                request.group = request.name
+                request.group = request
             self._front.send(requests)
-        elif error.startswith("TRYAGAIN") and any(isinstance(one, Question) and one.banned for one in requests):
-            self._front.send_apart(requests)
+        elif error.startswith("TRYAGAIN") and isinstance(requests[0], Question) and requests[0].banned:
+            self._front.send_apart(requests[0])
         else:
             super()._refused(connection, requests, error)
             if error.startswith("CLUSTERDOWN"):
@@ -193,17 +194,15 @@ class ClusterBatcher(Batcher):
         if address is None:
             self.send(others)
         elif others:
-            self._carry(others, self._ask_for(others, address))
+            self._carry(others, self._node(address).ask_for(others))
 
     def send_elsewhere(self, requests: Sequence[Request], address: NodeAddress | None, error: StoreError) -> None:
         """Send requests that never went to the nodes of their slots by now, unless that is the one that failed."""
         self._carry(requests, self._look_and_send(requests, address, error))
 
-    def send_apart(self, requests: Sequence[Request]) -> None:
-        """Look for the bans of requests by themselves, and send the others without: their keys lie on two nodes."""
-        for request in requests:
-            if isinstance(request, Question):
-                self._carry([request], self._look_apart(request))
+    def send_apart(self, request: Question) -> None:
+        """Look for the bans of a request by themselves, and send it without: their keys lie on two nodes."""
+        self._carry([request], self._look_apart(request))
 
     async def _look_apart(self, request: Question) -> None:
         if not await request.look_apart(self._ask):
@@ -219,10 +218,6 @@ class ClusterBatcher(Batcher):
             else:
                 request.redirections += 1
                 self.send([request])
-
-    async def _ask_for(self, requests: Sequence[Request], address: NodeAddress) -> None:
-        node = self._node(address)
-        node.ask_for(await node.reached(), requests)
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
