@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 
 from slidegate import ConfigurationError, Limiter
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.urls import SCHEMES, Address, close_client, open_client, read_address
+from slidegate.stores.redis.urls import SCHEMES, Address, open_client, read_address
 
 from ..fault_proxy import HOST, FaultProxy
 from ..redis_servers import RedisServer, needs_redis
@@ -127,7 +127,7 @@ async def write(url: str, key: str, **options: Any) -> None:
         assert await client.set(key, "1")
         assert SECRET not in repr(client)
     finally:
-        await close_client(client)
+        await client.aclose()
 
 
 @needs_redis

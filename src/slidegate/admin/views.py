@@ -148,20 +148,8 @@ class Lines(View):
 # -- rules and lists ---------------------------------------------------------------------------------------------------
 
 
-def _sorted(methods: Iterable[str] | None) -> list[str] | None:
-    return None if methods is None else sorted(methods)
-
-
 def _each_as_text(limits: Iterable[object]) -> list[str]:
     return [str(limit) for limit in limits]
-
-
-def _is_given(function: object) -> bool:
-    return function is not None
-
-
-def _unless_function(cost: object) -> object:
-    return None if callable(cost) else cost
 
 
 def _key(key: object) -> str:
@@ -177,12 +165,12 @@ class Rule(View):
 
     name: Annotated[str, Field(validation_alias="label")]
     paths: list[str]
-    methods: Annotated[list[str] | None, BeforeValidator(_sorted)]
+    methods: Annotated[list[str] | None, BeforeValidator(lambda methods: None if methods is None else sorted(methods))]
     connection: str | None
     limits: Annotated[list[str], BeforeValidator(_each_as_text), Field(validation_alias="all_limits")]
-    by_request: Annotated[bool, BeforeValidator(_is_given), Field(validation_alias="limits_function")]
+    by_request: Annotated[bool, BeforeValidator(callable), Field(validation_alias="limits_function")]
     key: Annotated[str, BeforeValidator(_key)]
-    cost: Annotated[int | None, BeforeValidator(_unless_function)]
+    cost: Annotated[int | None, BeforeValidator(lambda cost: None if callable(cost) else cost)]
     action: str
     exempt: bool
     final: bool
@@ -347,10 +335,6 @@ def _in_unix_time(part: WindowSlice, ahead_us: int) -> WindowSlice:
     return part._replace(start_us=part.start_us + ahead_us, end_us=part.end_us + ahead_us)
 
 
-def _is_enforced(rule: str) -> bool:
-    return not only_looks(rule)
-
-
 class Window(View):
     """What is spent of a limit, slice by slice; a shadow rule refuses nobody.
 
@@ -365,7 +349,7 @@ class Window(View):
     retry_after_s: Annotated[float | None, OfMicroseconds, Field(validation_alias="retry_after_us")]
     more_after_s: Annotated[float, OfMicroseconds, Field(validation_alias="more_after_us")]
     reset_after_s: Annotated[float, OfMicroseconds, Field(validation_alias="reset_after_us")]
-    refuses: Annotated[bool, BeforeValidator(_is_enforced), Field(validation_alias="rule")]
+    refuses: Annotated[bool, BeforeValidator(lambda rule: not only_looks(rule)), Field(validation_alias="rule")]
     fallback: bool
     slices: list[Slice]
 

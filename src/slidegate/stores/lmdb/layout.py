@@ -23,7 +23,7 @@ from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.errors import ConfigurationError, StoreUnavailable
 from ..system_clock import system_us
@@ -70,6 +70,9 @@ class Databases(NamedTuple):
 
 NAMES: Final = Databases._fields[:-1]
 
+DueAt: TypeAlias = Callable[[bytes, bytes, bytes], int | None]
+"""Returns when to delete a row, None for never, given the name of its database, the row and its value."""
+
 
 def row_of(key: str, name: bytes = b"") -> bytes:
     """Return the row of a key under a name; without one what all rows of the key begin with, and no other key's."""
@@ -94,14 +97,7 @@ def look_later(txn: Any, index: Any, due_us: int, row: bytes, kind: bytes) -> No
     txn.put(due_row(due_us, row), kind, db=index)
 
 
-def sweep(
-    txn: Any,
-    dbs: Databases,
-    index: Any,
-    now_us: int,
-    max_count: int,
-    due_us: Callable[[bytes, bytes, bytes], int | None],
-) -> tuple[list[bytes], bool]:
+def sweep(txn: Any, dbs: Databases, index: Any, now_us: int, max_count: int, due_us: DueAt) -> tuple[list[bytes], bool]:
     """Look at rows whose time has come, and delete those that hold nothing any more.
 
     Args:
@@ -110,7 +106,7 @@ def sweep(
         index: The index, `ends` or `ban_ends`.
         now_us: The time.
         max_count: How many rows to look at.
-        due_us: Returns when to delete a row, None for never, given the name of its database, the row and its value.
+        due_us: Says when to delete a row.
 
     Returns:
         The databases of the rows that were deleted; and whether the time of others may have come.

@@ -366,7 +366,8 @@ class ServerBatcher(Batcher):
         script = WINDOWS_SCRIPT
         what = script.name if how == b"EVALSHA" else script.source
         try:
-            names, arguments = self._arguments(requests)
+            names = dict[bytes, int]()
+            packed = b"".join([request.pack(names) for request in requests])
         except Exception as error:  # of one of them, which nobody but whoever asked it can know
             if len(requests) > 1:
                 for request in requests:
@@ -375,13 +376,8 @@ class ServerBatcher(Batcher):
                 fail(requests, StoreUnavailable(f"redis: a request cannot be sent: {error!r}", concerns="key"))
             return
         self._calls += 1
-        connection.send(done, how, what, len(names), *names, *arguments)
-
-    def _arguments(self, requests: Sequence[Request]) -> tuple[dict[bytes, int], tuple[bytes, ...]]:
-        """Return the names and the arguments of a call."""
-        time, names = self._shared.time, dict[bytes, int]()
-        packed = b"".join([request.pack(names) for request in requests])
-        return names, (_HEAD.pack(time.for_script(), getrandbits(32), time.slack_ms), packed)
+        head = _HEAD.pack(self._shared.time.for_script(), getrandbits(32), self._shared.time.slack_ms)
+        connection.send(done, how, what, len(names), *names, head, packed)
 
     def _answered(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
         self._calls -= 1

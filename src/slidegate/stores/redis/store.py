@@ -29,7 +29,7 @@ from ...core.store import Clock, Store
 from ...core.views import Snapshot
 from ..forks import hold_over_fork
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
-from ..shared import DEFAULT_MAX_BANS
+from ..shared import DEFAULT_MAX_BANS, check_clock
 from .bans import RedisBans
 from .batch import MAX_IN_CALL, Batcher, ServerBatcher, Shared
 from .clock import StoreTime
@@ -42,7 +42,7 @@ from .requests import Command, Question, keys_of, subjects_of
 from .script import CHANGED, CHARGE, HIT, INSPECT, PEEK, Packing, windows_of
 from .server import Server
 from .stats import RedisSharedStats
-from .urls import Client, close_client, open_client
+from .urls import Client, open_client
 
 DEFAULT_MAX_WAITING: Final = 10_000
 DEFAULT_TIMEOUT: Final = "1s"
@@ -90,7 +90,7 @@ class RedisStore(Store):
     ) -> None:
         _check(client, prefix, max_bans, max_waiting, clock)
         super().__init__()
-        self._own = isinstance(client, str)
+        # It never connects: it says where to connect, and how.
         self._client: Any = open_client(client) if isinstance(client, str) else client
         self._is_cluster = isinstance(self._client, RedisCluster)
         self._prefix = prefix
@@ -145,11 +145,8 @@ class RedisStore(Store):
                 batcher.close()
             elif not loop.is_closed():
                 loop.call_soon_threadsafe(batcher.close)
-        if running is None:
-            return
-        await asyncio.sleep(0)  # lets the loop take note
-        if self._own:
-            await close_client(self._client)
+        if running is not None:
+            await asyncio.sleep(0)  # lets the loop take note
 
     def part_of(self, checks: Sequence[Check]) -> str | None:
         """Return which nodes of a cluster are asked about checks, or about bans where there are no checks."""
@@ -341,7 +338,7 @@ def _look_at(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
-def _check(client: object, prefix: object, max_bans: object, max_waiting: object, clock: object) -> None:
+def _check(client: object, prefix: object, max_bans: object, max_waiting: object, clock: Clock | None) -> None:
     """Refuse arguments that cannot work; see `RedisStore`."""
     if not isinstance(prefix, str) or not 0 < len(prefix) <= 64 or re.search(r"[{}*?\[\]\\\ud800-\udfff]", prefix):
         raise ConfigurationError(
@@ -349,8 +346,7 @@ def _check(client: object, prefix: object, max_bans: object, max_waiting: object
         )
     check_whole(max_bans, 1, 10**12, "max_bans", "for example 100_000")
     check_whole(max_waiting, 1, 10**9, "max_waiting", "for example 10_000")
-    if clock is not None and not callable(clock):
-        raise ConfigurationError(f"clock: expected a function that returns microseconds, not {quoted(clock)}")
+    check_clock("clock", clock)
     if not isinstance(client, (str, Redis, RedisCluster)):
         raise ConfigurationError(
             f'client: expected an address, for example "redis://localhost:6379/0", or a client of redis.asyncio, '

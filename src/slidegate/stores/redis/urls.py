@@ -25,7 +25,7 @@ from urllib.parse import parse_qsl, unquote
 
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
-from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.asyncio.sentinel import Sentinel
 
 from ...core.errors import ConfigurationError, closest, quoted
 
@@ -89,15 +89,6 @@ def open_client(url: str, **options: Any) -> Client:
         return master
     ((host, port),) = address.hosts
     return Redis(host=host, port=port, db=address.database, **options)
-
-
-async def close_client(client: Client) -> None:
-    """Close a client of `open_client`, and the sentinels that it was made with."""
-    await client.aclose()
-    pool = getattr(client, "connection_pool", None)
-    if isinstance(pool, SentinelConnectionPool):
-        for sentinel in pool.sentinel_manager.sentinels:
-            await sentinel.aclose()
 
 
 def read_address(url: str) -> Address:
