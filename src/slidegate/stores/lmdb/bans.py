@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Bans, Row, from_rows, to_rows
+from ...core.bans.rules import BanRules
 from ...core.errors import StoreError
 from ...core.store import BanStore
 from .ban_rows import ban_of, record_of, struck_of
@@ -53,15 +54,15 @@ class LmdbBans(BanStore):
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | Awaitable[Ban | None] | None:
         """Count a strike, and ban the key if that is one too many; return the ban that this makes."""
-        return self._batcher.run(Transaction.strike, policy, key, weight, reason)
+        return self._change(lambda rules, now_us, wall_us: rules.strike(policy, key, weight, reason, now_us, wall_us))
 
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
         """Ban a key by hand, None for ever; a ban that it has is replaced."""
-        return self._batcher.run(Transaction.ban, key, length_us, reason, by)
+        return self._change(lambda rules, now_us, wall_us: rules.ban(key, length_us, reason, by, now_us, wall_us))
 
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
         """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
-        return self._batcher.run(Transaction.unban, key, by)
+        return self._change(lambda rules, now_us, _: rules.unban(key, by, now_us))
 
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
         """Take over the rows of a `dump`; of two bans of a key the one that lasts longer stays.
@@ -113,7 +114,7 @@ class LmdbBans(BanStore):
         if self.count() + len(bans) > self._settings.max_bans:
             for _ in range(0, self.count(), LOAD_STEP):
                 await self._run(patience_s, lambda change: change.ban_rows.remove_expired(change.now_us, LOAD_STEP))
-        await self._run(patience_s, lambda change: change.ban_rules().check_room(stored))
+        await self._run(patience_s, lambda change: change.change_bans(lambda rules, *_: rules.check_room(stored)))
         parts = [Bans(bans[at : at + LOAD_STEP], []) for at in range(0, len(bans), LOAD_STEP)]
         parts += [Bans([], records[at : at + LOAD_STEP]) for at in range(0, len(records), LOAD_STEP)]
         done = 0
@@ -127,6 +128,9 @@ class LmdbBans(BanStore):
             await _pause(LOAD_PAUSE_S)
         return len(bans)
 
+    def _change(self, do: Callable[[BanRules, int, int], T]) -> T | Awaitable[T]:
+        return self._batcher.run(Transaction.change_bans, do)
+
     async def _run(self, patience_s: float, do: Callable[[Transaction], object]) -> None:
         answer = self._batcher.run_job((do, ()), patience_s)
         if isawaitable(answer):
@@ -134,7 +138,7 @@ class LmdbBans(BanStore):
 
 
 def _take_over(stored: Bans, transaction: Transaction) -> None:
-    transaction.ban_rules().take_over(stored)
+    transaction.change_bans(lambda rules, *_: rules.take_over(stored))
 
 
 def rows_from(transaction: Transaction, database: str, row: bytes) -> tuple[list[tuple[bytes, bytes]], bytes | None]:

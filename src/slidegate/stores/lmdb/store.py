@@ -211,14 +211,16 @@ class LmdbStore(Store):
         Permits stay taken, because the requests are under way. The units of the key in a shared cell stay: they cannot
         be told from those of other keys.
         """
-        return self._batcher.run(Transaction.reset, key)
+        known = self._transactions
+        return self._batcher.run(lambda transaction: transaction.windows.reset(key, known.latest_us))
 
     def reset_all(self) -> bool | Awaitable[bool]:
         """Delete the windows of all keys under every rule, and shared cells; False if there were none.
 
         Permits stay taken, because the requests are under way.
         """
-        return self._batcher.run(Transaction.reset_all)
+        known = self._transactions
+        return self._batcher.run(lambda transaction: transaction.windows.reset_all(known.latest_us))
 
     def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot:
         """Return the windows that count `key` under some buckets. This waits for no other process."""
@@ -230,4 +232,4 @@ class LmdbStore(Store):
 
     def renew_permits(self) -> Awaitable[None] | None:
         """Renew the lease on the permits of this process, which the store does by itself where asyncio runs."""
-        return self._batcher.run(Transaction.renew_permits)
+        return self._batcher.run(lambda transaction: transaction.permit_rows().renew())
