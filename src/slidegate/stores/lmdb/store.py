@@ -165,7 +165,6 @@ class LmdbStore(Store):
             super().close()
             self._transactions.closed = True
             self._renewer.close()
-            self._batcher.close()
             close_environment(self._env)
 
     def keep_deadline(self, deadline_s: float) -> bool:
