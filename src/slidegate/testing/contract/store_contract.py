@@ -68,6 +68,9 @@ KNOWN: Final = {
     "a look before the clock steps back changes no refund": _known(
         [Look(((0, "ann", 1),)), Step(-10 * SECOND_US), _ask(1), Refund(0)], "1/10s"
     ),
+    "a reset of everything where there is nothing is not remembered": _known(
+        [Reset(None), Step(-2), _ask(1), Refund(0)], "1/10s"
+    ),
     "a reset of nothing is not remembered": _known(
         [_ask(1), Refund(0), Reset("ann"), Step(-2), _ask(1), Refund(0)], "1/10s"
     ),
