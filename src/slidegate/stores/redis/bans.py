@@ -159,16 +159,14 @@ class RedisBans(BanStore):
                 return None
             heard.append((name, now_us))
             record, is_due = before.record.struck(policy, now_us, weight)
-            made: Ban | None = None
-            events: list[Event] = []
-            if is_due:
-                after, made = record.banned(policy, key, strike.reason, self._time.unix_us())
-                events.append(shadow_banned(made) if policy.shadow else banned(made))
-                if not policy.shadow and not await self._has_room(made):
-                    made, events = None, []
-                else:
-                    record = after
-            return _Change(None if policy.shadow else made, StruckRecord(key, record, heard), events)
+            if not is_due:
+                return _Change(None, StruckRecord(key, record, heard), [])
+            after, made = record.banned(policy, key, strike.reason, self._time.unix_us())
+            if policy.shadow:
+                return _Change(None, StruckRecord(key, after, heard), [shadow_banned(made)])
+            if not await self._has_room(made):
+                return _Change(None, StruckRecord(key, record, heard), [])
+            return _Change(made, StruckRecord(key, after, heard), [banned(made)])
 
         rows, change = await self._update(key, policy.name, decide)
         struck = rows.struck()
