@@ -22,7 +22,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 from pydantic import BeforeValidator, ValidationError
 
 from ..core.bans.ban import MAX_KEY_BYTES, MAX_REASON
-from ..core.decision import Check, Decision, LimitSet
+from ..core.decision import Decision, LimitSet
 from ..core.errors import StoreError
 from ..core.logs import escaped, logger
 from ..core.store import Event
@@ -247,21 +247,17 @@ class ActivityRecorder(Observer):
 
     def _read(self, decisions: Sequence[Decision]) -> None:
         """Count decisions: of a client that comes again and again, all have one and the same tuple of checks."""
-        by_checks: dict[int, tuple[Sequence[Check], list[int]]] = {}
+        groups: dict[int, list[Decision]] = {}
         for decision in decisions:
-            if not decision.checks:
-                continue
-            rule = decision.checks[0][0].rule
-            if not rule.startswith("slidegate-"):
-                counts = by_checks.setdefault(id(decision.checks), (decision.checks, [0, 0]))[1]
-                counts[0] += 1
-                counts[1] += not decision.allowed
+            if decision.checks and not decision.checks[0][0].rule.startswith("slidegate-"):
+                groups.setdefault(id(decision.checks), []).append(decision)
         requests: Counter[str] = Counter()
         refused: Counter[str] = Counter()
         with self._lock:
-            for checks, (times, times_refused) in by_checks.values():
+            for group in groups.values():
+                checks, times_refused = group[0].checks, sum(not decision.allowed for decision in group)
                 for key in {key for _, key, _ in checks}:
-                    requests[key] += times
+                    requests[key] += len(group)
                     refused[key] += times_refused
                 for bucket, key, _ in checks:
                     self._learn(bucket, key)
