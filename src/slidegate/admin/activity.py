@@ -17,12 +17,12 @@ from functools import lru_cache
 from hashlib import blake2b
 from operator import attrgetter
 from threading import Lock
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
 
 from ..core.bans.ban import MAX_KEY_BYTES, MAX_REASON
-from ..core.decision import Check, Decision, LimitSet
+from ..core.decision import Decision, LimitSet
 from ..core.errors import StoreError
 from ..core.logs import escaped, logger
 from ..core.store import Event
@@ -71,17 +71,35 @@ class ClientActivity(View):
     rules: list[str]
 
 
+def _key(value: object) -> str:
+    """Return a key as it is stored: escaped, it could not be given back to the limiter."""
+    return "" if value is None else str(value)[:MAX_KEY_BYTES]
+
+
+def _text(value: object) -> str:
+    return "" if value is None else escaped(str(value), MAX_REASON)
+
+
+def _text_or_none(value: object) -> str | None:
+    return _text(value) or None
+
+
+Key: TypeAlias = Annotated[AnyText, BeforeValidator(_key)]
+Text: TypeAlias = Annotated[str, BeforeValidator(_text)]
+TextOrNone: TypeAlias = Annotated[str | None, BeforeValidator(_text_or_none)]
+
+
 class Refusal(View):
     """A refused request."""
 
     at: float
-    key: AnyText
-    client: AnyText
-    rule: str
-    limit: str | None
-    reason: str
-    route: str | None
-    method: str | None
+    key: Key
+    client: Key
+    rule: Text
+    limit: TextOrNone
+    reason: Text
+    route: TextOrNone
+    method: TextOrNone
     status: int | None
     retry_after_s: float | None
     worker: str = ""
@@ -89,20 +107,9 @@ class Refusal(View):
     @classmethod
     def of(cls, event: Event) -> Self:
         """Return the refusal that an event tells of."""
-        details = event.details
-        status, retry_after_s = details.get("status"), details.get("retry_after_s")
-        return cls(
-            at=_at(event),
-            key=_key(details.get("key")),
-            client=_key(details.get("client")),
-            rule=_text(details.get("rule")),
-            limit=_text(details.get("limit")) or None,
-            reason=_text(details.get("reason")),
-            route=_text(details.get("route")) or None,
-            method=_text(details.get("method")) or None,
-            status=status if isinstance(status, int) else None,
-            retry_after_s=retry_after_s if isinstance(retry_after_s, (int, float)) else None,
-        )
+        names = cls.model_fields.keys() - {"at", "worker"}
+        told: dict[str, Any] = {name: event.details.get(name) for name in names}
+        return cls(at=_at(event), **told)
 
 
 class LoggedEvent(View):
@@ -240,21 +247,17 @@ class ActivityRecorder(Observer):
 
     def _read(self, decisions: Sequence[Decision]) -> None:
         """Count decisions: of a client that comes again and again, all have one and the same tuple of checks."""
-        by_checks: dict[int, tuple[Sequence[Check], list[int]]] = {}
+        groups: dict[int, list[Decision]] = {}
         for decision in decisions:
-            if not decision.checks:
-                continue
-            rule = decision.checks[0][0].rule
-            if not rule.startswith("slidegate-"):
-                counts = by_checks.setdefault(id(decision.checks), (decision.checks, [0, 0]))[1]
-                counts[0] += 1
-                counts[1] += not decision.allowed
+            if decision.checks and not decision.checks[0][0].rule.startswith("slidegate-"):
+                groups.setdefault(id(decision.checks), []).append(decision)
         requests: Counter[str] = Counter()
         refused: Counter[str] = Counter()
         with self._lock:
-            for checks, (times, times_refused) in by_checks.values():
+            for group in groups.values():
+                checks, times_refused = group[0].checks, sum(not decision.allowed for decision in group)
                 for key in {key for _, key, _ in checks}:
-                    requests[key] += times
+                    requests[key] += len(group)
                     refused[key] += times_refused
                 for bucket, key, _ in checks:
                     self._learn(bucket, key)
@@ -397,12 +400,3 @@ def _fitting(entries: Iterable[T], most_bytes: int) -> list[T]:
 
 def _at(event: Event) -> float:
     return event.time_us / 1_000_000 if event.time_us else time.time()
-
-
-def _key(value: object) -> str:
-    """Return a key as it is stored: escaped, it could not be given back to the limiter."""
-    return "" if value is None else str(value)[:MAX_KEY_BYTES]
-
-
-def _text(value: object) -> str:
-    return "" if value is None else escaped(str(value), MAX_REASON)

@@ -26,7 +26,7 @@ from ..core.decision import Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.logs import logger
 from ..limiter import Limiter
-from ..web.client_ip import ClientAddress, client_ip
+from ..web.client_ip import client_ip
 from ..web.exchange import SCOPE_KEY, Exchange
 from ..web.middleware import RateLimitMiddleware
 from ..web.responses import refuse_websocket
@@ -74,7 +74,7 @@ class AdminGuard:
         self.limiter = limiter
         self._authenticator = Authenticator(limiter, tool, access)
         self._hosts = _read_hosts(tool, access.get("hosts", ()))
-        self._clients = Clients(limiter, access.get("client"))
+        self._client = access.get("client")
 
     async def handle(self, request: Request, by: Sender, body: Any) -> Response:
         """Answer a request of a user.
@@ -113,7 +113,7 @@ class AdminGuard:
         host = request.headers.get("host", "").lower()
         if self._hosts and not {host, re.sub(r":[0-9]*$", "", host)} & self._hosts:
             raise AdminError(421, "host", "This tool is not asked under this name; its option hosts lists the names.")
-        key, address = await self._clients.admit(request.scope)
+        key, address = await self._admit(request.scope)
         user = await self._authenticator.identify(request, key)
         body = None
         if request.method not in ("GET", "HEAD"):
@@ -123,43 +123,27 @@ class AdminGuard:
             body = await read_json(request)
         return await self.handle(request, Sender(user, key, address), body)
 
-
-class Clients:
-    """Finds the client of a request as the middleware on a limiter does, and keeps out whom it would refuse.
-
-    Args:
-        limiter: The limiter.
-        client: How the address is found, where that is not the way of the middleware.
-    """
-
-    def __init__(self, limiter: Limiter, client: ClientAddress | None) -> None:
-        self._limiter = limiter
-        self._client = client
-
-    async def admit(self, scope: Scope) -> tuple[str, Address | None]:
-        """Return the key and the address of a client.
+    async def _admit(self, scope: Scope) -> tuple[str, Address | None]:
+        """Return the key and the address of a client, found as the middleware on the limiter does.
 
         Raises:
             AdminError: It is on a blocklist or banned, and on no allowlist.
         """
-        callers = self._limiter.engine.callers.listed()
+        callers = self.limiter.engine.callers.listed()
         middlewares = [caller for caller in callers if isinstance(caller, RateLimitMiddleware)]
         client = self._client or next((middleware.client for middleware in middlewares), None) or client_ip()
         key, address = client.locate(scope)
-        if not any(_covers(middleware, "allowlist", address) for middleware in middlewares):
-            if any(_covers(middleware, "blocklist", address) for middleware in middlewares):
-                raise AdminError(403, "blocked", "This address is on the blocklist.")
-            await self._heed_bans(key, address)
-        return key, address
-
-    async def _heed_bans(self, key: str, address: Address | None) -> None:
+        if any(_covers(middleware, "allowlist", address) for middleware in middlewares):
+            return key, address
+        if any(_covers(middleware, "blocklist", address) for middleware in middlewares):
+            raise AdminError(403, "blocked", "This address is on the blocklist.")
         # Where the prefixes of `client` are others, the ban of the address itself is found by another key.
         subjects = (key,) if address is None else (key, address, address_key(*address))
-        decision = await self._limiter.peek_all((), subjects)
+        decision = await self.limiter.peek_all((), subjects)
         if decision.reason is Reason.BANNED:
-            wait_s = decision.retry_after
-            later = {} if wait_s is None else {"retry-after": str(wait_s)}
+            later = {} if decision.retry_after is None else {"retry-after": str(decision.retry_after)}
             raise AdminError(403, "banned", "This address is banned.", later)
+        return key, address
 
 
 def _covers(middleware: RateLimitMiddleware, name: str, address: Address | None) -> bool:

@@ -108,10 +108,10 @@ class AdminService:
     @operation("GET", "/clients")
     async def get_clients(self, params: parameters.ClientsQuery, by: Sender) -> views.Clients:
         """The busiest clients, and how near they are to their limits."""
-        busy = (await self._activity.all_workers()).clients
         if params.sort == "nearness":
-            clients = await self._by_nearness(busy, params.limit)
+            clients = await self.nearest_clients(params.limit)
         else:
+            busy = (await self._activity.all_workers()).clients
             if params.sort == "refused":
                 busy = sorted((one for one in busy if one.refused), key=lambda one: (-one.refused, one.key))
             clients = await self._nearest(busy[: params.limit])
@@ -123,7 +123,8 @@ class AdminService:
         limiter = self._limiter
         ban_key(params.key)
         key = limiter.key_for(params.key)
-        ban = await self._ban_of(key) or await limiter.banned(key)
+        # That of exactly this key or network, whatever other bans refuse it.
+        ban = await limiter.engine.find_ban((key,)) or await limiter.banned(key)
         names = self._activity.rules_of(key)
         recent = {bucket.rule for name in names if (bucket := self._activity.bucket(name)) is not None}
         refusals = (await self._activity.all_workers()).refusals
@@ -281,13 +282,12 @@ class AdminService:
 
     async def nearest_clients(self, limit: int) -> list[views.BusyClient]:
         """Return the clients that are nearest to a limit."""
-        return await self._by_nearness((await self._activity.all_workers()).clients, limit)
 
-    async def _by_nearness(self, busy: list[ClientActivity], limit: int) -> list[views.BusyClient]:
         def place(client: views.BusyClient) -> tuple[float, str]:
             return -client.nearest.share if client.nearest is not None else -float(client.banned), client.key
 
-        return sorted(await self._nearest(busy[:MAX_COMPARED]), key=place)[:limit]
+        busy = (await self._activity.all_workers()).clients[:MAX_COMPARED]
+        return sorted(await self._nearest(busy), key=place)[:limit]
 
     async def _nearest(self, clients: list[ClientActivity]) -> list[views.BusyClient]:
         """Return clients, each with the limit that it is nearest to. The store is asked about all of them together."""
@@ -327,10 +327,6 @@ class AdminService:
             nearest=nearest,
             banned=banned,
         )
-
-    async def _ban_of(self, key: str) -> Ban | None:
-        """Return the ban of exactly this key or network, whatever other bans refuse it."""
-        return await self._limiter.engine.find_ban((key,))
 
     def _is_own(self, target: str, by: Sender) -> bool:
         """Tell whether a target is, or holds, the address that a request comes from."""

@@ -18,7 +18,7 @@ from pydantic import AliasPath, BeforeValidator, Field
 from ..core.bans.ban import MAX_REASON
 from ..core.decision import Decision, LimitSet
 from ..core.logs import escaped
-from ..core.views import WindowView
+from ..core.views import WindowSlice
 from ..core.windows.histogram import ResponseTimes
 from ..limiter import Limiter
 from ..limiter.inspect import KeyView
@@ -120,16 +120,12 @@ class History(View):
     @classmethod
     def of(cls, chart: Chart) -> Self:
         """Return the stats of a chart."""
-        points = chart.points
+        points, counts = chart.points, ("passed", "refused", "banned", "blocked", "shadow_refused")
         return cls(
             window_s=chart.step_us * len(points) / _S,
             step_s=chart.step_us / _S,
             start_at=chart.start_us / _S,
-            passed=[point.passed for point in points],
-            refused=[point.refused for point in points],
-            banned=[point.banned for point in points],
-            blocked=[point.blocked for point in points],
-            shadow_refused=[point.shadow_refused for point in points],
+            **{name: [getattr(point, name) for point in points] for name in counts},
             p50_ms=[_milliseconds(point.p50_us) for point in points],
             p95_ms=[_milliseconds(point.p95_us) for point in points],
         )
@@ -152,20 +148,8 @@ class Lines(View):
 # -- rules and lists ---------------------------------------------------------------------------------------------------
 
 
-def _sorted(methods: Iterable[str] | None) -> list[str] | None:
-    return None if methods is None else sorted(methods)
-
-
 def _each_as_text(limits: Iterable[object]) -> list[str]:
     return [str(limit) for limit in limits]
-
-
-def _is_given(function: object) -> bool:
-    return function is not None
-
-
-def _unless_function(cost: object) -> object:
-    return None if callable(cost) else cost
 
 
 def _key(key: object) -> str:
@@ -181,12 +165,12 @@ class Rule(View):
 
     name: Annotated[str, Field(validation_alias="label")]
     paths: list[str]
-    methods: Annotated[list[str] | None, BeforeValidator(_sorted)]
+    methods: Annotated[list[str] | None, BeforeValidator(lambda methods: None if methods is None else sorted(methods))]
     connection: str | None
     limits: Annotated[list[str], BeforeValidator(_each_as_text), Field(validation_alias="all_limits")]
-    by_request: Annotated[bool, BeforeValidator(_is_given), Field(validation_alias="limits_function")]
+    by_request: Annotated[bool, BeforeValidator(callable), Field(validation_alias="limits_function")]
     key: Annotated[str, BeforeValidator(_key)]
-    cost: Annotated[int | None, BeforeValidator(_unless_function)]
+    cost: Annotated[int | None, BeforeValidator(lambda cost: None if callable(cost) else cost)]
     action: str
     exempt: bool
     final: bool
@@ -342,9 +326,13 @@ class Bans(View):
 class Slice(View):
     """A part of a window."""
 
-    start_at: float
-    end_at: float
-    count: int
+    start_at: Annotated[float, OfMicroseconds, Field(validation_alias="start_us")]
+    end_at: Annotated[float, OfMicroseconds, Field(validation_alias="end_us")]
+    count: Annotated[int, Field(validation_alias="units")]
+
+
+def _in_unix_time(part: WindowSlice, ahead_us: int) -> WindowSlice:
+    return part._replace(start_us=part.start_us + ahead_us, end_us=part.end_us + ahead_us)
 
 
 class Window(View):
@@ -353,15 +341,15 @@ class Window(View):
     A fall-back stands for the limits of a function, where those of the client are not known to this worker.
     """
 
-    rule: str
-    limit: str
-    amount: int
+    rule: Annotated[str, Field(validation_alias="label")]
+    limit: Annotated[str, BeforeValidator(str)]
+    amount: Annotated[int, Field(validation_alias=AliasPath("limit", "amount"))]
     used: int
     remaining: int
-    retry_after_s: float | None
-    more_after_s: float | None
-    reset_after_s: float | None
-    refuses: bool
+    retry_after_s: Annotated[float | None, OfMicroseconds, Field(validation_alias="retry_after_us")]
+    more_after_s: Annotated[float, OfMicroseconds, Field(validation_alias="more_after_us")]
+    reset_after_s: Annotated[float, OfMicroseconds, Field(validation_alias="reset_after_us")]
+    refuses: Annotated[bool, BeforeValidator(lambda rule: not only_looks(rule)), Field(validation_alias="rule")]
     fallback: bool
     slices: list[Slice]
 
@@ -374,31 +362,11 @@ class Window(View):
             recent: The identities of rules whose empty windows are shown too; None for all.
         """
         ahead_us = view.unix_us - view.now_us
+        shown = [window for window in view.windows if window.used or recent is None or window.rule in recent]
         return [
-            cls._of(window, ahead_us)
-            for window in view.windows
-            if window.used or recent is None or window.rule in recent
+            cls.model_validate(window._replace(slices=tuple(_in_unix_time(part, ahead_us) for part in window.slices)))
+            for window in shown
         ]
-
-    @classmethod
-    def _of(cls, window: WindowView, ahead_us: int) -> Self:
-        limit = window.limit
-        return cls(
-            rule=window.label,
-            limit=str(limit),
-            amount=limit.amount,
-            used=window.used,
-            remaining=max(limit.amount - window.used, 0),
-            retry_after_s=_seconds(window.retry_after_us),
-            more_after_s=_seconds(window.more_after_us),
-            reset_after_s=_seconds(window.reset_after_us),
-            refuses=not only_looks(window.rule),
-            fallback=window.fallback,
-            slices=[
-                Slice(start_at=(part.start_us + ahead_us) / _S, end_at=(part.end_us + ahead_us) / _S, count=part.units)
-                for part in window.slices
-            ],
-        )
 
 
 class Nearest(View):

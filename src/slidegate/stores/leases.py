@@ -14,13 +14,11 @@ import asyncio
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from inspect import isawaitable
 from threading import Lock
 from typing import Any, Final
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
-from ..core.errors import StoreError
 from ..core.limits import parse_span_us
 from ..core.reservation import Permit
 from ..core.store import Event
@@ -137,7 +135,7 @@ class LeaseRenewer:
     def __init__(self, held: HeldPermits, renew: Callable[[], Any]) -> None:
         self._held = held
         self._renew = renew
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Future[Any] | None] = WeakKeyDictionary()
+        self._tasks: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
         self._usual_s = held.lease_us / RENEWALS / 1_000_000
         self._is_open = True
 
@@ -147,30 +145,26 @@ class LeaseRenewer:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return
-        if loop not in self._loops:
-            self._loops[loop] = None
-            loop.call_later(self._usual_s, self._next, loop)
+        if loop not in self._tasks:
+            self._tasks[loop] = loop.create_task(self._keep_renewing(loop))
 
     def close(self) -> None:
         """Renew no more."""
         self._is_open = False
 
-    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._is_open or not self._held.holds_any():
-            self._loops.pop(loop, None)
-            return
+    async def _keep_renewing(self, loop: asyncio.AbstractEventLoop) -> None:
+        pause_s = self._usual_s
         try:
-            answer = self._renew()
-        except StoreError:
-            loop.call_later(self._usual_s / AGAIN, self._next, loop)
-            return
-        if isawaitable(answer):
-            renewing = self._loops[loop] = asyncio.ensure_future(answer)
-            renewing.add_done_callback(partial(self._renewed, loop))
-        else:
-            loop.call_later(self._usual_s, self._next, loop)
-
-    def _renewed(self, loop: asyncio.AbstractEventLoop, renewing: asyncio.Future[Any]) -> None:
-        self._loops[loop] = None
-        failed = renewing.cancelled() or renewing.exception() is not None
-        loop.call_later(self._usual_s / AGAIN if failed else self._usual_s, self._next, loop)
+            while True:
+                await asyncio.sleep(pause_s)
+                if not self._is_open or not self._held.holds_any():
+                    return
+                try:
+                    answer = self._renew()
+                    if isawaitable(answer):
+                        await answer
+                    pause_s = self._usual_s
+                except Exception:  # the renewal itself says what is wrong
+                    pause_s = self._usual_s / AGAIN
+        finally:
+            del self._tasks[loop]

@@ -65,6 +65,11 @@ async def test_idle_workers_and_a_new_one_share_a_limit_after_a_loss_and_say_how
                 server.start()
             admitted = [await hit(store) for store in (new, *old) for _ in range(10)]
             assert sum(map(bool, admitted)) == 10
+            async with asyncio.timeout(PLENTY_S):
+                while not all("store_reset" in each.kinds for each in heard[:3]):
+                    for store in old:
+                        await hit(store, "user:later")  # it is asked once a second what has changed
+                    await asyncio.sleep(0.01)
             told = [[event.details for event in each.events if event.kind == "store_reset"] for each in heard]
             assert told == [[{"bans": 2}]] * 3 + [[]]
             for store in workers:

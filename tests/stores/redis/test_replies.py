@@ -38,7 +38,7 @@ def packed(value: Any) -> bytes:
 KNOWN: Final = {
     b"HMGET": packed([b"s" * 32, b"0" * 16, b"0"]),
     b"SCRIPT": packed(b"0" * 40),
-    b"EVAL": packed([bytes(8), b"", []]),  # no network is banned
+    b"EVAL": packed([bytes(8), 0, b"", b"life"]),  # what there is: no bans
     b"HELLO": b"%1\r\n$5\r\nproto\r\n:3\r\n",
     **dict.fromkeys((b"CLIENT", b"INFO", b"EXISTS"), b"+OK\r\n"),
 }

@@ -26,7 +26,7 @@ from ...core.bans.ban import Ban
 from ...core.bans.networks import BannedNetworks
 from ...core.bans.strikes import StrikeRecord
 from ...core.limits import MAX_WINDOW_US
-from .layout import BAN_NUMBER, BETWEEN, NETWORKS, Databases, look_later, row_of, take_due
+from .layout import BAN_NUMBER, BETWEEN, NETWORKS, Databases, look_later, row_of, rows_with, sweep
 
 _VERSION_BYTES: Final = 8
 
@@ -130,13 +130,10 @@ class LmdbBanStorage:
 
     def remove_records(self, key: str) -> list[StrikeRecord]:
         """Remove the strike records of a key under all policies, and return them."""
-        first, removed = row_of(key), []
-        with self._txn.cursor(self._dbs.strikes) as cursor:
-            there = cursor.set_range(first)
-            while there and cursor.key().startswith(first):
-                removed.append(record_of(cursor.value()))
-                there = cursor.delete()
-        return removed
+        rows = rows_with(self._txn, self._dbs.strikes, row_of(key))
+        for row, _ in rows:
+            self._txn.delete(row, b"", self._dbs.strikes)
+        return [record_of(packed) for _, packed in rows]
 
     def record_count(self) -> int:
         """Return how many strike records there are."""
@@ -150,21 +147,7 @@ class LmdbBanStorage:
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
         """Look at so many rows whose time has come, and remove those that are over; return if there may be more."""
-        for _ in range(max_count):
-            due = take_due(self._txn, self._dbs.ban_ends, self._now_us)
-            if due is None:
-                return False
-            row, kind = due
-            database = getattr(self._dbs, kind.decode())
-            stored = self._txn.get(row, None, database)
-            due_us = None if stored is None else _due_us(kind, stored)
-            if due_us is None:
-                continue
-            if due_us > self._now_us:
-                look_later(self._txn, self._dbs.ban_ends, due_us, row, kind)
-            else:
-                self._txn.delete(row, b"", database)
-        return True
+        return sweep(self._txn, self._dbs, self._dbs.ban_ends, self._now_us, max_count, _due_us)[1]
 
     def _keep_networks(self, networks: BannedNetworks) -> None:
         keys = json.dumps([*networks.bans]).encode()
@@ -195,7 +178,7 @@ def struck_of(row: bytes) -> tuple[str, str]:
     return policy.decode(), key.decode()
 
 
-def _due_us(kind: bytes, packed: bytes) -> int | None:
+def _due_us(kind: bytes, row: bytes, packed: bytes) -> int | None:
     """Return when a row of bans, strikes or lifted bans can be deleted; None for never."""
     if kind == STRIKES:
         return record_of(packed).over_us

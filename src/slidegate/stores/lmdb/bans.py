@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from inspect import isawaitable
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -16,11 +17,12 @@ from typing import Any, Final, TypeVar
 from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Bans, Row, from_rows, to_rows
+from ...core.bans.rules import BanRules
 from ...core.errors import StoreError
 from ...core.store import BanStore
 from .ban_rows import ban_of, record_of, struck_of
 from .batching import PAUSE_S, Batcher
-from .transaction import Settings, Transaction, Transactions
+from .transaction import Transaction, Transactions
 
 T = TypeVar("T")
 
@@ -38,13 +40,12 @@ class LmdbBans(BanStore):
     Args:
         transactions: Runs transactions.
         batcher: Runs jobs that write.
-        settings: What the store was told.
     """
 
-    def __init__(self, transactions: Transactions, batcher: Batcher, settings: Settings) -> None:
+    def __init__(self, transactions: Transactions, batcher: Batcher) -> None:
         self._transactions = transactions
         self._batcher = batcher
-        self._settings = settings
+        self._settings = transactions.settings
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return the ban in force that refuses one of `subjects`, the one that lasts longest. This changes nothing."""
@@ -53,15 +54,15 @@ class LmdbBans(BanStore):
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | Awaitable[Ban | None] | None:
         """Count a strike, and ban the key if that is one too many; return the ban that this makes."""
-        return self._batcher.run(Transaction.strike, policy, key, weight, reason)
+        return self._change(lambda rules, now_us, wall_us: rules.strike(policy, key, weight, reason, now_us, wall_us))
 
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
         """Ban a key by hand, None for ever; a ban that it has is replaced."""
-        return self._batcher.run(Transaction.ban, key, length_us, reason, by)
+        return self._change(lambda rules, now_us, wall_us: rules.ban(key, length_us, reason, by, now_us, wall_us))
 
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
         """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
-        return self._batcher.run(Transaction.unban, key, by)
+        return self._change(lambda rules, now_us, _: rules.unban(key, by, now_us))
 
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
         """Take over the rows of a `dump`; of two bans of a key the one that lasts longer stays.
@@ -75,7 +76,7 @@ class LmdbBans(BanStore):
 
     def count(self) -> int:
         """Return how many bans are written: those in force, and those that ended lately."""
-        return self._transactions.read(Transaction.ban_count)
+        return self._transactions.read(lambda transaction: transaction.ban_rows.ban_count())
 
     def active(self) -> list[Ban] | Awaitable[list[Ban]]:
         """Return the bans in force."""
@@ -87,7 +88,8 @@ class LmdbBans(BanStore):
 
     async def _active(self) -> list[Ban]:
         now_us = self._settings.ban_now_us()
-        return [ban async for ban in self._read_bans() if not ban.is_over(now_us)]
+        found = [ban_of(packed) async for _, packed in self._rows("bans")]
+        return [ban for ban in found if ban is not None and not ban.is_over(now_us)]
 
     async def _dump(self) -> list[Row]:
         now_us = self._settings.ban_now_us()
@@ -97,12 +99,6 @@ class LmdbBans(BanStore):
             if (record := record_of(packed)).over_us > now_us
         ]
         return list(to_rows(Bans(await self._active(), records), now_us, self._settings.unix_us()))
-
-    async def _read_bans(self) -> AsyncIterator[Ban]:
-        async for _, packed in self._rows("bans"):
-            ban = ban_of(packed)
-            if ban is not None:
-                yield ban
 
     async def _rows(self, database: str) -> AsyncIterator[tuple[bytes, bytes]]:
         """Yield the rows of a database, read a part at a time, each in a transaction of its own."""
@@ -117,14 +113,14 @@ class LmdbBans(BanStore):
         bans, records = stored
         if self.count() + len(bans) > self._settings.max_bans:
             for _ in range(0, self.count(), LOAD_STEP):
-                await self._run(patience_s, Transaction.remove_expired_bans, LOAD_STEP)
-        await self._run(patience_s, Transaction.check_room, stored)
+                await self._run(patience_s, lambda change: change.ban_rows.remove_expired(change.now_us, LOAD_STEP))
+        await self._run(patience_s, lambda change: change.change_bans(lambda rules, *_: rules.check_room(stored)))
         parts = [Bans(bans[at : at + LOAD_STEP], []) for at in range(0, len(bans), LOAD_STEP)]
         parts += [Bans([], records[at : at + LOAD_STEP]) for at in range(0, len(records), LOAD_STEP)]
         done = 0
         for some in parts:
             try:
-                await self._run(patience_s, Transaction.take_over, some)
+                await self._run(patience_s, partial(_take_over, some))
             except StoreError as error:
                 error.add_note(f"{done} of {len(bans)} bans were taken over")
                 raise
@@ -132,10 +128,17 @@ class LmdbBans(BanStore):
             await _pause(LOAD_PAUSE_S)
         return len(bans)
 
-    async def _run(self, patience_s: float, do: Callable[..., object], *args: object) -> None:
-        answer = self._batcher.run_job((do, args), patience_s)
+    def _change(self, do: Callable[[BanRules, int, int], T]) -> T | Awaitable[T]:
+        return self._batcher.run(Transaction.change_bans, do)
+
+    async def _run(self, patience_s: float, do: Callable[[Transaction], object]) -> None:
+        answer = self._batcher.run_job((do, ()), patience_s)
         if isawaitable(answer):
             await answer
+
+
+def _take_over(stored: Bans, transaction: Transaction) -> None:
+    transaction.change_bans(lambda rules, *_: rules.take_over(stored))
 
 
 def rows_from(transaction: Transaction, database: str, row: bytes) -> tuple[list[tuple[bytes, bytes]], bytes | None]:

@@ -7,7 +7,7 @@ A *job* is a method of `Transaction` that needs one that writes, with its argume
   are many, they are done in one transaction, and so are those of further turns, until they are few again;
 * while another process writes, jobs wait and are tried again, and the loop goes on meanwhile. A job ends with
   `StoreTimeout` after the deadline, which is `PATIENCE_S` where nobody has set one;
-* if every commit waits for a disk, one thread does all jobs: in each transaction all that have come meanwhile.
+* if every commit waits for a disk, a thread of the loop does all jobs: in each transaction those that came meanwhile.
 
 Without such a loop, a caller waits for a job that cannot be done at once, as long as a job is tried on a loop. A job
 that was given up before it was done has charged nothing.
@@ -19,10 +19,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from os import getpid
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -73,8 +71,6 @@ class Batcher:
         self._patience = _Patience()
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopJobs] = WeakKeyDictionary()
         self._last: tuple[asyncio.AbstractEventLoop | None, _LoopJobs | None] = None, None
-        self._thread: tuple[int, ThreadPoolExecutor] | None = None
-        self._is_open = True
 
     def run(self, do: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T | Awaitable[T]:
         """Do a job; return its answer, or an awaitable of it. It is tried until the deadline of this thread.
@@ -151,24 +147,15 @@ class Batcher:
         return not self.in_thread
 
     def begin(self, loop: asyncio.AbstractEventLoop, items: list[_Item]) -> asyncio.Future[list[_Tried]] | None:
-        """Have the thread of this process do jobs; None where that is not what it is for, or it has ended."""
-        if not (self.in_thread and self._is_open):
-            return None
-        if self._thread is None or self._thread[0] != getpid():
-            self._thread = getpid(), ThreadPoolExecutor(1, thread_name_prefix="slidegate-lmdb")
-        with suppress(RuntimeError):  # another thread has closed it just now
-            return loop.run_in_executor(self._thread[1], _persist, self._transactions.write, items)
+        """Have a thread of a loop do jobs; None where that is not what it is for, or the loop has ended its threads."""
+        if self.in_thread:
+            with suppress(RuntimeError):
+                return loop.run_in_executor(None, _persist, self._transactions.write, items)
         return None
 
     def attempt(self, items: list[_Item]) -> list[_Tried]:
         """Do jobs together, as far as somebody waits for them."""
         return _attempt(self._transactions.write, items)
-
-    def close(self) -> None:
-        """End the thread. Those who wait are answered by what a store that is closed says."""
-        self._is_open = False
-        if self._thread is not None and self._thread[0] == getpid():
-            self._thread[1].shutdown(wait=True)
 
 
 class _LoopJobs:

@@ -329,21 +329,21 @@ class Environment:
         """Keep everybody else from writing; False while somebody else writes, or the files are checked."""
         if self._checking is not None or not self._lock.acquire(timeout=IN_PROCESS_S):
             return False
+        taken = False
         try:
             if self._lmdb is None and self._suspect[0]:
                 self._check_in_thread()
-                self._lock.release()
                 return False
             if self._lmdb is None:
                 self._open(0.0)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except (BlockingIOError, StoreTimeout):  # the latter where the files have to be opened first
-            self._lock.release()
-            return False
-        except BaseException:
-            self._lock.release()
-            raise
+            taken = True
+        except (BlockingIOError, StoreTimeout):
+            pass  # the latter where the files have to be opened first
+        finally:
+            if not taken:
+                self._lock.release()
+        return taken
 
     def _check_in_thread(self) -> None:
         """Have files opened that may be damaged: each of their pages is read, which no event loop can wait for.

@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.errors import ConfigurationError, StoreUnavailable
 from ..system_clock import system_us
@@ -68,6 +70,9 @@ class Databases(NamedTuple):
 
 NAMES: Final = Databases._fields[:-1]
 
+DueAt: TypeAlias = Callable[[bytes, bytes, bytes], int | None]
+"""Returns when to delete a row, None for never, given the name of its database, the row and its value."""
+
 
 def row_of(key: str, name: bytes = b"") -> bytes:
     """Return the row of a key under a name; without one what all rows of the key begin with, and no other key's."""
@@ -92,14 +97,43 @@ def look_later(txn: Any, index: Any, due_us: int, row: bytes, kind: bytes) -> No
     txn.put(due_row(due_us, row), kind, db=index)
 
 
-def take_due(txn: Any, index: Any, now_us: int) -> tuple[bytes, bytes] | None:
-    """Take the first row whose time has come out of an index; return the row and its kind, None if there is none."""
-    with txn.cursor(index) as cursor:
-        if not cursor.first() or DUE.unpack_from(cursor.key())[0] > now_us:
-            return None
-        row, kind = cursor.key()[DUE.size :], cursor.value()
-        cursor.delete()
-        return row, kind
+def sweep(txn: Any, dbs: Databases, index: Any, now_us: int, max_count: int, due_us: DueAt) -> tuple[list[bytes], bool]:
+    """Look at rows whose time has come, and delete those that hold nothing any more.
+
+    Args:
+        txn: The transaction.
+        dbs: The databases.
+        index: The index, `ends` or `ban_ends`.
+        now_us: The time.
+        max_count: How many rows to look at.
+        due_us: Says when to delete a row.
+
+    Returns:
+        The databases of the rows that were deleted; and whether the time of others may have come.
+    """
+    deleted: list[bytes] = []
+    for _ in range(max_count):
+        with txn.cursor(index) as cursor:
+            if not cursor.first() or DUE.unpack_from(cursor.key())[0] > now_us:
+                return deleted, False
+            row, kind = cursor.key()[DUE.size :], cursor.value()
+            cursor.delete()
+        database = getattr(dbs, kind.decode())
+        stored = txn.get(row, None, database)
+        moment_us = None if stored is None else due_us(kind, row, stored)
+        if moment_us is not None and moment_us > now_us:
+            look_later(txn, index, moment_us, row, kind)
+        elif moment_us is not None:
+            txn.delete(row, b"", database)
+            deleted.append(kind)
+    return deleted, True
+
+
+def rows_with(txn: Any, database: Any, first: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the rows of a database that begin with some bytes, and their values."""
+    with txn.cursor(database) as cursor:
+        found = cursor.iternext() if cursor.set_range(first) else ()
+        return list(takewhile(lambda pair: pair[0].startswith(first), found))
 
 
 def load(path: Path, environment: Any, *, writes: bool) -> tuple[Databases, int]:

@@ -26,7 +26,7 @@ from ...core.concurrency import taken
 from ...core.reservation import Permit
 from ..leases import HeldPermits
 from .environment import NO_ROWS, Environment
-from .layout import due_row, look_later
+from .layout import due_row, look_later, rows_with
 
 PERMITS: Final = b"permits"
 
@@ -86,7 +86,7 @@ class PermitRows:
     def find(self, row: bytes) -> tuple[dict[bytes, bytes], bytes]:
         """Return where the core finds how many permits of a key and rule are taken."""
         if row not in self.taken:
-            self._stored[row] = sum(self._units(stored) for stored in self._rows_of(row))
+            self._stored[row] = sum(self._units(stored) for _, stored in rows_with(self._txn, self._dbs.permits, row))
             self.taken[row] = UNITS.pack(self._stored[row])
         return self.taken, row
 
@@ -143,15 +143,6 @@ class PermitRows:
         for permit in self.lost:
             permit.lost = False
         self._own.until_us = self._until_us
-
-    def _rows_of(self, row: bytes) -> list[bytes]:
-        rows = []
-        with self._txn.cursor(self._dbs.permits) as cursor:
-            there = cursor.set_range(row)
-            while there and cursor.key().startswith(row):
-                rows.append(cursor.value())
-                there = cursor.next()
-        return rows
 
     def _units(self, stored: bytes) -> int:
         """Return how many permits of a row count now."""

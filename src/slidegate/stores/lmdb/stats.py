@@ -15,9 +15,8 @@ from struct import Struct
 from typing import Final, TypeAlias
 
 from ...core.errors import StoreUnavailable
-from ...core.store import Clock, SharedStats, StatsRow
+from ...core.store import SharedStats, StatsRow
 from .batching import Batcher
-from .environment import Environment
 from .transaction import Transaction, Transactions
 
 SHARE: Final = 8
@@ -37,22 +36,19 @@ class LmdbSharedStats(SharedStats):
     """Writes and reads the rows, in transactions of the store.
 
     Args:
-        env: The environment.
-        now_us: The store's clock.
         transactions: Runs transactions.
         batcher: Runs jobs that write.
     """
 
-    def __init__(self, env: Environment, now_us: Clock, transactions: Transactions, batcher: Batcher) -> None:
-        self._env = env
-        self._now_us = now_us
+    def __init__(self, transactions: Transactions, batcher: Batcher) -> None:
+        self._env = transactions.env
         self._transactions = transactions
         self._batcher = batcher
         self._looked_at = b"\0"
 
     def time(self) -> int:
         """See `SharedStats`: the time of this host."""
-        return self._now_us()
+        return self._transactions.settings.now_us()
 
     def write(self, worker: bytes, rows: Sequence[StatsRow]) -> Awaitable[None] | None:
         """See `SharedStats`. The rows take an eighth of `max_map_size` at most, and leave the rest alone.

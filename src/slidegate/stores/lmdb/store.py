@@ -42,7 +42,7 @@ from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock, non_decrea
 from ..system_clock import system_us
 from .bans import LmdbBans
 from .batching import Batcher
-from .environment import Environment, close_environment, open_environment
+from .environment import close_environment, open_environment
 from .opening import Options
 from .permits import OwnPermits
 from .stats import LmdbSharedStats
@@ -137,12 +137,12 @@ class LmdbStore(Store):
         unix_us = wall_clock or clock or system_us
         now_us = clock or self._env.now_us
         ban_now_us = self._env.now_us if clock is None else non_decreasing(clock)
-        self._settings = settings = Settings(now_us, ban_now_us, unix_us, max_keys, max_bans)
+        settings = Settings(now_us, ban_now_us, unix_us, max_keys, max_bans)
         self._transactions = Transactions(self._env, settings, self.observers, self._permits)
         self._batcher = Batcher(self._transactions, in_thread=durability == "safe")
         self._renewer = LeaseRenewer(self._permits, self.renew_permits)
-        self.bans = LmdbBans(self._transactions, self._batcher, settings)
-        self.shared_stats = LmdbSharedStats(self._env, settings.now_us, self._transactions, self._batcher)
+        self.bans = LmdbBans(self._transactions, self._batcher)
+        self.shared_stats = LmdbSharedStats(self._transactions, self._batcher)
         self._transactions.tells = True
 
     def __repr__(self) -> str:
@@ -151,7 +151,7 @@ class LmdbStore(Store):
     def stats(self) -> LmdbStats:
         """Return the store's counters."""
         transactions = self._transactions
-        sizes = transactions.read(_sizes_of, self._env)
+        sizes = transactions.read(lambda transaction: self._env.sizes(transaction.txn))
         return LmdbStats(*sizes, transactions.evictions, transactions.shared_hits)
 
     def observe(self, observer: EventListener) -> None:
@@ -165,7 +165,6 @@ class LmdbStore(Store):
             super().close()
             self._transactions.closed = True
             self._renewer.close()
-            self._batcher.close()
             close_environment(self._env)
 
     def keep_deadline(self, deadline_s: float) -> bool:
@@ -211,14 +210,16 @@ class LmdbStore(Store):
         Permits stay taken, because the requests are under way. The units of the key in a shared cell stay: they cannot
         be told from those of other keys.
         """
-        return self._batcher.run(Transaction.reset, key)
+        known = self._transactions
+        return self._batcher.run(lambda transaction: transaction.windows.reset(key, known.latest_us))
 
     def reset_all(self) -> bool | Awaitable[bool]:
         """Delete the windows of all keys under every rule, and shared cells; False if there were none.
 
         Permits stay taken, because the requests are under way.
         """
-        return self._batcher.run(Transaction.reset_all)
+        known = self._transactions
+        return self._batcher.run(lambda transaction: transaction.windows.reset_all(known.latest_us))
 
     def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot:
         """Return the windows that count `key` under some buckets. This waits for no other process."""
@@ -230,8 +231,4 @@ class LmdbStore(Store):
 
     def renew_permits(self) -> Awaitable[None] | None:
         """Renew the lease on the permits of this process, which the store does by itself where asyncio runs."""
-        return self._batcher.run(Transaction.renew_permits)
-
-
-def _sizes_of(transaction: Transaction, env: Environment) -> tuple[int, int, int]:
-    return env.sizes(transaction.txn)
+        return self._batcher.run(lambda transaction: transaction.permit_rows().renew())

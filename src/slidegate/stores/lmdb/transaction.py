@@ -12,9 +12,7 @@ from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 import lmdb
 
-from ...core.bans.ban import Ban, BanSubject, longest
-from ...core.bans.policy import BanPolicy
-from ...core.bans.rows import Bans
+from ...core.bans.ban import BanSubject, longest
 from ...core.bans.rules import LOG_EVERY_US, BanRules
 from ...core.concurrency import Concurrency
 from ...core.decide import WindowRef, charge_all, decide, refund_all
@@ -299,27 +297,15 @@ class Transaction:
 
     def refund(self, reservations: Sequence[Reservation]) -> bool:
         """Hand back what was charged; False if all of it has expired or was handed back before."""
-        left = [one for one in reservations if one.permit is None or self._permit_rows().end(one.permit)]
+        left = [one for one in reservations if one.permit is None or self.permit_rows().end(one.permit)]
         refs = self._find([one.check for one in left], makes=False)
         latest_us = max(self._process.latest_us, self.now_us)
         return refund_all(left, refs, self.now_us, latest_us=latest_us, floor_us=self.windows.reset_us())
-
-    def reset(self, key: str) -> bool:
-        """Forget what a key has spent under every rule; False if that was nothing."""
-        return self.windows.reset(key, self._process.latest_us)
-
-    def reset_all(self) -> bool:
-        """Forget the windows of all keys, and shared cells; False if there were none."""
-        return self.windows.reset_all(self._process.latest_us)
 
     def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot:
         """Return the windows that count `key` under some buckets."""
         refs = self._find([(bucket, key, 0) for bucket in buckets], makes=False)
         return Snapshot(self.now_us, [windows[row] for _, _, windows, row in refs])
-
-    def renew_permits(self) -> None:
-        """Let the permits of this process last for a lease from now."""
-        self._permit_rows().renew()
 
     # -- bans ---------------------------------------------------------------------------------------------------------
 
@@ -341,45 +327,16 @@ class Transaction:
         ban = longest(found, now_us)
         return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
 
-    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
-        """Count a strike, and ban the key if that is one too many; return the ban that this makes."""
-        settings = self._process.settings
-        return self._ban_rules().strike(policy, key, weight, reason, settings.ban_now_us(), settings.unix_us())
-
-    def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
-        """Ban a key by hand, None for ever; a ban that it has is replaced."""
-        settings = self._process.settings
-        return self._ban_rules().ban(key, length_us, reason, by, settings.ban_now_us(), settings.unix_us())
-
-    def unban(self, key: str, by: str) -> bool:
-        """Take the ban of a key back, and forget its strikes and levels; False if there was neither."""
-        return self._ban_rules().unban(key, by, self._process.settings.ban_now_us())
-
-    def check_room(self, stored: Bans) -> None:
-        """See that bans and strike records can be taken over; see `BanRules.check_room`."""
-        self._ban_rules().check_room(stored)
-
-    def take_over(self, stored: Bans) -> None:
-        """Take over bans and strike records."""
-        self._ban_rules().take_over(stored)
-
-    def ban_count(self) -> int:
-        """Return how many bans are written."""
-        return self.ban_rows.ban_count()
-
-    def remove_expired_bans(self, max_count: int) -> bool:
-        """Look at so many bans and records whose time has come; return whether there may be more."""
-        return self.ban_rows.remove_expired(self.now_us, max_count)
+    def change_bans(self, do: Callable[[BanRules, int, int], T]) -> T:
+        """Let the rules of bans change something; they are told the time of bans, and Unix time."""
+        if self._rules is None:
+            self._rules = BanRules(self.ban_rows, self._process.settings.max_bans, self._process.ban_throttle)
+        return do(self._rules, self._process.settings.ban_now_us(), self._process.settings.unix_us())
 
     @property
     def ban_rows(self) -> LmdbBanStorage:
         """The rows about bans."""
         return LmdbBanStorage(self.txn, self.dbs, self.now_us, self._process.networks)
-
-    def _ban_rules(self) -> BanRules:
-        if self._rules is None:
-            self._rules = BanRules(self.ban_rows, self._process.settings.max_bans, self._process.ban_throttle)
-        return self._rules
 
     # -- windows and permits ------------------------------------------------------------------------------------------
 
@@ -399,13 +356,13 @@ class Transaction:
         for bucket, key, cost in checks:
             for bound in self._process.bound.get(bucket) or bind(bucket, self._process.bound):
                 if bucket.held:
-                    windows, row = self._permit_rows().find(row_of(key, bound[0]))
+                    windows, row = self.permit_rows().find(row_of(key, bound[0]))
                 else:
                     windows, row = self.windows.find(key, bound, makes)
                 refs.append((bound[2].counter, cost, windows, row))
         return refs
 
-    def _permit_rows(self) -> PermitRows:
+    def permit_rows(self) -> PermitRows:
         """Return the rows of permits; where they may change, those of this process last for half of a lease."""
         if self._permits is None:
             self._permits = PermitRows(self.txn, self._process.env, self.now_us, self._process.permits)

@@ -32,7 +32,7 @@ from ...core.store import Clock
 from ..shared import SHARED_CELLS
 from . import permits
 from .environment import NO_ROWS, Environment
-from .layout import RESET, look_later, row_of, take_due
+from .layout import RESET, look_later, row_of, rows_with, sweep
 
 ROW_VERSION: Final = 3
 """A change of it raises `layout.SCHEMA_VERSION` too."""
@@ -145,20 +145,15 @@ class WindowRows:
         The windows stay for their life, and remember that nothing of before can be handed back.
         """
         self._begin_anew()
-        first = row_of(key)
         had_units = False
-        with self._txn.cursor(self._dbs.windows) as cursor:
-            there = cursor.set_range(first)
-            while there and (row := cursor.key()).startswith(first):
-                stored = cursor.value()
-                version, life_us = HEAD.unpack_from(stored)
-                window, limit = stored[HEAD_BYTES:], _ANY_LIMIT if life_us else _ANY_QUOTA
-                if version == ROW_VERSION and window:
-                    lasts = expires_us(stored, self._now_us, self._unix_us) > self._now_us
-                    had_units |= lasts and limit.counter.state(window)[0] > 0
-                    empty = limit.counter.reset(window, self._now_us, latest_us)
-                    cursor.put(row, stored[:HEAD_BYTES] + empty)
-                there = cursor.next()
+        for row, stored in rows_with(self._txn, self._dbs.windows, row_of(key)):
+            version, life_us = HEAD.unpack_from(stored)
+            window, limit = stored[HEAD_BYTES:], _ANY_LIMIT if life_us else _ANY_QUOTA
+            if version == ROW_VERSION and window:
+                lasts = expires_us(stored, self._now_us, self._unix_us) > self._now_us
+                had_units |= lasts and limit.counter.state(window)[0] > 0
+                empty = limit.counter.reset(window, self._now_us, latest_us)
+                self._txn.put(row, stored[:HEAD_BYTES] + empty)
         return had_units
 
     def reset_all(self, latest_us: int) -> bool:
@@ -187,23 +182,8 @@ class WindowRows:
         Returns:
             How many windows of keys were deleted; and whether no other row's time has come.
         """
-        evictions = 0
-        for _ in range(max_count):
-            due = take_due(self._txn, self._dbs.ends, self._now_us)
-            if due is None:
-                return evictions, True
-            row, kind = due
-            database = getattr(self._dbs, kind.decode())
-            stored = self._txn.get(row, None, database)
-            if stored is None:
-                continue
-            due_us = self._due_us(kind, row, stored)
-            if due_us > self._now_us:
-                look_later(self._txn, self._dbs.ends, due_us, row, kind)
-            else:
-                self._txn.delete(row, b"", database)
-                evictions += kind == WINDOWS
-        return evictions, False
+        deleted, more = sweep(self._txn, self._dbs, self._dbs.ends, self._now_us, max_count, self._due_us)
+        return deleted.count(WINDOWS), not more
 
     def _due_us(self, kind: bytes, row: bytes, stored: bytes) -> int:
         """Return when a row may hold nothing any more."""

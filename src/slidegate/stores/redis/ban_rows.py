@@ -6,10 +6,10 @@ A stored ban begins with the latest moment at which a script looked at it, which
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from struct import Struct
 from struct import error as StructError
-from typing import Final
+from typing import Final, NamedTuple
 
 from ...core.bans.ban import Ban
 from ...core.bans.strikes import StrikeRecord
@@ -26,7 +26,7 @@ FOR_EVER_MS: Final = 100 * 365 * 86_400_000
 _LENGTH: Final = Struct("<H")
 
 
-class StruckRecord:
+class StruckRecord(NamedTuple):
     """A strike record, its key, and the names of the strikes that it counted lately.
 
     Attributes:
@@ -35,12 +35,9 @@ class StruckRecord:
         heard: (name, moment) of each sum of strikes that was counted in the last `KNOWN_US`.
     """
 
-    __slots__ = ("heard", "key", "record")
-
-    def __init__(self, key: str, record: StrikeRecord, heard: Iterable[tuple[str, int]] = ()) -> None:
-        self.key = key
-        self.record = record
-        self.heard = tuple(heard)
+    key: str
+    record: StrikeRecord
+    heard: Sequence[tuple[str, int]] = ()
 
 
 def pack_ban(ban: Ban | None) -> bytes:
@@ -94,7 +91,7 @@ def pack_record(struck: StruckRecord | None) -> bytes:
     """Pack a strike record; nothing for none."""
     if struck is None:
         return b""
-    text = json.dumps([struck.key, struck.record, struck.heard], separators=(",", ":")).encode()
+    text = json.dumps(struck, separators=(",", ":")).encode()
     return _OVER.pack(min(struck.record.over_us, 2**62)) + text
 
 

@@ -1,14 +1,14 @@
-"""The bans of a Redis store: the commands of users, the refusal of requests, and what answers say about bans.
+"""The bans of a Redis store: the commands of users, the refusal of requests, and what changes.
 
 The ban of a key and its strikes lie beside its windows, see ``lua/banned.lua``, and the script of windows looks for the
 bans of a request's keys where it decides about it. Strikes are counted by the rules of `core.bans` on rows that were
 read, and written back where these rows are still what is there; who loses such a race reads again.
 
-The bans of networks are a short list: every worker has all of it, and reads it again when an answer says that it has
-changed. A list of the keys of all bans, by their end, says how many there are and lets them be listed.
+The bans of networks are a short list: every worker has all of it, asks once a second whether it has changed, and reads
+it again then. A list of the keys of all bans, by their end, says how many there are and lets them be listed.
 
-Every answer also says which life of the data it belongs to. Another life begins after Redis has lost its data: then a
-worker says how many bans it knew of.
+A worker hears as well which life of the data this is. Another life begins after Redis has lost its data: then a worker
+says how many bans it knew of.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ from ...core.bans.rows import Bans, Row, from_rows, to_rows
 from ...core.bans.rules import LOG_EVERY_US, banned, bans_full, check_room, shadow_banned, unbanned
 from ...core.bans.strikes import StrikeRecord
 from ...core.decision import BanRefusal, Check
-from ...core.errors import StoreError, StoreUnavailable
-from ...core.limits import MAX_WINDOW_US
+from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
-from ...core.store import BanStore, Clock, Event
-from ..system_clock import system_us
+from ...core.store import BanStore, Event
 from .ban_rows import (
     BAN_FIELD,
     StruckRecord,
@@ -45,15 +43,14 @@ from .ban_rows import (
     unpack_record,
     unpack_stored,
 )
-from .clock import STEP_US
-from .errors import sensible
-from .refusals import RefusalCache, monotonic_us
+from .clock import monotonic_us
+from .errors import sensible, unless_foreign
 from .requests import subjects_of
-from .script import BANS_SCRIPT, Packing
+from .script import BANS_SCRIPT
 from .strikes import KNOWN_US, Strike, StrikeSums, new_name
 
 if TYPE_CHECKING:
-    from .batch import Batcher
+    from .batch import Shared
 
 T = TypeVar("T")
 
@@ -61,14 +58,7 @@ CHUNK: Final = 200
 """How many bans to read or write without letting others go on: some 2 ms of an event loop, or of Redis."""
 TRIES: Final = 3
 """How often a strike is decided anew because another worker has changed the rows of its key meanwhile."""
-LIFE_BYTES: Final = 16
-BEGIN_AGAIN_US: Final = 1_000_000
-SLACK_MS: Final = 1_000
-TEST_SLACK_MS: Final = 86_400_000
 _TIME: Final = Struct("<q")
-_COUNT: Final = Struct("<I")
-COUNT_BYTES: Final = _COUNT.size
-_REAL: Final = -1
 
 
 class _Rows(NamedTuple):
@@ -99,51 +89,27 @@ class RedisBans(BanStore):
     """Bans for all hosts; made by `RedisStore`.
 
     Args:
-        batcher: Returns the batcher of the running event loop.
-        packing: Names keys.
-        clock: The clock of a test.
-        refusals: Remembers what was refused.
-        emit: Passes events on.
-        max_bans: How many bans to hold.
-        read_only: Whether nothing is made where nothing of slidegate stands.
+        shared: The parts of the store.
 
     Attributes:
         networks: The bans of networks, as Redis has said last.
-        reset_us: When all windows were reset, as far as is known here; -1 for never.
+        version: Which version of `networks` that is; they are read again where Redis says that it has another one.
     """
 
-    def __init__(
-        self,
-        batcher: Callable[[], Batcher],
-        packing: Packing,
-        clock: Clock | None,
-        refusals: RefusalCache,
-        emit: Callable[[Sequence[Event]], None],
-        max_bans: int,
-        *,
-        read_only: bool,
-    ) -> None:
+    def __init__(self, shared: Shared) -> None:
+        meta = shared.packing.meta
         self.networks = BannedNetworks()
-        self.reset_us = -1
-        self._batcher = batcher
-        self._packing = packing
-        self._names = packing.meta, packing.meta + b":index", packing.meta + b":networks"
-        self._clock = clock
-        self._refusals = refusals
-        self._emit = emit
-        self._max_bans = max_bans
-        self._read_only = read_only
+        self._shared = shared
+        self._time = shared.time
+        self._batcher = shared.batcher
+        self._names = meta, meta + b":index", meta + b":networks"
         self._sums = StrikeSums(self._strike)
         # Nothing sums strikes up by the clock of a test, so they come one after the other.
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
         self._throttle = Throttle(LOG_EVERY_US)
-        self._version = b""
-        self._reading = False
+        self.version = b""
         self._count = 0
         self._life = b""
-        self._begins = False
-        self._begin_from_us = 0
-        self._ahead_us = self._networks_ahead_us = 0
 
     @property
     def index_name(self) -> bytes:
@@ -159,7 +125,7 @@ class RedisBans(BanStore):
         keys = dict.fromkeys(subject for subject in subjects if isinstance(subject, str))
         found = await asyncio.gather(*map(self._read, keys))
         bans = [ban for rows in found if (ban := rows.ban()) is not None]
-        return longest([*bans, *self._of_networks(subjects, self.now_us())])
+        return longest([*bans, *self._of_networks(subjects, self._time.now_us())])
 
     async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
         """Count a strike, and ban the key if that is one too many; return the ban that was made by it.
@@ -167,7 +133,7 @@ class RedisBans(BanStore):
         Where others of the key and policy were sent less than 100 ms ago, it is sent later, together with those that
         come meanwhile, unless they may be enough for a ban.
         """
-        if self._clock is None:
+        if self._time.is_real:
             return await self._sums.strike(self._batcher().loop, Strike(policy, key, reason), weight)
         async with self._turns.setdefault(self._batcher().loop, asyncio.Lock()):
             made, _ = await self._strike(Strike(policy, key, reason), weight, new_name())
@@ -175,9 +141,8 @@ class RedisBans(BanStore):
 
     def strike_later(self, policy: BanPolicy, key: str, weight: int, reason: str) -> bool:
         """Count a strike as soon as Redis answers again, if that is within ten seconds; False where it is lost."""
-        if self._clock is not None:
-            return False
-        return self._sums.add(self._batcher().loop, Strike(policy, key, reason), weight)
+        # Strikes wait for a moment of the server's time.
+        return self._time.is_real and self._sums.add(self._batcher().loop, Strike(policy, key, reason), weight)
 
     @sensible
     async def _strike(self, strike: Strike, weight: int, name: str) -> tuple[Ban | None, int]:
@@ -194,16 +159,14 @@ class RedisBans(BanStore):
                 return None
             heard.append((name, now_us))
             record, is_due = before.record.struck(policy, now_us, weight)
-            made: Ban | None = None
-            events: list[Event] = []
-            if is_due:
-                after, made = record.banned(policy, key, strike.reason, self._wall_us())
-                events.append(shadow_banned(made) if policy.shadow else banned(made))
-                if not policy.shadow and not await self._has_room(made):
-                    made, events = None, []
-                else:
-                    record = after
-            return _Change(None if policy.shadow else made, StruckRecord(key, record, heard), events)
+            if not is_due:
+                return _Change(None, StruckRecord(key, record, heard), [])
+            after, made = record.banned(policy, key, strike.reason, self._time.unix_us())
+            if policy.shadow:
+                return _Change(None, StruckRecord(key, after, heard), [shadow_banned(made)])
+            if not await self._has_room(made):
+                return _Change(None, StruckRecord(key, record, heard), [])
+            return _Change(made, StruckRecord(key, after, heard), [banned(made)])
 
         rows, change = await self._update(key, policy.name, decide)
         struck = rows.struck()
@@ -215,9 +178,9 @@ class RedisBans(BanStore):
     async def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
         """Ban a key by hand, None for ever; a ban that it has is replaced."""
         now_us = await self._now_us()
-        made = Ban(key, reason, by, 0, now_us, None if length_us is None else now_us + length_us, self._wall_us())
+        made = Ban(key, reason, by, 0, now_us, None if length_us is None else now_us + length_us, self._time.unix_us())
         await self._put(made)
-        self._emit((banned(made),))
+        self._shared.tell((banned(made),))
         return made
 
     @sensible
@@ -225,13 +188,13 @@ class RedisBans(BanStore):
         """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
         unsent = self._sums.forget(key)
         _, own, remembered = await self._command("forget", [], self._names_of(key))
-        now_us, network = await self._command("lift", [key.encode(), self._new_version()], self._names)
+        now_us, network = await self._command("lift", [key.encode(), os.urandom(8)], self._names)
         ban = longest([one for one in map(unpack_ban, (own, network)) if one is not None and not one.is_over(now_us)])
-        self._refusals.clear()
+        self._shared.refusals.clear()
         if network:
             await self.read_networks(self._batcher().ask)
         if ban is not None:
-            self._emit((unbanned(ban, by),))
+            self._shared.tell((unbanned(ban, by),))
         return ban is not None or bool(remembered) or unsent
 
     @sensible
@@ -243,14 +206,12 @@ class RedisBans(BanStore):
         keys = await batcher.ask(b"ZRANGEBYSCORE", self.index_name, b"(%d" % now_us, b"+inf")
         found = {ban.key: ban for ban in self.networks.bans.values() if not ban.is_over(now_us)}
         async for some in in_steps(keys):
-            names = [self._packing.name_of(key.decode(errors="replace")) for key in some]
-            for ban in await asyncio.gather(*(self._stored_ban(batcher, name) for name in names)):
+            names = [self._shared.packing.name_of(key.decode(errors="replace")) for key in some]
+            rows = (unless_foreign(batcher.ask_about(name, b"HGET", name, BAN_FIELD)) for name in names)
+            for ban in map(unpack_stored, await asyncio.gather(*rows)):
                 if ban is not None and not ban.is_over(now_us):
                     found[ban.key] = ban
         return list(found.values())
-
-    async def _stored_ban(self, batcher: Batcher, name: bytes) -> Ban | None:
-        return unpack_stored(await self._asked(batcher, name, b"HGET", name, BAN_FIELD))
 
     def count(self) -> int:
         """Return how many bans Redis had when it was heard last: those in force, and those that ended lately."""
@@ -260,122 +221,76 @@ class RedisBans(BanStore):
     async def dump(self) -> list[Row]:
         """Return everything known about bans, strikes and levels, as `core.bans.rows` writes it."""
         bans, records = await self.active(), await self._records()
-        return list(to_rows(Bans(bans, records), await self._now_us(), self._wall_us()))
+        return list(to_rows(Bans(bans, records), await self._now_us(), self._time.unix_us()))
 
     @sensible
     async def load(self, rows: Sequence[Row]) -> int:
         """Take over rows that `dump` returned; of two bans of a key the one that lasts longer stays."""
-        stored = from_rows(rows, await self._now_us(), self._wall_us())
+        stored = from_rows(rows, await self._now_us(), self._time.unix_us())
         in_force = await self.active()
         new = {ban.key for ban in stored.bans if ban.level} - {ban.key for ban in in_force}
-        check_room(self._max_bans, len(new), len(in_force), 0, 0)
+        check_room(self._shared.max_bans, len(new), len(in_force), 0, 0)
         known = {ban.key: ban for ban in in_force}
         longer = [ban for ban in stored.bans if ban.key not in known or lasts_longer(ban, known[ban.key])]
-        networks = self.networks
-        for ban in longer:
-            networks = networks.with_ban(ban) if ban.network() is not None else networks
-        for ban in longer:
-            if ban.network() is not None:
-                await self._put(ban)
+        of_networks, networks = [ban for ban in longer if ban.network() is not None], self.networks
+        for ban in of_networks:
+            networks = networks.with_ban(ban)  # it raises the error where there are too many
+        for ban in of_networks:
+            await self._put(ban)
         async for bans in in_steps([ban for ban in longer if ban.network() is None]):
             await asyncio.gather(*map(self._put, bans))
         async for records in in_steps(stored.strike_records):
             await asyncio.gather(*(self._load_record(*one) for one in records))
         return len(stored.bans)
 
-    @sensible
-    async def reset_windows(self) -> None:
-        """Let nothing be handed back that was spent in any window up to now."""
-        _, reset = await self._command("reset_all", [self._refusals.latest_us], self._names)
-        self.reset_us = max(self.reset_us, *_TIME.unpack(reset))
-
     # -- refusals of requests ---------------------------------------------------------------------------------------
 
     def refused_by_network(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> BanRefusal | None:
         """Return the refusal of a question by the ban of a network that is known here, None where there is none."""
-        now_us = monotonic_us() + self._networks_ahead_us if self._clock is None else self._clock()
+        now_us = self._time.now_us()
         ban = longest(self._of_networks(subjects_of(checks, subjects), now_us))
         return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
 
-    def now_us(self) -> int:
-        """Return the server's time, as far as it is known here."""
-        return monotonic_us() + self._ahead_us if self._clock is None else self._clock()
-
-    # -- news in every answer ------------------------------------------------------------------------------------
-
-    def heard(self, batcher: Batcher, told: bytes, life: bytes) -> None:
-        """Record what an answer says about bans.
-
-        Args:
-            batcher: The batcher that heard it.
-            told: How many bans there are, and the version of those of networks.
-            life: The life of the data; empty where it has none.
-        """
-        (count,) = _COUNT.unpack_from(told)
-        if life:
-            if life != self._life:
-                before, self._life = self._life, life
-                if before:
-                    self._tell_loss()
-            self._count = count
-        elif self._read_only:
-            batcher.attend(batcher.check_again())
-        else:
-            self._begin_soon(batcher)
-        if told[_COUNT.size :] != self._version and not self._reading:
-            self._reading = True
-            batcher.attend(self._read_again(batcher))
+    # -- news --------------------------------------------------------------------------------------------------------
 
     @sensible
-    async def read_networks(self, ask: Callable[..., Awaitable[Any]]) -> None:
-        """Read the bans of networks.
+    async def hear(self, ask: Callable[..., Awaitable[Any]]) -> None:
+        """Ask what has changed: how many bans there are, the bans of networks, and the life of the data.
 
         Args:
             ask: Sends a command about bans.
+
+        Raises:
+            StoreUnavailable: Nothing of slidegate stands there, and nothing may be made.
         """
-        names = (len(self._names), *self._names)
-        packed, version, fields = await ask(b"EVAL", BANS_SCRIPT.source, *names, b"networks", self._time())
-        bans = [read_ban(row) for row in fields[1::2]]
-        self.networks, self._version = BannedNetworks(ban for ban in bans if ban is not None), version
-        self._refusals.bans.clear()
-        self.saw(*_TIME.unpack(packed))
-        self._networks_ahead_us = self._ahead_us
+        begins = b"" if self._shared.read_only else os.urandom(8).hex().encode()
+        count, version, life = await self._ask_about_all(ask, b"news", begins)
+        if self._shared.read_only and not life:
+            raise StoreUnavailable(f"redis: nothing of slidegate stands under {self._names[0].decode()}")
+        known, self._count = self._count, count
+        before, self._life = self._life, life
+        if before not in (b"", life):
+            message = f"Redis lost its data: counts restart from zero; {known} known bans were lost"
+            self._shared.tell((Event("store_reset", message, {"bans": known}),))
+        if version != self.version:
+            await self.read_networks(ask)
 
     @sensible
-    async def hear(self, batcher: Batcher) -> None:
-        """Ask what answers say about bans, where the script of windows does not see it."""
-        _, told, life, reset = await self._command("news", [], self._names)
-        self.reset_us = max(self.reset_us, int(reset))
-        self.heard(batcher, told, life)
+    async def read_networks(self, ask: Callable[..., Awaitable[Any]]) -> None:
+        """Read the bans of networks; `ask` as for `hear`."""
+        version, fields = await self._ask_about_all(ask, b"networks")
+        bans = [read_ban(row) for row in fields[1::2]]
+        self.networks, self.version = BannedNetworks(ban for ban in bans if ban is not None), version
+        self._shared.refusals.bans.clear()
 
-    async def _read_again(self, batcher: Batcher) -> None:
-        try:
-            await self.read_networks(batcher.ask)
-        finally:
-            self._reading = False
-
-    def _begin_soon(self, batcher: Batcher) -> None:
-        if not self._begins and monotonic_us() >= self._begin_from_us:
-            self._begins = True
-            batcher.attend(self._begin(batcher))
-
-    async def _begin(self, batcher: Batcher) -> None:
-        """Give the data a life, where nobody has, and learn which it is."""
-        meta = self._names[0]
-        try:
-            await batcher.ask(b"HSETNX", meta, b"life", os.urandom(LIFE_BYTES // 2).hex().encode())
-            await batcher.ask(b"PEXPIRE", meta, MAX_WINDOW_US // 1_000)
-            self._life = self._life or await batcher.ask(b"HGET", meta, b"life") or b""
-        except StoreError:
-            self._begin_from_us = monotonic_us() + BEGIN_AGAIN_US
-            raise
-        finally:
-            self._begins = False
-
-    def _tell_loss(self) -> None:
-        known = self._count
-        message = f"Redis lost its data: counts restart from zero; {known} known bans were lost"
-        self._emit((Event("store_reset", message, {"bans": known}),))
+    async def _ask_about_all(self, ask: Callable[..., Awaitable[Any]], *asked: bytes) -> list[Any]:
+        """Run a command about all bans on a server that need not know the script; return what it answers."""
+        name, *more = asked
+        names, time = (len(self._names), *self._names), self._time.for_script()
+        answer: list[Any]
+        packed, *answer = await ask(b"EVAL", BANS_SCRIPT.source, *names, name, time, *more)
+        self._time.saw(*_TIME.unpack(packed))
+        return answer
 
     # -- commands for Redis ------------------------------------------------------------------------------------------
 
@@ -403,12 +318,12 @@ class RedisBans(BanStore):
             ban, record = pack_ban(change.ban), pack_record(change.struck)
             ban_ends_us = 0 if change.ban is None else change.ban.ends_us
             over_us = 0 if change.struck is None else change.struck.record.over_us
-            ban_ms, record_ms = (left_ms(end_us, rows.now_us, self._slack_ms) for end_us in (ban_ends_us, over_us))
+            ban_ms, record_ms = (left_ms(end_us, rows.now_us, self._time.slack_ms) for end_us in (ban_ends_us, over_us))
             asked: list[bytes | int] = [field, rows.packed_ban, rows.packed_record, ban, ban_ms, record, record_ms]
             now_us, ban, record, written = await self._command("write", asked, self._names_of(key))
             rows = _Rows(now_us, ban, record)
             if written:
-                self._emit(change.events)
+                self._shared.tell(change.events)
                 return rows, change
         raise StoreUnavailable("redis: the strikes of a key change with every answer", concerns="key")
 
@@ -417,16 +332,16 @@ class RedisBans(BanStore):
         return _Rows(now_us, ban, record)
 
     def _names_of(self, key: str) -> tuple[bytes, bytes]:
-        return self._packing.name_of(key), self._packing.strikes_name(key)
+        return self._shared.packing.name_of(key), self._shared.packing.strikes_name(key)
 
     async def _put(self, ban: Ban) -> None:
         """Put a ban in force, in the place of one of its key."""
         await self._note(ban)
-        row, lives_ms = pack_ban(ban), left_ms(ban.ends_us, self.now_us(), self._slack_ms)
+        row, lives_ms = pack_ban(ban), left_ms(ban.ends_us, self._time.now_us(), self._time.slack_ms)
         if ban.network() is None:
             await self._command("put", [row, lives_ms], self._names_of(ban.key))
             return
-        asked: list[bytes | int] = [ban.key.encode(), row, lives_ms, MAX_NETWORKS, self._new_version()]
+        asked: list[bytes | int] = [ban.key.encode(), row, lives_ms, MAX_NETWORKS, os.urandom(8)]
         _, written = await self._command("ban_network", asked, self._names)
         if not written:
             await self._batcher().ask(b"ZREM", self.index_name, ban.key.encode())
@@ -443,35 +358,26 @@ class RedisBans(BanStore):
 
         await self._update(key, policy, decide)
 
-    async def _asked(self, batcher: Batcher, name: bytes, *command: bytes) -> Any:
-        """Return the answer to a command about a name; None where a value of somebody else stands there."""
-        try:
-            return await batcher.ask_about(name, *command)
-        except StoreUnavailable as error:
-            if error.concerns != "key":
-                raise
-            return None
-
     async def _records(self) -> list[tuple[str, str, StrikeRecord]]:
         """Return (policy, key, record) of all keys that have one, which are searched for among all names."""
-        batcher, found = self._batcher(), list[tuple[str, str, StrikeRecord]]()
+        batcher, found = self._batcher(), dict[tuple[str, str], StrikeRecord]()
         now_us = await self._now_us()
-        async for names in in_steps(await batcher.names(self._packing.strikes)):
-            asked = await asyncio.gather(*(self._asked(batcher, name, b"HGETALL", name) for name in names))
+        async for names in batcher.names(self._shared.packing.strikes, CHUNK):
+            asked = await asyncio.gather(*(unless_foreign(batcher.ask_about(name, b"HGETALL", name)) for name in names))
             for fields in filter(None, asked):
                 for policy, row in zip(fields[::2], fields[1::2], strict=True):
                     struck = read_record(row)
                     if struck is not None and struck.record.over_us > now_us:
-                        found.append((policy.decode(errors="replace"), struck.key, struck.record))
-        return found
+                        found[policy.decode(errors="replace"), struck.key] = struck.record
+        return [(*whose, record) for whose, record in found.items()]
 
     async def _has_room(self, ban: Ban) -> bool:
         """Note an automatic ban; where there are too many, take the note back and return False."""
-        if await self._note(ban) <= self._max_bans:
+        if await self._note(ban) <= self._shared.max_bans:
             return True
         await self._batcher().ask(b"ZREM", self.index_name, ban.key.encode())
         if self._throttle.left_out("bans_full", monotonic_us()) is not None:
-            self._emit((bans_full(self._max_bans, ban.key),))
+            self._shared.tell((bans_full(self._shared.max_bans, ban.key),))
         return False
 
     async def _note(self, ban: Ban) -> int:
@@ -481,25 +387,15 @@ class RedisBans(BanStore):
         return self._count
 
     async def _now_us(self) -> int:
-        now_us, self._count = await self._command("count", [], self._names)
+        now_us, self._count = await self._command("note", [], self._names)
         return int(now_us)
 
     async def _command(self, name: str, asked: Sequence[bytes | int], keys: Sequence[bytes]) -> list[Any]:
         """Run a command of ``lua/bans.lua``; return the server's time, and what else it answers."""
-        batcher = self._batcher()
-        packed, *answer = await batcher.run(BANS_SCRIPT, keys, [name.encode(), self._time(), *asked])
-        if not (self._life or self._read_only):
-            self._begin_soon(batcher)
+        packed, *answer = await self._batcher().run(BANS_SCRIPT, keys, [name.encode(), self._time.for_script(), *asked])
         (now_us,) = _TIME.unpack(packed)
-        self.saw(now_us)
+        self._time.saw(now_us)
         return [now_us, *answer]
-
-    def saw(self, now_us: int) -> None:
-        """Note the server's time."""
-        self._ahead_us = now_us - monotonic_us()
-        # The bans of networks that were read last go by the clock of that time, where it was set back since.
-        if self._ahead_us > self._networks_ahead_us - STEP_US:
-            self._networks_ahead_us = self._ahead_us
 
     def _of_networks(self, subjects: Iterable[BanSubject], now_us: int) -> list[Ban]:
         networks = self.networks
@@ -512,19 +408,6 @@ class RedisBans(BanStore):
             elif one in networks.bans:
                 found.append(networks.bans[one])
         return [ban for ban in (_begun_by(ban, now_us) for ban in found) if not ban.is_over(now_us)]
-
-    def _time(self) -> int:
-        return _REAL if self._clock is None else self._clock()
-
-    def _wall_us(self) -> int:
-        return system_us() if self._clock is None else self._clock()
-
-    @property
-    def _slack_ms(self) -> int:
-        return SLACK_MS if self._clock is None else TEST_SLACK_MS
-
-    def _new_version(self) -> bytes:
-        return os.urandom(8)
 
 
 def _begun_by(ban: Ban, now_us: int) -> Ban:

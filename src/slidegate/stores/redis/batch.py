@@ -18,7 +18,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from random import getrandbits
 from struct import Struct
@@ -30,30 +30,24 @@ from hiredis import HiredisError
 
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.reservation import Reservation
-from ...core.store import Clock, Event
-from .bans import COUNT_BYTES, RedisBans
-from .clock import ServerClock
+from ...core.store import Event
+from .clock import ServerClock, StoreTime
 from .errors import CLOSED, SICK, refusal, store_error, unexpected
 from .link import Connection
 from .refusals import RefusalCache
 from .requests import Question, Request
-from .script import BANS_SCRIPT, WINDOWS_SCRIPT, Packing, Script
+from .script import WINDOWS_SCRIPT, Packing, Script
 from .server import Server
 
 if TYPE_CHECKING:
+    from .bans import RedisBans
     from .permits import Renewals
 
-SLACK_MS: Final = 1_000
-"""A key lives this much longer than anything in it counts, so that its end need not be moved with every hit."""
-TEST_SLACK_MS: Final = 86_400_000
-
-STATE_PARTS: Final = 3
-"""An answer begins with the time, what it says about bans, and the life of the data."""
-
-_HEAD: Final = Struct("<qIIBq")
+_HEAD: Final = Struct("<qII")
 _TIME: Final = Struct("<q")
-_SERVER_TIME: Final = -1
 
+NEWS_S: Final = 1.0
+"""How often it is asked what has changed: bans of networks, and the life of the data."""
 MAX_IN_CALL: Final = 64
 """A request takes the server some 5 us, and nobody else is served while a call runs."""
 SCAN_PART: Final = 500
@@ -61,54 +55,35 @@ SCAN_PART: Final = 500
 
 @dataclass
 class Shared:
-    """The parts of a store that its batchers and requests share.
+    """The parts of a store that need each other.
 
     Attributes:
         server: Connects.
         max_waiting: How many requests may wait in a line.
-        clock: The clock of a test.
-        tell: Passes events on.
+        max_bans: How many bans to hold.
         read_only: Whether nothing is made where nothing of slidegate stands.
+        time: The time.
+        tell: Passes events on.
         packing: Packs requests.
+        batcher: Returns the batcher of the running event loop.
+        hand_back: Hands back, without waiting for it.
         bans: The bans of the store.
         refusals: The refusals that are known here.
         renewals: Holds permits, and renews them.
-        hand_back: Hands back, without waiting for it.
     """
 
     server: Server
     max_waiting: int
-    clock: Clock | None
-    tell: Callable[[Sequence[Event]], None]
+    max_bans: int
     read_only: bool
+    time: StoreTime
+    tell: Callable[[Sequence[Event]], None]
     packing: Packing
-    bans: RedisBans
-    refusals: RefusalCache
-    renewals: Renewals
+    batcher: Callable[[], Batcher]
     hand_back: Callable[[Sequence[Reservation]], object]
-
-
-def head(clock: Clock | None, *, sees_numbers: bool, reset_us: int = -1) -> bytes:
-    """Return the head of a call of the script of windows.
-
-    Args:
-        clock: The clock of a test.
-        sees_numbers: Whether the call sees the hash with the numbers.
-        reset_us: Where it does not: when all windows were reset, as far as is known here.
-    """
-    if clock is None:
-        return _HEAD.pack(_SERVER_TIME, getrandbits(32), SLACK_MS, sees_numbers, reset_us)
-    return _HEAD.pack(clock(), getrandbits(32), TEST_SLACK_MS, sees_numbers, reset_us)
-
-
-def says_state(answer: Any) -> bool:
-    """Tell whether an answer begins as the script's do."""
-    return (
-        isinstance(answer, list)
-        and len(answer) >= STATE_PARTS
-        and type(answer[0]) is type(answer[1]) is type(answer[2]) is bytes
-        and len(answer[1]) >= COUNT_BYTES
-    )
+    refusals: RefusalCache
+    bans: RedisBans = field(init=False)
+    renewals: Renewals = field(init=False)
 
 
 def fail(requests: Sequence[Request], error: StoreError) -> None:
@@ -132,6 +107,7 @@ class Batcher(ABC):
         self._line: deque[Request] = deque()
         self._scheduled = False
         self._closed = False
+        self._news_from_s = float("-inf")
         self._opening: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -161,24 +137,30 @@ class Batcher(ABC):
         """
 
     @abstractmethod
-    async def names(self, pattern: bytes) -> list[bytes]:
-        """Return the names that match a pattern, which are searched for a part at a time.
+    async def servers(self) -> Sequence[Connection]:
+        """Return a connection to each server.
+
+        Raises:
+            StoreError: One cannot be reached.
+        """
+
+    async def names(self, pattern: bytes, step: int) -> AsyncIterator[list[bytes]]:
+        """Yield the names that match a pattern, so many at a time at most; one may come twice.
 
         Raises:
             StoreError: Redis cannot be reached, or answers with an error.
         """
+        for connection in await self.servers():
+            place: bytes | None = b"0"
+            while place is not None:
+                place, found = await connection.ask(b"SCAN", place, b"MATCH", pattern, b"COUNT", SCAN_PART)
+                for first in range(0, len(found), step):
+                    yield found[first : first + step]
+                place = None if place == b"0" else place
 
     async def ask(self, *command: bytes | int) -> Any:
         """Send a command about what lies beside the numbers, as `ask_about` does."""
         return await self.ask_about(self._shared.packing.meta, *command)
-
-    @abstractmethod
-    async def forget_windows(self, pattern: bytes) -> int:
-        """Forget the windows in the hashes that match a pattern, a part at a time; return how many had any.
-
-        Raises:
-            StoreError: Redis cannot be reached, or answers with an error.
-        """
 
     def add(self, request: Request) -> None:
         """Send a request, now or later."""
@@ -205,13 +187,6 @@ class Batcher(ABC):
                 raise
         return await self.ask_about(keys[0], b"EVAL", script.source, len(keys), *keys, *asked)
 
-    def attend(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run a coroutine that nobody waits for, until the batcher is closed; a `StoreError` of it is dropped."""
-        if self._closed:
-            work.close()
-        else:
-            self._start(work)
-
     def close(self) -> None:
         """Close the connections; waiting tasks get an error."""
         self._closed = True
@@ -219,14 +194,16 @@ class Batcher(ABC):
             task.cancel()
         fail(self._taken(), StoreUnavailable(CLOSED))
 
-    async def check_again(self) -> None:
-        """Answer nothing more where nothing may be made, and nothing of slidegate stands there any more."""
-        try:
-            await self._check_there(self.ask)
-        except StoreUnavailable as error:
-            self._doubt(error)
-
     # -- getting ready -----------------------------------------------------------------------------------------------
+
+    async def ready(self) -> None:
+        """Come back when it is known where requests go.
+
+        Raises:
+            StoreError: That cannot be found out.
+        """
+        while not self._is_ready:
+            await self._settled(self._open())
 
     def _open(self) -> asyncio.Task[None]:
         if self._opening is None:
@@ -248,17 +225,25 @@ class Batcher(ABC):
 
     async def _begin(self, ask: Callable[..., Awaitable[Any]]) -> None:
         """Do what has to be done before the first answer: look whether to answer at all, and for banned networks."""
-        await self._check_there(ask)
-        await self._shared.bans.read_networks(ask)
+        self._news_from_s = monotonic() + NEWS_S
+        await self._shared.bans.hear(ask)
 
-    async def _check_there(self, ask: Callable[..., Awaitable[Any]]) -> None:
-        """See that something of slidegate stands under the prefix, where nothing may be made.
+    def _hear(self) -> None:
+        """Have it learnt now and then what has changed."""
+        if monotonic() >= self._news_from_s:
+            self._news_from_s = monotonic() + NEWS_S
+            self._start(self._learn_news())
 
-        Raises:
-            StoreUnavailable: Nothing does.
-        """
-        if self._shared.read_only and not await ask(b"EXISTS", self._shared.packing.meta):
-            raise StoreUnavailable(f"redis: nothing of slidegate stands under {self._shared.packing.meta.decode()}")
+    async def _learn_news(self) -> None:
+        try:
+            await self._shared.bans.hear(self.ask)
+        except StoreError as error:
+            self._unheard(error)
+
+    def _unheard(self, error: StoreError) -> None:
+        """Deal with that it is not known what has changed."""
+        if self._shared.read_only:  # there may be nothing to answer from any more
+            self._doubt(error)
 
     def _fail_line(self, error: StoreError) -> None:
         """Deal with the requests that have not gone, where it cannot get ready."""
@@ -329,14 +314,9 @@ class ServerBatcher(Batcher):
         """See `Batcher.ask_about`."""
         return await (await self.reached()).ask(*command)
 
-    async def names(self, pattern: bytes) -> list[bytes]:
-        """See `Batcher.names`."""
-        connection = await self.reached()
-        return [name async for part in scan(connection, pattern) for name in part]
-
-    async def forget_windows(self, pattern: bytes) -> int:
-        """See `Batcher.forget_windows`."""
-        return await forget_windows_of(await self.reached(), pattern, at_once=SCAN_PART)
+    async def servers(self) -> Sequence[Connection]:
+        """See `Batcher.servers`."""
+        return (await self.reached(),)
 
     def close(self) -> None:
         """See `Batcher.close`."""
@@ -349,8 +329,8 @@ class ServerBatcher(Batcher):
         Raises:
             StoreError: That failed.
         """
-        while self._connection is None or not self._connection.open:
-            await self._settled(self._open())
+        await self.ready()
+        assert self._connection is not None, "it is ready"
         return self._connection
 
     def _go(self) -> None:
@@ -360,6 +340,7 @@ class ServerBatcher(Batcher):
             if line:
                 self._open()
             return
+        self._hear()
         while line and self._calls < self.max_calls:
             requests: list[Request] = []
             while line and len(requests) < MAX_IN_CALL:
@@ -385,7 +366,8 @@ class ServerBatcher(Batcher):
         script = WINDOWS_SCRIPT
         what = script.name if how == b"EVALSHA" else script.source
         try:
-            names, arguments = self._arguments(requests)
+            names = dict[bytes, int]()
+            packed = b"".join([request.pack(names) for request in requests])
         except Exception as error:  # of one of them, which nobody but whoever asked it can know
             if len(requests) > 1:
                 for request in requests:
@@ -394,13 +376,8 @@ class ServerBatcher(Batcher):
                 fail(requests, StoreUnavailable(f"redis: a request cannot be sent: {error!r}", concerns="key"))
             return
         self._calls += 1
-        connection.send(done, how, what, len(names), *names, *arguments)
-
-    def _arguments(self, requests: Sequence[Request]) -> tuple[dict[bytes, int], tuple[bytes, ...]]:
-        """Return the names and the arguments of a call."""
-        names = {self._shared.packing.meta: 0, self._shared.bans.index_name: 1}
-        packed = b"".join([request.pack(names) for request in requests])
-        return names, (head(self._shared.clock, sees_numbers=True), packed)
+        head = _HEAD.pack(self._shared.time.for_script(), getrandbits(32), self._shared.time.slack_ms)
+        connection.send(done, how, what, len(names), *names, head, packed)
 
     def _answered(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
         self._calls -= 1
@@ -409,21 +386,16 @@ class ServerBatcher(Batcher):
         elif isinstance(answer, HiredisError):
             self._refused(connection, requests, str(answer))
         else:
-            self._heard(connection, requests, sent_s, answer)
+            self._deliver(connection, requests, sent_s, answer)
         if self._line and not self._scheduled:
             self._go()
-
-    def _heard(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
-        """Deal with what the script answers."""
-        if says_state(answer):
-            self._shared.bans.heard(self, answer[1], answer[2])
-        self._deliver(connection, requests, sent_s, answer)
 
     def _deliver(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
         """Give the answers of a call to the tasks that wait for them."""
         try:
-            (now_us,) = _TIME.unpack(answer[0])
-            if len(answer) != len(requests) + STATE_PARTS:
+            time, *parts = answer
+            (now_us,) = _TIME.unpack(time)
+            if len(parts) != len(requests):
                 raise ValueError
         except (TypeError, ValueError, LookupError, StructError):
             # This server cannot be relied on, whatever it is.
@@ -432,10 +404,10 @@ class ServerBatcher(Batcher):
             connection.close(error)
             return
         sent_us = int(sent_s * 1_000_000)
-        self._shared.bans.saw(now_us)
-        if self._shared.clock is None and (step_us := self._clock.saw(now_us, sent_us)):
+        self._shared.time.saw(now_us)
+        if self._shared.time.is_real and (step_us := self._clock.saw(now_us, sent_us)):
             self._tell_step(connection, step_us)
-        for request, part in zip(requests, answer[STATE_PARTS:], strict=True):
+        for request, part in zip(requests, parts, strict=True):
             future = request.future
             if not future.done():
                 try:
@@ -452,6 +424,7 @@ class ServerBatcher(Batcher):
     def _tell_step(self, connection: Connection, step_us: int) -> None:
         """Forget what was known in the time of a server whose clock was set, and tell of it."""
         self._shared.refusals.clear()
+        self._shared.bans.version = b""  # the server moves the ends of those that it shows
         way = "forward, so windows opened early" if step_us > 0 else "back"
         message = f"redis: the clock of {connection.name} was set {abs(step_us) / 1_000_000:.1f} s {way}"
         self._shared.tell((Event("clock_stepped", message, {"server": connection.name, "step_us": step_us}),))
@@ -478,7 +451,7 @@ class ServerBatcher(Batcher):
         self._connection, self._clock = connection, ServerClock()
 
     async def _connect(self) -> Connection:
-        return await self._shared.server.open_server()
+        return await self._shared.server.open()
 
     def _doubt(self, error: StoreError) -> None:
         if self._connection is not None:
@@ -487,28 +460,3 @@ class ServerBatcher(Batcher):
 
 async def _until_lost(connection: Connection) -> None:
     await connection.lost
-
-
-async def forget_windows_of(connection: Connection, pattern: bytes, at_once: int) -> int:
-    """Forget the windows in the hashes of one server that match a pattern; return how many had any."""
-    total: int = 0
-    async for found in scan(connection, pattern):
-        parts = [found[first : first + at_once] for first in range(0, len(found), at_once)]
-        for _, forgotten in await asyncio.gather(*(connection.ask(*_forgetting(names)) for names in parts)):
-            total += forgotten
-    return total
-
-
-def _forgetting(names: Sequence[bytes]) -> tuple[bytes | int, ...]:
-    """Return the command that forgets the windows of some keys."""
-    return b"EVAL", BANS_SCRIPT.source, len(names), *names, b"forget_windows", _SERVER_TIME
-
-
-async def scan(connection: Connection, pattern: bytes) -> AsyncIterator[list[bytes]]:
-    """Yield the names of one server that match a pattern, a part at a time; one may come twice."""
-    place = b"0"
-    while True:
-        place, found = await connection.ask(b"SCAN", place, b"MATCH", pattern, b"COUNT", SCAN_PART)
-        yield found
-        if place == b"0":
-            return

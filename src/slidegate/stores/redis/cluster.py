@@ -5,8 +5,7 @@ known owners hold meanwhile. Errors of nodes tell of changes: ``MOVED`` says tha
 that a key has while its slot is on the move; it is asked there then. Each node has a batcher of its own, so that a node
 that hangs holds up no other, and a call is about one slot.
 
-The ban of a key lies in the slot of its windows. The numbers and the bans of networks lie in a slot of their own, which
-calls for others cannot see: it is asked once in `NEWS_S` what has changed there.
+The ban of a key lies in the slot of its windows. The numbers and the bans of networks lie in a slot of their own.
 
 Tasks wait for each other in a tree, so that none ever waits for itself: commands wait for the batcher to be ready, and
 `_get_ready`, which makes it ready, uses only `_ask` and `_look`, which wait for connections alone.
@@ -31,9 +30,9 @@ from redis.exceptions import RedisError
 from ...core.errors import StoreError, StoreTimeout, StoreUnavailable
 from ...core.logs import Throttle
 from ...core.store import Event
-from .batch import Batcher, ServerBatcher, Shared, fail, forget_windows_of, head, scan
+from .batch import Batcher, ServerBatcher, Shared, fail
 from .errors import CLOSED, refusal, sensible
-from .link import Connection
+from .link import Connection, open_connection
 from .requests import Question, Request
 
 NodeAddress: TypeAlias = tuple[str, int]
@@ -42,7 +41,6 @@ MAX_REDIRECTIONS: Final = 5
 NODES_IN_TURN: Final = 3
 """A node that does not answer may use up a third of the timeout before the next is asked who has which slot."""
 TRY_AGAIN_S: Final = 0.02
-NEWS_S: Final = 1.0
 SAY_EVERY_S: Final = 60.0
 
 _REDIRECTED: Final = re.compile(r"(MOVED|ASK) ([0-9]+) (\S*):([0-9]+)$")
@@ -68,19 +66,25 @@ class NodeBatcher(ServerBatcher):
         """Whether nobody waits for it, and there is no connection."""
         return not (self._calls or self._line or self._opening or self._is_ready)
 
-    def ask_for(self, connection: Connection, requests: Sequence[Request]) -> None:
+    async def ask_for(self, requests: Sequence[Request]) -> None:
         """Write a call about a slot that is still on its way here."""
+        connection = await self.reached()
         connection.send(_ignore, b"ASKING")
         self.call(connection, requests, b"EVAL")  # nobody would ask once more where the script is unknown
 
     async def _connect(self) -> Connection:
         there: Any = ClusterNode(*self.address, **self._shared.server.client.connection_kwargs)
-        connection = await self._shared.server.open(there.connection_class(**there.connection_kwargs))
+        connection = await open_connection(
+            there.connection_class(**there.connection_kwargs), self._shared.server.timeout_s
+        )
         connection.lost.add_done_callback(self._front.doubt_owners)
         return connection
 
     async def _begin(self, ask: Any) -> None:
         """Do nothing: the batcher to the cluster does, where the numbers are."""
+
+    def _hear(self) -> None:
+        """Do nothing; see `_begin`."""
 
     def _fail_line(self, error: StoreError) -> None:
         """Send the requests that never went to the nodes that have their slots by now."""
@@ -93,26 +97,17 @@ class NodeBatcher(ServerBatcher):
             groups.setdefault(request.group, []).append(request)
         return groups.values()
 
-    def _arguments(self, requests: Sequence[Request]) -> tuple[dict[bytes, int], tuple[bytes, ...]]:
-        names: dict[bytes, int] = {}
-        packed = b"".join([request.pack(names) for request in requests])
-        known = head(self._shared.clock, sees_numbers=False, reset_us=self._shared.bans.reset_us)
-        return names, (known, packed)
-
-    def _heard(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
-        self._deliver(connection, requests, sent_s, answer)
-
     def _refused(self, connection: Connection, requests: Sequence[Request], error: str) -> None:
         moved = _REDIRECTED.search(error)
         if moved is not None:
             self._front.redirect(requests, moved, connection, refusal(connection.name, error))
-        elif error.startswith("TRYAGAIN") and len({request.name for request in requests}) > 1:
-            # Some keys of the slot are here, and some on its next node: each key alone is found on one of them.
+        elif error.startswith("TRYAGAIN") and len(requests) > 1:
+            # Some keys of the slot are here, and some on its next node: those of one request may be on one of them.
             for request in requests:
-                request.group = request.name
+                request.group = request
             self._front.send(requests)
-        elif error.startswith("TRYAGAIN") and any(isinstance(one, Question) and one.banned for one in requests):
-            self._front.send_apart(requests)
+        elif error.startswith("TRYAGAIN") and isinstance(requests[0], Question) and requests[0].banned:
+            self._front.send_apart(requests[0])
         else:
             super()._refused(connection, requests, error)
             if error.startswith("CLUSTERDOWN"):
@@ -130,30 +125,16 @@ class ClusterBatcher(Batcher):
         self._nodes: dict[NodeAddress, NodeBatcher] = {}
         self._looking: asyncio.Task[Any] | None = None
         self._owners_in_doubt = False
-        self._news_from_s = float("-inf")
         self._throttle = Throttle(SAY_EVERY_S)
 
     async def ask_about(self, name: bytes, *command: bytes | int) -> Any:
         """See `Batcher.ask_about`."""
-        if not self._knows_slots:
-            await self._settled(self._open())
+        await self.ready()
         return await self._ask(name, *command)
 
-    async def names(self, pattern: bytes) -> list[bytes]:
-        """See `Batcher.names`."""
-        found: set[bytes] = set()
-        for connection in await self._all_nodes():
-            async for part in scan(connection, pattern):
-                found.update(part)
-        return list(found)
-
-    async def forget_windows(self, pattern: bytes) -> int:
-        """See `Batcher.forget_windows`: names lie in different slots."""
-        return sum([await forget_windows_of(connection, pattern, at_once=1) for connection in await self._all_nodes()])
-
-    async def _all_nodes(self) -> list[Connection]:
-        if not self._knows_slots:
-            await self._settled(self._open())
+    async def servers(self) -> Sequence[Connection]:
+        """See `Batcher.servers`."""
+        await self.ready()
         await self._look()  # nodes may have come and gone
         return [await self._node(address).reached() for address in {*self._serving}]
 
@@ -213,17 +194,15 @@ class ClusterBatcher(Batcher):
         if address is None:
             self.send(others)
         elif others:
-            self._carry(others, self._ask_for(others, address))
+            self._carry(others, self._node(address).ask_for(others))
 
     def send_elsewhere(self, requests: Sequence[Request], address: NodeAddress | None, error: StoreError) -> None:
         """Send requests that never went to the nodes of their slots by now, unless that is the one that failed."""
         self._carry(requests, self._look_and_send(requests, address, error))
 
-    def send_apart(self, requests: Sequence[Request]) -> None:
-        """Look for the bans of requests by themselves, and send the others without: their keys lie on two nodes."""
-        for request in requests:
-            if isinstance(request, Question):
-                self._carry([request], self._look_apart(request))
+    def send_apart(self, request: Question) -> None:
+        """Look for the bans of a request by themselves, and send it without: their keys lie on two nodes."""
+        self._carry([request], self._look_apart(request))
 
     async def _look_apart(self, request: Question) -> None:
         if not await request.look_apart(self._ask):
@@ -239,10 +218,6 @@ class ClusterBatcher(Batcher):
             else:
                 request.redirections += 1
                 self.send([request])
-
-    async def _ask_for(self, requests: Sequence[Request], address: NodeAddress) -> None:
-        node = self._node(address)
-        node.ask_for(await node.reached(), requests)
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
@@ -339,20 +314,12 @@ class ClusterBatcher(Batcher):
                     raise
             await asyncio.sleep(TRY_AGAIN_S)
 
-    def _hear(self) -> None:
-        """Have it learnt now and then what has changed: bans of networks, and the life of the data."""
-        now_s = monotonic()
-        if now_s >= self._news_from_s:
-            self._news_from_s = now_s + NEWS_S
-            self._start(self._learn_news())
-
-    async def _learn_news(self) -> None:
-        try:
-            await self._shared.bans.hear(self)
-        except StoreError as error:
-            if self._throttle.left_out("bans_unread", monotonic()) is not None:
-                message = f"redis: bans of networks cannot be read, so those that are known hold: {error}"
-                self._shared.tell((Event("bans_unread", message, {"error": str(error)}),))
+    def _unheard(self, error: StoreError) -> None:
+        """See `Batcher`: nodes that are well go on answering, so this is told."""
+        super()._unheard(error)
+        if self._throttle.left_out("bans_unread", monotonic()) is not None:
+            message = f"redis: bans of networks cannot be read, so those that are known hold: {error}"
+            self._shared.tell((Event("bans_unread", message, {"error": str(error)}),))
 
 
 @sensible

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import wraps
 from struct import error as StructError
 from typing import Any, Final, ParamSpec, TypeVar
@@ -48,6 +48,16 @@ def unexpected(place: str, answer: object) -> StoreUnavailable:
     shown = repr(answer)
     shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
     return StoreUnavailable(f"redis: {place or 'the server'} gave an answer that does not fit: {shown}")
+
+
+async def unless_foreign(answer: Awaitable[T]) -> T | None:
+    """Wait for an answer about a key; return None where a value of somebody else stands there."""
+    try:
+        return await answer
+    except StoreUnavailable as error:
+        if error.concerns != "key":
+            raise
+        return None
 
 
 def sensible(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:

@@ -9,25 +9,22 @@ request whose answer never came is free after the length of a lease.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from ...core.decision import Decision
 from ...core.errors import StoreUnavailable
 from ...core.reservation import Permit
-from ...core.store import Clock, Event
 from ..leases import HeldPermits, LeaseRenewer, permits_lost
-from .bans import SLACK_MS, TEST_SLACK_MS
 from .errors import sensible
-from .script import BANS_SCRIPT, MEMBER, Packing
+from .script import BANS_SCRIPT, MEMBER
 
 if TYPE_CHECKING:
-    from .batch import Batcher
+    from .batch import Shared
 
 MAX_IN_CALL: Final = 1_000
 """More permits go in several commands, because nobody else is served meanwhile: so many take Redis 2 ms."""
 _LOST, _FAILED = 0, 2
-_SERVER_TIME: Final = -1
 
 
 class Renewals:
@@ -35,28 +32,13 @@ class Renewals:
 
     Args:
         held: The permits.
-        clock: The clock of a test.
-        packing: Names the sets of permits.
-        tell: Passes events on.
-        batcher: Returns the batcher of the running event loop.
+        shared: The parts of the store.
         by_row: Whether each set takes a command of its own, because they may lie on different nodes of a cluster.
     """
 
-    def __init__(
-        self,
-        held: HeldPermits,
-        clock: Clock | None,
-        packing: Packing,
-        tell: Callable[[Sequence[Event]], None],
-        batcher: Callable[[], Batcher],
-        *,
-        by_row: bool,
-    ) -> None:
+    def __init__(self, held: HeldPermits, shared: Shared, *, by_row: bool) -> None:
         self.held = held
-        self._clock = clock
-        self._packing = packing
-        self._tell = tell
-        self._batcher = batcher
+        self._shared = shared
         self._by_row = by_row
         self._renewer = LeaseRenewer(held, self.renew)
 
@@ -76,7 +58,7 @@ class Renewals:
             if bucket.held:
                 taken, leaves_us, serial, wait_us = states[at]
                 states[at] = taken, leaves_us, 0, wait_us
-                row, member = self._packing.permits_row(bucket, key), MEMBER.pack(held.worker, serial)
+                row, member = self._shared.packing.permits_row(bucket, key), MEMBER.pack(held.worker, serial)
                 reservation.permit = Permit(row, bucket.limits[0].amount, member=member)
                 reservation.units = (1,)
                 held.add(reservation.permit)
@@ -102,7 +84,7 @@ class Renewals:
         for permit in lost:
             self.held.discard(permit)
         if lost:
-            self._tell((permits_lost("redis", len(lost)),))
+            self._shared.tell((permits_lost("redis", len(lost)),))
         if errors:
             raise errors[0]
         if any(fate == _FAILED for _, fate in fates):
@@ -111,11 +93,10 @@ class Renewals:
     @sensible
     async def _renew(self, permits: Sequence[Permit]) -> list[tuple[Permit, int]]:
         """Renew some permits by one command; return how each has fared."""
-        rows, lease_us = _rows(permits), self.held.lease_us
-        time, slack_ms = (_SERVER_TIME, SLACK_MS) if self._clock is None else (self._clock(), TEST_SLACK_MS)
+        rows, lease_us, time = _rows(permits), self.held.lease_us, self._shared.time
         members = [b"".join([permit.member for permit in row]) for row in rows.values()]
-        asked: list[bytes | int] = [b"renew", time, lease_us, lease_us // 1_000 + slack_ms, *members]
-        _, fates = await self._batcher().run(BANS_SCRIPT, list(rows), asked)
+        asked: list[bytes | int] = [b"renew", time.for_script(), lease_us, lease_us // 1_000 + time.slack_ms, *members]
+        _, fates = await self._shared.batcher().run(BANS_SCRIPT, list(rows), asked)
         return list(zip((permit for row in rows.values() for permit in row), fates, strict=True))
 
 

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from time import monotonic_ns
 from typing import Final
 
 from ...core.bans.ban import BanSubject
 from ...core.decision import BanRefusal, Check, Decision, Reason, refused_later
 from ...core.memo import MEMO_SIZE, remember
-from ...core.store import Clock
+from .clock import StoreTime
 from .strikes import PAUSE_S
 
 TRUST_US: Final = 1_000_000
@@ -63,7 +62,7 @@ class RefusalCache:
 
     Args:
         charge: Charges checks whatever their limits, for refusals that count.
-        clock: The clock of a test; refusals that count are then not given from here.
+        time: The time; by that of a test, refusals that count are not given from here.
 
     Attributes:
         bans: The refusals by bans, by the keys and addresses that were banned.
@@ -72,10 +71,10 @@ class RefusalCache:
         latest_us: The latest time of a server that this process has seen, or worked out.
     """
 
-    def __init__(self, charge: Callable[[Sequence[Check]], object], clock: Clock | None) -> None:
+    def __init__(self, charge: Callable[[Sequence[Check]], object], time: StoreTime) -> None:
         self._charge = charge
-        self._is_real = clock is None
-        self._clock = clock or monotonic_us
+        self._is_real = time.is_real
+        self._clock = time.local_us
         self.bans: dict[str, CachedRefusal] = {}
         self.known: dict[Sequence[Check], CachedRefusal] = {}
         self.changes = 0
@@ -206,8 +205,3 @@ class RefusalCache:
         due = [check for check in checks if check[0].count_denied and check[1] not in known.reset]
         if due:
             self._charge([(bucket, key, cost * known.given) for bucket, key, cost in due])
-
-
-def monotonic_us() -> int:
-    """Return the time of a clock that never runs back, in microseconds."""
-    return monotonic_ns() // 1_000

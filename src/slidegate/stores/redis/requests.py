@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...core.bans.ban import BanSubject, longest
 from ...core.decision import BanRefusal, Check, Decision
@@ -17,14 +16,14 @@ if TYPE_CHECKING:
     from .batch import Shared
 
 
-class Request(ABC):
-    """A request that a batcher carries; this one is refused by no ban, and changes nothing more once it was given up.
+class _Carried:
+    """What a batcher carries.
 
     Args:
         future: Gets the result.
 
     Attributes:
-        group: Requests of one group go in one call to a node of a cluster: a slot, or a name; None where none is known.
+        group: Requests of one group go in one call to a node of a cluster: a slot, or itself; None where none is known.
         redirections: How often a cluster has sent it elsewhere.
     """
 
@@ -35,37 +34,18 @@ class Request(ABC):
         self.group: object = None
         self.redirections = 0
 
-    @property
-    @abstractmethod
-    def name(self) -> bytes | None:
-        """One of the names in Redis that it is about, which lie in one slot of a cluster; None where it has none."""
 
-    @abstractmethod
-    def pack(self, names: dict[bytes, int]) -> bytes:
-        """Return the request for the script; `names` are the names in its call with their places, and get its own."""
-
-    @abstractmethod
-    def answered(self, answer: bytes, now_us: int, sent_us: int) -> Any:
-        """Return the result for the task that awaits the request; an error that is raised here is raised there.
-
-        Args:
-            answer: What the script says.
-            now_us: The server's time.
-            sent_us: When the call was sent (monotonic).
-        """
-
-
-class Command(Request):
-    """A request about one key.
+class Command(_Carried):
+    """A request about one key; no ban refuses it, and it changes nothing more once it was given up.
 
     Args:
         future: Gets the result.
-        name: A name in Redis that it is about.
-        pack: See `Request.pack`.
+        name: A name in Redis that it is about; all others lie in its slot of a cluster.
+        pack: Returns the request for the script; it is given the names in its call with their places, and adds its own.
         read: Returns the result, given the answer and the server's time.
     """
 
-    __slots__ = ("_name", "_pack", "_read")
+    __slots__ = ("_read", "name", "pack")
 
     def __init__(
         self,
@@ -75,26 +55,23 @@ class Command(Request):
         read: Callable[[bytes, int], Any],
     ) -> None:
         super().__init__(future)
-        self._name = name
-        self._pack = pack
+        self.name = name
+        self.pack = pack
         self._read = read
 
-    @property
-    def name(self) -> bytes:
-        """See `Request`."""
-        return self._name
-
-    def pack(self, names: dict[bytes, int]) -> bytes:
-        """See `Request`."""
-        return self._pack(names)
-
     def answered(self, answer: bytes, now_us: int, sent_us: int) -> Any:
-        """See `Request`."""
+        """Return the result for the task that awaits the request; an error that is raised here is raised there.
+
+        Args:
+            answer: What the script says.
+            now_us: The server's time.
+            sent_us: When the call was sent (monotonic).
+        """
         raise_failure(answer)
         return self._read(answer, now_us)
 
 
-class Question(Request):
+class Question(_Carried):
     """A hit, a peek or a charge."""
 
     __slots__ = ("_changes", "_holds", "_shared", "_subjects", "banned", "checks", "what")
@@ -119,16 +96,16 @@ class Question(Request):
 
     @property
     def name(self) -> bytes | None:
-        """See `Request`."""
+        """See `Command`; None where it names no key."""
         key = self.checks[0][1] if self.checks else next((one for one in self._subjects if isinstance(one, str)), None)
         return None if key is None else self._shared.packing.name_of(key)
 
     def pack(self, names: dict[bytes, int]) -> bytes:
-        """See `Request`."""
+        """See `Command`."""
         return self._shared.packing.question(self.what, self.checks, self.banned, names)
 
     def answered(self, answer: bytes, now_us: int, sent_us: int) -> Decision:
-        """See `Request`."""
+        """See `Command`."""
         if answer[0] == BANNED:
             return self._refused(answer[1:], now_us, sent_us)
         decision = decision_of(answer, self.what, self.checks, now_us)
@@ -162,11 +139,10 @@ class Question(Request):
         Args:
             ask_about: Sends a command about a name.
         """
-        bans = self._shared.bans
         names = [self._shared.packing.name_of(key) for key in self.banned]
         self.banned = ()
         rows = [await ask_about(name, b"HGET", name, BAN_FIELD) for name in names]
-        now_us = bans.now_us()
+        now_us = self._shared.time.now_us()
         found = [ban for row in rows if (ban := unpack_stored(row)) is not None and not ban.is_over(now_us)]
         ban = longest(found)
         if ban is not None and not self.future.done():
@@ -181,6 +157,9 @@ class Question(Request):
         if decision.reservations:
             self._shared.renewals.hold(decision)
             self._shared.hand_back(decision.take_back(held=True))
+
+
+Request: TypeAlias = Command | Question
 
 
 def keys_of(checks: Sequence[Check], subjects: Sequence[BanSubject]) -> dict[str, None]:

@@ -76,9 +76,7 @@ def _script(*parts: str) -> Script:
 WINDOWS_SCRIPT: Final = _script("locals", "banned", "ring", "counts", "windows")
 """The script that decides about windows."""
 BANS_SCRIPT: Final = _script("locals", "banned", "bans")
-"""The script that reads and writes bans and strikes, and renews permits."""
-STATS_SCRIPT: Final = _script("stats")
-"""The script that writes stats."""
+"""The script that reads and writes bans and strikes, renews permits, and writes stats."""
 
 
 class Packing:
@@ -163,16 +161,16 @@ class Packing:
                 place = names.setdefault(permit.row, len(names))
                 parts.append(_NOTE.pack(place, serial, 0, 1) + self._permits_plan(permit.amount, worker))
                 continue
-            place = self._place_of(key, names)
+            place = names.setdefault(self.name_of(key), len(names))
             noted = zip(bucket.limits, reservation.marks, reservation.units, strict=True)
             for plan, (limit, mark, units) in zip(self._plans.get(bucket) or self._plan(bucket), noted, strict=True):
                 if isinstance(limit, Quota) or latest_us < mark + limit.span_us:
                     parts.append(_NOTE.pack(place, mark, reservation.decided_us, units) + plan)
         return REQUEST.pack(REFUND, len(parts), 0) + b"".join(parts)
 
-    def reset(self, key: str, latest_us: int, names: dict[bytes, int]) -> bytes:
-        """Pack a reset of the windows of a key; `latest_us` and `names` as for `refund`."""
-        return REQUEST.pack(RESET, self._place_of(key, names), 0) + _MOMENT.pack(latest_us)
+    def reset(self, name: bytes, latest_us: int, names: dict[bytes, int]) -> bytes:
+        """Pack a reset of the windows in the hash of a name; `latest_us` and `names` as for `refund`."""
+        return REQUEST.pack(RESET, names.setdefault(name, len(names)), 0) + _MOMENT.pack(latest_us)
 
     def permits_row(self, bucket: LimitSet, key: str) -> bytes:
         """Return the name of the set with the permits of a key, in the slot of its windows."""
@@ -181,10 +179,6 @@ class Packing:
             field = remember(self._fields, bucket.rule, _field(bucket.rule, bucket.limits[0]))
         tag = self.name_of(key)[len(self._windows_prefix) :]
         return b"%s%s:%s" % (self._permits_prefix, tag, field.hex().encode())
-
-    def _place_of(self, key: str, names: dict[bytes, int]) -> int:
-        """Return where in a call the name of a key stands; it is added to `names` where it is missing."""
-        return names.setdefault(self.name_of(key), len(names))
 
     def _own_permits_plan(self, bucket: LimitSet) -> tuple[bytes, ...]:
         self._held.enter_process()

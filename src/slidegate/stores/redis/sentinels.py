@@ -7,8 +7,7 @@ connections of redis-py belong to one event loop, and wait as long as its user s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -17,13 +16,10 @@ from redis.exceptions import RedisError
 
 from ...core.errors import StoreError, StoreTimeout, StoreUnavailable
 from .errors import sensible
-from .link import Connection
-
-Open: TypeAlias = Callable[[Any, str, tuple[str, int]], Awaitable[Connection]]
-"""Opens a connection, given its settings, a name for the server, and its address."""
+from .link import Connection, open_connection
 
 
-async def open_master(pool: Any, timeout_s: float, open_server: Open) -> Connection:
+async def open_master(pool: Any, timeout_s: float) -> Connection:
     """Connect to the master of the service of a pool of redis-py.
 
     Sentinels are asked one after the other: one that hangs may use up its share of the timeout, and one that is out of
@@ -31,8 +27,7 @@ async def open_master(pool: Any, timeout_s: float, open_server: Open) -> Connect
 
     Args:
         pool: The pool.
-        timeout_s: How long all sentinels together may take.
-        open_server: Opens the connection to the server.
+        timeout_s: How long all sentinels together may take, and the server.
 
     Raises:
         StoreError: No sentinel leads to a master.
@@ -42,7 +37,8 @@ async def open_master(pool: Any, timeout_s: float, open_server: Open) -> Connect
     for sentinel in manager.sentinels:
         try:
             address = await _ask(sentinel, manager, name, timeout_s / len(manager.sentinels))
-            connection = await open_server(pool.make_connection(), f"{name} ({address[0]}:{address[1]})", address)
+            shown = f"{name} ({address[0]}:{address[1]})"
+            connection = await open_connection(pool.make_connection(), timeout_s, shown, address)
             with connection.closed_on_error():
                 await _check_role(connection)
         except StoreError as error:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
 
 from redis.asyncio.sentinel import SentinelConnectionPool
 
-from .eviction import Eviction
-from .link import Connection, Settings, open_connection
+from ...core.errors import StoreError
+from ...core.store import Event
+from .link import Connection, open_connection
 from .script import BANS_SCRIPT, WINDOWS_SCRIPT
 from .sentinels import open_master
+
+_KEEPS: Final = "noeviction"
+_POLICY: Final = re.compile(r"^maxmemory_policy:([a-z-]+)", re.MULTILINE)
+_BOUNDED: Final = re.compile(r"^maxmemory:[1-9]", re.MULTILINE)
 
 
 class Server:
@@ -19,15 +27,20 @@ class Server:
     Args:
         client: The client of redis-py, which says where to connect and how.
         timeout_s: How long a server may take to be connected to, and later to answer.
-        eviction: Finds out whether a server evicts keys.
+        tell: Passes events on.
+
+    Attributes:
+        evicts: Which server evicts keys by which policy; empty where none does, as far as is known.
     """
 
-    def __init__(self, client: Any, timeout_s: float, eviction: Eviction) -> None:
+    def __init__(self, client: Any, timeout_s: float, tell: Callable[[Sequence[Event]], None]) -> None:
         self.client = client
         self.timeout_s = timeout_s
-        self._eviction = eviction
+        self.evicts = ""
+        self._tell = tell
+        self._told: set[tuple[str, str]] = set()
 
-    async def open_server(self) -> Connection:
+    async def open(self) -> Connection:
         """Connect to the only server, or to the master that sentinels name.
 
         Raises:
@@ -35,18 +48,30 @@ class Server:
         """
         pool = self.client.connection_pool
         if isinstance(pool, SentinelConnectionPool):
-            return await open_master(pool, self.timeout_s, self.open)
-        return await self.open(pool.make_connection())
-
-    async def open(self, settings: Settings, name: str = "", address: tuple[str, int] | None = None) -> Connection:
-        """Connect to a server; see `open_connection`."""
-        return await open_connection(settings, self.timeout_s, name, address)
+            return await open_master(pool, self.timeout_s)
+        return await open_connection(pool.make_connection(), self.timeout_s)
 
     async def prepare(self, connection: Connection) -> None:
-        """Have a server learn the scripts, and look whether it evicts keys.
+        """Have a server learn the scripts, and look whether it evicts keys when it is full: limits and bans with them.
 
         Raises:
             StoreError: That failed.
         """
         loads = [connection.ask(b"SCRIPT", b"LOAD", script.source) for script in (WINDOWS_SCRIPT, BANS_SCRIPT)]
-        await asyncio.gather(*loads, self._eviction.look(connection))
+        await asyncio.gather(*loads, self._look_for_eviction(connection))
+
+    async def _look_for_eviction(self, connection: Connection) -> None:
+        """Look at the policy of a server, and tell of it once. A user who may not ask for it finds nothing."""
+        said: object = b""
+        with suppress(StoreError):
+            said = await connection.ask(b"INFO", b"memory")
+        text = said.decode(errors="replace") if isinstance(said, bytes) else ""
+        found = _POLICY.search(text)
+        if found is None or found[1] == _KEEPS or not _BOUNDED.search(text):
+            return
+        server, policy = connection.name, found[1]
+        if (server, policy) not in self._told:
+            self._told.add((server, policy))
+            self.evicts = f"{server} evicts keys when it is full (maxmemory-policy {policy})"
+            message = f"redis: {self.evicts}: limits and bans that it evicts are forgotten; set {_KEEPS}"
+            self._tell((Event("store_evicts", message, {"server": server, "policy": policy}),))

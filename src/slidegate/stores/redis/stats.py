@@ -3,23 +3,23 @@
 All of them lie in the slot of the bans, so that one script call writes the rows of a worker, and a client that reaches
 the bans reaches the stats. They are small and seldom: each worker sends some kilobytes every few seconds.
 
-The script stands in ``lua/stats.lua``. A hash goes by its TTL; the moment until which a row in it is kept stands
+The command stands in ``lua/bans.lua``. A hash goes by its TTL; the moment until which a row in it is kept stands
 before its value.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ...core.store import Clock, SharedStats, StatsRow
+from ...core.store import SharedStats, StatsRow
 from .bans import in_steps
 from .errors import sensible
-from .script import STATS_SCRIPT
+from .script import BANS_SCRIPT
 
 if TYPE_CHECKING:
-    from .batch import Batcher
+    from .batch import Shared
 
 AT_ONCE: Final = 32
 """How many hashes are asked for before the first answer, so that requests go in between."""
@@ -30,47 +30,40 @@ class RedisSharedStats(SharedStats):
     """Writes and reads the rows.
 
     Args:
-        batcher: Returns the sender of the running event loop.
-        meta: What the names of everything in the slot of the bans begin with.
-        clock: The clock of a test.
+        shared: The parts of the store.
     """
 
-    def __init__(self, batcher: Callable[[], Batcher], meta: bytes, clock: Clock | None) -> None:
-        self._batcher = batcher
-        self._prefix = meta + b":stats:"
-        self._clock = clock
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._prefix = shared.packing.meta + b":stats:"
 
     @sensible
     async def time(self) -> int:
         """See `SharedStats`."""
-        return await self._time(self._batcher())
+        if not self._shared.time.is_real:
+            return self._shared.time.now_us()
+        seconds, microseconds = await self._shared.batcher().ask(b"TIME")
+        return int(seconds) * 1_000_000 + int(microseconds)
 
     @sensible
     async def write(self, worker: bytes, rows: Sequence[StatsRow]) -> None:
         """See `SharedStats`."""
         if rows:
             keys = [self._key(row.rollup, row.number) for row in rows]
-            now: bytes | int = b"" if self._clock is None else self._clock()
             asked = [part for row in rows for part in (row.value, row.kept_us)]
-            await self._batcher().run(STATS_SCRIPT, keys, [now, worker, *asked])
+            time = self._shared.time.for_script()
+            await self._shared.batcher().run(BANS_SCRIPT, keys, [b"write_stats", time, worker, *asked])
 
     @sensible
     async def read(self, rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
         """See `SharedStats`."""
-        batcher = self._batcher()
-        now_us = await self._time(batcher)
+        batcher, now_us = self._shared.batcher(), await self.time()
         found: list[tuple[int, bytes, bytes]] = []
         async for numbers in in_steps(range(first, last + 1), AT_ONCE):
             hashes = await asyncio.gather(*(batcher.ask(b"HGETALL", self._key(rollup, number)) for number in numbers))
             for number, fields in zip(numbers, hashes, strict=True):
                 found += [(number, worker, value) for worker, value in _kept(fields, now_us)]
         return found
-
-    async def _time(self, batcher: Batcher) -> int:
-        if self._clock is not None:
-            return self._clock()
-        seconds, microseconds = await batcher.ask(b"TIME")
-        return int(seconds) * 1_000_000 + int(microseconds)
 
     def _key(self, rollup: str, number: int) -> bytes:
         return b"%s%s:%d" % (self._prefix, rollup.encode(), number)

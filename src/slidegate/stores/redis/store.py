@@ -29,21 +29,20 @@ from ...core.store import Clock, Store
 from ...core.views import Snapshot
 from ..forks import hold_over_fork
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
-from ..shared import DEFAULT_MAX_BANS
-from ..system_clock import system_us
+from ..shared import DEFAULT_MAX_BANS, check_clock
 from .bans import RedisBans
-from .batch import Batcher, ServerBatcher, Shared
+from .batch import MAX_IN_CALL, Batcher, ServerBatcher, Shared
+from .clock import StoreTime
 from .cluster import ClusterBatcher
-from .errors import CLOSED, sensible
-from .eviction import Eviction
+from .errors import CLOSED, sensible, unless_foreign
 from .multi_slot import MultiSlot
 from .permits import Renewals
-from .refusals import RefusalCache, monotonic_us
+from .refusals import RefusalCache
 from .requests import Command, Question, keys_of, subjects_of
 from .script import CHANGED, CHARGE, HIT, INSPECT, PEEK, Packing, windows_of
 from .server import Server
 from .stats import RedisSharedStats
-from .urls import Client, close_client, open_client
+from .urls import Client, open_client
 
 DEFAULT_MAX_WAITING: Final = 10_000
 DEFAULT_TIMEOUT: Final = "1s"
@@ -91,7 +90,7 @@ class RedisStore(Store):
     ) -> None:
         _check(client, prefix, max_bans, max_waiting, clock)
         super().__init__()
-        self._own = isinstance(client, str)
+        # It never connects: it says where to connect, and how.
         self._client: Any = open_client(client) if isinstance(client, str) else client
         self._is_cluster = isinstance(self._client, RedisCluster)
         self._prefix = prefix
@@ -100,23 +99,23 @@ class RedisStore(Store):
         self._lock = Lock()
         hold_over_fork(self._lock)
         held = HeldPermits(permit_lease_us(permit_lease))
-        packing = Packing(prefix, held, clock or system_us, readable=readable)
-        refusals, tell = RefusalCache(self._count_denied, clock), self.observers.tell_all
-        self.bans = RedisBans(self._batcher, packing, clock, refusals, tell, max_bans, read_only=read_only)
-        self._eviction = Eviction(tell)
-        self._shared = Shared(
-            server=Server(self._client, parse_duration_us(timeout, "timeout") / 1_000_000, self._eviction),
+        time, tell = StoreTime(clock), self.observers.tell_all
+        packing = Packing(prefix, held, time.unix_us, readable=readable)
+        self._shared = shared = Shared(
+            server=Server(self._client, parse_duration_us(timeout, "timeout") / 1_000_000, tell),
             max_waiting=max_waiting,
-            clock=clock,
-            tell=tell,
+            max_bans=max_bans,
             read_only=read_only,
+            time=time,
+            tell=tell,
             packing=packing,
-            bans=self.bans,
-            refusals=refusals,
-            renewals=Renewals(held, clock, packing, tell, self._batcher, by_row=self._is_cluster),
+            batcher=self._batcher,
             hand_back=self._hand_back_unheard,
+            refusals=RefusalCache(self._count_denied, time),
         )
-        self.shared_stats = RedisSharedStats(self._batcher, packing.meta, clock)
+        self.bans = shared.bans = RedisBans(shared)
+        shared.renewals = Renewals(held, shared, by_row=self._is_cluster)
+        self.shared_stats = RedisSharedStats(shared)
 
     def __repr__(self) -> str:
         return f"<RedisStore {self._prefix!r}>"
@@ -124,7 +123,7 @@ class RedisStore(Store):
     @property
     def evicts(self) -> str:
         """Which server evicts keys by which policy; empty where none does, as far as is known yet."""
-        return self._eviction.found
+        return self._shared.server.evicts
 
     async def close(self) -> None:
         """Close the connections of all event loops."""
@@ -146,11 +145,8 @@ class RedisStore(Store):
                 batcher.close()
             elif not loop.is_closed():
                 loop.call_soon_threadsafe(batcher.close)
-        if running is None:
-            return
-        await asyncio.sleep(0)  # lets the loop take note
-        if self._own:
-            await close_client(self._client)
+        if running is not None:
+            await asyncio.sleep(0)  # lets the loop take note
 
     def part_of(self, checks: Sequence[Check]) -> str | None:
         """Return which nodes of a cluster are asked about checks, or about bans where there are no checks."""
@@ -188,7 +184,7 @@ class RedisStore(Store):
         if decision.ban is not None and lasts_longer(decision.ban, refusal.ban):
             return decision
         refusals = self._shared.refusals
-        refusals.learn_ban(subjects_of(checks, subjects), refusal, monotonic_us(), refusals.changes)
+        refusals.learn_ban(subjects_of(checks, subjects), refusal, self._shared.time.local_us(), refusals.changes)
         return refusal
 
     def charge(self, checks: Sequence[Check]) -> Awaitable[Decision]:
@@ -209,36 +205,39 @@ class RedisStore(Store):
 
     def reset(self, key: str) -> Awaitable[bool]:
         """Forget the windows of `key` under every rule; False where there were none. Permits stay taken."""
-        packing, refusals = self._shared.packing, self._shared.refusals
-
-        def read(answer: bytes, now_us: int) -> bool:
-            refusals.change_key(key)
-            return answer[0] == CHANGED
-
-        sent = self._command(key, lambda names: packing.reset(key, refusals.latest_us, names), read)
+        refusals = self._shared.refusals
         refusals.change_key(key)
+        sent = self._reset(self._shared.packing.name_of(key))
+        sent.add_done_callback(lambda _: refusals.change_key(key))
         return sent
 
     @sensible
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule; False where there were none. Permits stay taken.
 
-        Redis is searched a part at a time, and goes on serving: units that are counted meanwhile may stay, and are not
-        handed back.
+        Redis is searched a part at a time, and goes on serving: units that are counted meanwhile may stay.
         """
-        self._shared.refusals.change_all()
-        await self.bans.reset_windows()
-        forgotten = await self._batcher().forget_windows(self._shared.packing.windows)
-        await self.bans.reset_windows()
-        self._shared.refusals.change_all()
-        return forgotten > 0
+        shared, forgotten = self._shared, False
+        shared.refusals.change_all()
+        async for names in self._batcher().names(shared.packing.windows, min(MAX_IN_CALL, shared.max_waiting)):
+            answers = await asyncio.gather(*(unless_foreign(self._reset(name)) for name in names))
+            forgotten = forgotten or any(answers)
+        shared.refusals.change_all()
+        return forgotten
+
+    def _reset(self, name: bytes) -> asyncio.Future[bool]:
+        """Forget the windows in the hash of a name."""
+        pack = partial(self._shared.packing.reset, name, self._shared.refusals.latest_us)
+        return self._command(name, pack, lambda answer, now_us: answer[0] == CHANGED)
 
     def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Awaitable[Snapshot]:
         """Return the windows that count `key` under each limit of some buckets. Changes nothing."""
-        checks = [(bucket, key, 0) for bucket in buckets]
+        packing, checks = self._shared.packing, [(bucket, key, 0) for bucket in buckets]
         many = sum(len(bucket.limits) for bucket in buckets)
-        pack = partial(self._shared.packing.question, INSPECT, checks, ())
-        return self._command(key, pack, lambda answer, now_us: Snapshot(now_us, windows_of(answer, many)))
+        pack = partial(packing.question, INSPECT, checks, ())
+        return self._command(
+            packing.name_of(key), pack, lambda answer, now_us: Snapshot(now_us, windows_of(answer, many))
+        )
 
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits requests of this process hold."""
@@ -249,11 +248,11 @@ class RedisStore(Store):
         return self._shared.renewals.renew()
 
     def _command(
-        self, key: str, pack: Callable[[dict[bytes, int]], bytes], read: Callable[[bytes, int], Any]
+        self, name: bytes, pack: Callable[[dict[bytes, int]], bytes], read: Callable[[bytes, int], Any]
     ) -> asyncio.Future[Any]:
-        """Send a request about a key; see `Command`."""
+        """Send a request about what a name in Redis names; see `Command`."""
         batcher = self._batcher()
-        request = Command(batcher.loop.create_future(), self._shared.packing.name_of(key), pack, read)
+        request = Command(batcher.loop.create_future(), name, pack, read)
         batcher.add(request)
         return request.future
 
@@ -271,7 +270,7 @@ class RedisStore(Store):
             return answer[0] == CHANGED
 
         refusals.change(windows)
-        return self._command(checks[0][1], pack, read)
+        return self._command(packing.name_of(checks[0][1]), pack, read)
 
     async def _hand_back_all(self, reservations: Sequence[Reservation]) -> bool:
         by_key: dict[str, list[Reservation]] = {}
@@ -339,7 +338,7 @@ def _look_at(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
-def _check(client: object, prefix: object, max_bans: object, max_waiting: object, clock: object) -> None:
+def _check(client: object, prefix: object, max_bans: object, max_waiting: object, clock: Clock | None) -> None:
     """Refuse arguments that cannot work; see `RedisStore`."""
     if not isinstance(prefix, str) or not 0 < len(prefix) <= 64 or re.search(r"[{}*?\[\]\\\ud800-\udfff]", prefix):
         raise ConfigurationError(
@@ -347,8 +346,7 @@ def _check(client: object, prefix: object, max_bans: object, max_waiting: object
         )
     check_whole(max_bans, 1, 10**12, "max_bans", "for example 100_000")
     check_whole(max_waiting, 1, 10**9, "max_waiting", "for example 10_000")
-    if clock is not None and not callable(clock):
-        raise ConfigurationError(f"clock: expected a function that returns microseconds, not {quoted(clock)}")
+    check_clock("clock", clock)
     if not isinstance(client, (str, Redis, RedisCluster)):
         raise ConfigurationError(
             f'client: expected an address, for example "redis://localhost:6379/0", or a client of redis.asyncio, '

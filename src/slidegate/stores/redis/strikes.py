@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from time import monotonic
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ...core.bans.ban import Ban
 from ...core.bans.policy import BanPolicy
@@ -50,17 +51,15 @@ class _Batch:
         name: What Redis knows them by.
         weight: How many there are.
         sent_s: When they were sent first; 0.0 if they were not.
-        failed: Whether they were sent and not answered.
         waiting: Gets the ban that they made, or an error, for those who wait.
     """
 
-    __slots__ = ("failed", "name", "sent_s", "waiting", "weight")
+    __slots__ = ("name", "sent_s", "waiting", "weight")
 
     def __init__(self) -> None:
         self.name = new_name()
         self.weight = 0
         self.sent_s = 0.0
-        self.failed = False
         self.waiting: list[asyncio.Future[Ban | None]] = []
 
     def tell(self, ban: Ban | None, error: StoreError | None = None) -> None:
@@ -78,9 +77,20 @@ Send: TypeAlias = Callable[[Strike, int, str], Awaitable[tuple[Ban | None, int]]
 
 
 class _Sum:
-    """Strikes of a key: those on their way, and those to be sent next."""
+    """Strikes of a key: those on their way, and those to be sent next.
 
-    __slots__ = ("busy", "missing", "next", "next_s", "sent", "strike", "timer")
+    Attributes:
+        strike: The last one.
+        sent: Those that were sent, and not answered yet.
+        next: Those to be sent next.
+        missing: How many the next ban took when Redis answered last.
+        next_s: When to send again, if nobody waits for that.
+        sends: Whether Redis is being asked; if not, those that were sent were not answered.
+        task: Sends as long as anything is owed.
+        hurry: Ends the pause before `next_s`.
+    """
+
+    __slots__ = ("hurry", "missing", "next", "next_s", "sends", "sent", "strike", "task")
 
     def __init__(self, strike: Strike) -> None:
         self.strike = strike
@@ -88,18 +98,28 @@ class _Sum:
         self.next = _Batch()
         self.missing = 1
         self.next_s = 0.0
-        self.busy = False
-        self.timer: asyncio.TimerHandle | None = None
-
-    @property
-    def unanswered(self) -> int:
-        """How many strikes Redis may not have counted when it said how many are missing."""
-        return self.next.weight + (0 if self.sent is None else self.sent.weight)
+        self.sends = False
+        self.task: asyncio.Task[None] | None = None
+        self.hurry = asyncio.Event()
 
     @property
     def owed(self) -> bool:
         """Whether there is anything to send."""
         return self.sent is not None or self.next.weight > 0
+
+    def may_wait(self) -> bool:
+        """Tell whether no ban can come of what is owed, and others were sent a moment ago, or are being sent."""
+        if self.sent is not None and not self.sends:
+            return False
+        unanswered = self.next.weight + (0 if self.sent is None else self.sent.weight)
+        return unanswered < self.missing and (self.sends or monotonic() < self.next_s)
+
+    async def pause(self) -> None:
+        """Come back at `next_s`, or when there is hurry."""
+        self.hurry.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.next_s - monotonic()):
+                await self.hurry.wait()
 
 
 class StrikeSums:
@@ -113,7 +133,6 @@ class StrikeSums:
     def __init__(self, send: Send) -> None:
         self._send = send
         self._sums: dict[tuple[asyncio.AbstractEventLoop, str, str], _Sum] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def strike(self, loop: asyncio.AbstractEventLoop, strike: Strike, weight: int) -> Ban | None:
         """Count strikes now or later; return the ban that they made, if they were sent now.
@@ -122,15 +141,11 @@ class StrikeSums:
             StoreError: They were sent and not answered; they are sent again.
         """
         known = self._noted(loop, strike, weight)
-        is_due = not known.busy and monotonic() >= known.next_s
-        is_well = known.sent is None or not known.sent.failed
-        if is_well and not is_due and known.unanswered < known.missing:
-            self._flush_later(loop, known)
+        if known.may_wait():
             return None
         answer: asyncio.Future[Ban | None] = loop.create_future()
         known.next.waiting.append(answer)
-        if not known.busy:
-            self._start(loop, known)
+        known.hurry.set()
         return await answer
 
     def add(self, loop: asyncio.AbstractEventLoop, strike: Strike, weight: int) -> bool:
@@ -139,7 +154,6 @@ class StrikeSums:
             return False
         known = self._noted(loop, strike, weight)
         known.next_s = max(known.next_s, monotonic() + AGAIN_S)
-        self._flush_later(loop, known)
         return True
 
     def forget(self, key: str) -> bool:
@@ -157,61 +171,51 @@ class StrikeSums:
             known = self._sums[name] = _Sum(strike)
         known.strike = strike
         known.next.weight += weight
+        if known.task is None:
+            known.task = loop.create_task(self._send_owed(known))
         return known
 
     def _tidy(self) -> None:
         """Let go of sums of which nothing is owed, and of those of event loops that have ended."""
         for name, known in self._sums.copy().items():
-            if name[0].is_closed() or not (known.owed or known.busy):
+            if name[0].is_closed() or known.task is None:
                 self._sums.pop(name, None)  # another event loop may be faster
 
-    async def _flush(self, loop: asyncio.AbstractEventLoop, known: _Sum) -> None:
-        """Send what is owed; where an earlier sum was not answered, that one goes first."""
-        while known.owed:
-            if known.sent is None:
-                known.sent, known.next = known.next, _Batch()
-                known.sent.sent_s = monotonic()
-            batch = known.sent
-            known.next_s = monotonic() + PAUSE_S
-            try:
-                ban, known.missing = await self._send(known.strike, batch.weight, batch.name)
-            except BaseException as error:
-                known.next_s, batch.failed = monotonic() + AGAIN_S, True
-                if monotonic() - batch.sent_s >= AGAIN_FOR_S or len(self._sums) >= MAX_UNHEARD:
-                    known.sent = None
-                failed = store_error(error)
-                batch.tell(None, failed)
-                known.next.tell(None, failed)
+    async def _send_owed(self, known: _Sum) -> None:
+        try:
+            while known.owed:
+                if known.next.waiting or monotonic() >= known.next_s:
+                    await self._flush(known)
+                else:
+                    await known.pause()
+        finally:
+            known.task = None
+
+    async def _flush(self, known: _Sum) -> None:
+        """Send a sum; where an earlier one was not answered, that one."""
+        if known.sent is None:
+            known.sent, known.next = known.next, _Batch()
+            known.sent.sent_s = monotonic()
+        batch, known.sends = known.sent, True
+        known.next_s = monotonic() + PAUSE_S
+        try:
+            ban, known.missing = await self._send(known.strike, batch.weight, batch.name)
+        except BaseException as error:
+            known.next_s = monotonic() + AGAIN_S
+            if monotonic() - batch.sent_s >= AGAIN_FOR_S or len(self._sums) >= MAX_UNHEARD:
+                known.sent = None
+            failed = store_error(error)
+            batch.tell(None, failed)
+            known.next.tell(None, failed)
+            if failed is not error:
                 raise
+        else:
             known.sent = None
             batch.tell(ban)
-            if known.next.weight < known.missing and not known.next.waiting:
-                return
-
-    def _start(self, loop: asyncio.AbstractEventLoop, known: _Sum) -> None:
-        known.busy = True
-        task = loop.create_task(self._flush(loop, known))
-        self._tasks.add(task)
-
-        def ended(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            known.busy = False
-            if known.owed:
-                self._flush_later(loop, known)
-            if not task.cancelled() and not isinstance(task.exception(), StoreError):
-                task.result()
-
-        task.add_done_callback(ended)
-
-    def _flush_later(self, loop: asyncio.AbstractEventLoop, known: _Sum) -> None:
-        if known.busy or known.timer is not None:
-            return
-        known.timer = loop.call_later(max(known.next_s - monotonic(), 0.0), self._due, loop, known)
-
-    def _due(self, loop: asyncio.AbstractEventLoop, known: _Sum) -> None:
-        known.timer = None
-        if known.owed and not known.busy:
-            self._start(loop, known)
+            if known.next.weight >= known.missing:
+                known.next_s = 0.0  # a ban may come of them
+        finally:
+            known.sends = False
 
 
 def _forget(known: _Sum) -> bool:
@@ -219,6 +223,6 @@ def _forget(known: _Sum) -> bool:
     owed = known.owed
     known.next.weight = 0
     known.next.tell(None)
-    if not known.busy:
+    if not known.sends:
         known.sent = None
     return owed

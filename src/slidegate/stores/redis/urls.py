@@ -18,19 +18,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote
 
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
-from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.asyncio.sentinel import Sentinel
 
 from ...core.errors import ConfigurationError, closest, quoted
 
 Client: TypeAlias = "Redis | RedisCluster"
 Wrong: TypeAlias = Callable[[str], ConfigurationError]
+Hosts: TypeAlias = tuple[tuple[str, int], ...]
 
 EXAMPLE: Final = "redis://localhost:6379/0"
 ESCAPES: Final = "in a user or password, write : as %3A, @ as %40, / as %2F, ? as %3F and # as %23"
@@ -44,27 +44,6 @@ _FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _TLS_OPTIONS: Final = (*_FILES, "ssl_check_hostname")
 
 
-@dataclass(frozen=True)
-class Address:
-    """What an address says.
-
-    Attributes:
-        kind: ``redis``, ``unix``, ``cluster`` or ``sentinel``.
-        hosts: (host, port) each; none for a socket file.
-        path: The socket file, or ``""``.
-        service: What the sentinels call the master, or ``""``.
-        database: The number of the database, 0 or more.
-        credentials: What the client is told besides: user name, password, TLS.
-    """
-
-    kind: str
-    hosts: tuple[tuple[str, int], ...]
-    path: str
-    service: str
-    database: int
-    credentials: dict[str, Any] = field(repr=False)
-
-
 def open_client(url: str, **options: Any) -> Client:
     """Make the client that an address names. It connects when it is used.
 
@@ -75,59 +54,42 @@ def open_client(url: str, **options: Any) -> Client:
     Raises:
         ConfigurationError: The address cannot be read.
     """
-    address = read_address(url)
-    options = {**address.credentials, **options}
-    if address.kind == "unix":
-        return Redis(unix_socket_path=address.path, db=address.database, **options)
-    if address.kind == "cluster":
-        return RedisCluster(startup_nodes=[ClusterNode(host, port) for host, port in address.hosts], **options)
-    if address.kind == "sentinel":
-        # Sentinels have users of their own, if any: the password here is the servers'.
-        own = {name: value for name, value in options.items() if name not in ("username", "password")}
-        sentinel = Sentinel(list(address.hosts), sentinel_kwargs=own)  # type: ignore[no-untyped-call]
-        master: Redis = sentinel.master_for(address.service, db=address.database, **options)
-        return master
-    ((host, port),) = address.hosts
-    return Redis(host=host, port=port, db=address.database, **options)
-
-
-async def close_client(client: Client) -> None:
-    """Close a client of `open_client`, and the sentinels that it was made with."""
-    await client.aclose()
-    pool = getattr(client, "connection_pool", None)
-    if isinstance(pool, SentinelConnectionPool):
-        for sentinel in pool.sentinel_manager.sentinels:
-            await sentinel.aclose()
-
-
-def read_address(url: str) -> Address:
-    """Return what an address says.
-
-    Raises:
-        ConfigurationError: It cannot be read.
-    """
     scheme, authority, path, query = _split(url)
     wrong = partial(_wrong, scheme)
     tls, kind = scheme.startswith("rediss"), scheme.partition("+")[2] or scheme.replace("rediss", "redis")
     found = _options(query, (*(_TLS_OPTIONS if tls else ()), *(("db",) if kind == "unix" else ())), wrong)
     user, at, place = authority.rpartition("@")
-    credentials = _credentials(user, wrong) if at else {}
+    options = {**(_credentials(user, wrong) if at else {}), **options}
     if kind == "unix":
         if place or len(path) < 2:
             raise wrong("expected the path of a socket file, for example unix:///run/redis.sock")
-        return Address(kind, (), unquote(path), "", _database(found.get("db", ""), wrong), credentials)
-    service, _, database = path[1:].partition("/") if kind == "sentinel" else ("", "", path[1:])
-    hosts = _hosts(place, 26_379 if kind == "sentinel" else 6_379, wrong)
-    number = _database(database, wrong)
-    if kind == "sentinel" and (not service or "@" in service):
-        raise wrong(f"expected the name of a service, for example redis+sentinel://localhost:26379/mymaster; {ESCAPES}")
-    if kind == "cluster" and number:
-        raise wrong(f"a cluster has database 0 alone, not {number}")
-    if kind == "redis" and len(hosts) != 1:
-        raise wrong(f"expected one host, not {len(hosts)}; several belong to {scheme}+cluster or {scheme}+sentinel")
+        return Redis(unix_socket_path=unquote(path), db=_database(found.get("db", ""), wrong), **options)
     if tls:
-        credentials |= {"ssl": True, "ssl_check_hostname": True, **found}
-    return Address(kind, hosts, "", unquote(service), number, credentials)
+        options = {"ssl": True, "ssl_check_hostname": True, **found, **options}
+    service, _, number = path[1:].partition("/") if kind == "sentinel" else ("", "", path[1:])
+    hosts = _hosts(place, 26_379 if kind == "sentinel" else 6_379, wrong)
+    database = _database(number, wrong)
+    if kind == "sentinel":
+        return _master(hosts, service, database, options, wrong)
+    if kind == "cluster":
+        if database:
+            raise wrong(f"a cluster has database 0 alone, not {database}")
+        return RedisCluster(startup_nodes=[ClusterNode(host, port) for host, port in hosts], **options)
+    if len(hosts) != 1:
+        raise wrong(f"expected one host, not {len(hosts)}; several belong to {scheme}+cluster or {scheme}+sentinel")
+    ((host, port),) = hosts
+    return Redis(host=host, port=port, db=database, **options)
+
+
+def _master(hosts: Hosts, service: str, database: int, options: dict[str, Any], wrong: Wrong) -> Redis:
+    """Return the client of the master of a service."""
+    if not service or "@" in service:
+        raise wrong(f"expected the name of a service, for example redis+sentinel://localhost:26379/mymaster; {ESCAPES}")
+    # Sentinels have users of their own, if any: the password here is the servers'.
+    own = {name: value for name, value in options.items() if name not in ("username", "password")}
+    sentinel = Sentinel(list(hosts), sentinel_kwargs=own)  # type: ignore[no-untyped-call]
+    master: Redis = sentinel.master_for(unquote(service), db=database, **options)
+    return master
 
 
 def _wrong(scheme: str, what: str) -> ConfigurationError:
@@ -156,7 +118,7 @@ def _credentials(user: str, wrong: Wrong) -> dict[str, Any]:
     return {"username": unquote(name) or None, "password": unquote(password)}
 
 
-def _hosts(place: str, port: int, wrong: Wrong) -> tuple[tuple[str, int], ...]:
+def _hosts(place: str, port: int, wrong: Wrong) -> Hosts:
     hosts = []
     for part in place.split(","):
         found = _HOST.fullmatch(part)

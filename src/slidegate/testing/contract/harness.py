@@ -15,7 +15,7 @@ from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.policy import BanPolicy
 from ...core.decision import Decision, LimitSet
 from ...core.limits import parse_limits
-from ...core.store import Store
+from ...core.store import SharedStats, Store
 from ...core.views import WindowView
 from ..clock import FakeClock
 from ..observers import RecordingObserver
@@ -45,6 +45,12 @@ class StoreHarness:
         self.clock = clock
         self.heard = RecordingObserver()
         store.observe(self.heard)
+
+    @property
+    def stats(self) -> SharedStats:
+        """The statistics of several workers, of a store that keeps them."""
+        assert self.raw.shared_stats is not None
+        return self.raw.shared_stats
 
     async def hit(self, *checks: tuple[LimitSet, str, int]) -> Decision:
         """Charge all checks or none."""

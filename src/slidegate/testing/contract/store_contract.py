@@ -92,6 +92,9 @@ KNOWN: Final = {
         )
         for before, after, left_us in ((1, 100, 13_333_336), (100, 1, 10_000_000))
     },
+    "a reset of everything where there is nothing is not remembered": _known(
+        [Reset(None), Step(-2), _ask(1), Refund(0)], "1/10s"
+    ),
     "a reset of nothing is not remembered": _known(
         [_ask(1), Refund(0), Reset("ann"), Step(-2), _ask(1), Refund(0)], "1/10s"
     ),

@@ -30,8 +30,3 @@ local function ban_in_force(name, now)
   local stored = redis.call("HGET", name, BAN)
   return stored and row_in_force(name, BAN, stored, now) or ""
 end
-
--- How many bans have not ended, by the list of their keys.
-local function count_bans(index, now)
-  return try("ZCOUNT", index, "(" .. text_of(now), "+inf") or 0
-end

@@ -59,29 +59,6 @@ function commands.forget()
   return answer(ban, remembered)
 end
 
--- Forget the windows in each of KEYS; answer with how many keys had any.
-function commands.forget_windows()
-  local forgotten = 0
-  for _, name in ipairs(KEYS) do
-    local many = try("HLEN", name) or 0 -- none where it is somebody else's
-    local ban = many > 0 and redis.call("HGET", name, BAN)
-    if many > (ban and 1 or 0) then
-      forgotten = forgotten + 1
-    end
-    if ban then
-      local fields = redis.call("HGETALL", name)
-      for at = 1, #fields, 2 do
-        if fields[at] ~= BAN then
-          redis.call("HDEL", name, fields[at])
-        end
-      end
-    elseif many > 0 then
-      redis.call("UNLINK", name)
-    end
-  end
-  return answer(forgotten)
-end
-
 local MEMBER_BYTES = 12
 local LOST, RENEWED, FAILED = 0, 1, 2
 
@@ -109,8 +86,36 @@ function commands.renew()
   return answer(table.concat(fates))
 end
 
+-- Write the rows of statistics of the worker ARGV[3]: KEYS are their hashes, and behind the worker stand for each row its
+-- value and for how many microseconds it is kept.
+--
+-- A hash holds the rows of all workers under one rollup and number. It goes by its TTL; a row in it begins with the
+-- moment until which it is kept, because a hash that other workers go on writing would keep the rows of the dead.
+function commands.write_stats()
+  for place, key in ipairs(KEYS) do
+    local value, kept = ARGV[2 * place + 2], tonumber(ARGV[2 * place + 3])
+    if kept > 0 then
+      redis.call("HSET", key, ARGV[3], string.format("%020.0f", now + kept) .. value)
+      live_for(key, kept / 1000, 1)
+    else
+      redis.call("HDEL", key, ARGV[3])
+    end
+    local rows = sub(key, -2) == ":0" and redis.call("HGETALL", key) or {}
+    for at = 1, #rows, 2 do
+      if tonumber(sub(rows[at + 1], 1, 20)) <= now then
+        redis.call("HDEL", key, rows[at])
+      end
+    end
+  end
+  return answer()
+end
+
 -- The rest is about all bans. KEYS: the hash with the numbers, the keys of bans by their end, the bans of networks by key.
 local META, INDEX, NETWORKS = 1, 2, 3
+
+local function count_bans()
+  return try("ZCOUNT", KEYS[INDEX], "(" .. text_of(now), "+inf") or 0
+end
 
 local function networks_in_force()
   local rows, fields = {}, try("HGETALL", KEYS[NETWORKS]) or {}
@@ -125,23 +130,16 @@ local function networks_in_force()
 end
 
 local function note(field, value)
-  if try("HSET", KEYS[META], field, value) then
-    redis.call("PEXPIRE", KEYS[META], LONGEST_MS)
-  end
+  return try("HSET", KEYS[META], field, value) and redis.call("PEXPIRE", KEYS[META], LONGEST_MS)
 end
 
--- Note a ban of the key ARGV[3] that ends at ARGV[4], "+inf" for never; answer with how many there are.
+-- Note a ban of the key ARGV[3] that ends at ARGV[4], "+inf" for never, if one is given; answer with how many there are.
 function commands.note()
-  if try("ZADD", KEYS[INDEX], ARGV[4], ARGV[3]) then
+  if ARGV[3] and try("ZADD", KEYS[INDEX], ARGV[4], ARGV[3]) then
     live_for(KEYS[INDEX], LONGEST_MS, 0)
     redis.call("ZREMRANGEBYSCORE", KEYS[INDEX], "-inf", text_of(now))
   end
-  return answer(count_bans(KEYS[INDEX], now))
-end
-
--- How many bans there are.
-function commands.count()
-  return answer(count_bans(KEYS[INDEX], now))
+  return answer(count_bans())
 end
 
 -- Ban the network ARGV[3] by the row ARGV[4] that lives for ARGV[5] ms, where there are fewer than ARGV[6] others; ARGV[7]
@@ -165,23 +163,17 @@ function commands.lift()
   return answer(stored and sub(stored, MOMENT_BYTES + 1) or "")
 end
 
--- What the script of windows says about bans, and when all windows were reset.
+-- How many bans there are, the version of those of networks, and the life of the data; one begins as ARGV[3] where there is
+-- none, unless that is "".
 function commands.news()
-  local stored = try("HMGET", KEYS[META], "life", "reset", "networks") or {}
-  local told = pack("<I4", count_bans(KEYS[INDEX], now)) .. (stored[3] or "")
-  return answer(told, stored[1] or "", stored[2] or "-1")
+  local stored = try("HMGET", KEYS[META], "networks", "life") or {}
+  local life = stored[2] or (ARGV[3] ~= "" and note("life", ARGV[3]) and ARGV[3]) or ""
+  return answer(count_bans(), stored[1] or "", life)
 end
 
 -- The version of the bans of networks, and their keys and rows.
 function commands.networks()
   return answer(try("HGET", KEYS[META], "networks") or "", networks_in_force())
-end
-
--- From now on nothing is handed back that was spent in any window before, by a clock that has been as late as ARGV[3].
-function commands.reset_all()
-  local reset = max(tonumber(redis.call("HGET", KEYS[META], "reset") or -1), now, tonumber(ARGV[3]))
-  note("reset", text_of(reset))
-  return answer(pack("<i8", reset))
 end
 
 return commands[ARGV[1]]()

@@ -28,13 +28,6 @@ local function limit_at(arg, at)
 end
 
 local rows = {} -- by place in KEYS, then by field
-local reset -- when all windows were reset last: nothing that was spent up to then is handed back
-
-local function new_window(limit, now)
-  local w = limit.kind.new()
-  w.floor = (limit.kind == periods or now < reset + limit.span) and reset or -1
-  return w
-end
 
 -- The window of a key as it was when it was last asked, new if there is none.
 local function window(place, limit, now)
@@ -44,7 +37,7 @@ local function window(place, limit, now)
     w = permits.read(KEYS[place], now)
   elseif not w then
     local value = redis.call("HGET", KEYS[place], limit.field)
-    w = value and limit.kind.unpack(value) or new_window(limit, now)
+    w = value and limit.kind.unpack(value) or limit.kind.new()
   end
   w.limit = limit
   rows[place][limit.field] = w
@@ -192,7 +185,7 @@ local function refund(arg, at, many, now)
     limit.kind.settle(w, limit, now)
     if limit.kind == permits then
       changed = permits.remove(w, limit, now, mark) or changed
-    elseif spent_at > reset and limit.kind.remove(w, now, spent_at, mark, units) then
+    elseif limit.kind.remove(w, now, spent_at, mark, units) then
       changed = true
     else
       w.dirty = dirty -- a refund that finds nothing writes nothing
@@ -240,21 +233,12 @@ local function bytes_of(what, many)
 end
 
 -- One call: ARGV[1] is the head, and ARGV[2] the requests; they are decided in order. Each begins with its operation, how
--- many asks it has, and in which of KEYS bans that refuse it would stand. The answer is {time, how many bans there are and the
--- version of those of networks, the life of the data, answers ...}.
+-- many asks it has, and in which of KEYS bans that refuse it would stand. The answer is {time, answers ...}.
 
-local STATE_PARTS = 3
-local now, with_meta
-now, serials, slack_ms, with_meta, reset = unpack_from("<i8I4I4Bi8", ARGV[1])
+local now
+now, serials, slack_ms = unpack_from("<i8I4I4", ARGV[1])
 now = time_of(now)
-local replies = { pack("<i8", now), pack("<I4", 0), "" }
-if with_meta == 1 then
-  local stored = try("HMGET", KEYS[1], "life", "reset", "networks") or {}
-  reset = tonumber(stored[2]) or -1
-  replies[2] = pack("<I4", count_bans(KEYS[2], now)) .. (stored[3] or "")
-  replies[3] = stored[1] or ""
-end
-
+local replies = { pack("<i8", now) }
 local requests = ARGV[2]
 local banned = {} -- by place in KEYS
 
@@ -283,7 +267,7 @@ while next_at <= #requests do
   replies[#replies + 1] = fine and reply or failed(reply)
 end
 local saved, why = pcall(save, now)
-for place = STATE_PARTS + 1, saved and 0 or #replies do
+for place = 2, saved and 0 or #replies do
   local status = unpack_from("<B", replies[place])
   if status == OK or status == CHANGED then
     replies[place] = failed(why)
