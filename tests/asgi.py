@@ -103,5 +103,4 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def page(request: Request) -> PlainTextResponse:
-    """Answer, as an endpoint."""
     return PlainTextResponse("hi")

@@ -69,7 +69,6 @@ class FaultProxy:
         self._flowing.set()
 
     def drop(self) -> None:
-        """Reset every connection."""
         for link, writers in self._links.items():
             for writer in writers:
                 _reset(writer)
@@ -86,7 +85,6 @@ class FaultProxy:
             await asyncio.wait(self._links)
 
     async def accept(self) -> None:
-        """Listen, at the same port as before."""
         self._server = await asyncio.start_server(self._serve, HOST, self.port, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
 

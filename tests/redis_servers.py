@@ -398,8 +398,6 @@ class RedisCluster:
 
 
 class ReplicaPair:
-    """A master and a replica that follows it."""
-
     def __init__(self) -> None:
         self.master, self.replica = (RedisServer(*REPLICATION) for _ in range(2))
 

@@ -59,8 +59,6 @@ def check(log: StringIO, expected: str) -> None:
 
 
 class Evil(Exception):
-    """Says something bad, whoever asks."""
-
     def __str__(self) -> str:
         return EVIL
 
@@ -69,8 +67,6 @@ class Evil(Exception):
 
 
 class Mute(Exception):
-    """Fails when it is asked what it is."""
-
     def __str__(self) -> str:
         raise RuntimeError("no")
 
@@ -144,8 +140,6 @@ async def test_bans_strikes_and_shadows(log: StringIO) -> None:
 
 
 class Sick(RemoteStore):
-    """A store whose server says bad things."""
-
     def answer(self, question: Callable[..., Any], *arguments: object) -> Any:
         raise Evil(EVIL)
 

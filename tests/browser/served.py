@@ -21,8 +21,6 @@ PATIENCE_S: Final = 60
 
 
 class Site:
-    """One server."""
-
     def __init__(self, store: str = "memory://", workers: int = 1) -> None:
         command = [sys.executable, "-m", "tests.browser.site", str(workers)]
         environment = {**os.environ, "SITE_STORE": store}

@@ -69,7 +69,6 @@ async def touch(limiter: Limiter) -> None:
 
 
 async def ban_many(limiter: Limiter, number: int) -> None:
-    """Ban so many addresses, a few of them for ever."""
     now_us = 1_700_000_000_000_000
     lines = [f'{{"slidegate": "bans", "version": 3, "written_us": {now_us}}}']
     for place in range(number):

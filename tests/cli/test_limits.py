@@ -97,7 +97,6 @@ def test_the_memory_of_a_process_cannot_be_reached_and_no_store_is_made(
 
 @contextmanager
 def serving(store: str) -> Iterator[str]:
-    """Run an application with two workers, see `tests.cli.limited_app`."""
     command = [sys.executable, "-m", "tests.cli.limited_app", store, str(WORKERS)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment()) as process:
         assert process.stdout is not None

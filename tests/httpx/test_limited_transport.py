@@ -54,8 +54,6 @@ class Answers(httpx.AsyncBaseTransport):
 
 
 class Scene:
-    """A client, the server that it talks to, and the clock by which both live."""
-
     def __init__(self, *answers: tuple[int, dict[str, str]], **options: Any) -> None:
         self.clock = FakeClock(10**12)
         self.time = VirtualTime(self.clock)

@@ -40,8 +40,6 @@ LONG = 10.0
 
 
 class Ward:
-    """A limiter on a store that can be made sick, and the clock of both."""
-
     def __init__(
         self, on_error: Any = "local", *, inline: bool = False, deadline: str = "60s", make_store: Any = SickStore
     ) -> None:

@@ -44,8 +44,6 @@ def metrics_of(limiter: Limiter, **options: Any) -> PrometheusMetrics:
 
 
 class Site:
-    """An application behind a middleware, and its metrics."""
-
     def __init__(self, rules: list[Rule] | None = None, max_keys: int = 50_000, **options: Any) -> None:
         self.clock = FakeClock(10**15)
         self.limiter = Limiter(MemoryStore(clock=self.clock, max_keys=max_keys))

@@ -30,8 +30,6 @@ MS = 1_000
 
 
 class Site:
-    """An application with a clock that its endpoints move, behind a middleware."""
-
     def __init__(self, *, inner: ASGIApp | None = None, **options: Any) -> None:
         self.clock = FakeClock(1_000_000_000)
         self.heard = RecordingObserver(without=["refused"])
@@ -59,7 +57,6 @@ class Site:
 
 
 def seen(traffic: Traffic) -> dict[str, int]:
-    """Return all counts of a figure."""
     return dict(traffic.seen.events)
 
 

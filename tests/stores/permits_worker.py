@@ -30,8 +30,6 @@ KEY: Final = "ann"
 
 
 class Worker:
-    """A running worker, as its parent sees it."""
-
     def __init__(self, url: str, amount: int, board: Path, place: int) -> None:
         command = [sys.executable, "-m", "tests.stores.permits_worker", url, str(amount), str(board), str(place)]
         self.process = subprocess.Popen(
@@ -63,8 +61,6 @@ class Worker:
 
 
 class Holder:
-    """The work of a worker."""
-
     def __init__(self, limiter: Limiter, amount: int, board: mmap.mmap, place: int) -> None:
         self.store = limiter.store
         self.bucket = LimitSet("render", [Concurrency(amount)])

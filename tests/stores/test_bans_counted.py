@@ -23,7 +23,6 @@ ALL = pytest.mark.parametrize("kind", ["memory", "lmdb", REDIS])
 
 
 async def strike(store: Any, policy: BanPolicy, *keys: str, weight: int = 1) -> list[bool]:
-    """Strike keys; return which of them are banned by it."""
     return [await settle(store.bans.strike(policy, key, weight, "why")) is not None for key in keys]
 
 

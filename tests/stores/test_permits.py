@@ -118,7 +118,6 @@ async def leave(store: Any, *held: Decision) -> list[bool]:
 
 
 async def turns() -> None:
-    """Let other tasks of the event loop go on."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -245,7 +244,6 @@ async def test_a_lease_is_renewed_without_being_asked(crew: Workers) -> None:
 
 
 def take_now(store: LmdbStore, key: str = "ann") -> Decision:
-    """Take a permit where no event loop runs."""
     decision = store.hit(((TWO, key, 1),))
     assert isinstance(decision, Decision)
     return decision

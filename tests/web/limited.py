@@ -87,7 +87,6 @@ AT = ("rule", *FORMS)
 
 
 def middleware_of(app: Any, limiter: Limiter | None = None) -> RateLimitMiddleware:
-    """Return a middleware for the limits at the endpoints of an application."""
     return RateLimitMiddleware(app, rules=[], limiter=limiter or Limiter(MemoryStore(clock=FakeClock())))
 
 

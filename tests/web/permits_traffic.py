@@ -94,7 +94,6 @@ async def pause(steps: int) -> None:
 
 
 def rules_of(scope: Scope) -> list[str]:
-    """Return the names of the rules that hold a request."""
     own = ["own"] * (scope["path"] == "/own")
     if scope["type"] == "websocket":
         return ["all", "sockets", *own]
@@ -114,7 +113,6 @@ def middleware(limiter: Limiter, app: Application) -> RateLimitMiddleware:
 
 
 async def visit(app: RateLimitMiddleware, seen: Application, chance: random.Random) -> None:
-    """Send one request, and perhaps leave before it is answered."""
     how = chance.choice(("plain", "plain", "stream", "raise", "late", "silent", "disconnect", "plain"))
     fields = {"X-Key": chance.choice(KEYS), "X-How": how, "X-Steps": str(chance.randrange(6))}
     kind = chance.choice(("http", "http", "http", "websocket"))

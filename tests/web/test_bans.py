@@ -375,8 +375,6 @@ DENIAL = {"websocket.http.response": {}}
 
 
 class LimitedSite:
-    """An application with one limit and one ban policy, and the clock of both."""
-
     def __init__(self, limits: str, policies: list[BanPolicy], at: str, **options: Any) -> None:
         self.clock, self.heard = FakeClock(), RecordingObserver()
         limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])

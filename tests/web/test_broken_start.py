@@ -66,7 +66,6 @@ ADDITIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 def add(app: Any, what: str, directory: Path) -> str:
-    """Add a middleware that cannot be made; return a part of its message."""
     kind, options, part = ADDITIONS[what]
     if "path" in options:
         path = directory / "slidegate.toml"
@@ -82,7 +81,6 @@ def ok(request: object) -> PlainTextResponse:
 
 
 async def started(app: Any) -> tuple[list[Any], Exception | None]:
-    """Run the lifespan of an application as servers do; return what it said, and what it raised."""
     said: list[Any] = []
 
     async def receive() -> Any:

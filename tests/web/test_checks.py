@@ -229,12 +229,6 @@ def free(request: object) -> PlainTextResponse:
     return PlainTextResponse("free")
 
 
-async def found_at_start(app: ASGIApp, **options: Any) -> list[str]:
-    found = RateLimitMiddleware(app, **options)
-    await call(found, "/")
-    return codes(found)
-
-
 EXEMPT = Starlette(routes=[Route("/free", free), Route("/a", ok)])
 BOTH = Starlette(routes=[Route("/free", RateLimit.exempt(RateLimit("5/minute")(ok)))])
 FREE = Rule("/free", exempt=True)

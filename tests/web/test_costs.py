@@ -62,8 +62,6 @@ def tokens(limits: Any = "10000/hour", **options: Any) -> Rule:
 
 
 class Model:
-    """An application whose requests use another number of tokens than they estimate."""
-
     def __init__(self, limiter: Limiter, *rules: Rule) -> None:
         self.limiter = limiter
         self.settled: list[bool] = []

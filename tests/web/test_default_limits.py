@@ -49,7 +49,6 @@ def site(*routes: Any, **options: Any) -> RateLimitMiddleware:
 
 
 async def counted(app: ASGIApp, path: str, method: str = "GET", **more: Any) -> list[str]:
-    """Send one request; return the labels of the buckets that it was counted on."""
     scope = scope_of(path, method, **more)
     await send_scope(app, scope)
     return charged(scope)
@@ -149,8 +148,6 @@ async def test_each_route_is_a_bucket_unless_it_is_exempt(asked: str, label: str
 
 
 class Own:
-    """A middleware of somebody's own."""
-
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 

@@ -121,8 +121,6 @@ class Broken(Exception):
 
 
 class Failing:
-    """Ends its first use in some way, and serves from then on."""
-
     def __init__(self, way: str) -> None:
         self.way = way
         self.used = 0

@@ -130,7 +130,6 @@ class Followed(FollowedFiles):
         return self.write(name, text + end)
 
     async def at_work(self) -> list[int]:
-        """Return the versions whose address is blocked."""
         asked = [(await call(self.app, client=(f"198.51.100.{version}", 1))).status for version in range(6)]
         return [version for version, status in enumerate(asked) if status == 403]
 
@@ -220,8 +219,6 @@ PLAIN = '[[rules]]\npath = "*"\nlimits = "3/hour"\n'
 
 
 class ConfigFile(FollowedFiles):
-    """A configuration file, and a middleware that follows it."""
-
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])

@@ -213,7 +213,6 @@ def around(hostile: Any, place: int) -> tuple[Any, dict[str, Any]]:
 
 
 async def outcomes(options: dict[str, Any], seeds: range) -> list[str]:
-    """Return what went otherwise than served, served, refused, before hostile applications."""
     wrong = []
     for seed in seeds:
         app, more = around(Hostile(str(seed)), seed % 5)

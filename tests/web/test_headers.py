@@ -40,7 +40,6 @@ from .test_responses import fields
 
 
 def faults(answer: Answer) -> list[str]:
-    """Return what is wrong about the two fields of an answer."""
     policy, shown = (fields(answer.headers.get(name, "")) for name in ("ratelimit-policy", "ratelimit"))
     found = []
     for what, names in (("policy", [name for name, _ in policy]), ("limit", [name for name, _ in shown])):
@@ -133,7 +132,6 @@ async def work(request: Request) -> PlainTextResponse:
 
 
 def program(random: Random, shared: Limiter) -> Any:
-    """Return a random stack of middlewares around an endpoint."""
     endpoint: Any = work
     if random.random() < 0.7:
         endpoint = RateLimit("2/hour", name="inner", key=everyone, count_if=random.choice(COUNTS))(endpoint)

@@ -210,7 +210,6 @@ HALVES = st.builds("{}{}{}".format, st.text(max_size=40), st.characters(categori
 
 
 async def counted_as(key: Any, limiter: Limiter, /, pattern: str = "*", **scope: Any) -> str:
-    """Return the key under which a middleware counts a request."""
     app = RateLimitMiddleware(hello, rules=[Rule(pattern, "1000/minute", key=key)], limiter=limiter)
     asked = {**scope_of(), **scope}
     await send_scope(app, asked)

@@ -27,8 +27,6 @@ from .middlewares import FollowedFiles, end_of_looks
 
 
 class ListFiles(FollowedFiles):
-    """Lists of networks in files."""
-
     def lists(self, *paths: Path, **options: Any) -> Networks:
         made = Networks.from_file(*paths, clock=self.seconds, **options)
         assert made.files is not None

@@ -39,8 +39,6 @@ TIGHT: Any = RateLimit("1/hour", name="tight")
 
 
 class Ear(RecordingObserver):
-    """Keeps events, and what became of requests."""
-
     def __init__(self) -> None:
         super().__init__()
         self.outcomes: list[Outcome] = []
@@ -50,8 +48,6 @@ class Ear(RecordingObserver):
 
 
 class Site:
-    """An application behind a middleware, and what an observer hears of its requests."""
-
     def __init__(self, limiter: Limiter | None = None, **options: Any) -> None:
         self.clock = FakeClock(10**15)
         self.ear = Ear()

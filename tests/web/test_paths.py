@@ -122,7 +122,6 @@ SHORT = "0159eE+-._infaINFty "
 
 
 def accepted(kind: type, texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts that FastAPI takes for a parameter of a kind."""
     validate = TypeAdapter(kind).validate_python
     for text in texts:
         try:
@@ -133,7 +132,6 @@ def accepted(kind: type, texts: Iterable[str]) -> Iterator[str]:
 
 
 def short(length: int) -> Iterator[str]:
-    """Yield every text of a length."""
     return map("".join, product(SHORT, repeat=length))
 
 

@@ -66,8 +66,6 @@ async def test_the_bound_holds_over_all_ends_of_requests_on_a_shared_store(url: 
 
 
 class Failing(RemoteStore):
-    """A shared store that does not answer while `away`."""
-
     away = False
 
     async def answer(self, question: Any, *arguments: Any) -> Any:
@@ -172,7 +170,6 @@ class Workshop:
         await (await self.orders.get())(scope, receive, send)
 
     async def begin(self) -> asyncio.Task[Answer]:
-        """Send a request that the application gets, and return its task."""
         before = self.seen
         task = asyncio.ensure_future(call(self.middleware))
         while self.seen == before:

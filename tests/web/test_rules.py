@@ -33,7 +33,6 @@ from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
 
 
 async def charged(rules: list[Rule], path: str = "/", method: str = "GET", **more: Any) -> list[str]:
-    """Return the names of the limits that one request was asked about."""
     scope = scope_of(path, method, **more)
     await send_scope(RateLimitMiddleware(hello, rules=rules), scope)
     return [state.name for state in scope["slidegate.ended"].decision.states]

@@ -128,7 +128,6 @@ class Play:
         return [*out, decision.allowed, decision.reason, decision.states]
 
     async def state(self) -> object:
-        """Return everything that the middleware left behind."""
         counted = [
             (await self.limiter.peek(key, rule.limits, rule=rule.name)).states
             for key in (*PEERS, "everyone", "unknown-peer", "peer:testclient")

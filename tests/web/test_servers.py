@@ -38,7 +38,6 @@ Serve = Callable[[Any, int, asyncio.Event], Coroutine[Any, Any, None]]
 
 
 def site() -> FastAPI:
-    """Return an application with a limit at each endpoint."""
     app = FastAPI(middleware=[Middleware(RateLimitMiddleware, rules=[], messages=MessageLimits("3/hour"))])
 
     @app.get("/plain")

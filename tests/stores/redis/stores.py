@@ -30,7 +30,6 @@ def store_of(server: RedisServer | RedisCluster, **options: Any) -> RedisStore:
 
 
 async def struck(store: RedisStore) -> dict[str, int]:
-    """Return how many strikes of each key count."""
     rows = [row for row in await store.bans.dump() if "struck" in row]
     return {row["struck"]: sum(weight for _, weight in row["strikes"]) for row in rows}
 
@@ -43,7 +42,6 @@ async def store_at(server: RedisServer | RedisCluster, **options: Any) -> AsyncI
 
 @asynccontextmanager
 async def workers_at(server: RedisServer | RedisCluster, many: int, **options: Any) -> AsyncIterator[list[RedisStore]]:
-    """Open stores that share a prefix."""
     prefix = fresh_prefix()
     stores = [store_of(server, **{"prefix": prefix, **options}) for _ in range(many)]
     try:

@@ -47,8 +47,6 @@ BUCKET = LimitSet("hit", parse_limits(LIMIT))
 
 
 class Site:
-    """A limiter on a store of its own, and the events that it told."""
-
     def __init__(self, url: str, on_error: failover.OnError, deadline_s: float = DEADLINE_S) -> None:
         self.heard, self.deadline_s = RecordingObserver(without=["refused"]), deadline_s
         self.store = RedisStore(url, prefix=fresh_prefix(), timeout=deadline_s)

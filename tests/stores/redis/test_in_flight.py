@@ -73,7 +73,6 @@ class Held:
             self._come.popleft()()
 
     async def answer(self, asked: asyncio.Future[Any]) -> Any:
-        """Return the answer to a question, the next that comes."""
         await self.come(1)
         self.release(1)
         return await asked

@@ -52,8 +52,6 @@ class Orders:
 
 
 class Worker:
-    """A running worker, as its parent sees it."""
-
     def __init__(self, orders: Orders) -> None:
         command = [sys.executable, "-m", "tests.stores.redis.worker"]
         self.process = subprocess.Popen(
@@ -67,7 +65,6 @@ class Worker:
         self.process.stdin.flush()
 
     def wait_ready(self) -> None:
-        """Come back when it has connected."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line == "ready\n", line + self.process.communicate(timeout=BOUND_S)[1]
@@ -113,7 +110,6 @@ def _shifted(clock: Callable[[], float], by: float) -> float:
 
 
 async def work(orders: Orders) -> list[int]:
-    """Do what the orders say."""
     from slidegate import Limiter
 
     times: list[int] = []
