@@ -73,9 +73,6 @@ def test_without_the_extra_one_sentence_says_what_to_install() -> None:
     assert ended.stderr == 'slidegate: the command needs the package click: pip install "slidegate[cli]"\n'
 
 
-# -- how it ends -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [

@@ -172,8 +172,6 @@ def test_everywhere_else_the_constructor_raises(make: Callable[[], Any]) -> None
         make()
 
 
-# -- real servers ------------------------------------------------------------------------------------------------------
-
 SERVERS = {
     "uvicorn": ["uvicorn", "site_app:app", "--port", "{port}"],
     # Where hypercorn 0.18 has workers, it loses the code with which they ended, whatever was wrong.

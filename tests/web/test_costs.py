@@ -177,9 +177,6 @@ async def test_the_smallest_amount_of_all_limits_caps_an_estimate_also_where_a_f
         assert (await call(app)).headers["ratelimit"].startswith(f'"{name}-3600";r=0')
 
 
-# -- charge ------------------------------------------------------------------------------------------------------------
-
-
 def charging(tokens: int, rule: str | None = None) -> Any:
     """Return an application that charges for its answer after it was sent."""
 

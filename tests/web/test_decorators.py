@@ -41,8 +41,6 @@ def complaint(app: Any) -> str:
         return str(error)
 
 
-# -- above a route -----------------------------------------------------------------------------------------------------
-
 WORDS = {"route": "@router.get(f'/{next(names)}')", "limit": "@RateLimit('1/hour')", "wraps": "@wrapping"}
 STACKS = [stack for length in range(1, 5) for stack in product(WORDS, repeat=length) if "route" in stack]
 

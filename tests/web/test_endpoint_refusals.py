@@ -33,9 +33,6 @@ LIMITS = "1/hour"
 PROBLEM, THEIRS, DETAIL = "problem details", "the user's answer", "FastAPI's answer"
 
 
-# -- exception handlers ------------------------------------------------------------------------------------------------
-
-
 async def theirs(request: Request, error: Exception) -> Response:
     return PlainTextResponse(THEIRS, 418)
 
@@ -60,9 +57,6 @@ HANDLERS: dict[str, tuple[dict[Any, Any], str]] = {
     "broken": ({HTTPException: broken}, PROBLEM),
 }
 """Handlers of an application, and which answer a client gets that is refused there."""
-
-
-# -- where a limit stands ----------------------------------------------------------------------------------------------
 
 
 class Site:
@@ -253,9 +247,6 @@ async def test_the_exception_says_all_that_a_handler_may_want() -> None:
     assert json.loads(answer.body)["mine"] == "No more than 1 per 1h; Retry-After says when to try again."
 
 
-# -- what users do with the exception on its way -----------------------------------------------------------------------
-
-
 def swallowing(site: Site, after: Exception | None) -> Any:
     async def needed() -> AsyncIterator[None]:
         try:
@@ -328,9 +319,6 @@ async def test_a_cancelled_request_is_not_answered() -> None:
     for _ in range(2):
         with pytest.raises(asyncio.CancelledError):
             await send_scope(app, scope_of())
-
-
-# -- websockets --------------------------------------------------------------------------------------------------------
 
 
 async def talk(websocket: WebSocket) -> None:

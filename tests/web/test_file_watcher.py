@@ -107,9 +107,6 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path: Path, monke
         Networks.from_file(path)
 
 
-# -- a file that is followed -------------------------------------------------------------------------------------------
-
-
 class Followed(FollowedFiles):
     """A file with one blocked address that a middleware follows: a list, or a configuration with a list in it."""
 
@@ -210,8 +207,6 @@ async def test_a_link_that_leads_elsewhere_is_a_changed_file(followed: Followed)
     await followed.visit(followed.app)
     assert await followed.at_work() == [2]
 
-
-# -- a configuration that is followed ----------------------------------------------------------------------------------
 
 Middleware: TypeAlias = Any
 """What `RateLimitMiddleware.from_file` returns; its `app` is the middleware that is at work."""

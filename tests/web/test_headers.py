@@ -118,8 +118,6 @@ async def test_all_limits_of_a_request_have_names_of_their_own(
     assert all(names == found[0][: len(names)] for names in found)
 
 
-# -- how many are left -------------------------------------------------------------------------------------------------
-
 COUNTS = [None, lambda status: status != 429, lambda status: status < 400, lambda status: False]
 
 
@@ -201,9 +199,6 @@ async def test_a_function_of_a_rule_that_asks_for_the_decision_is_told_that_ther
     options: dict[str, Any] = {"limits": "5/minute"} | {what: function}
     answer = await call(RateLimitMiddleware(hello, rules=[Rule("*", name="it", **options)], limiter=limiter()))
     assert (answer.status, ";r=4;" in answer.headers["ratelimit"]) == (200, True)
-
-
-# -- fields and statuses that are not ours -----------------------------------------------------------------------------
 
 
 LIMIT = RateLimit("1/hour")

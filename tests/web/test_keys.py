@@ -142,9 +142,6 @@ async def test_functions_get_a_request_without_a_body_and_are_told_the_way() -> 
     assert seen == ["POST /p 1"]
 
 
-# -- users -------------------------------------------------------------------------------------------------------------
-
-
 async def test_a_user_that_cannot_be_named_is_counted_by_address(caplog: pytest.LogCaptureFixture) -> None:
     class Lazy:
         @property

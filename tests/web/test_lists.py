@@ -55,9 +55,6 @@ def found(lists: Networks, text: str) -> str | None:
     return name
 
 
-# -- everybody ---------------------------------------------------------------------------------------------------------
-
-
 def test_no_way_of_writing_everybody_makes_a_list_of_everybody(files: ListFiles, rng: random.Random) -> None:
     """Draw a partition of all public addresses, leave a little out, and write the rest in one file or in several."""
     for version, bits in ((4, 8), (6, 11)):
@@ -89,9 +86,6 @@ def test_files_that_add_up_to_everybody_only_now_change_nothing(files: ListFiles
     assert event.message.startswith("list 'b' stays as it is: files: covers half of all")
 
 
-# -- which list --------------------------------------------------------------------------------------------------------
-
-
 def test_the_first_list_that_holds_an_address_is_named(files: ListFiles) -> None:
     lists = files.lists(
         files.write("first.netset", "192.0.2.0/25\n"),
@@ -109,9 +103,6 @@ def test_the_first_list_that_holds_an_address_is_named(files: ListFiles) -> None
         ("abuse", 1),
     ]
     assert repr(lists) == "<Networks: 2 IPv4 and 1 IPv6 ranges>"
-
-
-# -- following ---------------------------------------------------------------------------------------------------------
 
 
 async def test_no_lookup_waits_for_a_file_that_is_read(files: ListFiles, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,9 +200,6 @@ def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(
     assert +seen == {"one": seen["one"], "two": seen["two"]}
     assert seen["one"] > 0 < seen["two"], "it raced"
     assert files.heard.kinds == ["list_reloaded"] * 16
-
-
-# -- lines, and long lists ---------------------------------------------------------------------------------------------
 
 
 def written(directory: Path, content: str | bytes) -> Path:

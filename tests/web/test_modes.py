@@ -34,9 +34,6 @@ def wrong(status: int) -> bool:
     return status == 401
 
 
-# -- counting by status ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("at", ["rule", "endpoint"])
 async def test_an_exception_is_a_500_to_count_if(at: str) -> None:
     async def page(request: Any) -> PlainTextResponse:
@@ -139,9 +136,6 @@ async def test_refusals_count_where_they_are_said_to(at: str) -> None:
     assert await statuses(middleware, 1) == [429]
 
 
-# -- hot keys ----------------------------------------------------------------------------------------------------------
-
-
 async def test_a_hot_key_is_told_once_when_it_passes_the_limit_and_again_after_it_has_cooled() -> None:
     hot: list[tuple[str, bool]] = []
 
@@ -172,9 +166,6 @@ async def test_a_named_shadow_in_two_middlewares_sees_a_request_once() -> None:
     assert seen == []
     await call(app)
     assert seen == [PEER]
-
-
-# -- conditions --------------------------------------------------------------------------------------------------------
 
 
 @everywhere
@@ -211,9 +202,6 @@ async def test_a_condition_is_asked_once_for_each_request_and_middleware() -> No
     for path in ("/a", "/b", "/b"):
         assert await statuses(app, 1, path) == [200]
     assert asked == ["/a", "/b", "/b"]
-
-
-# -- blocks ------------------------------------------------------------------------------------------------------------
 
 
 CURL = {"user-agent": "curl/8.5"}
@@ -259,9 +247,6 @@ async def test_a_block_refuses_websockets_and_preflights(when: Any) -> None:
     assert [message["type"] for message in (await send_scope(app, scope)).messages] == ["websocket.close"]
     assert await statuses(app, 1, method="OPTIONS", headers=CURL | PREFLIGHT) == [403]
     assert await statuses(app, 1, method="OPTIONS", headers=PREFLIGHT) == [200 if when else 403]
-
-
-# -- functions of the user's -------------------------------------------------------------------------------------------
 
 
 def raising(request: Any, *more: Any) -> Any:

@@ -169,9 +169,6 @@ async def test_an_observer_that_comes_while_a_request_is_under_way_hears_of_the_
     assert [one.reason for one in ear.outcomes] == ["ok"]
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------------
-
-
 async def test_a_refusal_says_whom_it_met_and_by_what() -> None:
     site = Site(
         rules=[

@@ -147,9 +147,6 @@ def test_permits_come_back_under_trio_too() -> None:
     assert (seen, store.permits_held()) == ([200] * 5, 0)
 
 
-# -- one request -------------------------------------------------------------------------------------------------------
-
-
 class Workshop:
     """An application whose requests go on until they are told how to end, and the middleware before it."""
 

@@ -179,9 +179,6 @@ async def test_answers_counts_and_events_do_not_depend_on_what_no_request_meets(
         assert await plays[0].state() == await plays[1].state()
 
 
-# -- what a request leaves in memory -----------------------------------------------------------------------------------
-
-
 class Server:
     """A server as uvicorn is one: what it sends a request with holds the scope of it."""
 

@@ -370,8 +370,6 @@ async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back
     assert store.permits_held() == 0
 
 
-# -- wherever a limit stands -------------------------------------------------------------------------------------------
-
 everywhere = pytest.mark.parametrize("at", AT)
 
 

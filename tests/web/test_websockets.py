@@ -51,9 +51,6 @@ def around(app: Any, nested: int = 0, **options: Any) -> tuple[Any, Limiter]:
     return app, limiter
 
 
-# -- the handshake -----------------------------------------------------------------------------------------------------
-
-
 async def echo(socket: WebSocket) -> None:
     await socket.accept()
     async for text in socket.iter_text():
@@ -84,9 +81,6 @@ async def test_without_the_extension_it_is_closed_before_accept(extensions: Any)
     answer = await send_scope(middleware, scope_of("/ws", type="websocket", extensions=extensions))
     assert answer.messages == [{"type": "websocket.close", "code": 1008}]
     assert listener.heard == []
-
-
-# -- messages ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -174,9 +168,6 @@ async def test_a_client_that_has_gone_is_closed_once_and_its_error_is_the_one_of
     with pytest.raises(ConnectionResetError, match="the client has gone"):
         await Left(*texts(3)).run(around(Listener(), messages=MessageLimits("1/hour"))[0])
     assert tried == [1013]
-
-
-# -- bans of idle clients ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
