@@ -13,11 +13,7 @@ import pytest
 
 from slidegate import BanPolicy, Limiter, header
 
-from .stores_at_hand import ban_many, fill, hanging_ends, run, start, touch
-
-
-def lines(capsys: pytest.CaptureFixture[str]) -> list[Any]:
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+from .stores_at_hand import ban_many, fill, hanging_ends, lines, run, start, touch
 
 
 async def keys_of(limiter: Limiter) -> set[str]:

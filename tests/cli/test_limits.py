@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -10,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -18,14 +16,10 @@ import pytest
 from slidegate import Limiter, RateLimitMiddleware, Rule
 
 from ..asgi import hello, statuses
-from .stores_at_hand import ROOT, environment, fill, run, touch
+from .stores_at_hand import ROOT, environment, fill, lines, run, touch
 
 WORKERS = 2
 PATIENCE_S = 60
-
-
-def lines(capsys: pytest.CaptureFixture[str]) -> list[Any]:
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
 async def let_in(limiter: Limiter) -> int:

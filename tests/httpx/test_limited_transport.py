@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
@@ -334,10 +332,3 @@ async def test_closing_closes_the_transport_and_an_own_limiter_alone() -> None:
 def test_a_value_that_cannot_work_is_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^{message}"):
         LimitedTransport(**{"limits": "9/second", **options})
-
-
-def test_without_its_extra_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "slidegate.httpx")
-    monkeypatch.setitem(sys.modules, "http_sf", None)
-    with pytest.raises(ImportError, match=r'needs the package http_sf: pip install "slidegate\[httpx\]"'):
-        importlib.import_module("slidegate.httpx")
