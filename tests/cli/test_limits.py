@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
 from slidegate import Limiter, RateLimitMiddleware, Rule
 
 from ..asgi import hello, statuses
-from .stores_at_hand import ROOT, environment, fill, lines, run, touch
+from ..workers import PATIENCE_S, ask, serving
+from . import limited_app
+from .stores_at_hand import fill, lines, run, touch
 
 WORKERS = 2
-PATIENCE_S = 60
 
 
 async def let_in(limiter: Limiter) -> int:
@@ -89,28 +85,11 @@ def test_the_memory_of_a_process_cannot_be_reached_and_no_store_is_made(
     assert not list(tmp_path.iterdir())
 
 
-@contextmanager
-def serving(store: str) -> Iterator[str]:
-    command = [sys.executable, "-m", "tests.cli.limited_app", store, str(WORKERS)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment()) as process:
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=PATIENCE_S)
-
-
 @pytest.mark.all
 def test_every_worker_of_a_server_takes_a_change_of_the_command_and_its_end(url: str) -> None:
-    client = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=PATIENCE_S, trust_env=False)
-
     def policies(address: str) -> dict[int, str]:
         """Return what workers say of the limit, by their ids; none while no server is there."""
-        try:
-            answers = [client.get(address) for _ in range(10)]
-        except httpx.TransportError:
-            return {}
+        answers = [answer for _ in range(10) if (answer := ask(address)) is not None]
         return {int(answer.headers["x-pid"]): answer.headers["ratelimit-policy"] for answer in answers}
 
     def until(holds: Callable[[], bool], what: str) -> None:
@@ -123,12 +102,12 @@ def test_every_worker_of_a_server_takes_a_change_of_the_command_and_its_end(url:
         seen = policies(address)
         return len(seen) == WORKERS and set(seen.values()) == {f'"api";q={amount};w=1'}
 
-    with serving(url) as address:
+    with serving(limited_app.__name__, url, WORKERS) as address:
         until(lambda: all_say(address, 1_000), "both workers are there")
         assert run("limits", "set", "api", "900/second", "--for", "1h", "--store", url) == 0
         until(lambda: all_say(address, 900), "both have taken it")
         assert run("limits", "set", "api", "800/second", "--for", "1s", "--store", url) == 0
         until(lambda: all_say(address, 1_000), "it is over on both")
-    with serving(url) as address:
+    with serving(limited_app.__name__, url, WORKERS) as address:
         assert run("limits", "set", "api", "700/second", "--for", "1h", "--store", url) == 0
         until(lambda: all_say(address, 700), "workers that start later take it")

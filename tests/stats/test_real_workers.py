@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from ..redis_servers import RedisServer, needs_redis
+from ..workers import PATIENCE_S, ask, serving
+from . import served
 from .served import AMOUNT, INTERVAL_S
 
 pytestmark = pytest.mark.all
 
-ROOT = Path(__file__).resolve().parents[2]
 WORKERS = 2
-PATIENCE_S = 60
-CLIENT = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=PATIENCE_S, trust_env=False)
 
 
 @pytest.fixture(params=["lmdb", pytest.param("redis", marks=needs_redis)])
@@ -35,27 +30,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     else:
         with RedisServer() as server:
             yield server.url
-
-
-@contextmanager
-def serving(store: str) -> Iterator[str]:
-    """Run the application; end its workers in order."""
-    command = [sys.executable, "-m", "tests.stats.served", store, str(WORKERS)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=PATIENCE_S)
-
-
-def ask(url: str) -> httpx.Response | None:
-    """Send a request on a connection of its own; None if there was nobody, or a worker died over it."""
-    try:
-        return CLIENT.get(url)
-    except httpx.TransportError:
-        return None
 
 
 def send(url: str, requests: int, seen: Counter[int]) -> set[int]:
@@ -79,7 +53,7 @@ def figures(url: str, window: str = "24h", least: Sequence[int] = (0, 0)) -> Any
 
 def test_the_sums_are_those_of_the_client_over_stops_in_order_and_a_kill(store: str) -> None:
     seen: Counter[int] = Counter()
-    with serving(store) as url:
+    with serving(served.__name__, store, WORKERS) as url:
         figures(url)  # a worker is there
         workers = send(url, AMOUNT + 40, seen)
         assert seen == {200: AMOUNT, 429: 40}
@@ -88,7 +62,7 @@ def test_the_sums_are_those_of_the_client_over_stops_in_order_and_a_kill(store: 
             assert found["counted"] == found["charted"] == [AMOUNT, 40]
         assert {pid for pid, _ in found["workers"]} >= workers
     # All have stopped in order: what they had counted is there as soon as others ask, and they are gone.
-    with serving(store) as url:
+    with serving(served.__name__, store, WORKERS) as url:
         found = figures(url)
         assert found["counted"] == [AMOUNT, 40]
         assert not {pid for pid, _ in found["workers"]} & workers
