@@ -181,14 +181,8 @@ async def test_names_in_the_header_fields_say_the_route_in_short_printable_text(
 
 
 async def test_the_application_tells_its_routes_where_something_between_hides_them() -> None:
-    def hiding(app: ASGIApp) -> ASGIApp:
-        async def between(scope: Scope, receive: Receive, send: Send) -> None:
-            await app(scope, receive, send)
-
-        return between
-
     inner = Starlette(routes=[Route("/a", page), Route("/health", health)])
-    inner.add_middleware(hiding)
+    inner.add_middleware(Own)
     inner.add_middleware(limited)
     assert await statuses(inner, 3, "/a") == [200, 200, 429]
     assert await statuses(inner, 4, "/health") == [200] * 4

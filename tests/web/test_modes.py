@@ -157,17 +157,6 @@ async def test_a_hot_key_is_told_once_when_it_passes_the_limit_and_again_after_i
     assert hot[2:] == [("192.0.2.1", False)]
 
 
-async def test_a_named_shadow_in_two_middlewares_sees_a_request_once() -> None:
-    seen: list[str] = []
-    rule = Rule("*", "2/hour", shadow=True, on_exceeded=lambda key, decision: seen.append(key), name="hot")
-    limiter = Limiter(MemoryStore(clock=FakeClock()))
-    app = rules(rule, app=rules(rule, limiter=limiter), limiter=limiter)
-    assert await statuses(app, 2) == [200, 200]
-    assert seen == []
-    await call(app)
-    assert seen == [PEER]
-
-
 @everywhere
 @pytest.mark.parametrize("options", [{"shadow": True}, {"concurrency": 1}, {"count_if": lambda status: status == 200}])
 async def test_what_it_is_not_about_takes_nothing_of_any_kind(options: Any, at: str) -> None:
