@@ -89,6 +89,7 @@ VALKEY: Final = find("valkey-server")
 REDIS: Final = find("redis-server") or VALKEY
 MISSING: Final = "no redis-server from 6.2 on, and no wheel with one for this machine: sudo apt install redis-server"
 needs_redis: Final = pytest.mark.skipif(REDIS is None, reason=MISSING)
+AT_REDIS: Final = pytest.param("redis", marks=needs_redis)
 needs_valkey: Final = pytest.mark.skipif(VALKEY is None, reason="no valkey-server: sudo apt install valkey-server")
 
 

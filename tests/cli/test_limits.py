@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,8 @@ import pytest
 from slidegate import Limiter, RateLimitMiddleware, Rule
 
 from ..asgi import hello, statuses
-from ..workers import PATIENCE_S, ask, serving
+from ..redis_servers import until
+from ..workers import ask, serving
 from . import limited_app
 from .stores_at_hand import fill, lines, run, touch
 
@@ -91,12 +90,6 @@ def test_every_worker_of_a_server_takes_a_change_of_the_command_and_its_end(url:
         """Return what workers say of the limit, by their ids; none while no server is there."""
         answers = [answer for _ in range(10) if (answer := ask(address)) is not None]
         return {int(answer.headers["x-pid"]): answer.headers["ratelimit-policy"] for answer in answers}
-
-    def until(holds: Callable[[], bool], what: str) -> None:
-        until_s = time.monotonic() + PATIENCE_S
-        while not holds():
-            assert time.monotonic() < until_s, what
-            time.sleep(0.05)
 
     def all_say(address: str, amount: int) -> bool:
         seen = policies(address)

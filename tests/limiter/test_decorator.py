@@ -24,11 +24,6 @@ from slidegate.testing import FakeClock
 from ..remote_stores import SlowStore
 
 
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(10**9)
-
-
 def opened(kind: str, clock: Callable[[], int]) -> Iterator[Limiter]:
     store: Any = MemoryStore(clock=clock) if kind == "memory" else SlowStore(clock)  # type: ignore[arg-type]
     made = Limiter(store, deadline="60s")

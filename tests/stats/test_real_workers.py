@@ -6,14 +6,13 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ..redis_servers import RedisServer, needs_redis
+from ..redis_servers import AT_REDIS
 from ..workers import PATIENCE_S, ask, serving
 from . import served
 from .served import AMOUNT, INTERVAL_S
@@ -21,15 +20,6 @@ from .served import AMOUNT, INTERVAL_S
 pytestmark = pytest.mark.all
 
 WORKERS = 2
-
-
-@pytest.fixture(params=["lmdb", pytest.param("redis", marks=needs_redis)])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "lmdb":
-        yield f"lmdb://{tmp_path / 'store'}"
-    else:
-        with RedisServer() as server:
-            yield server.url
 
 
 def send(url: str, requests: int, seen: Counter[int]) -> set[int]:
@@ -51,31 +41,32 @@ def figures(url: str, window: str = "24h", least: Sequence[int] = (0, 0)) -> Any
         time.sleep(0.05)
 
 
-def test_the_sums_are_those_of_the_client_over_stops_in_order_and_a_kill(store: str) -> None:
+@pytest.mark.parametrize("kind", ["lmdb", AT_REDIS])
+def test_the_sums_are_those_of_the_client_over_stops_in_order_and_a_kill(url: str) -> None:
     seen: Counter[int] = Counter()
-    with serving(served.__name__, store, WORKERS) as url:
-        figures(url)  # a worker is there
-        workers = send(url, AMOUNT + 40, seen)
+    with serving(served.__name__, url, WORKERS) as site:
+        figures(site)  # a worker is there
+        workers = send(site, AMOUNT + 40, seen)
         assert seen == {200: AMOUNT, 429: 40}
         for window in ("5m", "1h", "24h"):
-            found = figures(url, window, [AMOUNT, 40])
+            found = figures(site, window, [AMOUNT, 40])
             assert found["counted"] == found["charted"] == [AMOUNT, 40]
         assert {pid for pid, _ in found["workers"]} >= workers
     # All have stopped in order: what they had counted is there as soon as others ask, and they are gone.
-    with serving(served.__name__, store, WORKERS) as url:
-        found = figures(url)
+    with serving(served.__name__, url, WORKERS) as site:
+        found = figures(site)
         assert found["counted"] == [AMOUNT, 40]
         assert not {pid for pid, _ in found["workers"]} & workers
-        send(url, 40, seen)
-        found = figures(url, least=[AMOUNT, 80])
+        send(site, 40, seen)
+        found = figures(site, least=[AMOUNT, 80])
         with ThreadPoolExecutor(1) as beside:
-            storm = beside.submit(send, url, 60, seen)
+            storm = beside.submit(send, site, 60, seen)
             os.kill(found["workers"][-1][0], signal.SIGKILL)
             storm.result()
-        send(url, 20, seen)
+        send(site, 20, seen)
         # All were refused. The killed one has lost no more than it had not published: a part of the storm.
-        figures(url, least=[AMOUNT, 100])
+        figures(site, least=[AMOUNT, 100])
         time.sleep(5 * INTERVAL_S)
-        admitted, refused = figures(url)["counted"]
+        admitted, refused = figures(site)["counted"]
         assert admitted == seen[200] == AMOUNT
         assert 100 <= refused <= seen[429] + seen[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,16 @@ def endpoint_class(limit: RateLimit, endpoint: Any = page, **options: Any) -> AS
 
 def method_of_an_endpoint_class(limit: RateLimit, endpoint: Any = page, **options: Any) -> ASGIApp:
     return Starlette(routes=[Route("/", class_of(endpoint, limit))], **options)
+
+
+def wrapping(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate an endpoint as anybody does."""
+
+    @functools.wraps(endpoint)
+    async def wrapped(*args: Any, **options: Any) -> Any:
+        return await endpoint(*args, **options)
+
+    return wrapped
 
 
 METHODS = ["GET", "HEAD", "POST", "PUT"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from itertools import product
 from textwrap import indent
 from typing import Any
@@ -20,16 +19,9 @@ from starlette.testclient import TestClient
 from slidegate import ConfigurationError, RateLimit, RateLimitMiddleware
 
 from ..asgi import call, statuses
+from .limited import wrapping
 
 MIDDLEWARE = Middleware(RateLimitMiddleware, rules=[])
-
-
-def wrapping(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(endpoint)
-    async def wrapped(*args: Any, **options: Any) -> Any:
-        return await endpoint(*args, **options)
-
-    return wrapped
 
 
 def complaint(app: Any) -> str:

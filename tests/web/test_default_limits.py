@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -24,6 +22,7 @@ from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
 from ..asgi import call, hello, page, scope_of, send_scope, statuses
+from .limited import wrapping
 from .middlewares import charged
 from .route_trees import Tree
 from .test_route_trees import ask, directory
@@ -54,14 +53,6 @@ async def counted(app: ASGIApp, path: str, method: str = "GET", **more: Any) -> 
     return charged(scope)
 
 
-def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    async def wrapper(*args: Any, **options: Any) -> Any:
-        return await function(*args, **options)
-
-    return wrapper
-
-
 @RateLimit.exempt
 class Base(HTTPEndpoint):
     async def get(self, request: Any) -> PlainTextResponse:
@@ -89,9 +80,9 @@ ROUTES = [
     Route("/b/", page),
     Route("/free/", health),
     Route("/free/{rest:path}", health),
-    Route("/below", decorated(RateLimit.exempt(decorated(page)))),
-    Route("/above", RateLimit.exempt(decorated(page))),
-    Route("/limited", RateLimit("30/minute", name="own")(RateLimit.exempt(decorated(page)))),
+    Route("/below", wrapping(RateLimit.exempt(wrapping(page)))),
+    Route("/above", RateLimit.exempt(wrapping(page))),
+    Route("/limited", RateLimit("30/minute", name="own")(RateLimit.exempt(wrapping(page)))),
     Route("/base", Base),
     Route("/child", Child),
     Route("/mixed", Mixed),
