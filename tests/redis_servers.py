@@ -175,7 +175,6 @@ class RedisServer:
 
     @staticmethod
     def _read(process: subprocess.Popen[bytes], log: list[str], ready: threading.Event) -> None:
-        assert process.stdout is not None
         for line in process.stdout:
             log.append(line.decode(errors="replace").rstrip())
             if "eady to accept connections" in log[-1] or "Sentinel ID is" in log[-1]:
@@ -223,7 +222,6 @@ class RedisServer:
         """Kill the process; what was not saved is gone. A second call does nothing."""
         if self._process is None:
             return
-        assert self._guard is not None
         assert self._guard.stdin is not None
         # The guard first: it must not aim at a process id that somebody else may have by then.
         self._guard.kill()
@@ -231,8 +229,6 @@ class RedisServer:
         self._guard.stdin.close()
         self._process.kill()
         self._process.wait()
-        assert self._process.stdout is not None
-        assert self._reader is not None
         self._reader.join()
         self._process.stdout.close()
         self._process = None

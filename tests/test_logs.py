@@ -212,7 +212,6 @@ def test_a_record_keeps_its_template_and_its_exception_and_the_line_names_causes
     error = raised(failing(ValueError))
     logger.error("it failed for %s of %d %%", "ann", 7, exc_info=error)
     (record,) = caplog.records
-    assert record.exc_info is not None
     assert record.exc_info[1] is error
     assert (record.msg, record.args) == ("slidegate: it failed for %s of %d %%", ("ann", 7))
     (lines,) = records(log)

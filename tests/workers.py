@@ -22,7 +22,6 @@ def serving(module: str, *words: object, **variables: str) -> Iterator[str]:
     """Run a module that prints its port and serves there; yield its address, and end its workers in order."""
     command = [sys.executable, "-m", module, *map(str, words)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ | variables) as process:
-        assert process.stdout is not None
         try:
             yield f"http://127.0.0.1:{int(process.stdout.readline())}"
         finally:

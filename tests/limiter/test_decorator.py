@@ -190,7 +190,6 @@ def test_a_thread_that_is_interrupted_in_its_wait_is_charged_nothing(real: Limit
     while real.engine.queues.by_name:  # its event loop hears of it a moment later
         time.sleep(0.001)
     seen = real.sync.peek("all", "1/hour", rule="hourly")
-    assert seen.retry_after_us is not None
     assert seen.retry_after_us <= 3_600_000_000
 
 

@@ -47,7 +47,6 @@ class Ward:
         self.heard = RecordingObserver(without=["refused"])
         self.store: Any = make_store(self.clock, inline=inline)
         self.limiter = Limiter(self.store, deadline=deadline, on_error=on_error, observers=[self.heard])
-        assert self.limiter.engine.failover is not None
         self.limiter.engine.failover._clock = self.clock
         self.safe = self.limiter.engine.failover
 

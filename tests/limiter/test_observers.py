@@ -47,7 +47,6 @@ def emit(limiter: Limiter, count: int, first: int = 0) -> None:
 
 
 def flushed(subscription: Subscription) -> None:
-    assert subscription.queue is not None
     assert subscription.queue.flush(LONG_S)
 
 
@@ -69,7 +68,6 @@ class Slow:
 def held_up(limiter: Limiter, most: int = module.MAX_QUEUED) -> Iterator[tuple[Slow, Subscription]]:
     slow = Slow()
     subscription = limiter.observe(slow, thread=True)
-    assert subscription.queue is not None
     subscription.queue.max_queued = most
     limiter.engine.emit(Event("store_reset", "hold"))
     assert slow.begun.wait(LONG_S)
@@ -196,7 +194,6 @@ def test_every_event_is_delivered_or_counted_as_dropped_and_reported(bursts: lis
     heard: list[Event] = []
     limiter = Limiter()
     subscription = limiter.observe(heard.append, thread=True)
-    assert subscription.queue is not None
     subscription.queue.max_queued = most
     total = 0
     for burst in bursts:
@@ -214,7 +211,6 @@ def test_threads_that_emit_at_once_lose_and_repeat_nothing_and_one_other_thread_
     threads = set[int]()
     limiter = Limiter()
     subscription = limiter.observe(lambda told: (heard.append(told), threads.add(threading.get_ident())), thread=True)
-    assert subscription.queue is not None
     subscription.queue.max_queued = 10**6
     at_once(lambda number: emit(limiter, 500, 1_000 * number), threads=6)
     flushed(subscription)
@@ -422,7 +418,6 @@ def test_events_wait_where_no_thread_can_be_started(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", fails)
         emit(limiter, 2)
-        assert subscription.queue is not None
         assert not subscription.queue.flush(0.01)
     assert "can't start new thread" in caplog.text
     emit(limiter, 1, first=2)

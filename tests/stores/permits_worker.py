@@ -37,12 +37,10 @@ class Worker:
         )
 
     def tell(self, order: str) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(order + "\n")
         self.process.stdin.flush()
 
     def hear(self) -> str:
-        assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def ask(self, order: str) -> str:
@@ -118,7 +116,6 @@ class Holder:
             case "busy":
                 self.busy = asyncio.ensure_future(self.work(int(given[0])))
             case "calm":
-                assert self.busy is not None
                 self.busy.cancel()
                 await asyncio.wait([self.busy])
                 while self.held:

@@ -29,7 +29,6 @@ from .middlewares import FollowedFiles, end_of_looks
 class ListFiles(FollowedFiles):
     def lists(self, *paths: Path, **options: Any) -> Networks:
         made = Networks.from_file(*paths, clock=self.seconds, **options)
-        assert made.files is not None
         made.files.observe(self.heard)
         return made
 
@@ -96,7 +95,6 @@ def test_the_first_list_that_holds_an_address_is_named(files: ListFiles) -> None
     assert found(lists, "192.0.2.200") == found(lists, "2001:db8::1") == "spamhaus"
     assert found(lists, "198.51.100.7") == "abuse"
     assert found(lists, "198.51.100.8") is None
-    assert lists.files is not None
     assert [(state.name, state.entries) for state in lists.files.states] == [
         ("first", 1),
         ("spamhaus", 2),

@@ -365,7 +365,6 @@ def test_real_servers_close_it_and_tell_the_application(serve: Serve) -> None:
         asyncio.run(limiter.ban("127.0.0.1/32", "1h"))
         with pytest.raises(ConnectionClosed) as closed:
             client.recv(timeout=BOUND_S)
-        assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1008
         assert ended.wait(BOUND_S)
 
@@ -399,7 +398,6 @@ async def test_whatever_the_application_waits_in_it_gets_a_disconnect_and_is_not
         message = await wait(receive)
         await asyncio.sleep(0)
         task = asyncio.current_task()
-        assert task is not None
         scope["state"] = {"ended": message, "cancelling": task.cancelling()}
 
     middleware, limiter = around(app, nested)

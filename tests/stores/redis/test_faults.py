@@ -311,7 +311,6 @@ async def test_the_fallback_is_bounded_and_let_go_of_after_recovery(
         allowed += decision.allowed
     assert allowed >= most
     assert "keys_shared" in heard.kinds, "it counts beyond its bound in shared cells"
-    assert safe._local.made is not None
     assert safe._local.made.stats().keys == most
     await place.proxy.accept()
     async with asyncio.timeout(10 * SLACK_S):

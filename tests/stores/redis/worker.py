@@ -60,12 +60,10 @@ class Worker:
         self._write(json.dumps(asdict(orders)))
 
     def _write(self, line: str) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
     def wait_ready(self) -> None:
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line == "ready\n", line + self.process.communicate(timeout=BOUND_S)[1]
 
