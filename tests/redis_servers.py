@@ -7,7 +7,7 @@
         server.kill(), server.start()                    # SIGKILL, then a new process at the same address
 
     with RedisCluster() as cluster:      # three masters; cluster.url, cluster.servers, cluster.move_slot(…)
-    with ReplicaPair() as pair:          # pair.master, pair.replica; pair.fail_over() swaps them
+    with ReplicaPair() as pair:          # pair.master, pair.replica; fail_over() swaps them, without what is not copied
     with Sentinel(pair.master) as sentinel:
 
 Programs are looked for on PATH, then in the environment, where `dev.py` puts those that wheels carry: `REDIS` (Valkey
@@ -194,7 +194,6 @@ class RedisServer:
             raise RuntimeError(f"{self.program} did not start:\n{said}")
 
     def command(self, *words: str | int | bytes, bound_s: float = BOUND_S) -> Any:
-        """Send one command on a connection of its own and return the answer."""
         once = Retry(NoBackoff(), 0)
         with redis.Redis(
             unix_socket_path=str(self.socket), password=self.password, socket_timeout=bound_s, retry=once, protocol=2
@@ -211,7 +210,6 @@ class RedisServer:
         return {name.removeprefix("cmdstat_"): int(value["calls"]) for name, value in stats.items()}
 
     def pause(self) -> None:
-        """Stop the process where it stands; the kernel still accepts connections for it."""
         os.kill(self.pid, signal.SIGSTOP)
         os.waitpid(self.pid, os.WUNTRACED)
 
@@ -389,7 +387,6 @@ class RedisCluster:
                 server.command("CLUSTER", "SETSLOT", slot, "NODE", self.node_id(target))
 
     def move_slot(self, slot: int, target: RedisServer) -> None:
-        """Move a slot with its keys to another server; clients learn of it by MOVED."""
         with self.migrating(slot, target):
             pass
 
@@ -420,7 +417,6 @@ class ReplicaPair:
         until(lambda: int(self.replica.info("replication")["slave_repl_offset"]) >= written, "the replica catches up")
 
     def fail_over(self) -> None:
-        """Swap them: who wrote to the master now meets READONLY there. What was not copied is lost."""
         self.replica.command("REPLICAOF", "NO", "ONE")
         self.master, self.replica = self.replica, self.master
         self.follow()

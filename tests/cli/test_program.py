@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 import slidegate
 from slidegate.cli import main
 
-from .stores_at_hand import ban_many, environment, fill, hanging_ends, run, start
+from .stores_at_hand import HANG_S, ban_many, environment, fill, hanging_ends, run, start
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = str(ROOT / "examples" / "demo" / "sample.log")
-HANG_S = 120
 OPTIONS = {
     "bans add": "by create for format reason store value",
     "bans export": "store",

@@ -27,10 +27,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ..events_page import DETAILS
 from ..hurry import at_once
-from ..redis_servers import until
-
-LONG_S = 60.0
-"""No delivery takes so long, also on a machine that is busy; nobody waits as long as this but for a fault."""
+from ..redis_servers import BOUND_S, until
 
 
 def event(number: int) -> Event:
@@ -47,7 +44,7 @@ def emit(limiter: Limiter, count: int, first: int = 0) -> None:
 
 
 def flushed(subscription: Subscription) -> None:
-    assert subscription.queue.flush(LONG_S)
+    assert subscription.queue.flush(BOUND_S)
 
 
 class Slow:
@@ -60,7 +57,7 @@ class Slow:
 
     def event(self, told: Event) -> None:
         self.begun.set()
-        self._gate.wait(LONG_S)
+        self._gate.wait(BOUND_S)
         self.heard.append(told)
 
 
@@ -70,7 +67,7 @@ def held_up(limiter: Limiter, most: int = module.MAX_QUEUED) -> Iterator[tuple[S
     subscription = limiter.observe(slow, thread=True)
     subscription.queue.max_queued = most
     limiter.engine.emit(Event("store_reset", "hold"))
-    assert slow.begun.wait(LONG_S)
+    assert slow.begun.wait(BOUND_S)
     try:
         yield slow, subscription
     finally:
@@ -272,9 +269,9 @@ async def test_an_observer_may_call_the_limiter() -> None:
 def test_an_observer_that_waits_for_its_own_queue_does_not_wait() -> None:
     answers: list[bool] = []
     limiter = Limiter()
-    queue: Any = limiter.observe(lambda told: answers.append(queue.flush(LONG_S)), thread=True).queue
+    queue: Any = limiter.observe(lambda told: answers.append(queue.flush(BOUND_S)), thread=True).queue
     emit(limiter, 1)
-    assert queue.flush(LONG_S)
+    assert queue.flush(BOUND_S)
     assert answers == [False]
 
 

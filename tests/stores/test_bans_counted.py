@@ -12,11 +12,10 @@ from slidegate import BanPolicy, ConfigurationError, MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract.player import settle
 
-from ..redis_servers import AT_REDIS
+from ..redis_servers import AT_REDIS, BOUND_S
 from .conftest import Opened
 
 SECOND_US = 1_000_000
-BOUND_S = 30
 AT_ONCE = BanPolicy("1/minute", "10m")
 ALL = pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
 

@@ -23,7 +23,7 @@ from slidegate.testing.contract.player import settle
 from slidegate.testing.contract.programs import YEAR_2100_US
 
 from ..hurry import at_once, hurried
-from ..redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
+from ..redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..remote_stores import RemoteStore
 from .lmdb.test_store import gate_held
 from .redis.stores import fresh_prefix, store_of
@@ -33,7 +33,6 @@ THREE = LimitSet("export", [Concurrency(3)])
 TWO = LimitSet("render", [Concurrency(2)])
 WINDOW = LimitSet("window", parse_limits("100/minute"))
 LEASE_US = 10_000_000
-BOUND_S = 30
 
 
 class Workers:

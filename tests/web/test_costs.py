@@ -34,12 +34,11 @@ from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, Answer, call, hello, statuses
-from ..redis_servers import RedisServer
+from ..redis_servers import BOUND_S, RedisServer
 from ..remote_stores import RemoteStore
 from ..stores.redis.stores import store_at
 
 AMOUNT = 10_000
-BOUND_S = 20
 WINDOWS = ("10000/hour; 1000000/day", Quota("10000/year"), "10000/hour")
 
 

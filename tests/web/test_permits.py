@@ -19,12 +19,10 @@ from slidegate.core import Concurrency, LimitSet, StoreUnavailable
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, Answer, call, hello, scope_of, statuses
-from ..redis_servers import AT_REDIS, needs_redis
+from ..redis_servers import AT_REDIS, BOUND_S, needs_redis
 from ..remote_stores import RemoteStore
 from ..virtual_time import VirtualTime
 from .permits_traffic import AMOUNTS, play
-
-BOUND_S = 60
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(100, 250))])
