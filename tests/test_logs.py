@@ -24,6 +24,7 @@ from slidegate.testing import RecordingObserver
 
 from .asgi import call, hello
 from .remote_stores import RemoteStore
+from .virtual_time import turns
 
 EVIL = "x\r\nERROR root: you are hacked\x1b[2J\x1b]0;title\x07\u202e\u2028\x85\x00\udcff" + "A" * 9_000
 FORGED = "ERROR root: you are hacked"
@@ -166,8 +167,7 @@ async def test_work_that_fails_after_its_request_was_cancelled(log: StringIO) ->
     with pytest.raises(asyncio.CancelledError):
         await waiting
     go.set()
-    for _ in range(9):
-        await asyncio.sleep(0)
+    await turns(9)
     check(log, "work for a caller that was cancelled failed")
 
 

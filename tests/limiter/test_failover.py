@@ -26,6 +26,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import call, hello
 from ..remote_stores import SickStore
+from ..virtual_time import turns
 
 
 class Preparing(SickStore):
@@ -207,8 +208,7 @@ async def leaves(ward: Ward) -> None:
     """Ask a store that hangs, and cancel the request."""
     ward.store.error, ward.store.hangs = None, True
     task = asyncio.create_task(ward.limiter.hit("ann", "3/hour"))
-    for _ in range(2):
-        await asyncio.sleep(0)
+    await turns(2)
     if ward.safe.away:
         assert not await ward.hit(), "nobody else is the probe meanwhile"
     task.cancel()

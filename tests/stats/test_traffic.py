@@ -25,6 +25,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import scope_of, send_scope
 from ..racing import THREADS, race
+from ..virtual_time import turns
 
 MS = 1_000
 
@@ -165,8 +166,7 @@ async def test_who_leaves_while_waiting_for_a_turn_was_never_let_through() -> No
 
     await site.app(scope_of("/items/1"), receive, send)
     task = asyncio.create_task(site.ask("/items/1"))
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await turns(20)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

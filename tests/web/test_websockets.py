@@ -38,6 +38,7 @@ from slidegate.web import websockets
 from ..asgi import PEER, scope_of, send_scope
 from ..redis_servers import RedisServer, needs_redis
 from ..remote_stores import RemoteStore
+from ..virtual_time import turns
 from .sockets import BYE, Client, Listener, opened, texts
 from .test_servers import BOUND_S, SERVERS, Serve, serving
 
@@ -306,8 +307,7 @@ async def test_a_websocket_that_is_not_accepted_or_has_ended_is_forgotten(does: 
     gc.collect()
     for _ in range(2):
         asked.clear()
-        for _ in range(50):
-            await asyncio.sleep(0)
+        await turns(50)
     assert asked == []
 
 

@@ -45,6 +45,7 @@ from slidegate.testing.contract import StoreContract
 from slidegate.testing.contract.harness import bucket
 from slidegate.testing.contract.player import settle
 
+from ...virtual_time import turns
 from ..transports import RandomContract
 from .remote import SMALL, Remote, TwoProcesses
 from .scenes import actor, fork, outcome
@@ -517,8 +518,7 @@ async def test_files_that_have_to_be_opened_again_wait_for_another_process_as_a_
     store._env.close()  # as after a fork, or where the files were replaced
     with gate_held(store):
         waiting = asyncio.ensure_future(waited(store, asked))
-        for _ in range(100):
-            await asyncio.sleep(0)
+        await turns(100)
         assert not waiting.done()
     assert (await waiting).remaining == 3
 
@@ -592,8 +592,7 @@ async def test_closing_tells_all_who_wait(tmp_path: Path, durability: Any) -> No
     await waited(store, asked)
     with gate_held(store):
         waiting = [asyncio.ensure_future(waited(store, asked)) for _ in range(5)]
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await turns(3)
         store.close()
         await asyncio.wait(waiting, timeout=60)
         assert [type(task.exception()) for task in waiting] == [StoreUnavailable] * 5
