@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slidegate import BanPolicy, Limiter, RateLimit, RateLimitExceeded, RateLimitMiddleware, SlidegateError
 
-from ..asgi import PEER, Answer, scope_of, send_scope
+from ..asgi import PEER, Answer, attempt, scope_of, send_scope
 from . import limited
 
 MIDDLEWARE = Middleware(RateLimitMiddleware, rules=[])
@@ -171,20 +171,6 @@ UNASKED = [handlers_of_the_outer_application, no_framework]
 """Where Starlette asks no handler of the application for any `HTTPException`, so none is asked for a refusal."""
 
 
-async def ask(app: ASGIApp, **more: Any) -> tuple[Answer, Exception | None]:
-    """Send a request, and return its answer and what the server is told to log."""
-    answer = Answer()
-
-    async def send(message: Any) -> None:
-        answer.messages.append(message)
-
-    try:
-        await app(scope_of(**more), anyio.sleep_forever, send)  # type: ignore[arg-type]
-    except Exception as error:
-        return answer, error
-    return answer, None
-
-
 def kind_of(answer: Answer) -> str:
     if answer.headers["content-type"] == "application/problem+json":
         assert answer.status == json.loads(answer.body)["status"] == 429
@@ -207,9 +193,9 @@ def check_fields(answer: Answer) -> None:
 async def refused(where: Callable[[Site], ASGIApp], site: Site) -> tuple[Answer, BaseException | None]:
     """Return the answer to the second request of two."""
     app = where(site)
-    first, error = await ask(app)
+    first, error = await attempt(app)
     assert (first.status, error, len(site.ran)) == (200, None, 1)
-    answer, error = await ask(app)
+    answer, error = await attempt(app)
     assert len(site.ran) == 1, "a limited endpoint never runs after a refusal"
     check_fields(answer)
     return answer, error
@@ -302,7 +288,7 @@ async def test_strikes_follow_from_the_refusal_and_not_from_its_status(name: str
     app = dependency(site)
     banned = []
     for _ in range(3):
-        await ask(app)
+        await attempt(app)
         banned.append(await limiter.banned(PEER) is not None)
     assert banned == [False, False, True]
 
@@ -348,11 +334,11 @@ async def test_a_handshake_is_refused_with_the_same_answer_or_by_a_close(where: 
     denial = {"extensions": {"websocket.http.response": {}}}
     messages = (await send_scope(app, scope_of(type="websocket", **denial))).messages
     assert [message["type"] for message in messages] == ["websocket.accept", "websocket.close"]
-    answer, error = await ask(app, type="websocket", **denial)
+    answer, error = await attempt(app, type="websocket", **denial)
     assert (kind_of(answer), error) == (expected, None)
     check_fields(answer)
     if expected == PROBLEM:
-        answer, error = await ask(app, type="websocket")
+        answer, error = await attempt(app, type="websocket")
         assert (answer.messages, error) == ([{"type": "websocket.close", "code": 1008}], None)
 
 

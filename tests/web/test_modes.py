@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from slidegate import BanPolicy, Decision, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
+from ..asgi import PEER, attempt, call, hello, scope_of, send_scope, statuses
 from .limited import AT, limited
 
 everywhere = pytest.mark.parametrize("at", AT)
@@ -261,16 +261,10 @@ async def test_an_answer_that_breaks_after_its_start_is_not_started_twice() -> N
             await send({"type": "http.response.start", "status": 429, "headers": []})
             raise KeyError("half")
 
-    sent = []
-
-    async def send(message: Any) -> None:
-        sent.append(message["type"])
-
     app = RateLimitMiddleware(hello, limits="1/hour", on_refused=lambda request, decision: Broken("x"))
     await call(app)
-    with pytest.raises(KeyError, match="half"):
-        await app(scope_of(), None, send)  # type: ignore[arg-type]
-    assert sent == ["http.response.start"]
+    answer, error = await attempt(app)
+    assert (repr(error), answer.messages) == ("KeyError('half')", [answer.start])
 
 
 async def test_failures_are_logged_again_after_a_minute_with_what_was_left_out(
