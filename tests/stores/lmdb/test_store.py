@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import itertools
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -48,7 +47,7 @@ from slidegate.testing.contract.player import settle
 from ...virtual_time import turns
 from ..transports import RandomContract
 from .remote import SMALL, Remote, TwoProcesses
-from .scenes import actor, fork, outcome
+from .scenes import actor, disk_of, fork, outcome
 
 MINUTE_US = 60_000_000
 
@@ -286,17 +285,6 @@ def test_the_map_grows_and_what_was_counted_stays(tmp_path: Path) -> None:
     stats = store.stats()
     assert (stats.keys, stats.bytes_held) == (1_000, heard.events[-1].details["bytes"])
     store.close()
-
-
-@contextmanager
-def disk_of(size: int) -> Iterator[Callable[[], None]]:
-    """Let no file of this process grow beyond a size; yield what ends that."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 async def flood(limiter: Limiter, known: int, fresh: int) -> Counter[Reason]:

@@ -11,7 +11,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -82,18 +83,26 @@ class Worker:
         self.process.communicate()
 
 
-def admitted_by(orders: Sequence[Orders]) -> list[int]:
-    """Let workers go at the same time; return when requests were admitted, in the order of the store's time."""
-    workers = [Worker(order) for order in orders]
+@contextmanager
+def at_work(orders: Sequence[Orders]) -> Iterator[list[int]]:
+    """Let workers go at the same time; when requests were admitted stands in the list at the end, in order."""
+    workers, times_us = [Worker(order) for order in orders], list[int]()
     try:
         for worker in workers:
             worker.wait_ready()
         for worker in workers:
             worker.go()
-        return sorted(time_us for worker in workers for time_us in worker.times_us())
+        yield times_us
+        times_us += sorted(time_us for worker in workers for time_us in worker.times_us())
     finally:
         for worker in workers:
             worker.kill()
+
+
+def admitted_by(orders: Sequence[Orders]) -> list[int]:
+    with at_work(orders) as times_us:
+        pass
+    return times_us
 
 
 def skew(by_s: float) -> None:
