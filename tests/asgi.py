@@ -90,6 +90,20 @@ async def send_scope(app: ASGIApp, scope: Scope, body: bytes = b"") -> Answer:
     return answer
 
 
+async def attempt(app: ASGIApp, **more: Any) -> tuple[Answer, Exception | None]:
+    """Send a request, and return its answer and what the server is told to log."""
+    answer = Answer()
+
+    async def send(message: Message) -> None:
+        answer.messages.append(message)
+
+    try:
+        await app(scope_of(**more), anyio.sleep_forever, send)
+    except Exception as error:
+        return answer, error
+    return answer, None
+
+
 async def call(app: ASGIApp, path: str = "/", method: str = "GET", body: bytes = b"", **more: Any) -> Answer:
     return await send_scope(app, scope_of(path, method, **more), body)
 
@@ -103,5 +117,4 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def page(request: Request) -> PlainTextResponse:
-    """Answer, as an endpoint."""
     return PlainTextResponse("hi")

@@ -8,15 +8,17 @@ import random
 import re
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 from hypothesis import settings
 
 from slidegate.core.store import Event
+from slidegate.testing import FakeClock
 
 from .events_page import DETAILS
-from .redis_servers import RedisServer
+from .redis_servers import RedisCluster, RedisServer
 
 POSIX_ALONE = re.compile(r"LmdbStore needs POSIX|No module named '(?:fcntl|grp|pty|pwd|resource|termios|tty)'")
 
@@ -39,6 +41,26 @@ def server() -> Iterator[RedisServer]:
     """A server that all tests share: they empty it first, or have a prefix of their own, and leave it as it is."""
     with RedisServer() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[RedisCluster]:
+    with RedisCluster() as running:
+        yield running
+
+
+@pytest.fixture
+def url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """The address of an empty store of the `kind` that a test is parametrized with."""
+    if kind in ("memory", "lmdb"):
+        return "memory://" if kind == "memory" else f"lmdb://{tmp_path}/store"
+    place = request.getfixturevalue("server" if kind == "redis" else "cluster")
+    return f"{place.url}?prefix={tmp_path.name}"
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(10**9)
 
 
 odd_events: list[str] = []

@@ -3,7 +3,7 @@
     async with FaultProxy(server.port) as proxy:
         proxy.port                # connect here
         proxy.delay_s = 0.05      # every reply comes so much later, in its order
-        proxy.cut_after(3)        # the next three bytes of replies get through, then every connection ends
+        proxy.cut_after(3)        # the next three bytes of replies, of all connections, get through; then each ends
         proxy.freeze()            # half-open: connections stay, new ones are accepted, nothing comes back
         proxy.thaw()              # what was held back comes now
         await proxy.refuse()      # connections are reset, new ones refused
@@ -29,13 +29,7 @@ CHUNK: Final = 65_536
 class FaultProxy:
     """Forwards between clients and one server, and does what it is told on the way back.
 
-    Args:
-        target: The server's port.
-        tls: What to speak to clients; plain text without it.
-
     Attributes:
-        port: Where it listens.
-        delay_s: How long each piece of a reply is held.
         accepted: How many connections there have been.
         requests: How many bytes clients have sent through.
     """
@@ -53,7 +47,6 @@ class FaultProxy:
         self._server: asyncio.Server | None = None
 
     def cut_after(self, count: int) -> None:
-        """Let `count` more bytes of replies through, all connections together, then end every connection once."""
         self._left = count
 
     def cut_no_more(self) -> None:
@@ -61,22 +54,18 @@ class FaultProxy:
         self._left = None
 
     def freeze(self) -> None:
-        """Hold every reply back, for as long as it takes."""
         self._flowing.clear()
 
     def thaw(self) -> None:
-        """Let replies through again, first those that were held."""
         self._flowing.set()
 
     def drop(self) -> None:
-        """Reset every connection."""
         for link, writers in self._links.items():
             for writer in writers:
                 _reset(writer)
             link.cancel()
 
     async def refuse(self) -> None:
-        """Reset every connection and listen no more."""
         if self._server is not None:
             await stop_listening(self._server)
             self.drop()
@@ -86,7 +75,6 @@ class FaultProxy:
             await asyncio.wait(self._links)
 
     async def accept(self) -> None:
-        """Listen, at the same port as before."""
         self._server = await asyncio.start_server(self._serve, HOST, self.port, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
 

@@ -7,7 +7,7 @@
         server.kill(), server.start()                    # SIGKILL, then a new process at the same address
 
     with RedisCluster() as cluster:      # three masters; cluster.url, cluster.servers, cluster.move_slot(…)
-    with ReplicaPair() as pair:          # pair.master, pair.replica; pair.fail_over() swaps them
+    with ReplicaPair() as pair:          # pair.master, pair.replica; fail_over() swaps them, without what is not copied
     with Sentinel(pair.master) as sentinel:
 
 Programs are looked for on PATH, then in the environment, where `dev.py` puts those that wheels carry: `REDIS` (Valkey
@@ -89,6 +89,7 @@ VALKEY: Final = find("valkey-server")
 REDIS: Final = find("redis-server") or VALKEY
 MISSING: Final = "no redis-server from 6.2 on, and no wheel with one for this machine: sudo apt install redis-server"
 needs_redis: Final = pytest.mark.skipif(REDIS is None, reason=MISSING)
+AT_REDIS: Final = pytest.param("redis", marks=needs_redis)
 needs_valkey: Final = pytest.mark.skipif(VALKEY is None, reason="no valkey-server: sudo apt install valkey-server")
 
 
@@ -174,7 +175,6 @@ class RedisServer:
 
     @staticmethod
     def _read(process: subprocess.Popen[bytes], log: list[str], ready: threading.Event) -> None:
-        assert process.stdout is not None
         for line in process.stdout:
             log.append(line.decode(errors="replace").rstrip())
             if "eady to accept connections" in log[-1] or "Sentinel ID is" in log[-1]:
@@ -194,7 +194,6 @@ class RedisServer:
             raise RuntimeError(f"{self.program} did not start:\n{said}")
 
     def command(self, *words: str | int | bytes, bound_s: float = BOUND_S) -> Any:
-        """Send one command on a connection of its own and return the answer."""
         once = Retry(NoBackoff(), 0)
         with redis.Redis(
             unix_socket_path=str(self.socket), password=self.password, socket_timeout=bound_s, retry=once, protocol=2
@@ -211,7 +210,6 @@ class RedisServer:
         return {name.removeprefix("cmdstat_"): int(value["calls"]) for name, value in stats.items()}
 
     def pause(self) -> None:
-        """Stop the process where it stands; the kernel still accepts connections for it."""
         os.kill(self.pid, signal.SIGSTOP)
         os.waitpid(self.pid, os.WUNTRACED)
 
@@ -222,7 +220,6 @@ class RedisServer:
         """Kill the process; what was not saved is gone. A second call does nothing."""
         if self._process is None:
             return
-        assert self._guard is not None
         assert self._guard.stdin is not None
         # The guard first: it must not aim at a process id that somebody else may have by then.
         self._guard.kill()
@@ -230,8 +227,6 @@ class RedisServer:
         self._guard.stdin.close()
         self._process.kill()
         self._process.wait()
-        assert self._process.stdout is not None
-        assert self._reader is not None
         self._reader.join()
         self._process.stdout.close()
         self._process = None
@@ -392,14 +387,11 @@ class RedisCluster:
                 server.command("CLUSTER", "SETSLOT", slot, "NODE", self.node_id(target))
 
     def move_slot(self, slot: int, target: RedisServer) -> None:
-        """Move a slot with its keys to another server; clients learn of it by MOVED."""
         with self.migrating(slot, target):
             pass
 
 
 class ReplicaPair:
-    """A master and a replica that follows it."""
-
     def __init__(self) -> None:
         self.master, self.replica = (RedisServer(*REPLICATION) for _ in range(2))
 
@@ -425,7 +417,6 @@ class ReplicaPair:
         until(lambda: int(self.replica.info("replication")["slave_repl_offset"]) >= written, "the replica catches up")
 
     def fail_over(self) -> None:
-        """Swap them: who wrote to the master now meets READONLY there. What was not copied is lost."""
         self.replica.command("REPLICAOF", "NO", "ONE")
         self.master, self.replica = self.replica, self.master
         self.follow()

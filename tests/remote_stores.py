@@ -21,8 +21,6 @@ def bans_answer(name: str) -> Callable[..., Any]:
 
 
 class RemoteBans(BanStore):
-    """The bans of such a store."""
-
     def __init__(self, store: RemoteStore) -> None:
         self.store = store
 
@@ -44,7 +42,6 @@ class RemoteStore(Store):
     )
 
     def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        """Return or await what the inner store answers."""
         return question(*arguments)
 
     def observe(self, observer: EventListener) -> None:

@@ -1,4 +1,4 @@
-"""An application that several workers of uvicorn serve on a shared store, and how a test runs it.
+"""An application for several workers on a shared store: ``python -m tests.served_by_workers STORE`` prints its port.
 
 ``/`` and ``/item`` are limited and answer with the id of their worker; ``/stats/{window}`` says what all workers have
 seen of ``/item``. Nobody closes the limiter: the middleware publishes the last stats when the server ends.
@@ -7,13 +7,8 @@ seen of ``/item``. Nobody closes the limiter: the middleware publishes the last 
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
@@ -26,25 +21,10 @@ from slidegate import Limiter, RateLimitMiddleware, Rule, everyone
 from slidegate.stats import Statistics
 from slidegate.stats.statistics import recording_of
 
-ROOT = Path(__file__).resolve().parents[1]
 WORKERS = 2
-PATIENCE_S = 60
 AMOUNT = 60
 NAME = "items"
 INTERVAL_S = 0.2
-
-
-@contextmanager
-def serving(store: str) -> Iterator[str]:
-    """Run the application on a store; end its workers in order."""
-    command = [sys.executable, "-m", __name__, store, str(WORKERS)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=PATIENCE_S)
 
 
 async def worker(request: Request) -> JSONResponse:
@@ -74,11 +54,11 @@ def make() -> Starlette:
 
 
 def main() -> None:
-    os.environ["STORE"], workers = sys.argv[1], int(sys.argv[2])
+    os.environ["STORE"] = sys.argv[1]
     with socket.create_server(("127.0.0.1", 0)) as listening:
         sys.stdout.write(f"{listening.getsockname()[1]}\n")
         sys.stdout.flush()
-        uvicorn.run(f"{__spec__.name}:make", factory=True, fd=listening.fileno(), workers=workers, log_level="warning")
+        uvicorn.run(f"{__spec__.name}:make", factory=True, fd=listening.fileno(), workers=WORKERS, log_level="warning")
 
 
 if __name__ == "__main__":

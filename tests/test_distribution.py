@@ -90,8 +90,6 @@ def test_it(slidegate_clock):
 
 
 class Built(NamedTuple):
-    """The two files of a release."""
-
     wheel: Path
     source: Path
 
@@ -175,7 +173,6 @@ def install(python: Path, *what: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def bare(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Bare:
-    """The wheel in an environment of its own."""
     home = tmp_path_factory.mktemp("bare")
     made = called(sys.executable, "-m", "venv", "--without-pip", str(home / "venv"))
     assert made.returncode == 0, made.stderr

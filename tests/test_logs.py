@@ -24,6 +24,7 @@ from slidegate.testing import RecordingObserver
 
 from .asgi import call, hello
 from .remote_stores import RemoteStore
+from .virtual_time import turns
 
 EVIL = "x\r\nERROR root: you are hacked\x1b[2J\x1b]0;title\x07\u202e\u2028\x85\x00\udcff" + "A" * 9_000
 FORGED = "ERROR root: you are hacked"
@@ -59,8 +60,6 @@ def check(log: StringIO, expected: str) -> None:
 
 
 class Evil(Exception):
-    """Says something bad, whoever asks."""
-
     def __str__(self) -> str:
         return EVIL
 
@@ -69,8 +68,6 @@ class Evil(Exception):
 
 
 class Mute(Exception):
-    """Fails when it is asked what it is."""
-
     def __str__(self) -> str:
         raise RuntimeError("no")
 
@@ -144,8 +141,6 @@ async def test_bans_strikes_and_shadows(log: StringIO) -> None:
 
 
 class Sick(RemoteStore):
-    """A store whose server says bad things."""
-
     def answer(self, question: Callable[..., Any], *arguments: object) -> Any:
         raise Evil(EVIL)
 
@@ -172,8 +167,7 @@ async def test_work_that_fails_after_its_request_was_cancelled(log: StringIO) ->
     with pytest.raises(asyncio.CancelledError):
         await waiting
     go.set()
-    for _ in range(9):
-        await asyncio.sleep(0)
+    await turns(9)
     check(log, "work for a caller that was cancelled failed")
 
 
@@ -218,7 +212,6 @@ def test_a_record_keeps_its_template_and_its_exception_and_the_line_names_causes
     error = raised(failing(ValueError))
     logger.error("it failed for %s of %d %%", "ann", 7, exc_info=error)
     (record,) = caplog.records
-    assert record.exc_info is not None
     assert record.exc_info[1] is error
     assert (record.msg, record.args) == ("slidegate: it failed for %s of %d %%", ("ann", 7))
     (lines,) = records(log)

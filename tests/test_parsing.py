@@ -73,7 +73,6 @@ Reader = Callable[[str], object]
 
 
 def entries(text: str) -> None:
-    """Read a list of networks."""
     for _, entry in read_entries(text.splitlines(keepends=True)):
         with suppress(ConfigurationError):
             parse_network(entry)

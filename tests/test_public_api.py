@@ -80,3 +80,28 @@ def test_the_core_runs_on_the_standard_library_alone() -> None:
     assert {name.partition(".")[0] for name in loaded} <= {"slidegate", *sys.stdlib_module_names}
     assert {name for name in loaded if name.startswith("slidegate.") and name.split(".")[1] != "core"} == set()
     assert "slidegate.core.ring" in loaded
+
+
+# Per package: its extra, what asks for it, and who says so.
+EXTRAS = {
+    "lmdb": ("lmdb", 'slidegate.Limiter.from_url("lmdb:///tmp")', "ConfigurationError: store address: LmdbStore"),
+    "hiredis": ("redis", 'slidegate.Limiter.from_url("redis://h")', "ConfigurationError: store address: RedisStore"),
+    "http_sf": ("httpx", "import slidegate.httpx", "ImportError: slidegate.httpx"),
+    "click": ("cli", "from slidegate.cli import main; sys.exit(main(['--help']))", "slidegate: the command"),
+    # The clock, the observer and the reference need nothing.
+    "hypothesis": (
+        "testing",
+        "import slidegate.testing, slidegate.testing.reference.model; import slidegate.testing.contract",
+        "ImportError: the store contract",
+    ),
+}
+
+
+@pytest.mark.parametrize("package", EXTRAS)
+def test_without_an_extra_one_sentence_says_what_to_install(package: str) -> None:
+    extra, asks, who = EXTRAS[package]
+    code = f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); sys.modules[{package!r}] = None; import slidegate"
+    run = subprocess.run([sys.executable, "-c", f"{code}; {asks}"], capture_output=True, text=True, timeout=60)
+    *before, said = run.stderr.splitlines()
+    assert (run.returncode, bool(before)) == (1, package != "click"), "a command shows no traceback"
+    assert said.endswith(f'{who} needs the package {package}: pip install "slidegate[{extra}]"')

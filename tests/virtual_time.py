@@ -38,3 +38,9 @@ class VirtualTime:
         self.loop_us += span_us
         self.clock.advance(us=span_us)
         return ready
+
+
+async def turns(count: int = 20) -> None:
+    """Let other tasks go on for some turns of the event loop."""
+    for _ in range(count):
+        await asyncio.sleep(0)

@@ -44,8 +44,6 @@ def rules() -> list[Rule]:
 
 
 class AdminClient:
-    """An application, its limiter, and a clock that stands still."""
-
     def __init__(self, limiter: Limiter | None = None, middleware: dict[str, Any] | None = None, **access: Any) -> None:
         self.clock = FakeClock(NOW_US)
         self.limiter = limiter or Limiter(MemoryStore(clock=self.clock))
@@ -64,8 +62,6 @@ class AdminClient:
 
 
 class Operator:
-    """Asks the admin API over ASGI."""
-
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._client = httpx.AsyncClient(
             transport=httpx.ASGITransport(app, client=("192.0.2.1", 99)),
@@ -84,7 +80,6 @@ class Operator:
         return answer.json()
 
     async def pages(self, path: str, **query: Any) -> list[Any]:
-        """Return the bans of all pages."""
         page = await self.get(path, **query)
         found = page["bans"]
         while page["next"] is not None:

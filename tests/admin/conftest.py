@@ -43,5 +43,4 @@ def admin() -> AdminClient:
 
 @pytest.fixture
 def operator(admin: AdminClient) -> Operator:
-    """Who asks `admin`."""
     return admin.operator()

@@ -22,8 +22,6 @@ NEW_BAN = {"target": "user:1", "duration": "1h"}
 
 
 class Site:
-    """A dashboard and its limiter."""
-
     def __init__(self, clock: FakeClock | None = None, store: Any = None, **options: Any) -> None:
         self.clock = clock = clock or FakeClock(NOW_US)
         store = MemoryStore(clock=clock, wall_clock=clock) if store is None else store

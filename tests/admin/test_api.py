@@ -181,9 +181,6 @@ def test_whatever_is_asked_is_answered_or_refused_in_fastapi_too() -> None:
         ask()
 
 
-# -- what clients have chosen --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("key", [*HOSTILE, "x" * 64])
 async def test_a_key_of_any_signs_can_be_seen_and_freed_and_banned_if_it_has_a_kind(
     key: str, admin: AdminClient, operator: Operator

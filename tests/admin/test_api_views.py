@@ -35,7 +35,6 @@ async def there(request: Request) -> PlainTextResponse:
 
 
 def holds(found: dict[str, Any], **expected: Any) -> bool:
-    """Tell whether some fields of an answer are these."""
     return {name: found[name] for name in expected} == expected
 
 

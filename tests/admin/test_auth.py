@@ -56,9 +56,6 @@ def test_an_option_that_there_is_not_is_named_with_the_one_that_is_meant(tool: A
         tool(Limiter(), tokn=TOKEN)
 
 
-# -- tokens and passwords ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("field", [f"Bearer {TOKEN}", f"bearer  {TOKEN} ", basic(TOKEN), basic(TOKEN, user="")])
 async def test_a_token_opens_as_bearer_and_as_the_password_of_any_name(field: str, site: Site) -> None:
     assert (await call(site.app, LOOK, headers={"host": HOST, "authorization": field})).status == 200
@@ -110,9 +107,6 @@ async def test_a_reader_looks_and_changes_nothing(site: Site) -> None:
     assert await site.changed()
 
 
-# -- auth=... ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("answer", ["full", "read", User("full", "ann\n" + "x" * 100), None])
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_an_auth_function_says_who_comes(answer: Any, is_async: bool, clock: FakeClock) -> None:
@@ -143,9 +137,6 @@ async def test_an_auth_function_that_fails_or_says_anything_else_lets_nobody_in(
     site = Site(clock, auth=auth)
     assert await Browser(site.app).look() == 500
     assert (await with_token(site.app, "GET", LOOK)).status == 500
-
-
-# -- wrong tokens --------------------------------------------------------------------------------------------------
 
 
 async def wrong(site: Site, times: int, peer: str = "203.0.113.9") -> list[int]:

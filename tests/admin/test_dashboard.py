@@ -83,8 +83,6 @@ def test_a_small_line_ends_with_the_last_step_that_is_complete(counts: list[int]
     assert sum(line) == sum(counts[-told - 1 : -1])
 
 
-# -- the page ------------------------------------------------------------------------------------------------------
-
 LOADED = re.compile(r"""(?:src|href)="(?!#)([^"]+)"|from "\./([\w.]+)\"""")
 MAX_BYTES = 100 * 1_024
 

@@ -37,9 +37,6 @@ def check_fields(answer: Answer) -> None:
     assert {name: answer.headers.get(name) for name in FIELDS} == FIELDS
 
 
-# -- paths and methods ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
 async def test_a_stranger_is_asked_for_a_token_and_told_nothing_else(method: str, site: Site) -> None:
     for path in (CHANGE, "/", "/static/app.js", "/api/nothing"):
@@ -84,8 +81,6 @@ async def test_a_websocket_is_refused(site: Site) -> None:
     scope = scope_of(LOOK, type="websocket", headers={"host": HOST})
     assert (await send_scope(site.app, scope)).messages == [{"type": "websocket.close", "code": 1008}]
 
-
-# -- where a change comes from -------------------------------------------------------------------------------------
 
 CHOICES: dict[str, list[Any]] = {
     "origin": [
@@ -175,9 +170,6 @@ async def test_a_tool_with_hosts_is_asked_under_no_other_name_and_that_is_asked_
     assert (await with_token(site.app, "GET", LOOK, **rebound)).status == (403 if status == 200 else status)
 
 
-# -- clients -------------------------------------------------------------------------------------------------------
-
-
 async def test_a_client_is_found_and_kept_out_as_the_middleware_on_the_limiter_finds_it(site: Site) -> None:
     middleware = RateLimitMiddleware(
         hello,  # the tool lies beside the middleware, not behind it
@@ -222,9 +214,6 @@ async def test_a_banned_client_is_told_so_whatever_makes_one_client(target: str,
     # Whoever is on the host takes the ban back without HTTP.
     assert await site.limiter.unban(target)
     assert await Browser(site.app).look() == 200
-
-
-# -- bodies --------------------------------------------------------------------------------------------------------
 
 
 async def in_parts(site: Site, parts: list[Message], **headers: str) -> tuple[int | None, int]:
@@ -289,9 +278,6 @@ async def test_a_removal_has_its_values_in_the_address_and_needs_no_type(site: S
         answer = await Browser(site.app).send("DELETE", f"{CHANGE}?target=user:1", body, content_type=content_type)
         assert answer.status == status
         assert await site.changed() == (status != 200)
-
-
-# -- failures ------------------------------------------------------------------------------------------------------
 
 
 async def test_a_failure_shows_a_number_and_the_log_says_why(

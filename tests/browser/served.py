@@ -21,13 +21,10 @@ PATIENCE_S: Final = 60
 
 
 class Site:
-    """One server."""
-
     def __init__(self, store: str = "memory://", workers: int = 1) -> None:
         command = [sys.executable, "-m", "tests.browser.site", str(workers)]
         environment = {**os.environ, "SITE_STORE": store}
         self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
         # The line comes as soon as Python has started; a process that fails closes the pipe.
         port = self.process.stdout.readline().strip()
         assert port, "the server did not start; it says why above"
@@ -58,7 +55,6 @@ class Site:
         finally:
             self.process.kill()
             self.process.wait(timeout=PATIENCE_S)
-            assert self.process.stdout is not None
             self.process.stdout.close()
 
 

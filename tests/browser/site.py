@@ -45,7 +45,6 @@ async def slow(request: Request) -> PlainTextResponse:
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    """Let go of the store when the worker ends."""
     async with limiter:
         yield
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import pytest
 
 from slidegate import Limiter
 from slidegate.cli import main
@@ -26,6 +29,10 @@ HANG_S = 120
 def run(*words: str) -> int:
     """Run the command in this process; no event loop may run in its thread."""
     return main(list(words))
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[Any]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -69,7 +76,6 @@ async def touch(limiter: Limiter) -> None:
 
 
 async def ban_many(limiter: Limiter, number: int) -> None:
-    """Ban so many addresses, a few of them for ever."""
     now_us = 1_700_000_000_000_000
     lines = [f'{{"slidegate": "bans", "version": 3, "written_us": {now_us}}}']
     for place in range(number):

@@ -13,11 +13,7 @@ import pytest
 
 from slidegate import BanPolicy, Limiter, header
 
-from .stores_at_hand import ban_many, fill, hanging_ends, run, start, touch
-
-
-def lines(capsys: pytest.CaptureFixture[str]) -> list[Any]:
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+from .stores_at_hand import ban_many, fill, hanging_ends, lines, run, start, touch
 
 
 async def keys_of(limiter: Limiter) -> set[str]:
@@ -250,7 +246,6 @@ def test_ctrl_c_ends_a_command_and_leaves_no_reader_in_the_file(tmp_path: Path) 
     fill(url, lambda limiter: ban_many(limiter, 20_000))
     process = start("bans", "list", "--format", "json", "--store", url)
     with hanging_ends(process):
-        assert process.stdout is not None
         assert process.stderr is not None
         assert json.loads(process.stdout.readline())["target"]  # it waits for somebody who reads on
         process.send_signal(signal.SIGINT)

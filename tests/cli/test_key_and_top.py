@@ -125,7 +125,6 @@ def test_top_is_written_anew_on_a_terminal_until_ctrl_c(tmp_path: Path) -> None:
         while shown.count(b"Ctrl-C ends it") < 2:
             shown += terminal.read(1_024)
         process.send_signal(signal.SIGINT)
-        assert process.stderr is not None
         assert process.stderr.read() == b""
     assert process.returncode == 0
     assert shown.count(b"\x1b[2J") >= 2, "the terminal is cleared first"

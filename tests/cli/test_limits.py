@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from slidegate import Limiter, RateLimitMiddleware, Rule
 
+from .. import served_by_workers
 from ..asgi import hello, statuses
-from ..served_by_workers import PATIENCE_S, WORKERS, serving
-from .stores_at_hand import fill, run, touch
-
-
-def lines(capsys: pytest.CaptureFixture[str]) -> list[Any]:
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+from ..redis_servers import until
+from ..served_by_workers import WORKERS
+from ..workers import ask, serving
+from .stores_at_hand import fill, lines, run, touch
 
 
 async def let_in(limiter: Limiter) -> int:
@@ -91,32 +85,21 @@ def test_the_memory_of_a_process_cannot_be_reached_and_no_store_is_made(
 
 @pytest.mark.all
 def test_every_worker_of_a_server_takes_a_change_of_the_command_and_its_end(url: str) -> None:
-    client = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=PATIENCE_S, trust_env=False)
-
     def policies(address: str) -> dict[int, str]:
         """Return what workers say of the limit, by their ids; none while no server is there."""
-        try:
-            answers = [client.get(address) for _ in range(10)]
-        except httpx.TransportError:
-            return {}
+        answers = [answer for _ in range(10) if (answer := ask(address)) is not None]
         return {answer.json()["pid"]: answer.headers["ratelimit-policy"] for answer in answers}
-
-    def until(holds: Callable[[], bool], what: str) -> None:
-        until_s = time.monotonic() + PATIENCE_S
-        while not holds():
-            assert time.monotonic() < until_s, what
-            time.sleep(0.05)
 
     def all_say(address: str, amount: int) -> bool:
         seen = policies(address)
         return len(seen) == WORKERS and set(seen.values()) == {f'"api";q={amount};w=1'}
 
-    with serving(url) as address:
+    with serving(served_by_workers.__name__, url) as address:
         until(lambda: all_say(address, 1_000), "both workers are there")
         assert run("limits", "set", "api", "900/second", "--for", "1h", "--store", url) == 0
         until(lambda: all_say(address, 900), "both have taken it")
         assert run("limits", "set", "api", "800/second", "--for", "1s", "--store", url) == 0
         until(lambda: all_say(address, 1_000), "it is over on both")
-    with serving(url) as address:
+    with serving(served_by_workers.__name__, url) as address:
         assert run("limits", "set", "api", "700/second", "--for", "1h", "--store", url) == 0
         until(lambda: all_say(address, 700), "workers that start later take it")

@@ -145,7 +145,6 @@ def test_where_every_client_may_be_refused_there_is_no_rule_to_paste(
 def test_the_page_shows_the_real_output(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs" / "guides" / "command.md").read_text("utf-8")
     found = re.search(r"^slidegate (suggest [^\n]*)\n```\n\n```text\n([^`]*)```", page, re.MULTILINE)
-    assert found is not None
     monkeypatch.chdir(ROOT)
     assert main([*found[1].split()]) == 0
     assert capsys.readouterr().out == found[2]

@@ -44,7 +44,6 @@ def moment_of(day: date, minute: int, zone: tzinfo) -> datetime:
     offsets = []
     for around in (-DAY, DAY):
         offset = (naive + around).replace(tzinfo=UTC).astimezone(zone).utcoffset()
-        assert offset is not None
         offsets.append(offset)
     moments = [(naive - offset).replace(tzinfo=UTC) for offset in offsets]
     shown = [moment for moment in moments if moment.astimezone(zone).replace(tzinfo=None) == naive]

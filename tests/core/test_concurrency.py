@@ -68,6 +68,5 @@ def test_a_refusal_shows_what_can_never_pass_before_what_nobody_knows_before_wha
     for last, name in enumerate(("ends", "open", "never")):
         checks = [(bucket, "ann", 1) for bucket in buckets[: last + 1]]
         binding = Decision(False, Reason.LIMITED, 0, checks, readings[: last + 1]).binding
-        assert binding is not None
         assert binding.name == name
         assert binding.reset_after_us == binding.more_after_us == 0

@@ -108,7 +108,6 @@ def sent(client: httpx.Client, found: re.Match[str]) -> list[httpx.Response]:
 @pytest.mark.all
 def test_the_command_serves_the_site_and_its_curl_lines_are_refused_as_it_says(tmp_path: Path) -> None:
     with serving(tmp_path, stdout=subprocess.PIPE) as server:
-        assert server.stdout is not None
         lines = (CURL.search(line) for line in server.stdout)
         address, token = (
             next(found[1] for line in server.stdout if (found := wanted.search(line))) for wanted in (DASHBOARD, TOKEN)

@@ -58,7 +58,6 @@ def started() -> Iterator[subprocess.Popen[str]]:
         watchdog.cancel()
         process.kill()
         process.wait()
-        assert process.stdout is not None
         process.stdout.close()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.redis_servers import free_port, until
+from tests.redis_servers import BOUND_S, free_port, until
 
 pytest.importorskip("uvicorn")
 
@@ -25,7 +25,6 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = "examples.workers.app"
 WORKERS = 4
 AMOUNT = 100
-PATIENCE_S = 60
 
 
 @contextmanager
@@ -38,11 +37,11 @@ def workers(place: Path, port: int) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/"
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=PATIENCE_S)
+        process.wait(timeout=BOUND_S)
 
 
 def listens(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S):
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=BOUND_S):
         return True
     return False
 
@@ -54,7 +53,7 @@ def test_four_workers_admit_exactly_the_amount_over_a_restart(tmp_path: Path) ->
         with workers(tmp_path / "limits", port) as url, ThreadPoolExecutor(8) as pool:
             until(lambda: listens(port), "the workers start")
             # Each over a connection of its own, so that all workers get some.
-            seen += pool.map(lambda _, url=url: httpx.get(url, timeout=PATIENCE_S), range(requests))
+            seen += pool.map(lambda _, url=url: httpx.get(url, timeout=BOUND_S), range(requests))
     admitted = [answer.json()["worker"] for answer in seen if answer.status_code == 200]
     refused = [int(answer.headers["Retry-After"]) for answer in seen if answer.status_code == 429]
     assert len(admitted) + len(refused) == len(seen)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import signal
 import tempfile
 import time
@@ -15,7 +14,7 @@ from typing import Any, Final, TypeAlias
 from slidegate.limiter.open_store import open_store
 from slidegate.stores.lmdb import LmdbStore
 
-from ..stores.lmdb.scenes import actor, end, outcome, overwrite_heads
+from ..stores.lmdb.scenes import actor, disk_of, end, outcome, overwrite_heads
 from .playing import BOUND, COUNTED, STOPPED_S, UNBOUND, Scene, SceneMaker, limiter_of
 
 OTHERS: Final = 20
@@ -106,16 +105,12 @@ async def a_file_that_grows(scene: Scene) -> None:
 
 async def a_full_disk(scene: Scene) -> None:
     """The file cannot grow, and new keys come."""
-    size, before = os.stat(f"{path_of(scene)}/data.mdb").st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
+    with disk_of(os.stat(f"{path_of(scene)}/data.mdb").st_size):
         until_s = time.monotonic() + STOPPED_S
         async with limiter_of(scene.url) as limiter:
             while time.monotonic() < until_s:
                 await limiter.hit(f"new:{time.monotonic_ns()}", UNBOUND)
                 await asyncio.sleep(0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 async def a_damaged_head(scene: Scene) -> None:

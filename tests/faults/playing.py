@@ -55,8 +55,6 @@ SceneMaker: TypeAlias = Callable[[], AbstractAsyncContextManager[Scene]]
 
 @dataclass
 class Record:
-    """What hits went through."""
-
     ended_s: float = 0.0
     hits: int = 0
     undecided_s: list[float] = field(default_factory=list)
@@ -80,14 +78,11 @@ def limiter_of(url: str) -> Limiter:
 
 
 async def played(make: SceneMaker) -> Record:
-    """Hit while a fault comes and goes."""
     async with make() as scene, limiter_of(scene.url) as limiter:
         return await Worker(scene, limiter).play()
 
 
 class Worker:
-    """Hits, and takes down what comes of it."""
-
     def __init__(self, scene: Scene, limiter: Limiter) -> None:
         self._scene = scene
         self._limiter = limiter

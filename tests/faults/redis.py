@@ -17,7 +17,6 @@ LATE_S: Final = 0.012
 
 
 async def stopped(server: RedisServer) -> None:
-    """Stop a server (SIGSTOP) for a while."""
     server.pause()
     await asyncio.sleep(STOPPED_S)
     server.resume()

@@ -31,11 +31,6 @@ HOUR_US = 3_600 * SECOND_US
 POLICY = BanPolicy("3/10m", "1h")
 
 
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(1_000 * SECOND_US)
-
-
 @pytest.fixture(params=[MemoryStore, SlowStore])
 async def limiter(request: pytest.FixtureRequest, clock: FakeClock) -> AsyncIterator[Limiter]:
     async with Limiter(request.param(clock=clock)) as made:

@@ -24,11 +24,6 @@ from slidegate.testing import FakeClock
 from ..remote_stores import SlowStore
 
 
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(10**9)
-
-
 def opened(kind: str, clock: Callable[[], int]) -> Iterator[Limiter]:
     store: Any = MemoryStore(clock=clock) if kind == "memory" else SlowStore(clock)  # type: ignore[arg-type]
     made = Limiter(store, deadline="60s")
@@ -195,7 +190,6 @@ def test_a_thread_that_is_interrupted_in_its_wait_is_charged_nothing(real: Limit
     while real.engine.queues.by_name:  # its event loop hears of it a moment later
         time.sleep(0.001)
     seen = real.sync.peek("all", "1/hour", rule="hourly")
-    assert seen.retry_after_us is not None
     assert seen.retry_after_us <= 3_600_000_000
 
 

@@ -26,6 +26,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import call, hello
 from ..remote_stores import SickStore
+from ..virtual_time import turns
 
 
 class Preparing(SickStore):
@@ -43,8 +44,6 @@ LONG = 10.0
 
 
 class Ward:
-    """A limiter on a store that can be made sick, and the clock of both."""
-
     def __init__(
         self, on_error: Any = "local", *, inline: bool = False, deadline: str = "60s", make_store: Any = SickStore
     ) -> None:
@@ -52,7 +51,6 @@ class Ward:
         self.heard = RecordingObserver(without=["refused"])
         self.store: Any = make_store(self.clock, inline=inline)
         self.limiter = Limiter(self.store, deadline=deadline, on_error=on_error, observers=[self.heard])
-        assert self.limiter.engine.failover is not None
         self.limiter.engine.failover._clock = self.clock
         self.safe = self.limiter.engine.failover
 
@@ -213,8 +211,7 @@ async def leaves(ward: Ward) -> None:
     """Ask a store that hangs, and cancel the request."""
     ward.store.error, ward.store.hangs = None, True
     task = asyncio.create_task(ward.limiter.hit("ann", "3/hour"))
-    for _ in range(2):
-        await asyncio.sleep(0)
+    await turns(2)
     if ward.safe.away:
         assert not await ward.hit(), "nobody else is the probe meanwhile"
     task.cancel()

@@ -28,11 +28,6 @@ from ..asgi import PEER, call, hello, page
 from ..remote_stores import RemoteStore, SickStore
 
 
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(1_800_000_000_000_000)
-
-
 def labels(view: Any) -> list[tuple[str, int]]:
     """Return the name and the units used of every window that holds anything."""
     return [(shown.name, shown.used) for shown in view.windows if shown.used]

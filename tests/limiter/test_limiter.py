@@ -25,11 +25,6 @@ SECRET = b"only for this test, no secret"
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(1_000 * SECOND_US)
-
-
-@pytest.fixture
 async def limiter(clock: FakeClock) -> AsyncIterator[Limiter]:
     async with Limiter(MemoryStore(clock=clock)) as made:
         yield made

@@ -27,10 +27,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ..events_page import DETAILS
 from ..hurry import at_once
-from ..redis_servers import until
-
-LONG_S = 60.0
-"""No delivery takes so long, also on a machine that is busy; nobody waits as long as this but for a fault."""
+from ..redis_servers import BOUND_S, until
 
 
 def event(number: int) -> Event:
@@ -47,8 +44,7 @@ def emit(limiter: Limiter, count: int, first: int = 0) -> None:
 
 
 def flushed(subscription: Subscription) -> None:
-    assert subscription.queue is not None
-    assert subscription.queue.flush(LONG_S)
+    assert subscription.queue.flush(BOUND_S)
 
 
 class Slow:
@@ -61,7 +57,7 @@ class Slow:
 
     def event(self, told: Event) -> None:
         self.begun.set()
-        self._gate.wait(LONG_S)
+        self._gate.wait(BOUND_S)
         self.heard.append(told)
 
 
@@ -69,10 +65,9 @@ class Slow:
 def held_up(limiter: Limiter, most: int = module.MAX_QUEUED) -> Iterator[tuple[Slow, Subscription]]:
     slow = Slow()
     subscription = limiter.observe(slow, thread=True)
-    assert subscription.queue is not None
     subscription.queue.max_queued = most
     limiter.engine.emit(Event("store_reset", "hold"))
-    assert slow.begun.wait(LONG_S)
+    assert slow.begun.wait(BOUND_S)
     try:
         yield slow, subscription
     finally:
@@ -196,7 +191,6 @@ def test_every_event_is_delivered_or_counted_as_dropped_and_reported(bursts: lis
     heard: list[Event] = []
     limiter = Limiter()
     subscription = limiter.observe(heard.append, thread=True)
-    assert subscription.queue is not None
     subscription.queue.max_queued = most
     total = 0
     for burst in bursts:
@@ -214,7 +208,6 @@ def test_threads_that_emit_at_once_lose_and_repeat_nothing_and_one_other_thread_
     threads = set[int]()
     limiter = Limiter()
     subscription = limiter.observe(lambda told: (heard.append(told), threads.add(threading.get_ident())), thread=True)
-    assert subscription.queue is not None
     subscription.queue.max_queued = 10**6
     at_once(lambda number: emit(limiter, 500, 1_000 * number), threads=6)
     flushed(subscription)
@@ -276,9 +269,9 @@ async def test_an_observer_may_call_the_limiter() -> None:
 def test_an_observer_that_waits_for_its_own_queue_does_not_wait() -> None:
     answers: list[bool] = []
     limiter = Limiter()
-    queue: Any = limiter.observe(lambda told: answers.append(queue.flush(LONG_S)), thread=True).queue
+    queue: Any = limiter.observe(lambda told: answers.append(queue.flush(BOUND_S)), thread=True).queue
     emit(limiter, 1)
-    assert queue.flush(LONG_S)
+    assert queue.flush(BOUND_S)
     assert answers == [False]
 
 
@@ -422,7 +415,6 @@ def test_events_wait_where_no_thread_can_be_started(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", fails)
         emit(limiter, 2)
-        assert subscription.queue is not None
         assert not subscription.queue.flush(0.01)
     assert "can't start new thread" in caplog.text
     emit(limiter, 1, first=2)

@@ -6,7 +6,6 @@ import inspect
 import shutil
 import ssl
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,14 +119,6 @@ def test_every_option_of_the_store_can_stand_in_its_address(option: str) -> None
     with pytest.raises(ConfigurationError, match=option) as caught:
         Limiter.from_url(f"redis://h?{option}={{}}")
     assert "unknown option" not in str(caught.value)
-
-
-def test_an_address_without_its_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("slidegate.stores.redis")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "hiredis", None)
-    with pytest.raises(ConfigurationError, match=r'needs the package hiredis: pip install "slidegate\[redis\]"'):
-        Limiter.from_url("redis://localhost")
 
 
 @pytest.fixture(scope="module")

@@ -19,11 +19,9 @@ from slidegate import Decision, Limiter, MemoryStore
 from slidegate.core import StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
 
-from ..redis_servers import until
+from ..redis_servers import BOUND_S, until
 from ..remote_stores import SlowStore
 
-PATIENCE_S = 30.0
-"""Seconds that only a hang takes."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -115,7 +113,7 @@ LAST = {
 @pytest.mark.parametrize("last", LAST.values(), ids=LAST)
 def test_the_interpreter_ends_though_nobody_closed_the_limiter(last: str) -> None:
     program = PROGRAM.format(root=str(ROOT), source=str(ROOT / "src"), last=last)
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=BOUND_S)
     assert (run.returncode, run.stdout, run.stderr) == (0, "over\n", "")
 
 
@@ -143,7 +141,7 @@ def test_a_question_is_cancelled_when_its_caller_leaves(method: str, error: type
         raise error
 
     def send_signal() -> None:
-        assert asked.wait(PATIENCE_S)
+        assert asked.wait(BOUND_S)
         # Not before: a TimeoutError that comes while asyncio wakes the loop is dropped, like one of its socket.
         until(lambda: waits(main), "the caller waits")
         signal.pthread_kill(main, signal.SIGUSR1)
@@ -157,7 +155,7 @@ def test_a_question_is_cancelled_when_its_caller_leaves(method: str, error: type
     finally:
         sender.join()
         signal.signal(signal.SIGUSR1, before)
-    assert cancelled.wait(PATIENCE_S)
+    assert cancelled.wait(BOUND_S)
 
 
 def test_a_close_on_another_loop_lets_go_of_the_thread() -> None:

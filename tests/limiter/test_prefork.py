@@ -12,7 +12,7 @@ import pytest
 
 from slidegate import Limiter
 
-from ..redis_servers import RedisServer, needs_redis
+from ..redis_servers import AT_REDIS, RedisServer, needs_redis
 from . import prefork_worker
 from .prefork_worker import AMOUNT, PATIENCE_S, hit_often, limiters
 
@@ -49,11 +49,7 @@ def test_the_bound_holds_over_children_on_a_server(method: str, server: RedisSer
     assert admitted(server.url, method) == AMOUNT
 
 
-@pytest.fixture(params=["memory", "lmdb", pytest.param("redis", marks=needs_redis)])
-def url(request: pytest.FixtureRequest, server: RedisServer, tmp_path: Path) -> str:
-    return {"memory": "memory://", "lmdb": f"lmdb://{tmp_path / 'limits'}", "redis": server.url}[request.param]
-
-
+@pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
 def test_a_child_that_is_forked_while_other_threads_count_gets_an_answer(url: str) -> None:
     # A child may fail to open LMDB (docs/guides/without_asgi.md); it gets the answer of `on_error`, never a hang.
     command = [sys.executable, "-W", "ignore", "-m", prefork_worker.__name__, url, str(CHILDREN)]

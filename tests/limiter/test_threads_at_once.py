@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,17 +12,15 @@ from slidegate import BanPolicy, Decision, Limiter
 from slidegate.core import Concurrency, LimitSet
 
 from ..hurry import at_once, hurried
-from ..redis_servers import RedisServer, needs_redis
+from ..redis_servers import AT_REDIS
 
 THREADS = 4
 CALLS = 300
 POLICY = BanPolicy("40/10m", "1h")
 
 
-@pytest.fixture(params=["memory", "lmdb", pytest.param("redis", marks=needs_redis)])
-def limiter(request: pytest.FixtureRequest, tmp_path: Path, server: RedisServer) -> Iterator[Limiter]:
-    url = {"memory": "memory://", "lmdb": f"lmdb://{tmp_path / 'limits'}", "redis": server.url}[request.param]
-    server.command("FLUSHALL")
+@pytest.fixture
+def limiter(url: str) -> Iterator[Limiter]:
     limiter = Limiter.from_url(url, deadline="60s")
     with limiter.sync:
         yield limiter
@@ -52,6 +49,7 @@ async def any_call(limiter: Limiter, rng: random.Random, held: list[Decision]) -
         limiter.store.permits_held()  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
 @pytest.mark.parametrize("collecting", [False, True])
 def test_event_loops_in_threads_that_call_everything_at_once(
     limiter: Limiter, collecting: bool, rng: random.Random

@@ -37,7 +37,6 @@ RECORD = AccessRecord(NOON_US, "192.0.2.7", "GET", "/a?b=1", 200, None)
 
 
 def requests(path: Path, **options: Any) -> list[AccessRecord]:
-    """Return the requests of a log; without a method, what was logged in the place of the path differs."""
     logs = AccessLogs([path], **options)
     found = [record if record.method else record._replace(path="-") for record in logs]
     assert logs.counts.broken == 0

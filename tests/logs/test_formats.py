@@ -208,9 +208,6 @@ def test_a_line_is_too_long_beyond_the_limit_and_not_before(extra: int) -> None:
     assert parse_line(line + b"\n") == (Skip.TOO_LONG if extra else RECORD)
 
 
-# -- what strangers put into a line ----------------------------------------------------------------------------------
-
-
 @given(
     ident=st.text(st.characters(codec="latin-1", exclude_categories=["Cc", "Z"], exclude_characters='"'), min_size=1),
     user=st.text(st.characters(codec="latin-1", exclude_categories=["Cc"], exclude_characters='"'), min_size=1),

@@ -36,9 +36,6 @@ def paths(records: Iterator[AccessRecord] | AccessLogs) -> list[str]:
     return [found.path for found in records]
 
 
-# -- order -------------------------------------------------------------------------------------------------------------
-
-
 @settings(deadline=None)
 @given(seconds=st.lists(st.integers(0, 50), max_size=80), hold=st.integers(1, 30), files=st.integers(1, 3))
 def test_nothing_is_lost_and_what_is_late_by_less_than_the_hold_comes_in_order(
@@ -65,8 +62,6 @@ def moved(seconds: list[int]) -> int:
     order = sorted(range(len(seconds)), key=lambda place: seconds[place])
     return max((abs(place - before) for place, before in enumerate(order)), default=0)
 
-
-# -- counts ------------------------------------------------------------------------------------------------------------
 
 SOME_LINES = st.lists(
     st.one_of(
@@ -110,9 +105,6 @@ def test_a_broken_line_is_shown_without_what_a_terminal_would_obey(tmp_path: Pat
     texts = [example.text for example in logs.counts.examples]
     assert texts == ["\\x1b]0;owned\\x07\\u202e", "x" * 159 + "…", "1"]
     assert [example.number for example in logs.counts.examples] == [1, 2, 5]
-
-
-# -- files -------------------------------------------------------------------------------------------------------------
 
 
 def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,8 +39,6 @@ def documented() -> list[Metric]:
 
 
 class Exposition:
-    """What `/metrics` said."""
-
     def __init__(self, families: Iterable[Any]) -> None:
         self.families: dict[str, Any] = {}
         self.samples: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
@@ -64,7 +62,6 @@ class Exposition:
         return sum(found)
 
     def series(self, prefix: str = "slidegate_") -> set[tuple[str, frozenset[tuple[str, str]]]]:
-        """Return names and labels of all samples."""
         return {place for place in self.samples if place[0].startswith(prefix)}
 
 

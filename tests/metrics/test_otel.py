@@ -25,8 +25,6 @@ from .reading import documented
 
 
 class Collected:
-    """What a reader of the SDK has collected."""
-
     def __init__(self, reader: InMemoryMetricReader) -> None:
         data = reader.get_metrics_data()
         self.metrics: dict[str, Any] = {}

@@ -44,8 +44,6 @@ def metrics_of(limiter: Limiter, **options: Any) -> PrometheusMetrics:
 
 
 class Site:
-    """An application behind a middleware, and its metrics."""
-
     def __init__(self, rules: list[Rule] | None = None, max_keys: int = 50_000, **options: Any) -> None:
         self.clock = FakeClock(10**15)
         self.limiter = Limiter(MemoryStore(clock=self.clock, max_keys=max_keys))
@@ -197,9 +195,6 @@ async def test_a_store_that_fails_is_down_until_it_answers() -> None:
     assert (told.value("slidegate_store_up"), told.value("slidegate_store_failures_total")) == (1, 3)
 
 
-# -- what a client can choose ------------------------------------------------------------------------------------------
-
-
 async def storm(site: Site, rng: random.Random, requests: int) -> None:
     """Send requests in each of which everything that a client can choose is another."""
     letters = string.ascii_letters + string.digits + "\"\\\n%{}'<\u202e"
@@ -230,9 +225,6 @@ async def test_beyond_so_many_routes_further_ones_are_one() -> None:
     routes = {dict(labels)["route"] for name, labels in told.series() if name == "slidegate_requests_total"}
     assert len(routes) == MAX_SERIES + 1
     assert told.value("slidegate_requests_total", route="(other)", outcome="passed") == 50
-
-
-# -- the application ---------------------------------------------------------------------------------------------------
 
 
 async def test_the_application_answers_as_prometheus_asks() -> None:

@@ -56,7 +56,6 @@ def links(text: str) -> list[str]:
 
 
 def broken(page: Path) -> list[str]:
-    """Return the links of a page that lead nowhere."""
     return [target for target in links(page.read_text("utf-8")) if not leads_somewhere(page, target)]
 
 

@@ -23,8 +23,6 @@ SHELL = {"bash", "console"}
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page."""
-
     line: int
     language: str
     code: str
@@ -33,7 +31,6 @@ class Block:
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """Yield the fenced blocks of a page."""
     for found in FENCE.finditer(text):
         indent = found["indent"]
         lines = (line.removeprefix(indent) for line in found["code"].splitlines(keepends=True))

@@ -27,7 +27,6 @@ def shown() -> dict[str, tuple[str, str]]:
 
 
 def requirements(name: str) -> str:
-    """Return a file of requirements."""
     return (ROOT / "requirements" / name).read_text("utf-8")
 
 

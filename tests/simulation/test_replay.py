@@ -100,7 +100,6 @@ def test_a_replay_decides_as_the_middleware_does_over_asgi(tmp_path: Path) -> No
 )
 def test_every_form_of_a_target_is_a_path(target: str, path: str, query: bytes) -> None:
     scope = scope_of(record(0, path=target))
-    assert scope is not None
     assert (scope["path"], scope["query_string"]) == (path, query)
 
 

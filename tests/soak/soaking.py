@@ -36,8 +36,6 @@ Fault = Callable[[], Awaitable[str]]
 
 @dataclass
 class Findings:
-    """What a part of a soak showed."""
-
     store: str
     broken: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)

@@ -287,9 +287,6 @@ def test_a_child_of_fork_is_another_worker_and_counts_from_nothing(ann: Staff) -
     assert ann.statistics.stats("1m").total.passed == 1
 
 
-# -- rows -------------------------------------------------------------------------------------------------------------
-
-
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_row_or_none(row: bytes) -> None:
     for wrong in (row, bytes([VERSION]) + row, bytes([VERSION]) + zlib.compress(row)):

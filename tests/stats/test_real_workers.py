@@ -6,37 +6,18 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from ..redis_servers import RedisServer, needs_redis
-from ..served_by_workers import AMOUNT, INTERVAL_S, PATIENCE_S, serving
+from .. import served_by_workers
+from ..redis_servers import AT_REDIS
+from ..served_by_workers import AMOUNT, INTERVAL_S
+from ..workers import PATIENCE_S, ask, serving
 
 pytestmark = pytest.mark.all
-
-CLIENT = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=PATIENCE_S, trust_env=False)
-
-
-@pytest.fixture(params=["lmdb", pytest.param("redis", marks=needs_redis)])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "lmdb":
-        yield f"lmdb://{tmp_path / 'store'}"
-    else:
-        with RedisServer() as server:
-            yield server.url
-
-
-def ask(url: str) -> httpx.Response | None:
-    """Send a request on a connection of its own; None if there was nobody, or a worker died over it."""
-    try:
-        return CLIENT.get(url)
-    except httpx.TransportError:
-        return None
 
 
 def send(url: str, requests: int, seen: Counter[int]) -> set[int]:
@@ -58,31 +39,32 @@ def figures(url: str, window: str = "24h", least: Sequence[int] = (0, 0)) -> Any
         time.sleep(0.05)
 
 
-def test_the_sums_are_those_of_the_client_over_stops_in_order_and_a_kill(store: str) -> None:
+@pytest.mark.parametrize("kind", ["lmdb", AT_REDIS])
+def test_the_sums_are_those_of_the_client_over_stops_in_order_and_a_kill(url: str) -> None:
     seen: Counter[int] = Counter()
-    with serving(store) as url:
-        figures(url)  # a worker is there
-        workers = send(url, AMOUNT + 40, seen)
+    with serving(served_by_workers.__name__, url) as site:
+        figures(site)  # a worker is there
+        workers = send(site, AMOUNT + 40, seen)
         assert seen == {200: AMOUNT, 429: 40}
         for window in ("5m", "1h", "24h"):
-            found = figures(url, window, [AMOUNT, 40])
+            found = figures(site, window, [AMOUNT, 40])
             assert found["counted"] == found["charted"] == [AMOUNT, 40]
         assert {pid for pid, _ in found["workers"]} >= workers
     # All have stopped in order: what they had counted is there as soon as others ask, and they are gone.
-    with serving(store) as url:
-        found = figures(url)
+    with serving(served_by_workers.__name__, url) as site:
+        found = figures(site)
         assert found["counted"] == [AMOUNT, 40]
         assert not {pid for pid, _ in found["workers"]} & workers
-        send(url, 40, seen)
-        found = figures(url, least=[AMOUNT, 80])
+        send(site, 40, seen)
+        found = figures(site, least=[AMOUNT, 80])
         with ThreadPoolExecutor(1) as beside:
-            storm = beside.submit(send, url, 60, seen)
+            storm = beside.submit(send, site, 60, seen)
             os.kill(found["workers"][-1][0], signal.SIGKILL)
             storm.result()
-        send(url, 20, seen)
+        send(site, 20, seen)
         # All were refused. The killed one has lost no more than it had not published: a part of the storm.
-        figures(url, least=[AMOUNT, 100])
+        figures(site, least=[AMOUNT, 100])
         time.sleep(5 * INTERVAL_S)
-        admitted, refused = figures(url)["counted"]
+        admitted, refused = figures(site)["counted"]
         assert admitted == seen[200] == AMOUNT
         assert 100 <= refused <= seen[429] + seen[0]

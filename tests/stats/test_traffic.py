@@ -25,13 +25,12 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import scope_of, send_scope
 from ..racing import THREADS, race
+from ..virtual_time import turns
 
 MS = 1_000
 
 
 class Site:
-    """An application with a clock that its endpoints move, behind a middleware."""
-
     def __init__(self, *, inner: ASGIApp | None = None, **options: Any) -> None:
         self.clock = FakeClock(1_000_000_000)
         self.heard = RecordingObserver(without=["refused"])
@@ -59,7 +58,6 @@ class Site:
 
 
 def seen(traffic: Traffic) -> dict[str, int]:
-    """Return all counts of a figure."""
     return dict(traffic.seen.events)
 
 
@@ -168,8 +166,7 @@ async def test_who_leaves_while_waiting_for_a_turn_was_never_let_through() -> No
 
     await site.app(scope_of("/items/1"), receive, send)
     task = asyncio.create_task(site.ask("/items/1"))
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await turns(20)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -11,7 +11,7 @@ import pytest
 from slidegate import MemoryStore
 from slidegate.testing.contract.player import settle
 
-from ..redis_servers import VALKEY, RedisCluster, RedisServer
+from ..redis_servers import VALKEY, RedisServer
 from .redis.stores import store_of
 
 Opened: TypeAlias = Callable[..., Any]
@@ -44,10 +44,4 @@ async def opened(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> A
 @pytest.fixture(scope="session")
 def valkey() -> Iterator[RedisServer]:
     with RedisServer(program=VALKEY) as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[RedisCluster]:
-    with RedisCluster() as running:
         yield running

@@ -30,8 +30,6 @@ KEY: Final = "ann"
 
 
 class Worker:
-    """A running worker, as its parent sees it."""
-
     def __init__(self, url: str, amount: int, board: Path, place: int) -> None:
         command = [sys.executable, "-m", "tests.stores.permits_worker", url, str(amount), str(board), str(place)]
         self.process = subprocess.Popen(
@@ -39,12 +37,10 @@ class Worker:
         )
 
     def tell(self, order: str) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(order + "\n")
         self.process.stdin.flush()
 
     def hear(self) -> str:
-        assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def ask(self, order: str) -> str:
@@ -63,8 +59,6 @@ class Worker:
 
 
 class Holder:
-    """The work of a worker."""
-
     def __init__(self, limiter: Limiter, amount: int, board: mmap.mmap, place: int) -> None:
         self.store = limiter.store
         self.bucket = LimitSet("render", [Concurrency(amount)])
@@ -122,7 +116,6 @@ class Holder:
             case "busy":
                 self.busy = asyncio.ensure_future(self.work(int(given[0])))
             case "calm":
-                assert self.busy is not None
                 self.busy.cancel()
                 await asyncio.wait([self.busy])
                 while self.held:

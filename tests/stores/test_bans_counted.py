@@ -12,18 +12,15 @@ from slidegate import BanPolicy, ConfigurationError, MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract.player import settle
 
-from ..redis_servers import needs_redis
+from ..redis_servers import AT_REDIS, BOUND_S
 from .conftest import Opened
 
 SECOND_US = 1_000_000
-BOUND_S = 30
 AT_ONCE = BanPolicy("1/minute", "10m")
-REDIS = pytest.param("redis", marks=needs_redis)
-ALL = pytest.mark.parametrize("kind", ["memory", "lmdb", REDIS])
+ALL = pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
 
 
 async def strike(store: Any, policy: BanPolicy, *keys: str, weight: int = 1) -> list[bool]:
-    """Strike keys; return which of them are banned by it."""
     return [await settle(store.bans.strike(policy, key, weight, "why")) is not None for key in keys]
 
 
@@ -97,7 +94,7 @@ async def test_where_there_is_no_room_bans_are_made_by_hand_alone_and_none_are_i
     assert [ban.key for ban in await active(full)] == ["user:old"]
 
 
-@pytest.mark.parametrize("kind", ["lmdb", REDIS])
+@pytest.mark.parametrize("kind", ["lmdb", AT_REDIS])
 async def test_sixteen_workers_that_strike_one_key_make_one_ban_and_an_unban_forgives_it(opened: Opened) -> None:
     policy, heard = BanPolicy("50/10m", "1h", factor=2, forgive="1h"), RecordingObserver()
     stores = [opened() for _ in range(16)]

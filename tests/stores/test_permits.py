@@ -8,7 +8,6 @@ import gc
 import os
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,15 @@ from slidegate.testing.contract.programs import YEAR_2100_US
 from ..hurry import at_once, hurried
 from ..redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..remote_stores import RemoteStore
+from ..virtual_time import turns
 from .lmdb.test_store import gate_held
-from .redis.stores import fresh_prefix, store_of
+from .redis.stores import fresh_prefix, store_of, until_answered
 
 THREE = LimitSet("export", [Concurrency(3)])
 
 TWO = LimitSet("render", [Concurrency(2)])
 WINDOW = LimitSet("window", parse_limits("100/minute"))
 LEASE_US = 10_000_000
-BOUND_S = 30
 
 
 class Workers:
@@ -117,12 +116,6 @@ async def leave(store: Any, *held: Decision) -> list[bool]:
     return [await settle(store.refund(each.take_back())) for each in held]
 
 
-async def turns() -> None:
-    """Let other tasks of the event loop go on."""
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
 async def test_no_more_than_the_amount_is_held_over_all_workers(crew: Workers) -> None:
     first, second, third = (crew.hire() for _ in range(3))
     held = [await take(first), await take(second)]
@@ -180,7 +173,7 @@ async def test_a_permit_that_nobody_can_hand_back_is_renewed_no_more(crew: Worke
     holds, other = crew.hire(), crew.hire()
     kept = await take(holds)
     await take(holds)  # its decision is gone at once
-    await turns()
+    await turns(10)
     gc.collect()
     assert holds.permits_held() == 1
     crew.clock.advance(us=LEASE_US - 1)
@@ -245,7 +238,6 @@ async def test_a_lease_is_renewed_without_being_asked(crew: Workers) -> None:
 
 
 def take_now(store: LmdbStore, key: str = "ann") -> Decision:
-    """Take a permit where no event loop runs."""
     decision = store.hit(((TWO, key, 1),))
     assert isinstance(decision, Decision)
     return decision
@@ -303,7 +295,7 @@ async def together(store: LmdbStore, jobs: Sequence[Callable[[], Any]]) -> list[
 
     with gate_held(store):
         answers = [asyncio.ensure_future(ask(job)) for job in jobs]
-        await turns()
+        await turns(10)
     return await asyncio.gather(*answers, return_exceptions=True)
 
 
@@ -364,22 +356,13 @@ async def test_permits_are_lost_with_the_data_of_a_server_that_is_killed() -> No
         with pytest.raises(StoreError):
             await renew(holds)
         server.start()
-        await reconnected(holds)
+        await until_answered(lambda: holds.peek(((WINDOW, "ann", 1),)))
         await renew(holds)
         assert (crew.events(0), holds.permits_held()) == ([{"lost": 2}], 0)
-        await reconnected(other)
+        await until_answered(lambda: other.peek(((WINDOW, "ann", 1),)))
         assert await take(other)
         assert await leave(holds, *held) == [False, False]
         await crew.close()
-
-
-async def reconnected(store: Any) -> None:
-    async with asyncio.timeout(BOUND_S):
-        while True:
-            with suppress(StoreError):
-                await settle(store.peek(((WINDOW, "ann", 1),)))
-                return
-            await asyncio.sleep(0.01)
 
 
 @needs_redis
@@ -519,7 +502,7 @@ async def test_thousands_of_places_are_renewed_without_filling_the_line(at_serve
     assert (await take(other, "user:77")).remaining == 0
     assert holds.permits_held() == 1_700 == len(held)
     renewing = asyncio.ensure_future(renew(holds))
-    await turns()
+    await turns(10)
     for decision in reversed(held[:700]):
         await settle(holds.refund(decision.take_back()))
     await renewing

@@ -9,29 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ..redis_servers import RedisCluster, RedisServer, needs_redis, until
+from ..redis_servers import AT_REDIS, needs_redis, until
 from .permits_worker import Worker
 
 pytestmark = pytest.mark.all
 AMOUNT = 3
-
-
-@pytest.fixture(
-    params=[
-        "lmdb",
-        pytest.param("redis", marks=needs_redis),
-        pytest.param("cluster", marks=[needs_redis, pytest.mark.deep]),
-    ]
-)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "lmdb":
-        yield f"lmdb://{tmp_path / 'lmdb'}?permit_lease=2s"
-    elif request.param == "cluster":
-        with RedisCluster() as cluster:
-            yield f"{cluster.url}?permit_lease=2s"
-    else:
-        with RedisServer() as server:
-            yield f"{server.url}?permit_lease=2s"
 
 
 class Crew:
@@ -63,9 +45,14 @@ class Crew:
             worker.kill()
 
 
+@pytest.fixture(params=["lmdb", AT_REDIS, pytest.param("cluster", marks=[needs_redis, pytest.mark.deep])])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
 def crew(url: str, tmp_path: Path) -> Iterator[Crew]:
-    made = Crew(url, tmp_path / "board", 2)
+    made = Crew(f"{url}{'&' if '?' in url else '?'}permit_lease=2s", tmp_path / "board", 2)
     try:
         yield made
     finally:

@@ -22,12 +22,9 @@ from slidegate.testing.contract.player import as_peek_says, settle
 
 from ..fault_proxy import FaultProxy
 from ..hurry import at_once
-from ..redis_servers import RedisServer, needs_redis
+from ..redis_servers import BOUND_S, RedisServer, needs_redis
 from .conftest import Opened
 from .redis.stores import fresh_prefix, store_at
-
-LONG_S = 60.0
-"""Seconds that only a hang takes."""
 
 
 def test_threads_get_no_more_than_the_amount_between_two_resets() -> None:
@@ -109,7 +106,7 @@ def test_what_a_reset_forgot_is_not_handed_back_though_it_was_charged_while_the_
             reset.start()
             while reset.is_alive():
                 made.append(store.hit(((last, "ann", 1),)))
-            reset.join(LONG_S)
+            reset.join(BOUND_S)
             forgotten = made[: len(made) - store.peek(((last, "ann", 0),)).readings[0][0]]
             for _ in made:
                 store.hit(((last, "ann", 1),))
@@ -145,7 +142,7 @@ async def test_thousands_of_keys_far_away_are_forgotten_long_before_the_deadline
     """One round trip for each would take a minute here, and a command may take half of one."""
     rule = bucket("3/hour")
     async with FaultProxy(server.port) as proxy:
-        store = RedisStore(f"redis://127.0.0.1:{proxy.port}", prefix=fresh_prefix(), timeout=LONG_S)
+        store = RedisStore(f"redis://127.0.0.1:{proxy.port}", prefix=fresh_prefix(), timeout=BOUND_S)
         async with Limiter(store) as limiter:
             asked = [((rule, f"key-{number}", 1),) for number in range(3_000)]
             await asyncio.gather(*(settle(store.hit(checks)) for checks in asked))

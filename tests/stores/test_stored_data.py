@@ -36,7 +36,6 @@ BANS: dict[str, tuple[str, str, int, int | None]] = {
 
 
 def listed(store: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
-    """Return the keys that the command lists, without digests."""
     assert main(["bans", "list", "--store", store, "--format", "json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     return {row["target"].partition("#")[0] for row in rows}

@@ -13,13 +13,12 @@ from slidegate import Limiter
 from slidegate.core import Decision, LimitSet, StoreUnavailable, parse_limits
 from slidegate.testing import FakeClock
 
-from ..hurry import at_once, hurried
+from ..hurry import PATIENCE_S, at_once, hurried
 from ..remote_stores import SickStore
 from .conftest import Opened
 
 SECOND_US = 1_000_000
 START_US = 10**12
-PATIENCE_S = 60.0
 PAUSE_S = 0.2
 """How long the others may take if nothing keeps them out; with a lock around the clock they cannot be done by then."""
 HERE = pytest.mark.parametrize("kind", ["memory", "lmdb"])

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
-import subprocess
-import sys
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -58,20 +55,6 @@ def test_a_recording_observer_keeps_events_in_their_order() -> None:
     for kind in ("one", "two", "three"):
         observer(Event(kind, "said"))
     assert observer.kinds == ["one", "three"]
-
-
-def test_clock_and_observer_need_nothing_and_the_contract_says_what_it_needs() -> None:
-    code = """
-import sys
-sys.modules["hypothesis"] = sys.modules["pytest"] = None
-import slidegate.testing, slidegate.testing.reference.model
-try:
-    import slidegate.testing.contract
-except ImportError as error:
-    print(error)
-"""
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert re.fullmatch(r'the store contract needs the package \w+: pip install "slidegate\[testing\]"\n', run.stdout)
 
 
 def test_the_reference_on_traffic_worked_out_by_hand() -> None:

@@ -24,7 +24,6 @@ Wrap = Callable[[ASGIApp], ASGIApp]
 
 
 async def bare(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer as no framework at all."""
     if scope["type"] == "lifespan":
         for phase in ("startup", "shutdown"):
             await receive()

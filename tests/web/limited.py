@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +67,16 @@ def method_of_an_endpoint_class(limit: RateLimit, endpoint: Any = page, **option
     return Starlette(routes=[Route("/", class_of(endpoint, limit))], **options)
 
 
+def wrapping(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate an endpoint as anybody does."""
+
+    @functools.wraps(endpoint)
+    async def wrapped(*args: Any, **options: Any) -> Any:
+        return await endpoint(*args, **options)
+
+    return wrapped
+
+
 METHODS = ["GET", "HEAD", "POST", "PUT"]
 EACH = (
     dependency,
@@ -87,7 +98,6 @@ AT = ("rule", *FORMS)
 
 
 def middleware_of(app: Any, limiter: Limiter | None = None) -> RateLimitMiddleware:
-    """Return a middleware for the limits at the endpoints of an application."""
     return RateLimitMiddleware(app, rules=[], limiter=limiter or Limiter(MemoryStore(clock=FakeClock())))
 
 

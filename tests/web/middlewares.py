@@ -24,7 +24,6 @@ def checks(scope: Scope) -> list[Check]:
 
 
 def charged(scope: Scope) -> list[str]:
-    """Return the labels of the buckets of these checks."""
     return [bucket.label for bucket, _, _ in checks(scope)]
 
 

@@ -14,6 +14,7 @@ from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule, header
 from slidegate.events import Observer, Outcome
 
 from ..asgi import scope_of
+from ..virtual_time import turns
 
 KEYS = ("ann", "bob", "eve")
 AMOUNTS = {"all": 3, "http": 2, "queued": 2, "own": 2, "sockets": 2}
@@ -59,14 +60,14 @@ class Application:
 
 async def serve(kind: str, how: str, steps: int, receive: Receive, send: Send, leave: Any) -> None:
     """Answer one request; `leave` is called right before its last byte."""
-    await pause(steps)
+    await turns(steps)
     if how == "silent":
         return
     if how == "raise":
         raise Broken
     if kind == "websocket":
         await send({"type": "websocket.accept"})
-        await pause(steps)
+        await turns(steps)
         if how == "disconnect":
             assert (await receive())["type"] == "websocket.disconnect"
             return
@@ -79,22 +80,15 @@ async def serve(kind: str, how: str, steps: int, receive: Receive, send: Send, l
             return
         for _ in range(steps if how == "stream" else 0):
             await send({"type": "http.response.body", "body": b"x", "more_body": True})
-            await pause(1)
+            await turns(1)
         if how == "late":
             raise Broken
         leave()
         await send({"type": "http.response.body", "body": b"."})
-    await pause(steps)  # background tasks
-
-
-async def pause(steps: int) -> None:
-    """Let others go on for some turns of the event loop."""
-    for _ in range(steps):
-        await asyncio.sleep(0)
+    await turns(steps)  # background tasks
 
 
 def rules_of(scope: Scope) -> list[str]:
-    """Return the names of the rules that hold a request."""
     own = ["own"] * (scope["path"] == "/own")
     if scope["type"] == "websocket":
         return ["all", "sockets", *own]
@@ -114,7 +108,6 @@ def middleware(limiter: Limiter, app: Application) -> RateLimitMiddleware:
 
 
 async def visit(app: RateLimitMiddleware, seen: Application, chance: random.Random) -> None:
-    """Send one request, and perhaps leave before it is answered."""
     how = chance.choice(("plain", "plain", "stream", "raise", "late", "silent", "disconnect", "plain"))
     fields = {"X-Key": chance.choice(KEYS), "X-How": how, "X-Steps": str(chance.randrange(6))}
     kind = chance.choice(("http", "http", "http", "websocket"))
@@ -128,7 +121,7 @@ async def visit(app: RateLimitMiddleware, seen: Application, chance: random.Rand
         return {"type": f"{kind}.disconnect", "code": 1001}
 
     async def send(message: Message) -> None:
-        await pause(1)
+        await turns(1)
         sent.append(message)
 
     task = asyncio.ensure_future(app(scope, receive, send))
@@ -159,7 +152,7 @@ async def play(limiter: Limiter, seed: int, *, visits: int = 150) -> Application
     async with asyncio.TaskGroup() as tasks:
         for _ in range(visits):
             tasks.create_task(visit(front, app, chance))
-            await pause(chance.randrange(6))
+            await turns(chance.randrange(6))
             if chance.random() < 0.05:
                 await limiter.reset(chance.choice(KEYS))
     assert not any(app.under_way.values())

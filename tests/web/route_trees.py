@@ -332,7 +332,6 @@ def _method(page: Any) -> Any:
 
 
 def parameters(path: str) -> set[str]:
-    """Return the names of the parameters of a path."""
     return {found[1] for found in PARAMETER.finditer(path)}
 
 

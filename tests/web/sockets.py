@@ -94,7 +94,6 @@ class Listener:
 
 
 async def opened(app: Any, *clients: Client) -> list[asyncio.Task[Client]]:
-    """Connect clients, and return the tasks of their connections when all are accepted."""
     tasks = [asyncio.create_task(client.run(app)) for client in clients]
     for client in clients:
         await client.accepted.wait()

@@ -73,9 +73,6 @@ def peer(address: str) -> dict[str, Any]:
     return {"client": (address, 1)}
 
 
-# -- signals -----------------------------------------------------------------------------------------------------------
-
-
 async def test_refusals_by_limit_ban_and_the_ban_ends_by_itself() -> None:
     site = Site(limits="1/day", bans=policy("3/10m", "10m"))
     assert [await site.status() for _ in range(5)] == [200, 429, 429, 429, 403]
@@ -161,9 +158,6 @@ async def test_a_strike_of_the_application_says_what_is_wrong_with_it() -> None:
         await strike(Request(scope_of()))
 
 
-# -- whom --------------------------------------------------------------------------------------------------------------
-
-
 async def test_an_ipv6_client_that_rotates_within_its_64_is_one_client_banned_once() -> None:
     site = Site(limits="1/day", bans=policy())
     seen = [await site.status(**peer(f"2001:db8:1:2::{value:x}")) for value in range(2**8)]
@@ -218,9 +212,6 @@ async def test_what_a_rule_exempts_is_never_struck_and_refuses_the_banned_all_th
     assert await site.status("/health/../x") == 200, "a path that may mean any other is no honeypot"
     assert await site.status("//x") == 403
     assert await site.status("/health/200") == 403
-
-
-# -- order and answers -------------------------------------------------------------------------------------------------
 
 
 async def test_the_order_is_allowlist_blocklist_ban_limits() -> None:
@@ -299,9 +290,6 @@ async def test_an_exception_of_the_application_is_the_500_that_the_server_makes_
     assert await site.status("/") == 403
 
 
-# -- websockets --------------------------------------------------------------------------------------------------------
-
-
 async def test_a_handshake_of_a_banned_client_is_refused() -> None:
     site = Site(Listener(), rules=[])
     await site.limiter.ban(PEER, "1h")
@@ -317,9 +305,6 @@ async def test_messages_beyond_their_limit_strike() -> None:
     assert [message["type"] for message in listener.heard] == ["websocket.receive"] * 2 + ["websocket.disconnect"]
     assert flood.came[-1]["code"] == 1008
     assert await site.banned() == {PEER: 1}
-
-
-# -- safety ------------------------------------------------------------------------------------------------------------
 
 
 async def test_responses_that_were_on_their_way_when_the_ban_began_change_nothing() -> None:
@@ -375,8 +360,6 @@ DENIAL = {"websocket.http.response": {}}
 
 
 class LimitedSite:
-    """An application with one limit and one ban policy, and the clock of both."""
-
     def __init__(self, limits: str, policies: list[BanPolicy], at: str, **options: Any) -> None:
         self.clock, self.heard = FakeClock(), RecordingObserver()
         limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])

@@ -19,12 +19,11 @@ from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 from slidegate import BanPolicy, ConfigurationError, RateLimitMiddleware, Rule
 
-from ..asgi import scope_of, send_scope
+from ..asgi import page, scope_of, send_scope
 
 BOUND_S = 120
 """How long a hang may last; a server that starts on a busy machine takes some seconds."""
@@ -66,7 +65,6 @@ ADDITIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 def add(app: Any, what: str, directory: Path) -> str:
-    """Add a middleware that cannot be made; return a part of its message."""
     kind, options, part = ADDITIONS[what]
     if "path" in options:
         path = directory / "slidegate.toml"
@@ -77,12 +75,7 @@ def add(app: Any, what: str, directory: Path) -> str:
     return part
 
 
-def ok(request: object) -> PlainTextResponse:
-    return PlainTextResponse("ok")
-
-
 async def started(app: Any) -> tuple[list[Any], Exception | None]:
-    """Run the lifespan of an application as servers do; return what it said, and what it raised."""
     said: list[Any] = []
 
     async def receive() -> Any:
@@ -105,7 +98,7 @@ async def started(app: Any) -> tuple[list[Any], Exception | None]:
 async def test_a_middleware_that_cannot_be_made_ends_the_start_and_without_one_lets_no_request_pass(
     what: str, framework: Any, tmp_path: Path
 ) -> None:
-    served, app = Starlette(routes=[Route("/", ok)]), framework()
+    served, app = Starlette(routes=[Route("/", page)]), framework()
     part = add(app, what, tmp_path)
     said, error = await started(app)
     assert [message["type"] for message in said] == ["lifespan.startup.failed"]
@@ -164,7 +157,7 @@ BAD = Middleware(RateLimitMiddleware, limits="bad")
     "make",
     [
         *(lambda app=app: made(app, "bad") for app in (Starlette(), FastAPI(), GZipMiddleware(Starlette()))),
-        lambda: Route("/", ok, middleware=[BAD]),
+        lambda: Route("/", page, middleware=[BAD]),
         lambda: Mount("/", routes=[], middleware=[BAD]),
         lambda: FROM_FILE(Starlette(), "nowhere.toml"),
     ],
@@ -173,8 +166,6 @@ def test_everywhere_else_the_constructor_raises(make: Callable[[], Any]) -> None
     with pytest.raises(ConfigurationError):
         make()
 
-
-# -- real servers ------------------------------------------------------------------------------------------------------
 
 SERVERS = {
     "uvicorn": ["uvicorn", "site_app:app", "--port", "{port}"],

@@ -22,7 +22,7 @@ from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 from slidegate.web.checks import WATCHED
 
-from ..asgi import PEER, call, hello, statuses
+from ..asgi import PEER, call, hello, page, statuses
 from .frameworks import with_root
 
 
@@ -30,10 +30,6 @@ def middleware(app: Any = hello, **options: Any) -> RateLimitMiddleware:
     if "rules" not in options:
         options.setdefault("limits", "900/hour")
     return RateLimitMiddleware(app, **options)
-
-
-def ok(request: object) -> PlainTextResponse:
-    return PlainTextResponse("ok")
 
 
 def codes(found: RateLimitMiddleware) -> list[str]:
@@ -135,11 +131,11 @@ async def test_only_the_first_requests_are_looked_at() -> None:
 
 def shop(*more: BaseRoute, **options: Any) -> Starlette:
     routes: list[BaseRoute] = [
-        Route("/login", ok, methods=["GET", "POST"]),
-        Route("/items/{id:int}", ok),
-        Route("/{id:int}/parts/{part}", ok),
-        WebSocketRoute("/talk", ok),
-        Mount("/admin", Starlette(routes=[Route("/users/{rest:path}", ok)])),
+        Route("/login", page, methods=["GET", "POST"]),
+        Route("/items/{id:int}", page),
+        Route("/{id:int}/parts/{part}", page),
+        WebSocketRoute("/talk", page),
+        Mount("/admin", Starlette(routes=[Route("/users/{rest:path}", page)])),
     ]
     return Starlette(routes=[*routes, *more], **options)
 
@@ -203,7 +199,7 @@ async def test_a_look_at_routes_that_fails_is_logged_and_breaks_no_request(caplo
         """A route whose path is written in another language, which its own pattern does not show."""
 
         def __init__(self) -> None:
-            super().__init__("/strange", ok)
+            super().__init__("/strange", page)
             self.path = self.path_format = "/{strange:thing}"
 
     app = middleware(Starlette(routes=[Strange()]), rules=[Rule("/other", "5/minute")])
@@ -229,14 +225,8 @@ def free(request: object) -> PlainTextResponse:
     return PlainTextResponse("free")
 
 
-async def found_at_start(app: ASGIApp, **options: Any) -> list[str]:
-    found = RateLimitMiddleware(app, **options)
-    await call(found, "/")
-    return codes(found)
-
-
-EXEMPT = Starlette(routes=[Route("/free", free), Route("/a", ok)])
-BOTH = Starlette(routes=[Route("/free", RateLimit.exempt(RateLimit("5/minute")(ok)))])
+EXEMPT = Starlette(routes=[Route("/free", free), Route("/a", page)])
+BOTH = Starlette(routes=[Route("/free", RateLimit.exempt(RateLimit("5/minute")(page)))])
 FREE = Rule("/free", exempt=True)
 STARTS: list[tuple[Any, dict[str, Any], list[str]]] = [
     (EXEMPT, {"limits": "9/minute"}, ["SG125"]),
@@ -268,13 +258,15 @@ async def test_a_handler_that_refusals_of_the_middleware_never_reach_is_a_findin
         return PlainTextResponse("later", 429)
 
     inside = Middleware(RateLimitMiddleware, **options, **({"on_refused": answer} if answered else {}))
-    await call(Starlette(routes=[Route("/", ok)], middleware=[inside], exception_handlers={RateLimitExceeded: answer}))
+    await call(
+        Starlette(routes=[Route("/", page)], middleware=[inside], exception_handlers={RateLimitExceeded: answer})
+    )
     assert ("SG127" in caplog.text) is not answered
 
 
 async def test_methods_that_no_route_of_a_limit_at_an_endpoint_takes_are_said_at_the_start() -> None:
     def app(*methods: str) -> Starlette:
-        limited = RateLimit("5/minute", methods=list(methods))(ok)
+        limited = RateLimit("5/minute", methods=list(methods))(page)
         return Starlette(routes=[Route("/x", limited, methods=["GET", "POST", "PUT"])])
 
     (message,) = await unmet(app("DELETE"), code="SG124")

@@ -34,12 +34,11 @@ from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, Answer, call, hello, statuses
-from ..redis_servers import RedisServer
+from ..redis_servers import BOUND_S, RedisServer
 from ..remote_stores import RemoteStore
 from ..stores.redis.stores import store_at
 
 AMOUNT = 10_000
-BOUND_S = 20
 WINDOWS = ("10000/hour; 1000000/day", Quota("10000/year"), "10000/hour")
 
 
@@ -62,8 +61,6 @@ def tokens(limits: Any = "10000/hour", **options: Any) -> Rule:
 
 
 class Model:
-    """An application whose requests use another number of tokens than they estimate."""
-
     def __init__(self, limiter: Limiter, *rules: Rule) -> None:
         self.limiter = limiter
         self.settled: list[bool] = []
@@ -177,9 +174,6 @@ async def test_the_smallest_amount_of_all_limits_caps_an_estimate_also_where_a_f
         options |= {} if cost_max is None or name == "fixed" else {"cost_max": cost_max}
         app = RateLimitMiddleware(hello, rules=[Rule("/", limits, **options)], limiter=limiter)
         assert (await call(app)).headers["ratelimit"].startswith(f'"{name}-3600";r=0')
-
-
-# -- charge ------------------------------------------------------------------------------------------------------------
 
 
 def charging(tokens: int, rule: str | None = None) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from itertools import product
 from textwrap import indent
 from typing import Any
@@ -20,16 +19,9 @@ from starlette.testclient import TestClient
 from slidegate import ConfigurationError, RateLimit, RateLimitMiddleware
 
 from ..asgi import call, statuses
+from .limited import wrapping
 
 MIDDLEWARE = Middleware(RateLimitMiddleware, rules=[])
-
-
-def wrapping(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(endpoint)
-    async def wrapped(*args: Any, **options: Any) -> Any:
-        return await endpoint(*args, **options)
-
-    return wrapped
 
 
 def complaint(app: Any) -> str:
@@ -40,8 +32,6 @@ def complaint(app: Any) -> str:
     except ConfigurationError as error:
         return str(error)
 
-
-# -- above a route -----------------------------------------------------------------------------------------------------
 
 WORDS = {"route": "@router.get(f'/{next(names)}')", "limit": "@RateLimit('1/hour')", "wraps": "@wrapping"}
 STACKS = [stack for length in range(1, 5) for stack in product(WORDS, repeat=length) if "route" in stack]

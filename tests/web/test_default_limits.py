@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -24,6 +22,7 @@ from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
 from ..asgi import call, hello, page, scope_of, send_scope, statuses
+from .limited import wrapping
 from .middlewares import charged
 from .route_trees import Tree
 from .test_route_trees import ask, directory
@@ -49,18 +48,9 @@ def site(*routes: Any, **options: Any) -> RateLimitMiddleware:
 
 
 async def counted(app: ASGIApp, path: str, method: str = "GET", **more: Any) -> list[str]:
-    """Send one request; return the labels of the buckets that it was counted on."""
     scope = scope_of(path, method, **more)
     await send_scope(app, scope)
     return charged(scope)
-
-
-def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    async def wrapper(*args: Any, **options: Any) -> Any:
-        return await function(*args, **options)
-
-    return wrapper
 
 
 @RateLimit.exempt
@@ -90,9 +80,9 @@ ROUTES = [
     Route("/b/", page),
     Route("/free/", health),
     Route("/free/{rest:path}", health),
-    Route("/below", decorated(RateLimit.exempt(decorated(page)))),
-    Route("/above", RateLimit.exempt(decorated(page))),
-    Route("/limited", RateLimit("30/minute", name="own")(RateLimit.exempt(decorated(page)))),
+    Route("/below", wrapping(RateLimit.exempt(wrapping(page)))),
+    Route("/above", RateLimit.exempt(wrapping(page))),
+    Route("/limited", RateLimit("30/minute", name="own")(RateLimit.exempt(wrapping(page)))),
     Route("/base", Base),
     Route("/child", Child),
     Route("/mixed", Mixed),
@@ -149,8 +139,6 @@ async def test_each_route_is_a_bucket_unless_it_is_exempt(asked: str, label: str
 
 
 class Own:
-    """A middleware of somebody's own."""
-
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
@@ -184,14 +172,8 @@ async def test_names_in_the_header_fields_say_the_route_in_short_printable_text(
 
 
 async def test_the_application_tells_its_routes_where_something_between_hides_them() -> None:
-    def hiding(app: ASGIApp) -> ASGIApp:
-        async def between(scope: Scope, receive: Receive, send: Send) -> None:
-            await app(scope, receive, send)
-
-        return between
-
     inner = Starlette(routes=[Route("/a", page), Route("/health", health)])
-    inner.add_middleware(hiding)
+    inner.add_middleware(Own)
     inner.add_middleware(limited)
     assert await statuses(inner, 3, "/a") == [200, 200, 429]
     assert await statuses(inner, 4, "/health") == [200] * 4

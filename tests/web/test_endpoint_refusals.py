@@ -25,15 +25,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slidegate import BanPolicy, Limiter, RateLimit, RateLimitExceeded, RateLimitMiddleware, SlidegateError
 
-from ..asgi import PEER, Answer, scope_of, send_scope
+from ..asgi import PEER, Answer, attempt, scope_of, send_scope
 from . import limited
 
 MIDDLEWARE = Middleware(RateLimitMiddleware, rules=[])
 LIMITS = "1/hour"
 PROBLEM, THEIRS, DETAIL = "problem details", "the user's answer", "FastAPI's answer"
-
-
-# -- exception handlers ------------------------------------------------------------------------------------------------
 
 
 async def theirs(request: Request, error: Exception) -> Response:
@@ -60,9 +57,6 @@ HANDLERS: dict[str, tuple[dict[Any, Any], str]] = {
     "broken": ({HTTPException: broken}, PROBLEM),
 }
 """Handlers of an application, and which answer a client gets that is refused there."""
-
-
-# -- where a limit stands ----------------------------------------------------------------------------------------------
 
 
 class Site:
@@ -177,20 +171,6 @@ UNASKED = [handlers_of_the_outer_application, no_framework]
 """Where Starlette asks no handler of the application for any `HTTPException`, so none is asked for a refusal."""
 
 
-async def ask(app: ASGIApp, **more: Any) -> tuple[Answer, Exception | None]:
-    """Send a request, and return its answer and what the server is told to log."""
-    answer = Answer()
-
-    async def send(message: Any) -> None:
-        answer.messages.append(message)
-
-    try:
-        await app(scope_of(**more), anyio.sleep_forever, send)  # type: ignore[arg-type]
-    except Exception as error:
-        return answer, error
-    return answer, None
-
-
 def kind_of(answer: Answer) -> str:
     if answer.headers["content-type"] == "application/problem+json":
         assert answer.status == json.loads(answer.body)["status"] == 429
@@ -213,9 +193,9 @@ def check_fields(answer: Answer) -> None:
 async def refused(where: Callable[[Site], ASGIApp], site: Site) -> tuple[Answer, BaseException | None]:
     """Return the answer to the second request of two."""
     app = where(site)
-    first, error = await ask(app)
+    first, error = await attempt(app)
     assert (first.status, error, len(site.ran)) == (200, None, 1)
-    answer, error = await ask(app)
+    answer, error = await attempt(app)
     assert len(site.ran) == 1, "a limited endpoint never runs after a refusal"
     check_fields(answer)
     return answer, error
@@ -251,9 +231,6 @@ async def test_the_exception_says_all_that_a_handler_may_want() -> None:
     assert (error.decision.allowed, error.decision.checks[0][0].limits) == (False, RateLimit(LIMITS).rule.limits)
     assert (answer.status, error.retry_after_s) == (429, pytest.approx(3_600, abs=2))
     assert json.loads(answer.body)["mine"] == "No more than 1 per 1h; Retry-After says when to try again."
-
-
-# -- what users do with the exception on its way -----------------------------------------------------------------------
 
 
 def swallowing(site: Site, after: Exception | None) -> Any:
@@ -311,7 +288,7 @@ async def test_strikes_follow_from_the_refusal_and_not_from_its_status(name: str
     app = dependency(site)
     banned = []
     for _ in range(3):
-        await ask(app)
+        await attempt(app)
         banned.append(await limiter.banned(PEER) is not None)
     assert banned == [False, False, True]
 
@@ -328,9 +305,6 @@ async def test_a_cancelled_request_is_not_answered() -> None:
     for _ in range(2):
         with pytest.raises(asyncio.CancelledError):
             await send_scope(app, scope_of())
-
-
-# -- websockets --------------------------------------------------------------------------------------------------------
 
 
 async def talk(websocket: WebSocket) -> None:
@@ -360,11 +334,11 @@ async def test_a_handshake_is_refused_with_the_same_answer_or_by_a_close(where: 
     denial = {"extensions": {"websocket.http.response": {}}}
     messages = (await send_scope(app, scope_of(type="websocket", **denial))).messages
     assert [message["type"] for message in messages] == ["websocket.accept", "websocket.close"]
-    answer, error = await ask(app, type="websocket", **denial)
+    answer, error = await attempt(app, type="websocket", **denial)
     assert (kind_of(answer), error) == (expected, None)
     check_fields(answer)
     if expected == PROBLEM:
-        answer, error = await ask(app, type="websocket")
+        answer, error = await attempt(app, type="websocket")
         assert (answer.messages, error) == ([{"type": "websocket.close", "code": 1008}], None)
 
 

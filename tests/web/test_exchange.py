@@ -26,6 +26,7 @@ from slidegate import Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule,
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import PEER, call, hello, scope_of, send_scope
+from ..virtual_time import turns
 
 OURS: Final = {b"ratelimit", b"ratelimit-policy", b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"}
 
@@ -121,8 +122,6 @@ class Broken(Exception):
 
 
 class Failing:
-    """Ends its first use in some way, and serves from then on."""
-
     def __init__(self, way: str) -> None:
         self.way = way
         self.used = 0
@@ -152,8 +151,7 @@ class Twice:
             kept.append(message)
 
         task = asyncio.ensure_future(self.app(scope, receive, keep))
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await turns(20)
         task.cancel()
         with suppress(Broken, asyncio.CancelledError):
             await task

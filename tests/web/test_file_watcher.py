@@ -107,9 +107,6 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path: Path, monke
         Networks.from_file(path)
 
 
-# -- a file that is followed -------------------------------------------------------------------------------------------
-
-
 class Followed(FollowedFiles):
     """A file with one blocked address that a middleware follows: a list, or a configuration with a list in it."""
 
@@ -130,7 +127,6 @@ class Followed(FollowedFiles):
         return self.write(name, text + end)
 
     async def at_work(self) -> list[int]:
-        """Return the versions whose address is blocked."""
         asked = [(await call(self.app, client=(f"198.51.100.{version}", 1))).status for version in range(6)]
         return [version for version, status in enumerate(asked) if status == 403]
 
@@ -212,16 +208,12 @@ async def test_a_link_that_leads_elsewhere_is_a_changed_file(followed: Followed)
     assert await followed.at_work() == [2]
 
 
-# -- a configuration that is followed ----------------------------------------------------------------------------------
-
 Middleware: TypeAlias = Any
 """What `RateLimitMiddleware.from_file` returns; its `app` is the middleware that is at work."""
 PLAIN = '[[rules]]\npath = "*"\nlimits = "3/hour"\n'
 
 
 class ConfigFile(FollowedFiles):
-    """A configuration file, and a middleware that follows it."""
-
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])

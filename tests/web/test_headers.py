@@ -40,7 +40,6 @@ from .test_responses import fields
 
 
 def faults(answer: Answer) -> list[str]:
-    """Return what is wrong about the two fields of an answer."""
     policy, shown = (fields(answer.headers.get(name, "")) for name in ("ratelimit-policy", "ratelimit"))
     found = []
     for what, names in (("policy", [name for name, _ in policy]), ("limit", [name for name, _ in shown])):
@@ -119,8 +118,6 @@ async def test_all_limits_of_a_request_have_names_of_their_own(
     assert all(names == found[0][: len(names)] for names in found)
 
 
-# -- how many are left -------------------------------------------------------------------------------------------------
-
 COUNTS = [None, lambda status: status != 429, lambda status: status < 400, lambda status: False]
 
 
@@ -133,7 +130,6 @@ async def work(request: Request) -> PlainTextResponse:
 
 
 def program(random: Random, shared: Limiter) -> Any:
-    """Return a random stack of middlewares around an endpoint."""
     endpoint: Any = work
     if random.random() < 0.7:
         endpoint = RateLimit("2/hour", name="inner", key=everyone, count_if=random.choice(COUNTS))(endpoint)
@@ -203,9 +199,6 @@ async def test_a_function_of_a_rule_that_asks_for_the_decision_is_told_that_ther
     options: dict[str, Any] = {"limits": "5/minute"} | {what: function}
     answer = await call(RateLimitMiddleware(hello, rules=[Rule("*", name="it", **options)], limiter=limiter()))
     assert (answer.status, ";r=4;" in answer.headers["ratelimit"]) == (200, True)
-
-
-# -- fields and statuses that are not ours -----------------------------------------------------------------------------
 
 
 LIMIT = RateLimit("1/hour")

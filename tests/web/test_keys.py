@@ -142,9 +142,6 @@ async def test_functions_get_a_request_without_a_body_and_are_told_the_way() -> 
     assert seen == ["POST /p 1"]
 
 
-# -- users -------------------------------------------------------------------------------------------------------------
-
-
 async def test_a_user_that_cannot_be_named_is_counted_by_address(caplog: pytest.LogCaptureFixture) -> None:
     class Lazy:
         @property
@@ -210,7 +207,6 @@ HALVES = st.builds("{}{}{}".format, st.text(max_size=40), st.characters(categori
 
 
 async def counted_as(key: Any, limiter: Limiter, /, pattern: str = "*", **scope: Any) -> str:
-    """Return the key under which a middleware counts a request."""
     app = RateLimitMiddleware(hello, rules=[Rule(pattern, "1000/minute", key=key)], limiter=limiter)
     asked = {**scope_of(), **scope}
     await send_scope(app, asked)

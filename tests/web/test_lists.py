@@ -27,11 +27,8 @@ from .middlewares import FollowedFiles, end_of_looks
 
 
 class ListFiles(FollowedFiles):
-    """Lists of networks in files."""
-
     def lists(self, *paths: Path, **options: Any) -> Networks:
         made = Networks.from_file(*paths, clock=self.seconds, **options)
-        assert made.files is not None
         made.files.observe(self.heard)
         return made
 
@@ -55,9 +52,6 @@ def found(lists: Networks, text: str) -> str | None:
     name = lists.find(*address)
     assert lists.covers(*address) is (name is not None)
     return name
-
-
-# -- everybody ---------------------------------------------------------------------------------------------------------
 
 
 def test_no_way_of_writing_everybody_makes_a_list_of_everybody(files: ListFiles, rng: random.Random) -> None:
@@ -91,9 +85,6 @@ def test_files_that_add_up_to_everybody_only_now_change_nothing(files: ListFiles
     assert event.message.startswith("list 'b' stays as it is: files: covers half of all")
 
 
-# -- which list --------------------------------------------------------------------------------------------------------
-
-
 def test_the_first_list_that_holds_an_address_is_named(files: ListFiles) -> None:
     lists = files.lists(
         files.write("first.netset", "192.0.2.0/25\n"),
@@ -104,16 +95,12 @@ def test_the_first_list_that_holds_an_address_is_named(files: ListFiles) -> None
     assert found(lists, "192.0.2.200") == found(lists, "2001:db8::1") == "spamhaus"
     assert found(lists, "198.51.100.7") == "abuse"
     assert found(lists, "198.51.100.8") is None
-    assert lists.files is not None
     assert [(state.name, state.entries) for state in lists.files.states] == [
         ("first", 1),
         ("spamhaus", 2),
         ("abuse", 1),
     ]
     assert repr(lists) == "<Networks: 2 IPv4 and 1 IPv6 ranges>"
-
-
-# -- following ---------------------------------------------------------------------------------------------------------
 
 
 async def test_no_lookup_waits_for_a_file_that_is_read(files: ListFiles, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,9 +198,6 @@ def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(
     assert +seen == {"one": seen["one"], "two": seen["two"]}
     assert seen["one"] > 0 < seen["two"], "it raced"
     assert files.heard.kinds == ["list_reloaded"] * 16
-
-
-# -- lines, and long lists ---------------------------------------------------------------------------------------------
 
 
 def written(directory: Path, content: str | bytes) -> Path:

@@ -13,14 +13,14 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Mount, Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, client_ip, everyone
 from slidegate.core import Reason
 from slidegate.stats import Statistics
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
+from ..asgi import PEER, attempt, call, hello, page, scope_of, send_scope, statuses
 
 
 async def test_the_record_says_why_a_request_passed_or_not() -> None:
@@ -109,15 +109,9 @@ async def test_what_the_application_raises_comes_through_once_and_the_hit_stays(
             await send({"type": "http.response.start", "status": 200, "headers": []})
         raise KeyError("app")
 
-    sent: list[Message] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
     app = RateLimitMiddleware(broken, limits="1/hour")
-    with pytest.raises(KeyError, match="app"):
-        await app(scope_of(), None, send)  # type: ignore[arg-type]
-    assert len(sent) == started
+    answer, error = await attempt(app)
+    assert (repr(error), len(answer.messages)) == ("KeyError('app')", started)
     assert await statuses(app, 1) == [429]
 
 

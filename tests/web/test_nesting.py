@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from asyncio import sleep
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from slidegate import (
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import call, hello, page, statuses
+from .test_broken_start import started
 
 KEYS = {"client": None, "user": header("X-User"), "everyone": everyone}
 LIMITS = ("1/hour", "2/hour", "2/hour; 5/day", "3/hour; 4/day")
@@ -171,7 +171,7 @@ def built(program: Program, limiters: Sequence[Limiter]) -> ASGIApp:
     return app
 
 
-async def started(program: Program, limiters: Sequence[Limiter]) -> ASGIApp | None:
+async def made(program: Program, limiters: Sequence[Limiter]) -> ASGIApp | None:
     """Return the application of a program; None where it cannot start."""
     try:
         app = built(program, limiters)
@@ -189,7 +189,7 @@ async def test_one_window_is_charged_once_on_a_request_and_every_other_counts_by
     clock, heard, model = FakeClock(), RecordingObserver(), Model(program)
     limiters = [Limiter(MemoryStore(clock=clock), observers=[heard]) for _ in range(2)]
     keys = {limiter.key_for(header("X-User").of(name)): name for name in ("ann", "bob") for limiter in limiters}
-    app = await started(program, limiters)
+    app = await made(program, limiters)
     assert (app is None) is model.fails_at_the_start()
     if app is None:
         return
@@ -238,15 +238,11 @@ def required() -> FastAPI:
 )
 async def test_other_limits_under_one_name_end_the_start(app: Any, rules: list[Rule], where: str) -> None:
     app.add_middleware(RateLimitMiddleware, rules=rules)
-    sent: list[Any] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    with pytest.raises(ConfigurationError, match="name: 'x' is '5/1m'") as caught:
-        await app({"type": "lifespan", "state": {}}, lambda: sleep(0, {"type": "lifespan.startup"}), send)
-    assert f"and '6/1m' {where}" in str(caught.value)
-    assert sent == [{"type": "lifespan.startup.failed", "message": str(caught.value)}]
+    said, error = await started(app)
+    assert isinstance(error, ConfigurationError)
+    assert "name: 'x' is '5/1m'" in str(error)
+    assert f"and '6/1m' {where}" in str(error)
+    assert said == [{"type": "lifespan.startup.failed", "message": str(error)}]
 
 
 def test_other_limits_under_one_name_in_two_middlewares_are_an_error_where_the_outer_one_is_made() -> None:

@@ -39,8 +39,6 @@ TIGHT: Any = RateLimit("1/hour", name="tight")
 
 
 class Ear(RecordingObserver):
-    """Keeps events, and what became of requests."""
-
     def __init__(self) -> None:
         super().__init__()
         self.outcomes: list[Outcome] = []
@@ -50,8 +48,6 @@ class Ear(RecordingObserver):
 
 
 class Site:
-    """An application behind a middleware, and what an observer hears of its requests."""
-
     def __init__(self, limiter: Limiter | None = None, **options: Any) -> None:
         self.clock = FakeClock(10**15)
         self.ear = Ear()
@@ -171,9 +167,6 @@ async def test_an_observer_that_comes_while_a_request_is_under_way_hears_of_the_
     assert ear.outcomes == []
     await call(RateLimitMiddleware(hello, limits="9/hour", limiter=limiter))
     assert [one.reason for one in ear.outcomes] == ["ok"]
-
-
-# -- refusals ----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_refusal_says_whom_it_met_and_by_what() -> None:

@@ -139,9 +139,6 @@ def test_no_text_of_two_thousand_signs_takes_a_template_for_ever() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-# -- a thousand routes -------------------------------------------------------------------------------------------------
-
-
 class SilentFastAPI(FastAPI):
     __call__ = Silent.__call__  # type: ignore[assignment]
 

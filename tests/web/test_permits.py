@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -20,12 +19,10 @@ from slidegate.core import Concurrency, LimitSet, StoreUnavailable
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, Answer, call, hello, scope_of, statuses
-from ..redis_servers import RedisCluster, RedisServer, needs_redis
+from ..redis_servers import AT_REDIS, BOUND_S, needs_redis
 from ..remote_stores import RemoteStore
 from ..virtual_time import VirtualTime
 from .permits_traffic import AMOUNTS, play
-
-BOUND_S = 60
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(100, 250))])
@@ -37,24 +34,7 @@ async def test_the_bound_holds_over_all_ends_of_requests(seed: int) -> None:
     assert {"200", "websocket.accept", "CancelledError", "Broken"} <= set(app.outcomes)
 
 
-@pytest.fixture(
-    params=[
-        "lmdb",
-        pytest.param("redis", marks=needs_redis),
-        pytest.param("cluster", marks=needs_redis),
-    ]
-)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "lmdb":
-        yield f"lmdb://{tmp_path / 'lmdb'}"
-    elif request.param == "cluster":
-        with RedisCluster() as cluster:
-            yield cluster.url
-    else:
-        with RedisServer() as server:
-            yield server.url
-
-
+@pytest.mark.parametrize("kind", ["lmdb", AT_REDIS, pytest.param("cluster", marks=needs_redis)])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(2, 12))])
 async def test_the_bound_holds_over_all_ends_of_requests_on_a_shared_store(url: str, seed: int) -> None:
     async with Limiter.from_url(url, deadline=30, on_error="deny") as limiter:
@@ -66,8 +46,6 @@ async def test_the_bound_holds_over_all_ends_of_requests_on_a_shared_store(url: 
 
 
 class Failing(RemoteStore):
-    """A shared store that does not answer while `away`."""
-
     away = False
 
     async def answer(self, question: Any, *arguments: Any) -> Any:
@@ -149,9 +127,6 @@ def test_permits_come_back_under_trio_too() -> None:
     assert (seen, store.permits_held()) == ([200] * 5, 0)
 
 
-# -- one request -------------------------------------------------------------------------------------------------------
-
-
 class Workshop:
     """An application whose requests go on until they are told how to end, and the middleware before it."""
 
@@ -172,7 +147,6 @@ class Workshop:
         await (await self.orders.get())(scope, receive, send)
 
     async def begin(self) -> asyncio.Task[Answer]:
-        """Send a request that the application gets, and return its task."""
         before = self.seen
         task = asyncio.ensure_future(call(self.middleware))
         while self.seen == before:

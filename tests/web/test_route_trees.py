@@ -210,15 +210,15 @@ def directory(tmp_path: Path) -> Path:
     return files
 
 
-@pytest.mark.parametrize("seed", range(12))
+def seeds(many: int) -> Any:
+    """Return the seeds of a dozen trees, and of many with ``deep``."""
+    deep = [pytest.param(seed, marks=pytest.mark.deep) for seed in range(1_000, 1_000 + many)]
+    return pytest.mark.parametrize("seed", [*range(12), *deep])
+
+
+@seeds(many=120)
 async def test_whatever_reaches_a_handler_was_counted(seed: int, directory: Path) -> None:
-    assert await search(seed, directory, 400, roots=seed % 3 > 0) > 0
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("seed", range(1_000, 1_120))
-async def test_whatever_reaches_a_handler_was_counted_in_many_trees(seed: int, directory: Path) -> None:
-    assert await search(seed, directory, 10_000, roots=seed % 3 > 0) > 0
+    assert await search(seed, directory, 400 if seed < 1_000 else 10_000, roots=seed % 3 > 0) > 0
 
 
 @pytest.mark.parametrize("feature", ["mixed", "dots"])
@@ -232,12 +232,6 @@ async def test_whatever_reaches_a_handler_was_counted_beside_text_and_behind_dot
     assert found == []
 
 
-@pytest.mark.parametrize("seed", range(12))
+@seeds(many=100)
 async def test_ordinary_requests_are_counted_as_patterns_say(seed: int, directory: Path) -> None:
-    assert await compare(seed, directory, 300) > 0
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("seed", range(1_000, 1_100))
-async def test_ordinary_requests_are_counted_as_patterns_say_in_many_trees(seed: int, directory: Path) -> None:
-    assert await compare(seed, directory, 3_000) > 0
+    assert await compare(seed, directory, 300 if seed < 1_000 else 3_000) > 0

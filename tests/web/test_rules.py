@@ -33,7 +33,6 @@ from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
 
 
 async def charged(rules: list[Rule], path: str = "/", method: str = "GET", **more: Any) -> list[str]:
-    """Return the names of the limits that one request was asked about."""
     scope = scope_of(path, method, **more)
     await send_scope(RateLimitMiddleware(hello, rules=rules), scope)
     return [state.name for state in scope["slidegate.ended"].decision.states]
@@ -103,9 +102,6 @@ def test_the_identity_of_a_rule_is_not_its_place_nor_its_amount() -> None:
     assert len({rule.identity for rule in different}) == len(different)
 
 
-# -- several paths -----------------------------------------------------------------------------------------------------
-
-
 PATHS = ["/login", "/api/login", "/v2/{rest:path}"]
 
 
@@ -122,9 +118,6 @@ def test_the_identity_is_that_of_the_paths_in_any_order() -> None:
     identities = {Rule(paths, "1/minute").identity for paths in others}
     assert len(identities) == 3, "a list of one path is that path"
     assert Rule(PATHS, "1/minute").identity not in identities
-
-
-# -- quotas ------------------------------------------------------------------------------------------------------------
 
 
 NOON_US = 1_735_732_800_000_000  # 2025-01-01T12:00Z
@@ -162,8 +155,6 @@ async def test_a_quota_stands_at_an_endpoint_and_comes_from_a_function() -> None
     assert [(await call(middleware, "/plan")).status for _ in range(2)] == [200, 429]
 
 
-# -- plans, among them those that let nobody pass ----------------------------------------------------------------------
-
 NOBODY = [
     "nobody", " Nobody ", "NOBODY", "0/minute", "00 / 1m", "0 per 2 hours", "-0/s", "5/minute; 0/hour", "x: 0/s @9",
     ["5/minute", "0/hour"], ("nobody",), iter(["9/day", "0/minute"]),
@@ -200,9 +191,6 @@ async def test_a_ban_goes_before_nobody_and_refusals_strike() -> None:
     policy = BanPolicy("3/10m", "1h", signals={"refused": 1})
     middleware = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: "nobody")], bans=policy)
     assert await statuses(middleware, 5) == [429, 429, 429, 403, 403]
-
-
-# -- the limits that are shown are those of the client -----------------------------------------------------------------
 
 
 CUSTOMER = header("X-API-Key")

@@ -128,7 +128,6 @@ class Play:
         return [*out, decision.allowed, decision.reason, decision.states]
 
     async def state(self) -> object:
-        """Return everything that the middleware left behind."""
         counted = [
             (await self.limiter.peek(key, rule.limits, rule=rule.name)).states
             for key in (*PEERS, "everyone", "unknown-peer", "peer:testclient")
@@ -178,9 +177,6 @@ async def test_answers_counts_and_events_do_not_depend_on_what_no_request_meets(
                 answers.append(await play.ask(scope, asked["steps"], asked["leaves_after"]))
             assert answers[0] == answers[1]
         assert await plays[0].state() == await plays[1].state()
-
-
-# -- what a request leaves in memory -----------------------------------------------------------------------------------
 
 
 class Server:

@@ -25,7 +25,7 @@ from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, hello, scope_of, statuses
 from ..remote_stores import SickStore, SlowStore
-from ..virtual_time import VirtualTime
+from ..virtual_time import VirtualTime, turns
 from .limited import AT, limited, middleware_of
 
 
@@ -52,7 +52,7 @@ class Crowd:
     async def come(self, count: int = 1, **more: Any) -> None:
         for _ in range(count):
             self._tasks.append(asyncio.create_task(self._one(len(self._tasks), more)))
-            await some_turns()
+            await turns()
 
     async def _one(self, number: int, more: dict[str, Any]) -> None:
         answer = await call(self.app, **more)
@@ -63,18 +63,12 @@ class Crowd:
         return self.ended
 
 
-async def some_turns() -> None:
-    """Let other tasks run until they have nothing to do but wait."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
 async def test_who_leaves_lets_the_next_one_come_earlier(virtual: VirtualTime) -> None:
     app = middleware(hello, virtual, "1/10s", wait="1h")
     crowd = Crowd(app, virtual)
     await crowd.come()
     leaving = asyncio.create_task(call(app))
-    await some_turns()
+    await turns()
     await crowd.come()
     leaving.cancel()
     assert await crowd.all() == [(0, 200, 0.0), (1, 200, 10.0)]
@@ -155,7 +149,7 @@ async def test_one_that_is_cancelled_while_it_asks_is_charged_for_nothing(room: 
     leaving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaving
-    await some_turns()
+    await turns()
     clock.advance("9s")
     assert (await limiter.peek(PEER, "9/10s", rule="slow")).remaining == (8 if room else 6)
 
@@ -300,7 +294,7 @@ async def test_a_clock_that_steps_back_while_a_request_waits_lets_nobody_in_too_
     assert await statuses(app, 2) == [200, 200]
     ahead_us = 99_800_000
     waiting = asyncio.create_task(call(app))
-    await some_turns()
+    await turns()
     ahead_us = 10_000_000  # by the store's time the first two leave in 90 s
     done, _ = await asyncio.wait([waiting], timeout=5)
     waiting.cancel()
@@ -313,7 +307,7 @@ async def test_an_exception_of_the_store_while_a_request_waits_comes_as_it_is(at
     app = limited(at, "1/10s", limiter=Limiter(store), wait="1m")
     assert await statuses(app, 1) == [200]
     waiting = asyncio.create_task(call(app))
-    await some_turns()
+    await turns()
     store.error = ConfigurationError("no such store")
     with pytest.raises(ConfigurationError, match="no such store"):
         await waiting
@@ -324,7 +318,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_stands_in_line_no_
     assert await statuses(app, 1) == [200]
     messages = channel({"type": "http.request", "body": b"a", "more_body": True}, {"type": "http.disconnect"})
     waiting = asyncio.create_task(app(scope_of("/", "POST"), messages, send_nothing))
-    await some_turns()
+    await turns()
     assert waiting.done()
 
 
@@ -366,11 +360,9 @@ async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back
             while True:
                 await go_on()
         raise
-    await some_turns()
+    await turns()
     assert store.permits_held() == 0
 
-
-# -- wherever a limit stands -------------------------------------------------------------------------------------------
 
 everywhere = pytest.mark.parametrize("at", AT)
 
@@ -401,7 +393,7 @@ async def test_a_client_that_leaves_while_it_waits_is_charged_nothing(at: str, c
     assert await statuses(middleware, 1) == [200]
     gone = asyncio.Event()
     waiting = asyncio.ensure_future(middleware(scope_of(), channel(*_body(b""), last=gone), send_nothing))
-    await some_turns()
+    await turns()
     assert not waiting.done()
     _ = waiting.cancel() if cancelled else gone.set()
     (ended,) = await asyncio.wait_for(asyncio.gather(waiting, return_exceptions=True), 60)
@@ -508,7 +500,7 @@ async def test_a_wait_ends_as_soon_as_an_override_lets_a_request_in_or_leaves_it
     await crowd.come(3)
     await asyncio.sleep(1)
     await app.limiter.override("slow", "3/10s", duration="1h")
-    await some_turns()
+    await turns()
     assert crowd.ended == [(0, 200, 0.0), (1, 200, 4.0), (2, 200, 5.0)]
     await app.limiter.override("slow", "1/10s", duration="1s")
     assert (await crowd.all())[3:] == [(3, 429, 5.0)], "with the refusal, four units have to leave until there is room"
@@ -527,7 +519,7 @@ async def test_who_waits_for_a_permit_gets_one_that_an_override_adds(virtual: Vi
     crowd = Crowd(RateLimitMiddleware(slow, limiter=limiter, rules=[rule]), virtual)
     await crowd.come(5, headers={"X-Tenant": "ann"})
     await limiter.override("held", "3", duration="1h")
-    await some_turns()
+    await turns()
     assert limiter.store.permits_held() == 3
     await limiter.restore("held")
     await asyncio.sleep(1)

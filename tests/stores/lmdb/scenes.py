@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -249,6 +250,17 @@ def growing(path: str, processes: int, rounds: int) -> Any:
         "keys": patiently(store.stats).keys,
         "grown": sizes[-1] > 1 << 20,
     }
+
+
+@contextmanager
+def disk_of(size: int) -> Iterator[Callable[[], None]]:
+    """Let no file of this process grow beyond a size; yield what ends that."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def overwrite_heads(path: str) -> None:

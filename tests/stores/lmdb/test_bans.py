@@ -16,7 +16,7 @@ from slidegate.core import LimitSet, Reason, StoreTimeout, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
-from ...virtual_time import VirtualTime
+from ...virtual_time import VirtualTime, turns
 from .test_store import gate_held
 
 
@@ -100,8 +100,7 @@ async def test_an_import_that_ends_half_way_says_how_far_it_came_and_goes_on_whe
     VirtualTime()  # in which half a minute is nothing
     limiter = Limiter(store, deadline="50ms", on_error="deny")
     importing = asyncio.ensure_future(limiter.import_bans(export(400)))
-    for _ in range(3):
-        await asyncio.sleep(0)
+    await turns(3)
     with gate_held(store), pytest.raises(StoreTimeout) as caught:
         await importing
     written = store.bans.count()

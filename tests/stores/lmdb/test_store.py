@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import itertools
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -45,9 +44,10 @@ from slidegate.testing.contract import StoreContract
 from slidegate.testing.contract.harness import bucket
 from slidegate.testing.contract.player import settle
 
+from ...virtual_time import turns
 from ..transports import RandomContract
 from .remote import SMALL, Remote, TwoProcesses
-from .scenes import actor, fork, outcome
+from .scenes import actor, disk_of, fork, outcome
 
 MINUTE_US = 60_000_000
 
@@ -287,17 +287,6 @@ def test_the_map_grows_and_what_was_counted_stays(tmp_path: Path) -> None:
     store.close()
 
 
-@contextmanager
-def disk_of(size: int) -> Iterator[Callable[[], None]]:
-    """Let no file of this process grow beyond a size; yield what ends that."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 async def flood(limiter: Limiter, known: int, fresh: int) -> Counter[Reason]:
     """Ask for known keys, whose limits have to hold, and for new ones in between; return what these were told."""
     admitted, numbers, told = dict.fromkeys(range(known), 0), itertools.count(), Counter[Reason]()
@@ -517,8 +506,7 @@ async def test_files_that_have_to_be_opened_again_wait_for_another_process_as_a_
     store._env.close()  # as after a fork, or where the files were replaced
     with gate_held(store):
         waiting = asyncio.ensure_future(waited(store, asked))
-        for _ in range(100):
-            await asyncio.sleep(0)
+        await turns(100)
         assert not waiting.done()
     assert (await waiting).remaining == 3
 
@@ -592,8 +580,7 @@ async def test_closing_tells_all_who_wait(tmp_path: Path, durability: Any) -> No
     await waited(store, asked)
     with gate_held(store):
         waiting = [asyncio.ensure_future(waited(store, asked)) for _ in range(5)]
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await turns(3)
         store.close()
         await asyncio.wait(waiting, timeout=60)
         assert [type(task.exception()) for task in waiting] == [StoreUnavailable] * 5
@@ -686,10 +673,3 @@ def test_keys_that_begin_alike_are_not_reset_together(store: LmdbStore) -> None:
     assert all(map(store.hit, questions))
     assert store.reset("ann") is True
     assert [bool(store.hit(question)) for question in questions] == [True, False, False, False]
-
-
-def test_without_the_package_the_message_says_how_to_get_it(tmp_path: Path) -> None:
-    code = f'import sys; sys.modules["lmdb"] = None; import slidegate; slidegate.Limiter.from_url("lmdb://{tmp_path}")'
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    told = 'ConfigurationError: store address: LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"'
-    assert told in ended.stderr

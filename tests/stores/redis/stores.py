@@ -6,12 +6,14 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
-from slidegate.core import parse_address
+from slidegate import StoreError
+from slidegate.core import Decision, parse_address
 from slidegate.core.addresses import Address
 from slidegate.stores.redis import RedisStore
+from slidegate.testing.contract.player import settle
 
 from ...redis_servers import RedisCluster, RedisServer
 
@@ -30,7 +32,6 @@ def store_of(server: RedisServer | RedisCluster, **options: Any) -> RedisStore:
 
 
 async def struck(store: RedisStore) -> dict[str, int]:
-    """Return how many strikes of each key count."""
     rows = [row for row in await store.bans.dump() if "struck" in row]
     return {row["struck"]: sum(weight for _, weight in row["strikes"]) for row in rows}
 
@@ -43,7 +44,6 @@ async def store_at(server: RedisServer | RedisCluster, **options: Any) -> AsyncI
 
 @asynccontextmanager
 async def workers_at(server: RedisServer | RedisCluster, many: int, **options: Any) -> AsyncIterator[list[RedisStore]]:
-    """Open stores that share a prefix."""
     prefix = fresh_prefix()
     stores = [store_of(server, **{"prefix": prefix, **options}) for _ in range(many)]
     try:
@@ -63,4 +63,13 @@ async def eventually(holds: Callable[[], Awaitable[object]]) -> None:
     """Come back when something holds that a store or a server does in its own time."""
     async with asyncio.timeout(PLENTY_S):
         while not await holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def until_answered(ask: Callable[[], Decision | Awaitable[Decision]]) -> Decision:
+    """Ask until the store answers: the first request after a restart finds a connection that is gone."""
+    async with asyncio.timeout(PLENTY_S):
+        while True:
+            with suppress(StoreError):
+                return await settle(ask())
             await asyncio.sleep(0.01)

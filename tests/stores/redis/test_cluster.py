@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -13,7 +12,7 @@ from slidegate.core import Reason
 
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis, until
 from .test_processes import most_in_any
-from .worker import Orders, Worker
+from .worker import Orders, at_work
 
 pytestmark = needs_redis
 
@@ -85,25 +84,9 @@ async def test_a_slot_on_its_way_counts_every_hit_once(cluster: RedisCluster, li
     cluster.move_slot(slot, owner)
 
 
-@contextmanager
-def workers_at_work(orders: Orders) -> Iterator[list[int]]:
-    """Let three processes hit one key; the admissions stand in the list at the end, in the order of time."""
-    workers, times_us = [Worker(orders) for _ in range(3)], list[int]()
-    try:
-        for worker in workers:
-            worker.wait_ready()
-        for worker in workers:
-            worker.go()
-        yield times_us
-        times_us += sorted(time_us for worker in workers for time_us in worker.times_us())
-    finally:
-        for worker in workers:
-            worker.kill()
-
-
 @pytest.mark.all
 def test_processes_together_get_exactly_the_amount_while_the_slot_moves_to_and_fro(cluster: RedisCluster) -> None:
-    with workers_at_work(Orders(cluster.url, f"{AMOUNT}/500ms", span_us=5 * WINDOW_US)) as times_us:
+    with at_work([Orders(cluster.url, f"{AMOUNT}/500ms", span_us=5 * WINDOW_US)] * 3) as times_us:
         until(lambda: any(server.command("KEYS", "*:7:w:*") for server in cluster.masters), "the first hit")
         slot, owner, other = home_of(cluster)
         for target in (other, owner) * 3:
@@ -157,7 +140,7 @@ def test_processes_together_get_no_more_than_the_amount_while_a_replica_takes_ov
     key = next(key for key in map(str, range(CLIENTS)) if cluster.owner(cluster.slot_of(key)) is first)
     url = f"{cluster.url}?readable=true"  # so that it is the name of the client that says which node it belongs to
     orders = Orders(url, f"{AMOUNT}/500ms", span_us=5 * WINDOW_US, key=key, may_fail=True)
-    with workers_at_work(orders) as times_us:
+    with at_work([orders] * 3) as times_us:
         until(lambda: first.command("KEYS", "*:7:w:*"), "the first hit")
         replica.command("CLUSTER", "FAILOVER")
         until(lambda: replica.info("replication")["role"] == "master", "the replica takes over")

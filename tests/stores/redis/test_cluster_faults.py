@@ -42,8 +42,6 @@ def nodes() -> Iterator[RedisCluster]:
 
 
 class Scene:
-    """A cluster and the proxies before its nodes."""
-
     def __init__(self, cluster: RedisCluster, proxies: list[FaultProxy]) -> None:
         self.cluster, self.proxies = cluster, proxies
         self.url = "redis+cluster://" + ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
@@ -55,7 +53,6 @@ class Scene:
 
     @property
     def keeper(self) -> RedisServer:
-        """The server with the bans."""
         return self.cluster.owner(self.cluster.slot_of("slidegate:7:{bans}"))
 
     def proxy_of(self, server: RedisServer) -> FaultProxy:
@@ -155,8 +152,6 @@ async def test_every_worker_that_starts_amid_faults_is_back_after_the_last_one(
 
 
 class Site:
-    """A limiter, and one client on each node."""
-
     def __init__(self, scene: Scene, deadline: str = "200ms") -> None:
         self.heard = RecordingObserver(without=["refused"])
         self.limiter = limiter_at(scene, deadline, self.heard)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import pytest
@@ -16,21 +15,12 @@ from slidegate.testing.contract.harness import bucket
 from slidegate.testing.contract.player import settle
 
 from ...redis_servers import RedisServer, needs_redis
-from .stores import PLENTY_S, struck, workers_at
+from .stores import PLENTY_S, struck, until_answered, workers_at
 
 POLICY = BanPolicy("3/hour", "1h", name="p")
 
 pytestmark = [needs_redis, pytest.mark.all]
 TEN = bucket("10/hour")
-
-
-async def until_answered(ask: Callable[[], Decision | Awaitable[Decision]]) -> Decision:
-    """Ask until the store answers: the first request after a restart finds a connection that is gone."""
-    async with asyncio.timeout(PLENTY_S):
-        while True:
-            with suppress(StoreError):
-                return await settle(ask())
-            await asyncio.sleep(0.01)
 
 
 async def hit(store: RedisStore, key: str = "user:ann") -> Decision:

@@ -47,8 +47,6 @@ BUCKET = LimitSet("hit", parse_limits(LIMIT))
 
 
 class Site:
-    """A limiter on a store of its own, and the events that it told."""
-
     def __init__(self, url: str, on_error: failover.OnError, deadline_s: float = DEADLINE_S) -> None:
         self.heard, self.deadline_s = RecordingObserver(without=["refused"]), deadline_s
         self.store = RedisStore(url, prefix=fresh_prefix(), timeout=deadline_s)
@@ -313,7 +311,6 @@ async def test_the_fallback_is_bounded_and_let_go_of_after_recovery(
         allowed += decision.allowed
     assert allowed >= most
     assert "keys_shared" in heard.kinds, "it counts beyond its bound in shared cells"
-    assert safe._local.made is not None
     assert safe._local.made.stats().keys == most
     await place.proxy.accept()
     async with asyncio.timeout(10 * SLACK_S):

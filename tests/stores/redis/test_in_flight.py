@@ -22,6 +22,7 @@ from slidegate.testing.contract.programs import YEAR_2100_US
 
 from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer, needs_redis
+from ...virtual_time import turns
 from .stores import PLENTY_S
 
 pytestmark = needs_redis
@@ -73,7 +74,6 @@ class Held:
             self._come.popleft()()
 
     async def answer(self, asked: asyncio.Future[Any]) -> Any:
-        """Return the answer to a question, the next that comes."""
         await self.come(1)
         self.release(1)
         return await asked
@@ -86,12 +86,6 @@ def held(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> Held:
 
 def ask(store: RedisStore, key: str, asked: LimitSet = WIDE, cost: int = 1) -> asyncio.Future[Decision]:
     return asyncio.ensure_future(settle(store.hit(((asked, key, cost),))))
-
-
-async def turn() -> None:
-    """Let tasks ask, and let the batcher write."""
-    for _ in range(3):
-        await asyncio.sleep(0)
 
 
 async def all_of(futures: list[asyncio.Future[Decision]]) -> list[Any]:
@@ -123,13 +117,13 @@ class InOrder:
         for _ in range(moves):
             await self._move()
             if self._rng.random() < 0.4:
-                await turn()
+                await turns(3)
                 if not self._store._batcher()._line:  # so that all that were asked have the time of their asking
                     self._clock.advance(us=self._rng.choice((0, 1, 1_000_000, 20_000_000)))
             if self._rng.random() < 0.3:
-                await turn()
+                await turns(3)
                 self._held.release(self._rng.randint(0, len(self._held)))
-                await turn()
+                await turns(3)
         async with asyncio.timeout(PLENTY_S):
             while not all(ours.done() for ours in (*(ours for ours, _ in self._pairs), *self._resets)):
                 self._held.release(len(self._held))
@@ -203,7 +197,7 @@ async def test_the_answers_to_one_call_do_not_wait_for_the_next(store: RedisStor
     futures = [ask(store, f"user:{number}") for number in range(MANY)]
     await held.come(2)
     held.release(1)
-    await turn()
+    await turns(3)
     assert [future.done() for future in futures] == [number < MANY // 2 for number in range(MANY)]
     again = ask(store, "user:0")  # goes while the second call is unanswered
     await held.come(2)
@@ -239,7 +233,7 @@ async def test_a_refusal_is_remembered_while_units_of_others_are_handed_back(sto
     assert (await held.answer(refused)).reason is Reason.LIMITED
     assert await held.answer(back)
     again = ask(store, "ann", FIVE)
-    await turn()
+    await turns(3)
     assert again.done(), "nobody was asked"
     assert again.result().reason is Reason.LIMITED
 
@@ -260,7 +254,7 @@ async def test_where_the_connection_ends_between_two_answers_the_first_counts_an
     await all_of([ask(store, key) for key in keys])
     proxy.freeze()
     futures = [ask(store, key) for key in keys]
-    await turn()
+    await turns(3)
     proxy.cut_after(4_500)  # one answer to half of them takes about 3,000 bytes
     proxy.thaw()
     answers = await all_of(futures)
@@ -278,7 +272,7 @@ async def test_where_the_first_call_is_given_up_the_second_gets_its_own_answers(
     await held.come(2)
     for future in futures[: MANY // 2]:
         future.cancel()
-    await turn()
+    await turns(3)
     held.release(2)
     answers = await all_of(futures[MANY // 2 :])
     assert [answer.checks[0][1] for answer in answers] == keys[MANY // 2 :]

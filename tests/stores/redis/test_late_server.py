@@ -19,7 +19,7 @@ from slidegate.testing import RecordingObserver
 
 from ...asgi import Answer, call, hello
 from ...fault_proxy import FaultProxy
-from ...redis_servers import RedisServer, free_port, needs_redis
+from ...redis_servers import BOUND_S, RedisServer, free_port, needs_redis
 from .faults import Place
 
 OTHERS = {"X-API-Key": "k-2"}
@@ -27,8 +27,6 @@ OTHERS = {"X-API-Key": "k-2"}
 pytestmark = pytest.mark.usefixtures("impatient")
 
 DEADLINE_S = 0.25
-BOUND_S = 10.0
-"""How long only a hang takes."""
 LONG = "a long key of somebody's own " * 10
 LIMITS = "3/hour"
 HEADERS = {"X-API-Key": "k-1"}
@@ -91,7 +89,6 @@ class Worker:
                 await asyncio.sleep(0.02)
         store, failover = self.limiter.store, self.limiter.engine.failover
         assert isinstance(store, RedisStore)
-        assert failover is not None
         failover._deadline_s, failover._deadline, store._shared.timeout_s = BOUND_S, Deadline(BOUND_S), BOUND_S
         for batcher in store._batchers.values():
             if batcher._connection is not None:

@@ -18,9 +18,8 @@ from slidegate.core.reservation import Permit, reserved
 from slidegate.stores.redis import RedisStore, link
 
 from ...fault_proxy import FaultProxy, stop_listening
-from ...redis_servers import RedisCluster, RedisServer, needs_redis
+from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis
 
-BOUND_S: Final = 20.0
 BUCKET: Final = LimitSet("hit", parse_limits("3/hour"))
 CHECKS: Final = ((BUCKET, "user:1", 1),)
 

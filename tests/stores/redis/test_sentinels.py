@@ -90,7 +90,6 @@ async def test_a_failover_is_followed_while_the_first_sentinel_hangs(
         pair.master.kill()
         assert await ticks_until_served(limiter) >= 0
         left = (await limiter.peek("user:1", LIMIT, 0)).remaining
-        assert left is not None
         assert left < 999, "what was counted goes on"
 
 

@@ -68,7 +68,6 @@ class AtServer:
 def url_of_user(server: RedisServer) -> str:
     """Return the address for a user that has the rights of the page about Redis, and no others."""
     rights = re.search(r"A user for slidegate needs\s+`([^`]+)`", PAGE.read_text(encoding="utf-8"))
-    assert rights is not None
     server.command("ACL", "SETUSER", "middleware", "reset", "on", ">secret", *rights[1].split())
     return server.url.replace("//", "//middleware:secret@")
 
@@ -240,7 +239,6 @@ async def test_strikes_are_summed_and_the_one_too_many_bans_at_once(server: Redi
 
         assert await counted(server, flood) <= 3  # they are read, and written where nobody was faster
         made = await store.bans.strike(policy, "user:eve", 1, "why")
-        assert made is not None
         assert (made.level, made.reason) == (1, "why")
         assert heard.kinds == ["banned"]
         for _ in range(5):

@@ -15,15 +15,13 @@ from slidegate.stores.redis import RedisStore
 
 from ...asgi import PEER, call, hello
 from ...fault_proxy import FaultProxy
-from ...redis_servers import RedisServer, needs_redis
+from ...redis_servers import BOUND_S, RedisServer, needs_redis
 from .faults import Place
 from .stores import fresh_prefix, struck
 
 pytestmark = [needs_redis, pytest.mark.usefixtures("impatient")]
 
 PLENTY_S = 5.0
-BOUND_S = 20
-"""How long only a hang takes."""
 NOBODY = 1
 """A port at which nobody listens."""
 CLIENTS = 20

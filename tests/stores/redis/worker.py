@@ -11,7 +11,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -52,8 +53,6 @@ class Orders:
 
 
 class Worker:
-    """A running worker, as its parent sees it."""
-
     def __init__(self, orders: Orders) -> None:
         command = [sys.executable, "-m", "tests.stores.redis.worker"]
         self.process = subprocess.Popen(
@@ -62,13 +61,10 @@ class Worker:
         self._write(json.dumps(asdict(orders)))
 
     def _write(self, line: str) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
     def wait_ready(self) -> None:
-        """Come back when it has connected."""
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line == "ready\n", line + self.process.communicate(timeout=BOUND_S)[1]
 
@@ -87,18 +83,26 @@ class Worker:
         self.process.communicate()
 
 
-def admitted_by(orders: Sequence[Orders]) -> list[int]:
-    """Let workers go at the same time; return when requests were admitted, in the order of the store's time."""
-    workers = [Worker(order) for order in orders]
+@contextmanager
+def at_work(orders: Sequence[Orders]) -> Iterator[list[int]]:
+    """Let workers go at the same time; when requests were admitted stands in the list at the end, in order."""
+    workers, times_us = [Worker(order) for order in orders], list[int]()
     try:
         for worker in workers:
             worker.wait_ready()
         for worker in workers:
             worker.go()
-        return sorted(time_us for worker in workers for time_us in worker.times_us())
+        yield times_us
+        times_us += sorted(time_us for worker in workers for time_us in worker.times_us())
     finally:
         for worker in workers:
             worker.kill()
+
+
+def admitted_by(orders: Sequence[Orders]) -> list[int]:
+    with at_work(orders) as times_us:
+        pass
+    return times_us
 
 
 def skew(by_s: float) -> None:
@@ -113,7 +117,6 @@ def _shifted(clock: Callable[[], float], by: float) -> float:
 
 
 async def work(orders: Orders) -> list[int]:
-    """Do what the orders say."""
     from slidegate import Limiter
 
     times: list[int] = []

@@ -87,7 +87,6 @@ def client() -> TestClient:
 
 
 def statuses(client: TestClient, path: str, times: int) -> list[int]:
-    """Return the statuses of some requests, one after the other."""
     return [client.get(path).status_code for _ in range(times)]
 
 

@@ -1,0 +1,37 @@
+"""Applications that workers of their own serve, and requests to them, each on a connection of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE_S = 60
+CLIENT = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=PATIENCE_S, trust_env=False)
+
+
+@contextmanager
+def serving(module: str, *words: object, **variables: str) -> Iterator[str]:
+    """Run a module that prints its port and serves there; yield its address, and end its workers in order."""
+    command = [sys.executable, "-m", module, *map(str, words)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ | variables) as process:
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=PATIENCE_S)
+
+
+def ask(url: str) -> httpx.Response | None:
+    """Send a request; None if there was nobody, or a worker died over it."""
+    try:
+        return CLIENT.get(url)
+    except httpx.TransportError:
+        return None
