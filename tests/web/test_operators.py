@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import random
 import threading
 from pathlib import Path
 from typing import Any
@@ -214,12 +214,22 @@ async def test_a_file_that_is_cut_in_place_while_threads_look_up_ends_nothing(tm
     assert seen == {132203}
 
 
-def test_no_private_copy_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    private = tmp_path / "private"
-    private.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(private))
-    assert network(written(tmp_path / "asn.mmdb", ASN)).file.find("43.128.0.1").name == "Tencent"
-    assert not list(private.iterdir())
+@pytest.mark.parametrize("seed", range(3))
+def test_damage_behind_the_records_that_are_looked_at_first_ends_no_process(
+    tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reader in C would end it in nearly every run."""
+    rng, addresses = random.Random(seed), [f"8.{number // 250}.{number % 250}.0" for number in range(1_200)]
+    records = {f"{address}/24": {"autonomous_system_number": at} for at, address in enumerate(addresses, start=1)}
+    content = bytearray(written(tmp_path / "asn.mmdb", records).read_bytes())
+    end = content.rindex(b"\xab\xcd\xefMaxMind.com")
+    for _ in range(60):
+        content[rng.randrange(end - 600, end)] = rng.randrange(256)
+    (tmp_path / "asn.mmdb").write_bytes(content)
+    found = network(tmp_path / "asn.mmdb")
+    places = [found.file.find(address) for address in addresses]
+    assert [place.asn for place in places[:1_000]] == list(range(1, 1_001))
+    assert len([record for record in caplog.records if "is damaged" in record.getMessage()]) == 1
 
 
 @settings(max_examples=60)

@@ -1,17 +1,15 @@
 """Networks by who runs them and where: a key, conditions and bans by files in MaxMind's format.
 
 A file says of each address which operator it belongs to (the number of an autonomous system) or in which country it is.
-It is followed as lists are: another version is read in a thread and takes over when it is complete. What is read is a
-private copy, which the reader in C maps into memory; a file that is cut while it is mapped would end the process.
+It is followed as lists are: another version is read in a thread and takes over when it is complete. It is kept in
+memory, and the reader in Python reads it: that in C is faster, but ends the process at a record that is damaged.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from io import BytesIO
 from itertools import islice
 from os import PathLike
@@ -22,7 +20,7 @@ from starlette.types import Scope
 from ..core.addresses import parse_network
 from ..core.bans.policy import PRIVATE
 from ..core.errors import ConfigurationError, closest, quoted
-from ..core.logs import logger
+from ..core.logs import Throttle, logger
 from ..core.memo import remember
 from ..core.store import Event
 from ..limiter import Limiter
@@ -42,8 +40,6 @@ _RECORDS_LOOKED_AT: Final = 1_000
 _ASN_FIELDS: Final = ("autonomous_system_number", "asn")
 _NAME_FIELDS: Final = ("autonomous_system_organization", "as_name", "name")
 _COUNTRY_FIELDS: Final = ("country", "country_code", "registered_country")
-
-
 _NOWHERE: Final = Place()
 
 
@@ -69,6 +65,7 @@ class NetworkFile(FileWatcher):
         super().__init__([path], self._read_again, clock)
         self._reader, self.has = _opened(path)
         self._known: dict[str, Place] = {}
+        self._throttle = Throttle()
 
     def find(self, client_key: str) -> Place:
         """Return what the file says of the address of a client, by its key; private addresses are nowhere."""
@@ -82,7 +79,10 @@ class NetworkFile(FileWatcher):
         except ValueError:  # no address, or one of IPv6 in a file of IPv4
             return _NOWHERE
         except Exception:
-            logger.exception("%s could not be read for %s, which is taken for unknown", self.path, client_key)
+            left_out = self._throttle.left_out(None, time.monotonic())
+            if left_out is not None:
+                said = "%s is damaged: it cannot be read for %s, which is taken for unknown (suppressed=%d)"
+                logger.exception(said, self.path, client_key, left_out)
             return _NOWHERE
         return _NOWHERE if record is None or PRIVATE.covers(version, first) else _place(record)
 
@@ -248,7 +248,7 @@ def _kinds(reader: Reader) -> frozenset[str]:
 
 
 def _opened(path: str) -> tuple[Reader, frozenset[str]]:
-    """Open a private copy of a file, which nobody changes while it is mapped; return what it says of addresses, too."""
+    """Read a file into memory, where nobody changes it; return its reader, and what it says of addresses."""
     try:
         import maxminddb
     except ImportError:
@@ -262,24 +262,10 @@ def _opened(path: str) -> tuple[Reader, frozenset[str]]:
     except ConfigurationError as error:
         raise ConfigurationError(f"network: {path}: {error}") from None
     try:
-        # The reader in C ends the process where it walks over a damaged file; the one in Python raises.
-        kinds = _kinds(maxminddb.open_database(BytesIO(content), maxminddb.MODE_FD))
-        reader = _mapped(content)
+        reader = maxminddb.open_database(BytesIO(content), maxminddb.MODE_FD)  # always the reader in Python
+        kinds = _kinds(reader)
     except Exception as error:  # whatever the readers make of a file that is none
         raise ConfigurationError(f"network: cannot read {path}: {error}") from None
     if not kinds:
         raise ConfigurationError(f"network: {path} says neither operators nor countries of addresses")
     return reader, kinds
-
-
-def _mapped(content: bytes) -> Reader:
-    """Return a reader of a private file with this content, which has no name any more."""
-    from maxminddb import open_database
-
-    with tempfile.NamedTemporaryFile(prefix="slidegate-", suffix=".mmdb", delete=False) as copy:
-        copy.write(content)
-    try:
-        return open_database(copy.name)
-    finally:
-        with suppress(OSError):  # Windows keeps a file that is mapped
-            os.unlink(copy.name)
