@@ -58,7 +58,7 @@ class BoundRule:
         self.plain = all(function is None for function in functions) and rule.concurrency is None
         self._plans: dict[object, LimitSet] = {}
         self._others: dict[tuple[LimitSet, int], LimitSet] = {}
-        self._tenants: dict[str, LimitSet] = {}
+        self._tenants: dict[tuple[LimitSet, str], LimitSet] = {}
         self._preflights: BoundRule | None = None
         self._in_code = bucket, permits
         self._overrides: Mapping[str, Override] = {}
@@ -149,8 +149,9 @@ class BoundRule:
 
     def shared_by(self, bucket: LimitSet, tenant: str) -> LimitSet:
         """Return the permits of a bucket as a tenant's share of them."""
-        found = self._tenants.get(tenant)
-        return found or remember(self._tenants, tenant, bucket.under(bucket.rule, tenant=tenant), _MEMO_TENANTS)
+        known = bucket, tenant  # a function may have named the tenant while the bucket was replaced
+        found = self._tenants.get(known)
+        return found or remember(self._tenants, known, bucket.under(bucket.rule, tenant=tenant), _MEMO_TENANTS)
 
     def plan(self, limits: Limits) -> LimitSet | None:
         """Return the bucket for the limits that a limits function returned; None for ``"unlimited"``.
