@@ -257,6 +257,17 @@ async def test_preflights_shadows_and_two_middlewares_of_one_name_go_along(limit
     assert await passed(app, 6) == 2
 
 
+@pytest.mark.parametrize("turn", [1, -1])
+async def test_of_two_rules_of_a_name_that_which_refuses_has_it_wherever_the_shadow_stands(
+    limiter: Limiter, turn: int
+) -> None:
+    rules = [Rule("*", "1/minute", name="api", shadow=True), Rule("*", "5/minute", name="api")]
+    app = guarded(limiter, *rules[::turn])
+    assert (await call(app)).headers["ratelimit-policy"] == '"api";q=5;w=60'
+    await change(limiter, "api", "2/minute")
+    assert await passed(app, 5) == 1
+
+
 async def test_what_is_made_of_a_rule_after_a_change_has_its_amount_and_what_was_made_before_has_no_other(
     limiter: Limiter,
 ) -> None:
