@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmdb_writer import MMDBWriter
 from netaddr import IPSet
+from starlette.testclient import TestClient
 
 from slidegate import (
     BanPolicy,
@@ -256,6 +257,8 @@ async def test_the_admin_api_says_the_network_of_a_client(asn: Network, country:
     app = RateLimitMiddleware(hello, limits="5/hour", limiter=limiter)
     for client in ("43.128.0.1", "203.0.113.9", "8.8.8.8", "unix"):
         await call(app, client=(client, 1))
+    page = TestClient(admin, client=("43.128.0.1", 1), headers={"Authorization": f"Bearer {'t' * 32}"})
+    assert page.post("/bans", json={"target": "asn:132203", "duration": "1d"}).status_code == 409, "it is one's own"
     await limiter.ban("asn:132203", "1d")
     answer = await call(admin, "/clients", headers={"Authorization": f"Bearer {'t' * 32}"})
     found = {one["key"]: (one["network"], one["banned"]) for one in json.loads(answer.body)["clients"]}
