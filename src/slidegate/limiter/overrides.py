@@ -26,7 +26,7 @@ from ..core.errors import ConfigurationError, StoreError, closest, quoted
 from ..core.limits import MAX_AMOUNT, AnyLimit, Limit, check_name, parse_limits
 from ..core.logs import Throttle, logger
 from ..core.quotas import Quota
-from ..core.store import Event, StatsRow
+from ..core.store import CHANGED_LIMITS, Event, StatsRow
 from ..stores.forks import begin_anew_in_child, hold_over_fork
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import system_us
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 INTERVAL_S: Final = 0.5
 DEADLINE_S: Final = 1.0
-ROLLUP: Final = "limits"
+ROLLUP: Final = CHANGED_LIMITS
 MOST: Final = 10
 """How many times the amount in the code an override may be."""
 TOOLS: Final = "slidegate-"
