@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
@@ -9,6 +10,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, Quota, StoreError
@@ -317,6 +319,74 @@ async def test_a_look_that_began_before_a_change_takes_nothing_back(scene: Scene
         goes_on.set()
     assert scene.known() == {"api": "20/minute"}
     assert scene.kinds() == ["limit_overridden"]
+
+
+async def test_a_command_hears_what_the_store_says_although_a_look_has_begun_meanwhile(scene: Scene) -> None:
+    other = Scene(scene.board)
+    await other.change()
+    read, waits = scene.board.read, [anyio.Event(), anyio.Event()]
+    left = list(waits)
+
+    async def slow_read(rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
+        rows = await read(rollup, first, last)
+        if left:
+            await left.pop(0).wait()
+        return rows
+
+    scene.board.read = slow_read  # type: ignore[method-assign]
+    async with anyio.create_task_group() as group:
+        group.start_soon(scene.limiter.engine.overrides.refresh)  # that of a command
+        await anyio.lowlevel.checkpoint()
+        group.start_soon(scene.limiter.engine.overrides.refresh)  # that of the timer
+        waits[0].set()
+        await until(lambda: scene.known() == {"api": "20/minute"})
+        waits[1].set()
+
+
+async def test_a_change_is_over_in_time_although_what_the_store_says_is_odd(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    await scene.change(duration="1h")
+
+    async def odd(*asked: object) -> Any:
+        raise RuntimeError("odd")
+
+    scene.board.read = odd  # type: ignore[method-assign]
+    scene.board.clock.advance("1h")
+    await look(scene)
+    assert scene.known() == {}
+    assert "changed limits cannot be read" in caplog.text
+
+
+async def test_a_change_by_the_short_loop_of_a_thread_is_ended_by_that_of_the_application(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(overrides, "INTERVAL_S", 0.001)
+    clock = FakeClock(1_800_000_000_000_000)
+    limiter = Limiter(MemoryStore(clock=clock))
+    limiter.engine.overrides.start()  # as the first request does
+
+    async def change() -> None:
+        await limiter.override("api", "5/minute", duration="1h")
+
+    await anyio.to_thread.run_sync(lambda: asyncio.run(change()))
+    assert list(limiter.engine.overrides.known) == ["api"]
+    clock.advance("1h")
+    await until(lambda: not limiter.engine.overrides.known)
+
+
+async def test_all_limits_of_a_name_take_a_change_or_none_and_one_that_is_fixed_is_no_obstacle(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    dear, unnamed = Rules(scene.limiter, api="10/minute"), Rules(scene.limiter, api="10/minute")
+    dear.cost, unnamed.fixed = 6, "its rule has no name"
+    await scene.change(limit="7/minute")
+    script = Limiter(scene.store)
+    await script.override("api", "5/minute", duration="1h")
+    await scene.limiter.engine.overrides.refresh()
+    assert [rules.told for rules in (scene.rules, dear)] == [[{"api": "7/minute"}, {}]] * 2
+    assert scene.kinds() == ["limit_overridden"]
+    assert "a changed limit is not taken: limit 'api': expected an amount from 6" in caplog.text
 
 
 async def test_a_child_of_fork_looks_by_a_loop_of_its_own(scene: Scene) -> None:

@@ -28,11 +28,13 @@ from slidegate import (
     header,
     user,
 )
+from slidegate.core import Concurrency, LimitSet
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 
 from ..asgi import Answer, call
 from ..redis_servers import RedisServer
+from ..remote_stores import RemoteStore
 
 TENANT = header("X-Tenant")
 
@@ -203,6 +205,47 @@ async def test_a_function_names_the_tenant_and_one_that_fails_leaves_it_unknown(
     await model.end(0)
     assert sorted(model.held) == ["", "big-2"], "the second one came when nobody else of its tenant was under way"
     assert set(await model.end_all()) == {200}
+
+
+async def test_a_tenant_that_is_named_while_the_limit_changes_keeps_no_share_of_the_old_one() -> None:
+    asked, named = asyncio.Event(), asyncio.Event()
+
+    async def tenant(request: Request) -> str:
+        asked.set()
+        await named.wait()
+        return "all"
+
+    model = Model(8, fair=tenant, name="model", wait_max=20)
+    await model.ask("")
+    assert asked.is_set()
+    await model.limiter.override("model", "2", duration="1h")
+    named.set()
+    await model.ask(*[""] * 9)
+    assert len(model.inside) == 2
+    assert set(await model.end_all()) == {200}
+
+
+async def test_who_becomes_first_by_a_permit_of_another_asks_although_nobody_here_hands_one_back() -> None:
+    store, late = RemoteStore(), asyncio.Event()
+
+    async def later(question: Callable[..., Any], *arguments: Any) -> Any:
+        answer, is_late = question(*arguments), not late.is_set() and not model.tasks
+        await (late.wait() if is_late else asyncio.sleep(0))
+        return answer
+
+    store.answer = later  # type: ignore[method-assign]
+    model = Model(2, limiter=Limiter(store, deadline="60s"), name="model")
+    elsewhere = await Limiter(store.inner).hit_all([(LimitSet("model", (Concurrency(2),)), "everyone", 1)])
+    first = asyncio.create_task(call(model.app, headers={"X-Tenant": "big"}))
+    await settled()
+    await model.ask("big", "small")
+    late.set()
+    await settled()
+    assert model.held == {"big": 1}
+    await Limiter(store.inner).refund(elsewhere)
+    await model.until({"big": 1, "small": 1})
+    assert set(await model.end_all()) == {200}
+    assert (await first).status == 200
 
 
 async def test_a_limit_at_an_endpoint_is_as_fair() -> None:

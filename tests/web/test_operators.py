@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import tempfile
 import threading
 from ipaddress import ip_address, ip_network
@@ -15,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmdb_writer import MMDBWriter
 from netaddr import IPSet
+from starlette.testclient import TestClient
 
 from slidegate import (
     BanPolicy,
@@ -242,6 +245,33 @@ def test_no_private_copy_stays_behind(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not list(private.iterdir())
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_damage_behind_the_first_records_is_found_before_the_reader_in_c_meets_it(tmp_path: Path, seed: int) -> None:
+    """That ends the process in nearly every run."""
+    rng, addresses = random.Random(seed), [f"8.{number // 250}.{number % 250}.0" for number in range(1_200)]
+    records = {f"{address}/24": {"autonomous_system_number": at} for at, address in enumerate(addresses, start=1)}
+    content = bytearray(written(tmp_path / "asn.mmdb", records).read_bytes())
+    end = content.rindex(b"\xab\xcd\xefMaxMind.com")
+    for _ in range(rng.choice((1, 3, 60))):
+        content[rng.randrange(end - 600, end)] = rng.randrange(256)
+    (tmp_path / "asn.mmdb").write_bytes(content)
+    with contextlib.suppress(ConfigurationError):
+        found = network(tmp_path / "asn.mmdb")
+        assert [found.file.find(address).asn for address in addresses[:900]] == list(range(1, 901))
+        for address in addresses:
+            found.file.find(address)
+
+
+def test_a_damaged_record_far_behind_is_named_where_the_file_is_opened(tmp_path: Path) -> None:
+    records = {f"8.{n // 250}.{n % 250}.0/24": {"autonomous_system_number": n + 1} for n in range(1_200)}
+    content = bytearray(written(tmp_path / "asn.mmdb", records).read_bytes())
+    end = content.rindex(b"\xab\xcd\xefMaxMind.com")
+    content[end - 100 : end] = b"\xff" * 100
+    (tmp_path / "asn.mmdb").write_bytes(content)
+    with pytest.raises(ConfigurationError, match="network: cannot read .*asn.mmdb"):
+        network(tmp_path / "asn.mmdb")
+
+
 @settings(max_examples=60)
 @given(damage=st.lists(st.tuples(st.integers(0, 5_000), st.integers(0, 255)), min_size=1, max_size=40))
 def test_a_damaged_file_is_refused_or_knows_less_and_raises_nothing_at_a_request(
@@ -266,6 +296,8 @@ async def test_the_admin_api_says_the_network_of_a_client(asn: Network, country:
     app = RateLimitMiddleware(hello, limits="5/hour", limiter=limiter)
     for client in ("43.128.0.1", "203.0.113.9", "8.8.8.8", "unix"):
         await call(app, client=(client, 1))
+    page = TestClient(admin, client=("43.128.0.1", 1), headers={"Authorization": f"Bearer {'t' * 32}"})
+    assert page.post("/bans", json={"target": "asn:132203", "duration": "1d"}).status_code == 409, "it is one's own"
     await limiter.ban("asn:132203", "1d")
     answer = await call(admin, "/clients", headers={"Authorization": f"Bearer {'t' * 32}"})
     found = {one["key"]: (one["network"], one["banned"]) for one in json.loads(answer.body)["clients"]}

@@ -189,6 +189,21 @@ async def test_whatever_is_changed_when_the_window_holds_no_more_than_the_amount
             spent.extend([now_us] * let_in)
 
 
+async def test_a_full_file_takes_changes_and_gives_them_back_as_it_takes_bans(tmp_path: Path) -> None:
+    limiter = Limiter(LmdbStore(tmp_path / "store", map_size=1 << 20, max_map_size=1 << 20), deadline="20s")
+    app = guarded(limiter, Rule("*", "9/minute", name="api"))
+    await change(limiter, "api", "5/minute")
+    full: list[str] = []
+    limiter.observe(lambda event: full.append(event.kind), kinds=["keys_shared"])
+    number = 0
+    while not full:
+        await limiter.hit(f"user:{(number := number + 1)}", "5/minute")
+    await change(limiter, "api", "2/minute")
+    assert await passed(app, 3) == 2
+    assert await limiter.restore("api")
+    await limiter.close()
+
+
 async def test_each_limit_of_a_rule_has_its_name_and_permits_have_theirs(limiter: Limiter) -> None:
     app = guarded(
         limiter,
@@ -286,6 +301,17 @@ async def test_preflights_shadows_and_two_middlewares_of_one_name_go_along(limit
     await limiter.restore("api")
     assert await passed(app, 6, method="OPTIONS", headers=preflight) == 2
     assert await passed(app, 6) == 2
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+async def test_of_two_rules_of_a_name_that_which_refuses_has_it_wherever_the_shadow_stands(
+    limiter: Limiter, turn: int
+) -> None:
+    rules = [Rule("*", "1/minute", name="api", shadow=True), Rule("*", "5/minute", name="api")]
+    app = guarded(limiter, *rules[::turn])
+    assert (await call(app)).headers["ratelimit-policy"] == '"api";q=5;w=60'
+    await change(limiter, "api", "2/minute")
+    assert await passed(app, 5) == 1
 
 
 async def test_what_is_made_of_a_rule_after_a_change_has_its_amount_and_what_was_made_before_has_no_other(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slidegate import ConfigurationError, Limiter, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, ConfigurationError, Limiter, RateLimitMiddleware, Rule, everyone
 from slidegate.core import LimitSet, parse_limits
 from slidegate.core.errors import StoreUnavailable
 from slidegate.testing import FakeClock, RecordingObserver
@@ -45,6 +45,18 @@ async def test_a_store_that_answers_decides_whatever_a_rule_says_about_failures(
     for own in WORDS:
         app, _ = site("local", (own,))
         assert [(await call(app)).status for _ in range(3)] == [200, 200, 429]
+
+
+@pytest.mark.parametrize("own", [None, "local", "allow"])
+async def test_a_ban_that_was_made_here_holds_whatever_a_rule_says(own: Any) -> None:
+    store = SickStore(FakeClock(1_000_000_000))
+    store.error = StoreUnavailable("gone")
+    bans = BanPolicy("3/10m", "1h", signals={"/trap": "ban"})
+    rules = [Rule("/a", "100/hour", on_error=own), Rule("/b", "100/hour", key=everyone, on_error=own)]
+    app = RateLimitMiddleware(hello, rules=rules, bans=bans, limiter=Limiter(store, deadline="60s"))
+    assert (await call(app, "/a")).status == 200
+    assert [(await call(app, path)).status for path in ("/trap", "/a", "/b")] == [403, 403, 403]
+    assert (await call(app, "/a", client=("198.51.100.1", 1))).status == 200
 
 
 async def test_a_request_that_nothing_counts_is_answered_as_the_limiter_says() -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeVar, get_type_hints
 import anyio
 
 from .. import core
-from ..core.addresses import parse_network
+from ..core.addresses import address_key, parse_network
 from ..core.bans.ban import MAX_REASON, Ban, ban_key
 from ..core.bans.policy import hand_ban_key
 from ..core.decision import LimitSet
@@ -333,6 +333,8 @@ class AdminService:
         key = self._limiter.key_for(target)
         if by.address is None:
             return key == by.key
+        if key == operator_of(address_key(*by.address), self._limiter.engine.networks):
+            return True
         try:
             version, first, last = parse_network(key)
         except ConfigurationError:

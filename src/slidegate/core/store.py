@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from .bans.ban import Ban, BanSubject
 from .bans.policy import BanPolicy
@@ -149,6 +149,10 @@ class BanStore(ABC):
 def closed(what: str) -> StoreUnavailable:
     """Return the error for a question to a store that was closed."""
     return StoreUnavailable(f"{what} was closed, and answers nobody any more; make a new one")
+
+
+CHANGED_LIMITS: Final = "limits"
+"""The rollup of what operators have changed: few small rows, which have room also where stats have none."""
 
 
 class StatsRow(NamedTuple):

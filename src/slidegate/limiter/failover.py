@@ -319,7 +319,12 @@ class Failover:
         """
         choices = [bucket.on_error or self.on_error for bucket, _, _ in checks] or [self.on_error]
         if "deny" in choices or "local" not in choices:
-            now_us = self._clock()
+            now_us, local = self._clock(), self.local
+            if "deny" not in choices and what != "charge" and local is not None:
+                # The rules let everything pass; what was banned here is banned all the same.
+                found = local.peek((), [*subjects, *(key for _, key, _ in checks)])
+                if not found.allowed:
+                    return found
             open_us = max([breaker.open_until_us - now_us for breaker in self._breakers(checks)], default=0)
             return StoreDown("deny" not in choices or what == "charge", checks, max(open_us, MIN_RETRY_US))
         checks = [check for check, choice in zip(checks, choices, strict=False) if choice == "local"]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -30,7 +30,7 @@ from ..core.errors import ConfigurationError, StoreError, closest, quoted
 from ..core.limits import MAX_AMOUNT, AnyLimit, Limit, check_name, parse_limits
 from ..core.logs import Throttle, logger
 from ..core.quotas import Quota
-from ..core.store import Event, StatsRow
+from ..core.store import CHANGED_LIMITS, Event, StatsRow
 from ..stores.forks import begin_anew_in_child, hold_over_fork
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import system_us
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 INTERVAL_S: Final = 0.5
 DEADLINE_S: Final = 1.0
-ROLLUP: Final = "limits"
+ROLLUP: Final = CHANGED_LIMITS
 MOST: Final = 10
 """How many times the amount in the code an override may be."""
 TOOLS: Final = "slidegate-"
@@ -157,12 +157,14 @@ class Overrides:
     def __init__(self, engine: Engine) -> None:
         self.known: Mapping[str, Override] = {}
         self.changes = 0
+        self._taken: Mapping[str, Override] = {}
         self._engine = engine
         store = engine.store
         self._shared = store.shared_stats
         self._unix_us = store.unix_us if isinstance(store, MemoryStore) else system_us
         self._ahead_us = 0
-        self._reading = 0
+        self._begun = self._heard = 0
+        self._home: asyncio.AbstractEventLoop | None = None
         self._loop: asyncio.AbstractEventLoop | object | None = None  # of trio, the token of its run
         self._task: asyncio.Task[None] | None = None
         self._throttle = Throttle(_LOG_EVERY_S)
@@ -173,9 +175,14 @@ class Overrides:
 
     def begin_anew(self) -> None:
         """Look at the store again with the next request, in a child of `fork`."""
-        self._loop = self._task = None
+        self._home = self._loop = self._task = None
         for caller in self._callers():
             caller.begin_anew()
+
+    def apply(self, caller: Changing) -> None:
+        """Have a caller, which is listed already, count by the overrides that hold, whatever comes meanwhile."""
+        with self._lock:
+            caller.override(self._taken)
 
     def forget(self) -> None:
         """Have every limit be as in the code. For tests."""
@@ -217,27 +224,28 @@ class Overrides:
         if self._shared is None:
             self._take(self._lasting())
             return
-        self._reading += 1
-        reading = self._reading
+        self._begun += 1
+        reading = self._begun
         rows = await within(self._shared.read(ROLLUP, 0, 0), deadline_s)
         if rows:
             self._ahead_us = await within(self._shared.time(), deadline_s) - self._engine.now_us()
-        if reading == self._reading:  # else a later look has begun, and knows better
+        if reading > self._heard:  # else one that began later knows better
+            self._heard = reading
             found = filter(None, (_unpacked(value) for _, _, value in rows))
             self._take({one.name: one for one in found})
 
     def start(self) -> None:
-        """Look at the store from the running event loop from now on, unless another loop does so."""
+        """Look at the store from now on, in the event loop that was here first: a thread may have one for a moment."""
+        if self._home is not None and self._home.is_closed():
+            self._home = self._loop = None
+        if self._home is None and on_asyncio():
+            self._home = asyncio.get_running_loop()
         if self._shared is None and not self.known:
             return
-        if self._loop is not None and not (
-            isinstance(self._loop, asyncio.AbstractEventLoop) and self._loop.is_closed()
-        ):
-            return
-        if on_asyncio():
-            loop = self._loop = asyncio.get_running_loop()
-            loop.call_soon(self._next, loop)
-        elif on_loop():
+        if self._home is not None and self._loop is not self._home:
+            self._loop = self._home
+            self._home.call_soon_threadsafe(self._next, self._home)
+        elif self._loop is None and on_loop():
             trio = sys.modules["trio"].lowlevel
             self._loop = trio.current_trio_token()
             trio.spawn_system_task(self._look_under_trio, self._loop)
@@ -246,7 +254,7 @@ class Overrides:
 
     async def end(self) -> None:
         """Look no more, before the application ends."""
-        self._loop = None
+        self._home = self._loop = None
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -275,10 +283,9 @@ class Overrides:
         """Take over what the store says; a store of one process is looked at no more when it holds nothing."""
         try:
             await self.refresh(DEADLINE_S)
-        except StoreError:
+        except Exception as error:
             self._take(self._lasting())
-        except Exception:
-            if self._throttle.left_out(None, monotonic()) is not None:
+            if not isinstance(error, StoreError) and self._throttle.left_out(None, monotonic()) is not None:
                 logger.exception("changed limits cannot be read")
         finally:
             if self._shared is None and not self.known and self._loop is loop:
@@ -308,19 +315,24 @@ class Overrides:
     def _callers(self) -> list[Changing]:
         return [caller for caller in self._engine.callers.listed() if isinstance(caller, Changing)]
 
+    def _named(self) -> dict[str, list[NamedLimit]]:
+        """Return the limits of all callers by name; those that cannot be changed only where no other has their name."""
+        found: dict[str, list[NamedLimit]] = {}
+        for caller in self._callers():
+            for one in caller.named_limits():
+                found.setdefault(one.name, []).append(one)
+        return {name: [one for one in limits if not one.fixed] or limits for name, limits in found.items()}
+
     def _check(self, name: str, limit: str) -> None:
         """Check what can be known here: a process without rules takes every name."""
         check_name(name, "limit name")
         if name.startswith(TOOLS):
             raise ConfigurationError(f"limit {name!r}: the limits of operators' tools cannot be changed")
         _check_text(limit)
-        limits = [one for caller in self._callers() for one in caller.named_limits()]
-        for one in limits:
-            if one.name == name:
-                one.amount_in(limit)
-        names = {one.name for one in limits}
-        if names and name not in names:
-            free = {one.name for one in limits if not one.fixed}
+        limits = self._named()
+        _amount(limits.get(name, ()), limit)
+        if limits and name not in limits:
+            free = {one for one, those in limits.items() if not those[0].fixed}
             raise ConfigurationError(
                 f"limit {name!r}: no rule has a limit of this name, as response headers show it{closest(name, free)}"
             )
@@ -330,30 +342,36 @@ class Overrides:
         with self._lock:
             before, self.known = self.known, found
             changed = [name for name in {**before, **found} if before.get(name) != found.get(name)]
-            callers = self._callers() if changed else []
-            for caller in callers:
-                caller.override(found)
-            self.changes += bool(changed)  # behind the callers, where those who wait find their limits
+            limits = self._named() if changed else {}
+            if changed:
+                self._taken = {name: one for name, one in found.items() if _takes(limits.get(name, ()), one)}
+                for caller in self._callers():
+                    caller.override(self._taken)
+                self.changes += 1  # behind the callers, where those who wait find their limits
         if changed:
             self._engine.queues.reset()
-        limits = {one.name: one for caller in callers for one in caller.named_limits()}
         for name in changed if limits else ():
             self._tell(name, limits, before.get(name), found.get(name))
 
     def _tell(
-        self, name: str, limits: Mapping[str, NamedLimit], before: Override | None, after: Override | None
+        self,
+        name: str,
+        limits: Mapping[str, Sequence[NamedLimit]],
+        before: Override | None,
+        after: Override | None,
     ) -> None:
-        own = limits.get(name)
-        if own is None:
+        own = limits.get(name, ())
+        if not own:
             if after is not None:
                 logger.warning("no rule of this worker has a limit %r yet%s", name, closest(name, limits))
             return
+        in_code = own[0].limit.amount
         try:
-            amount = own.limit.amount if after is None else own.amount_in(after.limit)
+            amount = in_code if after is None else _amount(own, after.limit) or in_code
         except ConfigurationError as error:
             logger.warning("a changed limit is not taken: %s", error)
             return
-        was = own.limit.amount if before is None else own.amount_under({name: before})
+        was = in_code if before is None or not _takes(own, before) else own[0].amount_in(before.limit)
         told = after or before
         assert told is not None, "one of them is there, or nothing has changed"
         kind, how = "limit_restored", "again"
@@ -362,6 +380,23 @@ class Overrides:
         details = {"limit": name, "amount": amount, "was": was, "by": told.by, "reason": told.reason}
         message = f"limit {name!r} is {amount} {how}, and was {was}; changed by {told.by}: {told.reason}"
         self._engine.emit(Event(kind, message, {**details, "until": told.until}))
+
+
+def _amount(limits: Iterable[NamedLimit], text: str) -> int:
+    """Return the amount that a text gives limits of one name, which all of them take or none; 0 if there are none.
+
+    Raises:
+        ConfigurationError: One of them cannot take it.
+    """
+    return min([one.amount_in(text) for one in limits], default=0)
+
+
+def _takes(limits: Iterable[NamedLimit], override: Override) -> bool:
+    try:
+        _amount(limits, override.limit)
+    except ConfigurationError:
+        return False
+    return True
 
 
 def _read_as(limit: AnyLimit, text: str) -> AnyLimit | None:

@@ -186,11 +186,15 @@ class Queues:
     def _hold(self, decision: Decision) -> None:
         if not decision.allowed or all(asked.tenant is None for asked, _, _ in decision.checks):
             return
+        names = []
         with self._lock:
             for reservation in decision.reservations:
                 asked, key, _ = reservation.check
                 if asked.tenant is not None and any(reservation.units):
                     self._held.setdefault((asked.rule, key), Counter())[asked.tenant] += 1
+                    names.append((asked.rule, key))
+        for name in names if self.by_name else ():
+            self._wake(name)  # another one may be first now, and only the first asks
 
     def _let_go(self, name: Name, tenant: str | None) -> None:
         """Forget a permit of a tenant, and its name when nobody holds or awaits one."""

@@ -162,8 +162,8 @@ class RateLimitMiddleware(FailsAtStartup):
         self._looked = False
         self._below: list[Rule] = []
         self._check_settings(switched_off(enabled), ignore_checks)
-        self.override(self.limiter.engine.overrides.known)
         self._enlist()
+        self.limiter.engine.overrides.apply(self)
 
     def _made_decider(self) -> Decider:
         return Decider(

@@ -23,7 +23,7 @@ from starlette.types import Scope
 from ..core.addresses import parse_address, prefix_length
 from ..core.bans.policy import PRIVATE
 from ..core.errors import ConfigurationError, closest, quoted
-from ..core.logs import logger
+from ..core.logs import Throttle, logger
 from ..core.memo import remember
 from ..core.store import Event
 from ..limiter import Limiter
@@ -34,6 +34,7 @@ from .keys import KeyCondition, invalid
 
 if TYPE_CHECKING:
     from maxminddb import Reader
+    from maxminddb.reader import Metadata
 
     _Reading: TypeAlias = tuple[Reader, bool]
     """The reader of a file, and whether that has records of private addresses."""
@@ -44,6 +45,8 @@ _BY: Final = ("asn", "country")
 _RECORDS_LOOKED_AT: Final = 1_000
 """How many records are read to see what a file says of an address."""
 _MOST_DIGITS: Final = 10
+_SEPARATOR: Final = 16
+"""Bytes between the search tree and the data."""
 _PLACES: Final = 'expected countries such as "NL" or operators such as 132203'
 _NOWHERE: Final = Place()
 
@@ -70,6 +73,7 @@ class NetworkFile(FileWatcher):
         super().__init__([path], self._read_again, clock)
         self._reader, self.has = _opened(path)
         self._known: dict[str, Place] = {}
+        self._throttle = Throttle()
 
     def find(self, client_key: str) -> Place:
         """Return what the file says of the address of a client, by its key; private addresses are nowhere."""
@@ -84,7 +88,10 @@ class NetworkFile(FileWatcher):
         except ValueError:  # no address, or one of IPv6 in a file of IPv4
             return _NOWHERE
         except Exception:
-            logger.exception("%s could not be read for %s, which is taken for unknown", self.path, client_key)
+            left_out = self._throttle.left_out(None, time.monotonic())
+            if left_out is not None:
+                said = "%s could not be read for %s, which is taken for unknown (suppressed=%d)"
+                logger.exception(said, self.path, client_key, left_out)
             return _NOWHERE
         if record is None or (says_private and _is_private(host)):
             return _NOWHERE
@@ -294,8 +301,9 @@ def _opened(path: str) -> tuple[_Reading, frozenset[str]]:
         ) from None
     content = read_named("network", path, MAX_BYTES)
     try:
-        # The reader in C ends the process where it walks over a damaged file; the one in Python raises.
+        # The reader in C ends the process at a damaged record; the one in Python raises.
         safe = maxminddb.open_database(BytesIO(content), maxminddb.MODE_FD)
+        _check_records(content, safe.metadata())
         kinds, says_private = _kinds(safe), _says_private(safe)
         reader = _mapped(content)
     except Exception as error:  # whatever the readers make of a file that is none
@@ -303,6 +311,39 @@ def _opened(path: str) -> tuple[_Reading, frozenset[str]]:
     if not kinds:
         raise ConfigurationError(f"network: {path} says neither operators nor countries of addresses")
     return (reader, says_private), kinds
+
+
+def _check_records(content: bytes, metadata: Metadata) -> None:
+    """Read each record to which the search tree of a file leads, once (MaxMind DB File Format, version 2.0).
+
+    Raises:
+        ValueError: A record is damaged, or outside the file.
+    """
+    from maxminddb.decoder import Decoder
+
+    bits, nodes = metadata.record_size, metadata.node_count
+    size, mask = bits // 4, (1 << bits) - 1
+    end = nodes * size
+    found: set[int] = set()
+    for at in range(0, end, size):
+        node = int.from_bytes(content[at : at + size])
+        left = node >> bits
+        if bits == 28:  # the upper four bits of the left half follow the lower ones
+            left = node >> 32 | (node >> 28 & 15) << 24
+        found.add(left)
+        found.add(node & mask)
+    decoder = Decoder(content, end + _SEPARATOR)
+    for value in found:
+        if value > nodes:
+            _check_names(decoder.decode(value - nodes + end)[0])
+
+
+def _check_names(record: object) -> None:
+    """Check that names in maps are text, which the reader in C takes for granted."""
+    for name, value in record.items() if isinstance(record, dict) else ():
+        if not isinstance(name, str):
+            raise ValueError(f"a map has the name {name!r}")
+        _check_names(value)
 
 
 def _mapped(content: bytes) -> Reader:

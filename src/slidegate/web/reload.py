@@ -194,9 +194,10 @@ class ReloadingMiddleware(FailsAtStartup):
         return put_to_work
 
     def _put_to_work(self, made: RateLimitMiddleware) -> None:
-        made.override(self.limiter.engine.overrides.known)
-        before, self.app = self.app, made
-        self.limiter.engine.callers.replace(before, made)
+        engine, before = self.limiter.engine, self.app
+        engine.callers.replace(before, made)
+        engine.overrides.apply(made)
+        self.app = made
         self._tell(logging.INFO, "config_reloaded", f"{self._path}: rules at work: {len(made.rules)}")
         windows = _windows(made)
         for what, earlier in _windows(before).items():

@@ -59,7 +59,7 @@ class BoundRule:
         self.plain = all(function is None for function in functions) and rule.concurrency is None
         self._plans: dict[object, LimitSet] = {}
         self._others: dict[tuple[LimitSet, int], LimitSet] = {}
-        self._tenants: dict[str, LimitSet] = {}
+        self._tenants: dict[tuple[LimitSet, str], LimitSet] = {}
         self._preflights: BoundRule | None = None
         self._in_code = bucket, permits
         self._overrides: Mapping[str, Override] = {}
@@ -150,8 +150,9 @@ class BoundRule:
 
     def shared_by(self, bucket: LimitSet, tenant: str) -> LimitSet:
         """Return the permits of a bucket as a tenant's share of them."""
-        found = self._tenants.get(tenant)
-        return found or remember(self._tenants, tenant, bucket.under(bucket.rule, tenant=tenant), _MEMO_TENANTS)
+        known = bucket, tenant  # a function may have named the tenant while the bucket was replaced
+        found = self._tenants.get(known)
+        return found or remember(self._tenants, known, bucket.under(bucket.rule, tenant=tenant), _MEMO_TENANTS)
 
     def plan(self, limits: Limits) -> LimitSet | None:
         """Return the bucket for the limits that a limits function returned; None for ``"unlimited"``.
@@ -239,8 +240,10 @@ class RuleSet:
         defaults: DefaultLimits | None = None,
     ) -> None:
         check_apart(rules)
+        # Those that only look on stand in no header field, so theirs are the names that are left.
         taken: set[str] = set()
-        self._bound = [BoundRule(rule, *_buckets(rule, unique_id, taken)) for rule in rules]
+        names = {id(rule): _names(rule, taken) for rule in sorted(rules, key=lambda rule: rule.action == "shadow")}
+        self._bound = [BoundRule(rule, *_buckets(rule, unique_id, names[id(rule)])) for rule in rules]
         counting = [bound for bound in self._bound if bound.rule.counts]
         self.reserving = {name: one.rule for one in counting if one.rule.count_if for name in one.identities}
         self.waits = any(rule.wait_us for rule in rules)
@@ -425,14 +428,19 @@ def check_names(rules: Iterable[tuple[Rule, str]]) -> None:
             )
 
 
-def _buckets(rule: Rule, unique_id: Callable[[str], str], taken: set[str]) -> Sequence[LimitSet]:
-    """Make the buckets of a rule; its limits get names in header fields that no other rule's limits have."""
-    if not rule.counts:
-        return [LimitSet(rule.identity, ())]
+def _names(rule: Rule, taken: set[str]) -> list[str]:
+    """Return the names of a rule's limits in header fields, none of which is taken; then they are."""
     names = []
-    for name in rule.wire_names():
+    for name in rule.wire_names() if rule.counts else ():
         names.append(unique_name(name, taken))
         taken.add(names[-1])
+    return names
+
+
+def _buckets(rule: Rule, unique_id: Callable[[str], str], names: Sequence[str]) -> Sequence[LimitSet]:
+    """Make the buckets of a rule, with the names of its limits in header fields."""
+    if not rule.counts:
+        return [LimitSet(rule.identity, ())]
     # Unnamed rules of two middlewares count apart, even on one limiter; a name joins their counts.
     identity = rule.identity if rule.name is not None else unique_id(rule.identity)
     return buckets_of(rule, identity, names)

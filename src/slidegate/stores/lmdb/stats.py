@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Final, TypeAlias
 
 from ...core.errors import StoreUnavailable
-from ...core.store import SharedStats, StatsRow
+from ...core.store import CHANGED_LIMITS, SharedStats, StatsRow
 from .batching import Batcher
 from .transaction import Transaction, Transactions
 
@@ -77,7 +77,8 @@ class LmdbSharedStats(SharedStats):
         used = txn.stat(stats)
         pages = used["leaf_pages"] + used["branch_pages"] + used["overflow_pages"]
         most = self._env.options.max_map_size // SHARE
-        if pages * used["psize"] + needed > most or self._env.fullness:
+        is_command = all(row.rollup == CHANGED_LIMITS for row in rows)
+        if not is_command and (pages * used["psize"] + needed > most or self._env.fullness):
             return False
         for row in rows:
             key = _key(row.rollup, row.number) + worker
