@@ -268,7 +268,7 @@ def test_a_damaged_record_far_behind_is_named_where_the_file_is_opened(tmp_path:
     end = content.rindex(b"\xab\xcd\xefMaxMind.com")
     content[end - 100 : end] = b"\xff" * 100
     (tmp_path / "asn.mmdb").write_bytes(content)
-    with pytest.raises(ConfigurationError, match="network: cannot read .*asn.mmdb"):
+    with pytest.raises(ConfigurationError, match=r"network: cannot read .*asn\.mmdb"):
         network(tmp_path / "asn.mmdb")
 
 
