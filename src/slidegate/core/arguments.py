@@ -6,7 +6,7 @@ names and answers in every class alike; the pages about other limiters have all 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from inspect import Signature, signature
 from typing import Final, ParamSpec, TypeVar
@@ -81,6 +81,26 @@ def expect(what: str, value: _T | None, kind: type[_T], example: str) -> _T | No
     if value is not None and not isinstance(value, kind):
         raise ConfigurationError(f"{what}: expected {kind.__name__}, for example {example}, not {quoted(value)}")
     return value
+
+
+def listed(expected: str, given: object, kind: type[_T]) -> list[_T]:
+    """Return the items of a list that a user gives, or of something else that can be read once.
+
+    Args:
+        expected: The beginning of the error message: what is given, and what was expected.
+        given: The value.
+        kind: What each item has to be.
+
+    Raises:
+        ConfigurationError: It is a text or no list, or an item is something else.
+    """
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise ConfigurationError(f"{expected}, not {quoted(given)}")
+    items = list(given)
+    for item in items:
+        if not isinstance(item, kind):
+            raise ConfigurationError(f"{expected}, not {quoted(item)} in it")
+    return items
 
 
 def signature_of(function: Callable[..., object], *, follow_wrapped: bool = True) -> Signature | None:

@@ -10,7 +10,7 @@ from inspect import isawaitable
 from types import TracebackType
 from typing import Any, Final, Self
 
-from ..core.arguments import check_flag, names_checked
+from ..core.arguments import check_flag, listed, names_checked
 from ..core.bans.ban import Ban, BanSubject, ban_key, clean_reason
 from ..core.bans.policy import BanPolicy, NetworkSet, hand_ban_key, may_ban
 from ..core.decision import Check, Decision, LimitSet
@@ -456,9 +456,8 @@ class Limiter:
             ConfigurationError: A line cannot be read, or there is no room; nothing is taken over then.
             StoreError: The store does not answer within 30 seconds, and 30 more for each 10,000 lines.
         """
-        if isinstance(lines, (str, bytes)) or not isinstance(lines, Iterable):
-            raise ConfigurationError(f"bans: expected lines, for example an open file, not {quoted(lines)}")
-        rows = [_row(number, line) for number, line in enumerate(lines, start=1)]
+        given = listed("bans: expected lines, for example an open file", lines, object)
+        rows = [_row(number, line) for number, line in enumerate(given, start=1)]
         deadline_s = COMMAND_DEADLINE_S * (1 + len(rows) / _ROWS_PER_DEADLINE)
         return await self.engine.command(lambda: self.store.bans.load(rows), deadline_s)
 
@@ -588,15 +587,13 @@ def _checked(checks: object, what: str = "cost") -> tuple[Check, ...]:
         ConfigurationError: One of them is none.
     """
     expected = 'checks: expected (bucket, key, cost) each, for example (LimitSet("api", limits), "user:42", 1)'
-    if not isinstance(checks, Iterable) or isinstance(checks, str):
-        raise ConfigurationError(f"{expected}, not {quoted(checks)}")
-    listed = tuple(checks)
-    for check in listed:
+    given: tuple[Any, ...] = tuple(listed(expected, checks, object))
+    for check in given:
         is_check = isinstance(check, tuple) and len(check) == 3
         if not is_check or not isinstance(check[0], LimitSet) or not isinstance(check[1], str):
             raise ConfigurationError(f"{expected}, not {quoted(check)}")
         check_cost(check[2], what)
-    return listed
+    return given
 
 
 def check_cost(cost: object, what: str = "cost") -> int:

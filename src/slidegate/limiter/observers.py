@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 import anyio.to_thread
 
-from ..core.arguments import check_takes
+from ..core.arguments import check_takes, listed
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import Throttle, escaped, logger
@@ -237,9 +237,7 @@ def _methods(observer: AnyObserver) -> tuple[Callable[[Event], object] | None, C
 def _known(kinds: Iterable[str] | None) -> Set[str] | None:
     if kinds is None:
         return None
-    if isinstance(kinds, str) or not isinstance(kinds, Iterable):
-        raise ConfigurationError(f'kinds: expected a list of kinds such as ["refused", "banned"], not {quoted(kinds)}')
-    named = frozenset(kinds)
+    named = frozenset(listed('kinds: expected a list of kinds such as ["refused", "banned"]', kinds, str))
     for kind in named:
         if kind not in KINDS:
             raise ConfigurationError(

@@ -17,6 +17,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from ..core.addresses import Address, address_key
+from ..core.arguments import listed
 from ..core.bans.ban import OWN_PREFIX, Ban, BanSubject, ban_key, clean_reason
 from ..core.bans.policy import WIDEST, BanPolicy, may_ban
 from ..core.errors import ConfigurationError, StoreError, closest, quoted
@@ -201,14 +202,9 @@ def _class_of(name: str) -> set[int]:
 
 
 def _by_name(policies: object) -> dict[str, BanPolicy]:
-    listed = [policies] if isinstance(policies, BanPolicy) else [] if policies is None else policies
-    example = 'bans: expected BanPolicy("20/10m", "1h") or a list of them'
-    if isinstance(listed, str) or not isinstance(listed, Iterable):
-        raise ConfigurationError(f"{example}, not {quoted(policies)}")
+    given = [policies] if isinstance(policies, BanPolicy) else [] if policies is None else policies
     by_name: dict[str, BanPolicy] = {}
-    for policy in listed:
-        if not isinstance(policy, BanPolicy):
-            raise ConfigurationError(f"{example}, not {quoted(policy)} in it")
+    for policy in listed('bans: expected BanPolicy("20/10m", "1h") or a list of them', given, BanPolicy):
         if policy.name in by_name:
             raise ConfigurationError(f"bans: two policies are called {policy.name!r}; give one of them another name=")
         if policy.key is not None and not isinstance(policy.key, Key):

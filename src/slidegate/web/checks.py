@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from starlette.types import Scope
 
-from ..core.arguments import check_flag
+from ..core.arguments import check_flag, listed
 from ..core.errors import ConfigurationError, RateLimitExceeded, closest, quoted
 from ..core.logs import logger
 from .client_ip import UNKNOWN_PEER, ClientAddress
@@ -116,13 +116,8 @@ class StartupChecks:
 
 
 def _checked_codes(ignore_checks: Iterable[str]) -> frozenset[str]:
-    example = 'expected a list of codes such as ["SG103"]'
-    if isinstance(ignore_checks, str) or not isinstance(ignore_checks, Iterable):
-        raise ConfigurationError(f"ignore_checks: {example}, not {quoted(ignore_checks)}")
-    codes = list(ignore_checks)
+    codes = listed('ignore_checks: expected a list of codes such as ["SG103"]', ignore_checks, str)
     for code in codes:
-        if not isinstance(code, str):
-            raise ConfigurationError(f"ignore_checks: {example}, not {quoted(code)} in it")
         if code not in CODES:
             near = closest(code.upper().replace("O", "0"), CODES)
             raise ConfigurationError(f"ignore_checks: unknown code {quoted(code)}{near}")

@@ -33,6 +33,7 @@ from ..core.addresses import (
     parse_network,
     prefix_length,
 )
+from ..core.arguments import listed
 from ..core.errors import ConfigurationError, InvalidKey, quoted
 from ..core.limits import check_whole
 from ..core.memo import remember
@@ -207,9 +208,7 @@ def _read_trusted(trusted: object) -> tuple[Networks, bool, int]:
         if isinstance(trusted, bool) or not 1 <= trusted <= MAX_HOPS:
             raise ConfigurationError(f"trusted: expected 1 to {MAX_HOPS} proxies, {_EXAMPLE}, not {quoted(trusted)}")
         return Networks(), False, trusted
-    if isinstance(trusted, (str, bytes)) or not isinstance(trusted, Iterable):
-        raise ConfigurationError(f"trusted: expected a list of networks, {_EXAMPLE}, not {quoted(trusted)}")
-    entries = list(trusted)
+    entries = listed(f"trusted: expected a list of networks, {_EXAMPLE}", trusted, object)
     try:
         return Networks(entry for entry in entries if entry != UNIX), UNIX in entries, 0
     except ConfigurationError as error:

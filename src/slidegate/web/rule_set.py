@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.types import Scope
 
+from ..core.arguments import listed
 from ..core.decision import Check, LimitSet, unique_name, wire_names
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, parse_limits
@@ -383,19 +384,14 @@ def all_rules(
         raise ConfigurationError(
             'RateLimitMiddleware: give limits="100/minute", which is Rule("*", ...), or rules=[...], not both'
         )
-    if isinstance(rules, (str, Rule)) or not isinstance(rules, Iterable):
-        raise ConfigurationError(f'rules: expected a list such as [Rule("*", "100/minute")], not {quoted(rules)}')
-    return tuple(rules) if key is None else [rule.keyed(key) if isinstance(rule, Rule) else rule for rule in rules]
+    given = listed('rules: expected a list such as [Rule("*", "100/minute")]', rules, Rule)
+    return given if key is None else [rule.keyed(key) for rule in given]
 
 
 def check_apart(rules: Iterable[Rule]) -> None:
     """Check that no two rules would count in one bucket."""
     by_identity: dict[str, Rule] = {}
     for rule in rules:
-        if not isinstance(rule, Rule):
-            raise ConfigurationError(
-                f'rules: expected a list such as [Rule("*", "100/minute")], not {quoted(rule)} in it'
-            )
         twin = by_identity.get(rule.identity)
         by_identity[rule.identity] = rule
         if twin is None or not rule.counts:

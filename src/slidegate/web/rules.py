@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
-from ..core.arguments import check_flag, check_takes, names_checked, signature_of
+from ..core.arguments import check_flag, check_takes, listed, names_checked, signature_of
 from ..core.concurrency import Concurrency
 from ..core.decision import Decision, unique_name, wire_names
 from ..core.errors import ConfigurationError, quoted
@@ -336,16 +336,14 @@ def checked_paths(path: Any) -> tuple[str, ...]:
 def checked_methods(methods: object) -> frozenset[str] | None:
     if methods is None:
         return None
-    example = 'expected a list such as ["GET", "POST"]'
-    if isinstance(methods, str) or not isinstance(methods, Iterable):
-        raise ConfigurationError(f"methods: {example}, not {quoted(methods)}")
-    names = set()
-    for method in methods:
-        if not isinstance(method, str) or not (method.isascii() and method.isalpha()):
-            raise ConfigurationError(f"methods: {example}, not {quoted(method)} in it")
-        names.add(method.upper())
+    expected = 'methods: expected a list such as ["GET", "POST"]'
+    given = listed(expected, methods, str)
+    for method in given:
+        if not (method.isascii() and method.isalpha()):
+            raise ConfigurationError(f"{expected}, not {quoted(method)} in it")
+    names = {method.upper() for method in given}
     if not names:
-        raise ConfigurationError(f"methods: {example}; leave it out for all methods")
+        raise ConfigurationError(f"{expected}; leave it out for all methods")
     return frozenset(names | {"HEAD"} if "GET" in names else names)
 
 
