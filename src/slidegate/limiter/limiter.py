@@ -302,17 +302,17 @@ class Limiter:
             ConfigurationError: The key or the limits cannot be used.
             StoreError: The store does not answer.
         """
-        spelled, fallbacks = self.key_for(key), set[LimitSet]()
+        spelled = self.key_for(key)
         if rules is None:
             asked = [checks[0][0] for checks, _ in list(self._questions.values())]
-            buckets, fallbacks = self.engine.callers.buckets(spelled, [*self._buckets.values(), *asked])
+            buckets = self.engine.callers.buckets(spelled, [*self._buckets.values(), *asked])
         elif not isinstance(rules, Mapping):
             raise ConfigurationError(
                 f'inspect: rules: expected limits by rule, for example {{"api": "5/minute"}}, not {quoted(rules)}'
             )
         else:
             buckets = [LimitSet(check_name(rule, "rule"), parse_limits(limits)) for rule, limits in rules.items()]
-        return await look_at(self.engine, spelled, buckets, fallbacks)
+        return await look_at(self.engine, spelled, buckets)
 
     async def override(
         self, name: str, limit: str, *, duration: str | float | timedelta, reason: str = "", by: str = "manual"

@@ -245,10 +245,6 @@ class RateLimitMiddleware(FailsAtStartup):
         messages = () if self._messages is None else self._messages.buckets()
         return [*(bucket for bound in self.bound() for bucket in bound.buckets()), *messages]
 
-    def fallbacks(self) -> list[LimitSet]:
-        """Return those of them that stand for the limits that a function returns for each request."""
-        return [bucket for bound in self.bound() for bucket in bound.fallbacks()]
-
     def named_limits(self) -> Iterator[NamedLimit]:
         """Yield the limits as the code says them, those at endpoints that no request has met yet too."""
         for bound in self.bound():
