@@ -20,7 +20,7 @@ from ..core.arguments import check_flag, listed
 from ..core.errors import ConfigurationError, RateLimitExceeded, closest, quoted
 from ..core.logs import logger
 from .client_ip import UNKNOWN_PEER, ClientAddress
-from .default_limits import dependencies, is_exempt, limits_of
+from .default_limits import is_exempt, limits_at
 from .keys import Key, parts_of
 from .mcp import McpTool
 from .paths import RulePath, may_hold_a_slash
@@ -329,7 +329,7 @@ def _about_exemptions(middleware: RateLimitMiddleware, places: Iterable[MountedR
                 f"{place.label} is exempt from default_limits alone: {still!r} limits it all the same; write "
                 f"Rule({place.path!r}, exempt=True) before it",
             )
-        elif any(True for _ in limits_of(place.endpoint)) or any(map(_is_limit, dependencies(place.route))):
+        elif any(True for _ in limits_at(place)):
             yield Finding(
                 "SG128",
                 f"{place.label} is exempt from default_limits, so its own limit counts only requests that reach it: "
@@ -342,9 +342,8 @@ def _about_methods_at_endpoints(places: Iterable[MountedRoute]) -> Iterator[Find
     """Yield the findings about limits at endpoints for methods that none of their routes takes."""
     where: dict[int, tuple[Rule, list[MountedRoute]]] = {}
     for place in places:
-        own = [call.rule for call in dependencies(place.route) if _is_limit(call)]
-        for rule in [*own, *(limit.rule for limit in limits_of(place.endpoint))]:
-            where.setdefault(id(rule), (rule, []))[1].append(place)
+        for limit in limits_at(place):
+            where.setdefault(id(limit), (limit.rule, []))[1].append(place)
     for rule, there in where.values():
         if not any(_takes(rule, place) for place in there):
             yield Finding(
@@ -356,10 +355,6 @@ def _about_methods_at_endpoints(places: Iterable[MountedRoute]) -> Iterator[Find
 
 def _is_about(rule: Rule, place: MountedRoute) -> bool:
     return any(path == "*" or may_meet(path, place.path) for path in rule.paths)
-
-
-def _is_limit(call: object) -> bool:
-    return isinstance(getattr(call, "rule", None), Rule)
 
 
 def _about_handlers(middleware: RateLimitMiddleware, app: object) -> Iterator[Finding]:

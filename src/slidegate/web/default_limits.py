@@ -17,7 +17,7 @@ from starlette.types import Scope
 from ..core.errors import ConfigurationError, quoted
 from ..core.memo import remember
 from .paths import is_astray
-from .routes import MountedRoute, reach, shown
+from .routes import MountedRoute, look, reach, shown
 from .rule_set import BoundRule, buckets_of
 from .rules import MAX_LABEL, Limits, LimitsFunction, Rule, identity_of, label_of
 
@@ -149,14 +149,17 @@ def unwrapped(endpoint: Any) -> Iterator[Any]:
         endpoint = endpoint.func if isinstance(endpoint, partial) else getattr(endpoint, "__wrapped__", None)
 
 
-def limits_of(endpoint: Any) -> Iterator[RateLimit]:
-    """Yield the limits that decorate an endpoint, the outermost first."""
-    for layer in unwrapped(endpoint):
-        if (limit := getattr(layer, "__dict__", {}).get(LIMIT)) is not None:
-            yield limit
+def limits_at(place: MountedRoute) -> Iterator[RateLimit]:
+    """Yield the limits at a route: those that decorate its endpoint, and those of what FastAPI calls before it."""
+    required = [one.dependency for one in place.above]
+    for called in (place.endpoint, *required, *_dependencies(place.route)):
+        for layer in unwrapped(called):
+            limit = layer if isinstance(look(layer, "rule"), Rule) else getattr(layer, "__dict__", {}).get(LIMIT)
+            if limit is not None:
+                yield limit
 
 
-def dependencies(route: object) -> Iterator[Any]:
+def _dependencies(route: object) -> Iterator[Any]:
     """Yield everything that FastAPI calls before the endpoint of a route; nothing for a route of another kind."""
     waiting = [getattr(route, "dependant", None)]
     while waiting:

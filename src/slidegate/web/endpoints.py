@@ -35,7 +35,7 @@ from ..limiter.aio import to_the_end
 from ..limiter.failover import OnError
 from ..limiter.overrides import Override
 from .callbacks import UserCallbacks
-from .default_limits import LIMIT, Exemption, dependencies, limits_of, unwrapped
+from .default_limits import LIMIT, Exemption, limits_at, unwrapped
 from .endpoint_refusals import refuse
 from .exchange import DISABLED_KEY, SCOPE_KEY, Exchange, decided_about, hand_back_uncounted, no_middleware
 from .keys import Key, KeyFunction, everyone
@@ -481,9 +481,7 @@ def limits_below(app: object, limiter: Limiter) -> Iterator[tuple[Rule, str]]:
         return
     for place in walk(app):
         if not any(_asks_another(app, limiter) for app in (*place.inside, getattr(place.route, "app", None))):
-            for called in (place.endpoint, *(one.dependency for one in place.above), *dependencies(place.route)):
-                own = [called] if isinstance(called, RateLimit) else limits_of(called)
-                yield from ((limit.rule, f"at {place.label!r}") for limit in own)
+            yield from ((limit.rule, f"at {place.label!r}") for limit in limits_at(place))
 
 
 def _asks_another(app: object, limiter: Limiter) -> bool:
