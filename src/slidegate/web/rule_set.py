@@ -287,7 +287,7 @@ class RuleSet:
             ends = counts if rule.blocks else rule.final and _exempts(rule, kind, method, texts)
             if counts or ends:
                 met.append((place, ends))
-            if ends and not rule.conditional:
+            if ends and rule.when is None:
                 return met, True
         return met, False
 
@@ -299,7 +299,7 @@ class RuleSet:
             return matched
         met = [(self._bound[place], ends) for place, ends in key[0]] + [(bound, False) for bound in defaults]
         met = [(bound.for_preflights() if preflight else bound, ends) for bound, ends in met]
-        if any(bound.rule.conditional for bound, _ in met):
+        if any(bound.rule.when is not None for bound, _ in met):
             return remember(self._alike, key, Matched(plain=False, conditions=tuple(met)))
         return remember(self._alike, key, chosen(met))
 
