@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from inspect import isawaitable
-from types import TracebackType
 from typing import Any, Final, Self
 
 from ..core.arguments import check_flag, listed, names_checked
@@ -532,9 +531,7 @@ class Limiter:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     def _question(self, key: AnyKey, limits: Limits, rule: str, cost: int, what: str = "cost") -> Question:

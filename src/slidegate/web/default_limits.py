@@ -94,32 +94,28 @@ class DefaultLimits:
         return bound
 
 
-class Exemption:
-    """Exempts an endpoint from the `default_limits` of a middleware: ``@RateLimit.exempt``.
+def exempt(endpoint: _T) -> _T:
+    """Exempt an endpoint from the `default_limits` of a middleware: ``@RateLimit.exempt``.
 
     It marks a function or a class, also a method of a class that answers requests, and returns it as it was, above or
     below the decorator that makes the route. Lists, bans, rules and limits at the endpoint itself apply as before.
+
+    Raises:
+        ConfigurationError: The endpoint cannot be marked, or is an application with routes of its own.
     """
-
-    def __call__(self, endpoint: _T) -> _T:
-        """Mark an endpoint.
-
-        Raises:
-            ConfigurationError: The endpoint cannot be marked, or is an application with routes of its own.
-        """
-        marked = getattr(endpoint, "__func__", endpoint)  # a method is made anew each time it is read
-        if not callable(endpoint) or not hasattr(marked, "__dict__"):
-            raise ConfigurationError(
-                f"RateLimit.exempt: expected the function or class of an endpoint, for example @RateLimit.exempt above "
-                f"async def health(request), not {quoted(endpoint)}"
-            )
-        if hasattr(endpoint, "routes"):
-            raise ConfigurationError(
-                f"RateLimit.exempt: expected an endpoint, not {quoted(endpoint)} with routes of its own; write "
-                'Rule("/path/{rest:path}", exempt=True) for all that is below a path'
-            )
-        setattr(marked, EXEMPT, True)
-        return endpoint
+    marked = getattr(endpoint, "__func__", endpoint)  # a method is made anew each time it is read
+    if not callable(endpoint) or not hasattr(marked, "__dict__"):
+        raise ConfigurationError(
+            f"RateLimit.exempt: expected the function or class of an endpoint, for example @RateLimit.exempt above "
+            f"async def health(request), not {quoted(endpoint)}"
+        )
+    if hasattr(endpoint, "routes"):
+        raise ConfigurationError(
+            f"RateLimit.exempt: expected an endpoint, not {quoted(endpoint)} with routes of its own; write "
+            'Rule("/path/{rest:path}", exempt=True) for all that is below a path'
+        )
+    setattr(marked, EXEMPT, True)
+    return endpoint
 
 
 def is_exempt(place: MountedRoute, method: str) -> bool:

@@ -60,7 +60,7 @@ from .websockets import GuardedWebSocket, MessageCounter, MessageLimits, OpenWeb
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .reload import FileState, ReloadingMiddleware
+    from .reload import ReloadingMiddleware
 
 _GUARDED: Final = frozenset({"http", "websocket"})
 
@@ -451,11 +451,11 @@ class _Read(RateLimitMiddleware):
 
     Args:
         app: The application to guard.
-        shared: What the middlewares of the file share: identities.
+        shared: Follows the file, and knows the identities that its middlewares share.
         options: Options of `RateLimitMiddleware`.
     """
 
-    def __init__(self, app: ASGIApp, shared: FileState, options: Mapping[str, Any]) -> None:
+    def __init__(self, app: ASGIApp, shared: ReloadingMiddleware, options: Mapping[str, Any]) -> None:
         self._shared = shared
         self.file = shared.file
         super().__init__(app, **options)

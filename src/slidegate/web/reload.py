@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -43,44 +43,13 @@ SECRET_VARIABLE: Final = "SLIDEGATE_SECRET"
 """The environment variable that holds the `secret` of the limiter of a configuration file."""
 
 
-class FileState:
-    """What all middlewares made of one file share: its path, the limiter, and its identities."""
-
-    def __init__(self, file: Path, observers: Sequence[AnyObserver]) -> None:
-        self.file = file
-        self._observers = observers
-        self._store: tuple[str, FailurePolicy] | None = None
-        self._limiter: Limiter | None = None
-        self._ids: dict[str, str] = {}
-
-    def limiter_at(self, address: str, policy: FailurePolicy) -> Limiter:
-        """Return the limiter for a store's address: the same one, with its counts, as long as the application runs."""
-        if self._limiter is None:
-            secret = os.environ.get(SECRET_VARIABLE)
-            deadline, on_error = policy
-            self._limiter = Limiter.from_url(
-                address, secret=secret, observers=self._observers, deadline=deadline, on_error=on_error
-            )
-            self._store = address, policy
-        elif (address, policy) != self._store:
-            what = "store: it" if self._store is None or address != self._store[0] else "deadline, on_error: they"
-            raise ConfigurationError(f"{what} cannot change while the application runs; restart the application")
-        return self._limiter
-
-    def unique_id(self, identity: str, limiter: Limiter) -> str:
-        """Return an identity for counts of a middleware: the same one as for the middleware before it."""
-        if identity not in self._ids:
-            self._ids[identity] = limiter.engine.unique_id(identity)
-        return self._ids[identity]
-
-
 class ReloadingMiddleware(FailsAtStartup):
     """A `RateLimitMiddleware` that follows a configuration file; made by `RateLimitMiddleware.from_file`.
 
     Args:
         app: The application to guard.
         path: The file.
-        make: Makes a middleware, given the application, what those of this file share, and options.
+        make: Makes a middleware, given the application, this one, and options.
         observers: Called with events of the limiter that the file describes.
         on_exceeded: The function that the file's rules with ``on_exceeded = true`` call.
         clock: Returns seconds; measures the time between two looks at the file.
@@ -89,6 +58,7 @@ class ReloadingMiddleware(FailsAtStartup):
 
     Attributes:
         app: The middleware at work: a `RateLimitMiddleware`.
+        file: The file.
     """
 
     def __init__(
@@ -96,7 +66,7 @@ class ReloadingMiddleware(FailsAtStartup):
         app: ASGIApp,
         path: str | PathLike[str],
         *,
-        make: Callable[[ASGIApp, FileState, Mapping[str, Any]], RateLimitMiddleware],
+        make: Callable[[ASGIApp, ReloadingMiddleware, Mapping[str, Any]], RateLimitMiddleware],
         observers: Iterable[AnyObserver] = (),
         on_exceeded: Exceeded | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -109,7 +79,7 @@ class ReloadingMiddleware(FailsAtStartup):
             raise ConfigurationError(
                 f'from_file: expected the path of a file, for example "slidegate.toml", not {quoted(path)}'
             )
-        self._path = Path(path)
+        self.file = Path(path)
         code = {
             # An iterator can be read only once, but each version of the file needs the value again.
             name: tuple(value) if isinstance(value, Iterator) else value
@@ -118,14 +88,15 @@ class ReloadingMiddleware(FailsAtStartup):
         }
         if on_exceeded is not None:
             check_takes("on_exceeded", on_exceeded, "key", "decision")
-        observers = listed_observers(observers)
-        if observers and "limiter" in code:
+        self._observers = listed_observers(observers)
+        if self._observers and "limiter" in code:
             raise ConfigurationError(
                 "observers: they are for the limiter that the file describes; the one that is given has its own, for "
                 "example limiter=Limiter(store, observers=[function])"
             )
-        self._shared = FileState(self._path, observers)
-        self._loader = partial(ConfigLoader, self._path, code, self._shared.limiter_at, on_exceeded, clock, store)
+        self._from_file: tuple[Limiter, str, FailurePolicy] | None = None
+        self._ids: dict[str, str] = {}
+        self._loader = partial(ConfigLoader, self.file, code, self._limiter_at, on_exceeded, clock, store)
         self._watcher = FileWatcher((), self._read_again, clock, together=True)
         loader = self._loader()
         self.app = self._made_of(loader)
@@ -142,6 +113,25 @@ class ReloadingMiddleware(FailsAtStartup):
         """The findings about the middleware at work."""
         return self.app.findings
 
+    def unique_id(self, identity: str, limiter: Limiter) -> str:
+        """Return an identity for counts of a middleware: the same one as for the middleware before it."""
+        if identity not in self._ids:
+            self._ids[identity] = limiter.engine.unique_id(identity)
+        return self._ids[identity]
+
+    def _limiter_at(self, address: str, policy: FailurePolicy) -> Limiter:
+        """Return the limiter for a store's address: the same one, with its counts, as long as the application runs."""
+        if self._from_file is None:
+            secret, observers = os.environ.get(SECRET_VARIABLE), self._observers
+            deadline, on_error = policy
+            made = Limiter.from_url(address, secret=secret, observers=observers, deadline=deadline, on_error=on_error)
+            self._from_file = made, address, policy
+        limiter, *given = self._from_file
+        if given != [address, policy]:
+            what = "store: it" if address != given[0] else "deadline, on_error: they"
+            raise ConfigurationError(f"{what} cannot change while the application runs; restart the application")
+        return limiter
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request to the middleware at work."""
         if self.error is not None:
@@ -154,7 +144,7 @@ class ReloadingMiddleware(FailsAtStartup):
         """Return the middleware that the file makes."""
         options = loader.options()
         try:
-            return whole(self._make(self._below, self._shared, options))
+            return whole(self._make(self._below, self, options))
         except ConfigurationError as error:
             raise loader.blamed(error) from None
 
@@ -168,7 +158,7 @@ class ReloadingMiddleware(FailsAtStartup):
         except ConfigurationError as error:
             message = f"the rules at work stay: {error}"
         except Exception as error:
-            logger.exception("reading %s failed", self._path)
+            logger.exception("reading %s failed", self.file)
             message = f"the rules at work stay: {error!r}"
 
         def put_to_work() -> None:
@@ -184,7 +174,7 @@ class ReloadingMiddleware(FailsAtStartup):
         made.override(self.limiter.engine.overrides.known)
         before, self.app = self.app, made
         self.limiter.engine.callers.replace(before, made)
-        self._tell(logging.INFO, "config_reloaded", f"{self._path}: rules at work: {len(made.rules)}")
+        self._tell(logging.INFO, "config_reloaded", f"{self.file}: rules at work: {len(made.rules)}")
         windows = _windows(made)
         for what, earlier in _windows(before).items():
             if what in windows and earlier - windows[what]:
@@ -192,7 +182,7 @@ class ReloadingMiddleware(FailsAtStartup):
 
     def _tell(self, level: int, kind: str, message: str) -> None:
         logger.log(level, "%s: %s", kind, message)
-        self.limiter.engine.emit(Event(kind, message, {"path": str(self._path)}))
+        self.limiter.engine.emit(Event(kind, message, {"path": str(self.file)}))
 
 
 def _windows(middleware: RateLimitMiddleware) -> dict[str, set[object]]:
