@@ -88,20 +88,6 @@ def _listed(routes: Iterable[Any], above: tuple[Required, ...]) -> Iterator[tupl
         yield from _listed(route.effective_candidates(), above + added)
 
 
-class MountPoint(NamedTuple):
-    """An application below another.
-
-    Attributes:
-        path: The path where it is mounted.
-        rest: Returns what a path is behind the mount; None where it does not lead there.
-        app: The application.
-    """
-
-    path: str
-    rest: Callable[[str], str | None]
-    app: Application
-
-
 @dataclass
 class Application:
     """What the paths of rules have to do with an application; it is collected once.
@@ -110,13 +96,17 @@ class Application:
         root: The `root_path` that it gives itself.
         opaque: Whether it serves files, or is unknown: a final slash may make no difference there.
         by_path: Whether type, method, path and root of a request tell its route, there and below.
-        mounts: What is mounted below it.
+        mounts: The applications that are mounted below it.
+        path: The path where it is mounted itself.
+        rest: Returns what a path is behind its mount; None where it does not lead there.
     """
 
     root: str = ""
     opaque: bool = True
     by_path: bool = False
-    mounts: list[MountPoint] = field(default_factory=list)
+    mounts: list[Application] = field(default_factory=list)
+    path: str = ""
+    rest: Callable[[str], str | None] = str
 
     @classmethod
     def of(cls, app: object, above: tuple[object, ...] = ()) -> Application:
@@ -127,9 +117,9 @@ class Application:
             known.by_path = all(map(_looks_at_the_path, routes or ()))
             for mount in routes or ():
                 if isinstance(mount, (Mount, Host)) and mount.app not in above and len(above) < DEPTH:
-                    path = mount.path if isinstance(mount, Mount) else ""
                     below = cls.of(mount.app, (*above, mount.app))
-                    known.mounts.append(MountPoint(path, _rest_of(mount), below))
+                    below.path, below.rest = mount.path if isinstance(mount, Mount) else "", _rest_of(mount)
+                    known.mounts.append(below)
                     known.by_path = known.by_path and below.by_path
         except Exception:
             return cls()
