@@ -41,8 +41,6 @@ class Rules:
     def buckets(self) -> tuple[()]:
         return ()
 
-    fallbacks = buckets
-
     def named_limits(self) -> Iterator[NamedLimit]:
         for name, limit in self.limits.items():
             yield NamedLimit(name, limit, self.cost, self.fixed)

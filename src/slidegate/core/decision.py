@@ -60,6 +60,7 @@ class LimitSet:
         label: The name of the rule in stats; by default `rule`.
         on_error: What decides about these limits when the store fails: "local", "allow" or "deny"; by default what the
             limiter was made with.
+        fallback: Whether they stand for limits that a function returns for each request, and apply where it fails.
         tenant: Whose share of the permits a request takes, where waiting requests are let in fairly; None where they
             are let in as they came.
 
@@ -71,6 +72,7 @@ class LimitSet:
 
     __slots__ = (
         "count_denied",
+        "fallback",
         "held",
         "label",
         "limits",
@@ -97,11 +99,13 @@ class LimitSet:
         unit: str | None = None,
         label: str | None = None,
         on_error: str | None = None,
+        fallback: bool = False,
         tenant: str | None = None,
     ) -> None:
         self.rule = rule
         self.tenant = tenant
         self.on_error = on_error
+        self.fallback = fallback
         self.unit = unit
         self.label = rule if label is None else label
         self.count_denied = count_denied
@@ -136,6 +140,7 @@ class LimitSet:
             unit=self.unit,
             label=self.label,
             on_error=self.on_error,
+            fallback=self.fallback,
             tenant=self.tenant if tenant is None else tenant,
         )
 

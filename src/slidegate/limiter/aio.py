@@ -26,7 +26,7 @@ MAX_DONE: Final = 128
 T = TypeVar("T")
 
 _running: Final[set[asyncio.Future[Any]]] = set()
-"""The tasks of `to_the_end`: an event loop itself does not hold its tasks."""
+"""The tasks that were begun here: an event loop itself does not hold its tasks."""
 
 
 def on_asyncio() -> bool:
@@ -152,14 +152,10 @@ class _Queue:
 
 def in_background(work: Coroutine[Any, Any, object]) -> None:
     """Do some work in the event loop that runs in this thread; without one of asyncio it is left undone."""
-    try:
-        task = asyncio.get_running_loop().create_task(work)
-    except RuntimeError:
+    if on_asyncio():
+        _begun(work).add_done_callback(_log_failure)
+    else:
         work.close()
-        return
-    _running.add(task)
-    task.add_done_callback(_running.discard)
-    task.add_done_callback(_log_failure)
 
 
 async def to_the_end(work: Awaitable[T]) -> T:
@@ -172,14 +168,20 @@ async def to_the_end(work: Awaitable[T]) -> T:
             return await work
         with anyio.CancelScope(shield=True):  # trio knows no other cancellation than that of scopes
             return await work
-    task = asyncio.ensure_future(work)
-    _running.add(task)
-    task.add_done_callback(_running.discard)
+    task = _begun(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         task.add_done_callback(_log_failure)
         raise
+
+
+def _begun(work: Awaitable[T]) -> asyncio.Future[T]:
+    """Begin some work, and hold its task until it is done."""
+    task = asyncio.ensure_future(work)
+    _running.add(task)
+    task.add_done_callback(_running.discard)
+    return task
 
 
 def _log_failure(task: asyncio.Future[Any]) -> None:

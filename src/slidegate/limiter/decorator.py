@@ -8,7 +8,6 @@ from datetime import timedelta
 from functools import partial, wraps
 from hashlib import blake2b
 from itertools import product
-from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 
 from ..core.arguments import signature_of
@@ -101,17 +100,13 @@ class Limited:
     async def __aenter__(self) -> Decision:
         return await self._take_async(self._block, self._constant())
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         """Do nothing: what the block spent stays spent."""
 
     def __enter__(self) -> Decision:
         return self._take(self._block, self._constant())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Do nothing: what the block spent stays spent."""
 
     def _take(self, bucket: LimitSet, key: str) -> Decision:

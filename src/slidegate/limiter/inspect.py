@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from threading import Lock
 from time import time_ns
@@ -31,9 +31,6 @@ class Caller(Protocol):
     def buckets(self) -> Iterable[LimitSet]:
         """Return the buckets that it has counted in, or will, as far as is known by now."""
 
-    def fallbacks(self) -> Iterable[LimitSet]:
-        """Return those of them that stand for the limits that a function returns for each request."""
-
 
 class BucketCaller:
     """A caller that counts in one bucket. Whoever it stands for keeps it as long as it lives."""
@@ -44,10 +41,6 @@ class BucketCaller:
     def buckets(self) -> tuple[LimitSet]:
         """See `Caller.buckets`."""
         return (self._bucket,)
-
-    def fallbacks(self) -> tuple[()]:
-        """See `Caller.fallbacks`."""
-        return ()
 
 
 class Plans:
@@ -63,10 +56,10 @@ class Plans:
             self._stale, self._fresh = self._fresh, {}
         self._fresh[rule, key] = bucket
 
-    def of(self, fallback: LimitSet, key: str) -> LimitSet | None:
-        """Return that bucket, the fall-back of the rule where it is not known; None for no limits."""
-        name = fallback.rule, key
-        return self._fresh.get(name, self._stale.get(name, fallback))
+    def of(self, bucket: LimitSet, key: str) -> LimitSet | None:
+        """Return the bucket in whose place a fall-back stands, itself where that is not known; None for no limits."""
+        name = bucket.rule, key
+        return self._fresh.get(name, self._stale.get(name, bucket)) if bucket.fallback else bucket
 
 
 class Callers:
@@ -105,8 +98,7 @@ class Callers:
 
     def in_force(self) -> Callable[[LimitSet], LimitSet]:
         """Return a function that finds what is counted by now in the place of a bucket, whose amounts were changed."""
-        fallbacks = {bucket for caller in self.listed() for bucket in caller.fallbacks()}
-        listed = {bucket for bucket in self.all_buckets() if bucket not in fallbacks}
+        listed = {bucket for bucket in self.all_buckets() if not bucket.fallback}
         limits = {(bucket.rule, limit.same_window): limit for bucket in listed for limit in bucket.limits}
 
         def find(bucket: LimitSet) -> LimitSet:
@@ -115,22 +107,12 @@ class Callers:
 
         return find
 
-    def buckets(self, key: str, others: Iterable[LimitSet]) -> tuple[list[LimitSet], set[LimitSet]]:
-        """Return the buckets of all callers for a key, and others; of those that share all their windows, one alone.
-
-        Returns:
-            The buckets; and those that stand for the limits of a function, and may not be the key's own.
-        """
-        callers = self.listed()
-        fallbacks = {bucket for caller in callers for bucket in caller.fallbacks()}
-        of_callers = [
-            self.plans.of(bucket, key) if bucket in fallbacks else bucket
-            for caller in callers
-            for bucket in caller.buckets()
-        ]
+    def buckets(self, key: str, others: Iterable[LimitSet]) -> list[LimitSet]:
+        """Return the buckets of all callers for a key, and others; of those that share all their windows, one alone."""
+        of_callers = [self.plans.of(bucket, key) for bucket in self.all_buckets()]
         known = {_windows_of(bucket): bucket for bucket in of_callers if bucket is not None and bucket.limits}
         further = {_windows_of(bucket): bucket for bucket in others if _windows_of(bucket) not in known}
-        return [*known.values(), *further.values()], fallbacks
+        return [*known.values(), *further.values()]
 
 
 def _windows_of(bucket: LimitSet) -> tuple[object, ...]:
@@ -155,16 +137,13 @@ class KeyView(NamedTuple):
     """How many further rules were not looked at: 0 unless there are more than 4,096."""
 
 
-async def look_at(
-    engine: Engine, key: str, buckets: Sequence[LimitSet], fallbacks: Collection[LimitSet] = ()
-) -> KeyView:
+async def look_at(engine: Engine, key: str, buckets: Sequence[LimitSet]) -> KeyView:
     """Return the windows of a key.
 
     Args:
         engine: Asks the store.
         key: The key in its spelling.
         buckets: The buckets that may have counted it.
-        fallbacks: Those whose limits may be others for the key.
 
     Raises:
         StoreError: The store does not answer.
@@ -179,7 +158,7 @@ async def look_at(
         for (bucket, place), window in zip(places, windows, strict=True):
             limit = bucket.limits[place]
             view = view_of(bucket.rule, bucket.label, bucket.names[place], limit, window, now_us)
-            views.append(view._replace(fallback=bucket in fallbacks))
+            views.append(view._replace(fallback=bucket.fallback))
         at += TOGETHER
         if at >= len(looked_at):
             return KeyView(key, now_us, time_ns() // 1_000, tuple(views), len(buckets) - len(looked_at))

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from inspect import isawaitable
-from types import TracebackType
 from typing import Any, Final, Self
 
 from ..core.arguments import check_flag, check_list, names_checked
@@ -302,17 +301,17 @@ class Limiter:
             ConfigurationError: The key or the limits cannot be used.
             StoreError: The store does not answer.
         """
-        spelled, fallbacks = self.key_for(key), set[LimitSet]()
+        spelled = self.key_for(key)
         if rules is None:
             asked = [checks[0][0] for checks, _ in list(self._questions.values())]
-            buckets, fallbacks = self.engine.callers.buckets(spelled, [*self._buckets.values(), *asked])
+            buckets = self.engine.callers.buckets(spelled, [*self._buckets.values(), *asked])
         elif not isinstance(rules, Mapping):
             raise ConfigurationError(
                 f'inspect: rules: expected limits by rule, for example {{"api": "5/minute"}}, not {quoted(rules)}'
             )
         else:
             buckets = [LimitSet(check_name(rule, "rule"), parse_limits(limits)) for rule, limits in rules.items()]
-        return await look_at(self.engine, spelled, buckets, fallbacks)
+        return await look_at(self.engine, spelled, buckets)
 
     async def override(
         self, name: str, limit: str, *, duration: str | float | timedelta, reason: str = "", by: str = "manual"
@@ -542,9 +541,7 @@ class Limiter:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     def _question(self, key: AnyKey, limits: Limits, rule: str, cost: int, what: str = "cost") -> Question:
@@ -596,16 +593,14 @@ def _checked(checks: object, what: str = "cost") -> tuple[Check, ...]:
     Raises:
         ConfigurationError: One of them is none.
     """
-    expected = 'checks: expected (bucket, key, cost) each, for example (LimitSet("api", limits), "user:42", 1)'
-    if not isinstance(checks, Iterable) or isinstance(checks, str):
-        raise ConfigurationError(f"{expected}, not {quoted(checks)}")
-    listed = tuple(checks)
-    for check in listed:
+    expected = '(bucket, key, cost) each, for example (LimitSet("api", limits), "user:42", 1)'
+    given: tuple[Any, ...] = tuple(check_list("checks", checks, expected))
+    for check in given:
         is_check = isinstance(check, tuple) and len(check) == 3
         if not is_check or not isinstance(check[0], LimitSet) or not isinstance(check[1], str):
-            raise ConfigurationError(f"{expected}, not {quoted(check)}")
+            raise ConfigurationError(f"checks: expected {expected}, not {quoted(check)}")
         check_cost(check[2], what)
-    return listed
+    return given
 
 
 def check_cost(cost: object, what: str = "cost") -> int:

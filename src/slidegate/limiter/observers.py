@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from datetime import date
 from inspect import isawaitable, iscoroutine, iscoroutinefunction
-from threading import Condition, Lock, Thread, current_thread
+from queue import Empty, Queue
+from threading import Lock, Thread, current_thread
 from time import monotonic
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakSet
@@ -53,7 +53,7 @@ KINDS: Final = (
 """All kinds of events; docs/guides/metrics.md says when each comes and with what details."""
 LOGGED_WHERE_MADE: Final = frozenset(
     {
-        *("store_failed", "store_recovered", "events_dropped"),
+        *("store_failed", "store_recovered"),
         *("list_reloaded", "list_rejected", "config_reloaded", "config_rejected", "windows_restarted"),
     }
 )
@@ -293,13 +293,18 @@ class ObserverHub:
         """Return whether anybody hears of refused requests; else nobody makes such events."""
         return self._refused or logger.isEnabledFor(logging.INFO)
 
-    def emit(self, event: Event) -> None:
-        """Log an event, and pass it to those who hear its kind, with the time at which it happened."""
+    def emit(self, event: Event, past: Subscription | None = None) -> None:
+        """Log an event, and pass it to those who hear its kind, with the time at which it happened.
+
+        Args:
+            event: The event.
+            past: One that hears it here, past its queue.
+        """
         event = Event(event.kind, event.message, event.details, self._unix_us())
         self._log.event(event)
         for subscription in self._subscriptions:
             if subscription.event is not None and subscription.wants(event.kind):
-                subscription.pass_on(subscription.event, event)
+                (subscription.call if subscription is past else subscription.pass_on)(subscription.event, event)
 
     def request(self, outcome: Outcome) -> None:
         """Pass on what became of a request."""
@@ -333,13 +338,9 @@ class ObserverHub:
         self.requests = bool(self._requests)
 
     def _report_dropped(self, slow: Subscription, dropped: int) -> None:
-        """Report that a queue was full: in its own thread, past the queue."""
+        """Report that a queue was full, in its own thread."""
         message = f"{dropped} events were dropped, because {slow.observer!r} takes longer than they come"
-        logger.warning("events_dropped: %s", message)
-        event = Event("events_dropped", message, {"dropped": dropped}, self._unix_us())
-        for subscription in self._subscriptions:
-            if subscription.event is not None and subscription.wants(event.kind):
-                (subscription.call if subscription is slow else subscription.pass_on)(subscription.event, event)
+        self.emit(Event("events_dropped", message, {"dropped": dropped}), past=slow)
 
 
 def _flush(queues: Iterable[EventQueue], max_s: float) -> int:
@@ -415,38 +416,31 @@ class EventQueue:
 
     def begin_anew(self) -> None:
         """Forget the queue and the thread, which belong to the process that has forked."""
-        self.dropped = self._accepted = self._done = self._reported = 0
-        self._changed = Condition()
-        self._calls: deque[Callable[[], object]] = deque()
+        self.dropped = self._reported = 0
+        self._lock = Lock()
+        self._calls: Queue[Callable[[], object]] = Queue()
         self._thread: Thread | None = None
         self._report_again_s = 0.0
 
     def put(self, call: Callable[[], object]) -> None:
         """Have a call made in the thread, or count that it was dropped. The call never raises."""
-        with self._changed:
-            if len(self._calls) >= self.max_queued:
+        with self._lock:
+            if self._calls.qsize() >= self.max_queued:
                 self.dropped += 1
             else:
-                self._calls.append(call)
-                self._accepted += 1
+                self._calls.put(call)
             if self._thread is None:
                 self._start()
-            self._changed.notify_all()
 
     def flush(self, max_s: float) -> bool:
-        """Wait until all calls queued now were made, for at most so many seconds; return whether they were.
+        """Wait until all calls were made, for at most so many seconds; return whether they were.
 
         An observer cannot wait for itself: in the thread that calls it this returns at once.
         """
-        with self._changed:
-            until, dropped = self._accepted, self.dropped
-
-            def is_done() -> bool:
-                return self._done >= until and self._reported >= dropped
-
-            if self._thread is None or self._thread is current_thread():
-                return is_done()
-            return self._changed.wait_for(is_done, max_s)
+        calls = self._calls
+        waits = self._thread is not None and self._thread is not current_thread()
+        with calls.all_tasks_done:
+            return calls.all_tasks_done.wait_for(lambda: not calls.unfinished_tasks, max_s if waits else 0)
 
     def _start(self) -> None:
         self._thread = Thread(target=self._serve, name="slidegate-observer", daemon=True)
@@ -459,18 +453,18 @@ class EventQueue:
     def _serve(self) -> None:
         calls = self._calls
         while self._calls is calls:  # until an observer forks, in the child
-            with self._changed:
-                if not self._changed.wait_for(self._has_work, IDLE_S):
-                    self._thread = None
-                    return
-                call = calls.popleft() if calls else None
-            self._report_dropped(idle=call is None)
-            if call is not None:
-                call()
+            try:
+                call = calls.get(timeout=IDLE_S)
+            except Empty:
+                with self._lock:
+                    if calls.empty():
+                        self._thread = None
+                        return
+                continue
+            call()
             if self._calls is calls:
-                with self._changed:
-                    self._done += call is not None
-                    self._changed.notify_all()
+                self._report_dropped(idle=calls.empty())
+                calls.task_done()
 
     def _report_dropped(self, *, idle: bool) -> None:
         dropped = self.dropped
@@ -478,9 +472,6 @@ class EventQueue:
             self._report_again_s = monotonic() + REPORT_EVERY_S
             self._report(dropped - self._reported)
             self._reported = dropped
-
-    def _has_work(self) -> bool:
-        return bool(self._calls) or self.dropped > self._reported
 
 
 _queues: Final[WeakSet[EventQueue]] = WeakSet()

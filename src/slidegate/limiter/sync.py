@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping
 from datetime import timedelta
 from threading import TIMEOUT_MAX
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from ..core.bans.ban import Ban
@@ -108,9 +107,7 @@ class SyncLimiter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     async def _list_bans(self) -> list[Ban]:

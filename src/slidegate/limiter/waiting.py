@@ -67,7 +67,6 @@ class Waiter:
         self.tenant = tenant
         self.gave_way = False
         self._event = anyio.Event()
-        self._thread = threading.get_ident()
         self._soon: Callable[[Callable[[], object]], object]
         if on_asyncio():
             self._soon = asyncio.get_running_loop().call_soon_threadsafe
@@ -76,14 +75,8 @@ class Waiter:
 
     def wake(self) -> None:
         """End the wait, from any thread; an event is set in its own thread alone."""
-        if self._thread == threading.get_ident():
-            self._event.set()
-        else:
-            with suppress(RuntimeError):  # its event loop has ended, and it with that
-                self._soon(self._set)
-
-    def _set(self) -> None:
-        self._event.set()
+        with suppress(RuntimeError):  # its event loop has ended, and it with that
+            self._soon(lambda: self._event.set())
 
     async def wait(self, wait_s: float) -> None:
         """Wait to be woken, for no longer than this."""
@@ -169,10 +162,8 @@ class Queues:
                 return NotAsked(check, checks)
             fair = fair or asked.tenant is not None
         answer = self._engine.decide(checks, subjects)
-        return self._held_of(answer) if fair else answer
-
-    def _held_of(self, answer: Decision | Awaitable[Decision]) -> Decision | Awaitable[Decision]:
-        """Count the permits that an answer gives to a tenant."""
+        if not fair:
+            return answer
         if not isinstance(answer, Decision):
             return self._held_later(answer)
         self._hold(answer)
@@ -184,6 +175,7 @@ class Queues:
         return decision
 
     def _hold(self, decision: Decision) -> None:
+        """Count the permits that a decision gives to a tenant."""
         if not decision.allowed or all(asked.tenant is None for asked, _, _ in decision.checks):
             return
         names = []

@@ -7,6 +7,7 @@ never struck, and nobody is struck for a request that a rule exempts; a refusal 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from inspect import isawaitable
@@ -92,15 +93,15 @@ class BanSignals:
         self._keys: list[Key] = [policy.key for policy in self.policies.values() if policy.key is not None]
         self.keyed = bool(self._keys)
         self._honeypots: list[tuple[RulePath, Signal]] = []
-        self._signals: dict[int | str, list[Signal]] = {}
+        self._signals: defaultdict[int | str, list[Signal]] = defaultdict(list)
         for policy in self.policies.values():
             for signal, weight in policy.signals.items():
                 self._read_signal(policy, signal, policy.after.amount if weight == "ban" else weight)
         self._paths = PathIndex(self._honeypots)
-        self.on_request = any(str(signal).startswith("/") for signal in self._signals)
+        self.on_request = bool(self._honeypots)
         self.on_status = any(isinstance(signal, int) for signal in self._signals)
         self.on_refusal = "refused" in self._signals
-        signals = chain.from_iterable(self._signals.values())
+        signals = chain((signal for _, signal in self._honeypots), *self._signals.values())
         self.struck_for = {(signal.policy.name, signal.reason) for signal in signals}
 
     def _read_signal(self, policy: BanPolicy, signal: int | str, weight: int) -> None:
@@ -109,15 +110,12 @@ class BanSignals:
                 path = RulePath(signal)
             except ConfigurationError as error:
                 raise ConfigurationError(f"bans: {policy!r}: signals: {error}") from None
-            made = Signal(policy, weight, clean_reason(f"path {signal}"))
-            self._signals.setdefault(signal, []).append(made)
-            self._honeypots.append((path, made))
+            self._honeypots.append((path, Signal(policy, weight, clean_reason(f"path {signal}"))))
         elif signal == "refused":
-            self._signals.setdefault(signal, []).append(Signal(policy, weight, signal))
+            self._signals[signal].append(Signal(policy, weight, signal))
         else:
-            statuses: Iterable[int] = (signal,) if isinstance(signal, int) else _class_of(signal) - set(policy.signals)
-            for status in statuses:
-                self._signals.setdefault(status, []).append(Signal(policy, weight, f"status {status}"))
+            for status in {signal} if isinstance(signal, int) else _class_of(signal) - set(policy.signals):
+                self._signals[status].append(Signal(policy, weight, f"status {status}"))
 
     def own_subjects(self, client_key: str, address: Address | None) -> tuple[BanSubject, ...]:
         """Return the keys and the address whose bans refuse a client, whatever its request is."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from inspect import isawaitable
 from operator import index
 from typing import Any, Final, NoReturn, SupportsIndex, TypeAlias, TypeVar
@@ -21,6 +22,7 @@ from starlette.types import Scope
 from ..core.decision import Check, Decision, LimitSet, Reason
 from ..core.errors import ConfigurationError
 from ..core.logs import Throttle, logger
+from ..core.memo import remember
 from ..core.store import Event
 from ..limiter import Limiter, check_cost
 from .client_ip import ClientAddress
@@ -32,11 +34,11 @@ from .rules import Rule
 _T = TypeVar("_T")
 Fields: TypeAlias = Iterable[tuple[bytes, bytes]]
 
-_MEMO: Final = 4_096
 _CONSEQUENCES: Final = {
     "limits": "its fall-back limits apply",
     "key": "the request is counted under the client's address",
     "cost": "the request costs 1",
+    "count_if": "the request is counted",
     "when": "the rule limits or blocks all the same, and exempts nobody",
     "fair": "the request waits with those of whom no tenant is known",
     "on_exceeded": "nobody was told of this key",
@@ -169,18 +171,12 @@ class UserCallbacks:
             self.report(what, label, error, _CONSEQUENCES[what])
             return default
 
-    def counts(self, rule: Rule, status: int, fields: Fields, scope: Scope) -> bool:
+    async def counts(self, rule: Rule, status: int, fields: Fields, scope: Scope) -> bool:
         """Return whether the `count_if` of a rule counts an answer; if it raises, the request is counted."""
-        if rule.count_if is None:
-            return True
-        try:
-            if rule.count_if_takes == 1:
-                return bool(rule.count_if(status))
-            given = (status, Headers(raw=list(fields)), request_of(scope))
-            return bool(rule.count_if(*given[: rule.count_if_takes]))
-        except Exception as error:
-            self.report("count_if", rule.label, error, "the request is counted")
-            return True
+        given: tuple[object, ...] = (status,)
+        if rule.count_if_takes > 1:
+            given = (status, Headers(raw=list(fields)), request_of(scope))[: rule.count_if_takes]
+        return rule.count_if is None or await self.ask("count_if", rule.label, rule.count_if, given, bool, True)
 
     def report(self, what: str, where: str, error: Exception, consequence: str) -> None:
         """Log a failure of the user's function, at most once a minute for each function and rule."""
@@ -192,6 +188,7 @@ class UserCallbacks:
         logger.error(said, what, where, consequence, suppressed, error, exc_info=trace)
 
 
+@dataclass
 class ShadowRules:
     """Lets rules look on, each on windows of its own.
 
@@ -201,37 +198,30 @@ class ShadowRules:
         hit: Puts one question to the limiter.
     """
 
-    def __init__(
-        self,
-        limiter: Limiter,
-        calls: UserCallbacks,
-        hit: Callable[[Sequence[Check]], Awaitable[Decision]],
-    ) -> None:
-        self._limiter = limiter
-        self._engine = limiter.engine
-        self._calls = calls
-        self._hit = hit
-        self._exceeded: dict[tuple[str, str], int] = {}
+    limiter: Limiter
+    calls: UserCallbacks
+    hit: Callable[[Sequence[Check]], Awaitable[Decision]]
+    _exceeded: dict[tuple[str, str], int] = field(default_factory=dict)
 
     async def look(
         self, bound: BoundRule, scope: Scope, client_key: str, request: HTTPConnection | None = None
     ) -> None:
         """Count a request under a rule that never refuses, once, and tell of it where the rule says so."""
         exchange: Exchange = scope[SCOPE_KEY]
-        checks = await self._calls.checks(bound, scope, self._limiter, client_key, request)
-        looked = [check for limiter, check in exchange.looked if limiter is self._limiter]
+        checks = await self.calls.checks(bound, scope, self.limiter, client_key, request)
+        looked = [check for limiter, check in exchange.looked if limiter is self.limiter]
         checks = bound.uncharged(checks, looked)
         if not checks:
             return
         (check,) = checks
-        exchange.looked = [*exchange.looked, (self._limiter, check)]
-        seen = await self._hit((check,))
+        exchange.looked = [*exchange.looked, (self.limiter, check)]
+        seen = await self.hit((check,))
         if seen.allowed or seen.reason is Reason.BANNED:
             return
         await self.tell(bound, check[1], seen)
         exchange.shadow_rules = (*exchange.shadow_rules, bound.bucket.label)
         message = f"rule {bound.rule.label!r} would have refused {check[1]}"
-        self._engine.emit(Event("shadow_refused", message, {"rule": bound.rule.label, "key": check[1]}))
+        self.limiter.engine.emit(Event("shadow_refused", message, {"rule": bound.rule.label, "key": check[1]}))
 
     async def tell_all(self, rules: Iterable[BoundRule], decision: Decision) -> None:
         """Tell of the keys that have passed the limits of some rules, where a decision refuses."""
@@ -246,13 +236,11 @@ class ShadowRules:
         if function is None:
             return
         known = bound.bucket.rule, key
-        last_us = self._exceeded.pop(known, None)
-        if len(self._exceeded) >= _MEMO:
-            self._exceeded.pop(next(iter(self._exceeded)))
-        self._exceeded[known] = decision.now_us
+        last_us = self._exceeded.get(known)
+        remember(self._exceeded, known, decision.now_us)
         span_us = max((state.limit.span_us for state in decision.violated), default=0)
         if last_us is None or decision.now_us - last_us > span_us:
-            await self._calls.ask("on_exceeded", bound.rule.label, function, (key, decision), lambda _: None, None)
+            await self.calls.ask("on_exceeded", bound.rule.label, function, (key, decision), lambda _: None, None)
 
 
 def _key_for(limiter: Limiter) -> Callable[[Any], str | None]:

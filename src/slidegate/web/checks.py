@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import zip_longest
@@ -20,7 +21,7 @@ from ..core.arguments import check_flag, check_list
 from ..core.errors import ConfigurationError, RateLimitExceeded, closest, quoted
 from ..core.logs import logger
 from .client_ip import UNKNOWN_PEER, ClientAddress
-from .default_limits import dependencies, is_exempt, limits_of
+from .default_limits import is_exempt, limits_at
 from .keys import Key, parts_of
 from .mcp import McpTool
 from .paths import RulePath, may_hold_a_slash
@@ -220,25 +221,27 @@ def about_routes(middleware: RateLimitMiddleware, app: object) -> Iterator[Findi
             )
     else:
         places = walk(shown_app)
-        yield from _about_unmet_rules(middleware.rules, places, [path for path, _ in _unknown_below(known)])
+        yield from _about_unmet_rules(middleware.rules, places, list(_unknown_below(known)))
         yield from _about_methods_at_endpoints(places)
         yield from _about_exemptions(middleware, places)
     yield from _about_handlers(middleware, app)
 
 
-def _unknown_below(app: Application, above: str = "") -> Iterator[tuple[str, Application]]:
-    """Yield each application that may answer without a route, with the path where it begins."""
+def _unknown_below(app: Application, above: str = "") -> Iterator[str]:
+    """Yield the paths at which an application may answer without a route."""
     if app.opaque:
-        yield f"{above}/{{rest:path}}", app
+        yield f"{above}/{{rest:path}}"
     for mount in app.mounts:
-        yield from _unknown_below(mount.app, above + mount.path)
+        yield from _unknown_below(mount, above + mount.path)
 
 
 def _about_unmet_rules(
     rules: Sequence[Rule], places: Sequence[MountedRoute], unknown: Sequence[str]
 ) -> Iterator[Finding]:
     """Yield the findings about rules that no route meets. Those that block meet scanners, on purpose."""
-    by_path = _PlacesByPath(places)
+    by_first: dict[str, list[MountedRoute]] = defaultdict(list)
+    for place in places:
+        by_first[_first_of(_HOST.sub("", place.path))].append(place)
     unmet: list[tuple[str, Rule]] = []
     for rule in rules:
         for path in rule.paths if rule.rule_paths and not rule.blocks else ():
@@ -246,7 +249,7 @@ def _about_unmet_rules(
             tails = [path] if rule.exempt else [path, *(path[found.start() :] for found in re.finditer("/(?!{)", path))]
             if any(may_meet(tail, other) for tail in tails for other in unknown):
                 continue
-            there = [place for tail in dict.fromkeys(tails) for place in by_path.meeting(tail)]
+            there = [place for tail in dict.fromkeys(tails) for place in _meeting(tail, by_first)]
             if not there:
                 unmet.append((path, rule))
             elif not any(_takes(rule, place) for place in there):
@@ -255,7 +258,7 @@ def _about_unmet_rules(
                     f"rule {rule.label!r} is for {', '.join(sorted(rule.methods or {str(rule.connection)}))}, which no "
                     f"route at {path!r} takes, but {' and '.join(sorted(place.label for place in there)[:_MAX_NAMED])}",
                 )
-    known = [template for _, template, _ in by_path.listed]
+    known = [_HOST.sub("", place.template) for place in places]
     for path, rule in unmet[:_MAX_NAMED]:
         yield Finding(
             "SG123",
@@ -266,25 +269,12 @@ def _about_unmet_rules(
         yield Finding("SG123", f"{len(unmet) - _MAX_NAMED} more paths of rules match no route")
 
 
-class _PlacesByPath:
-    """Finds the routes that a path of a rule may be about, by its first segment.
-
-    Attributes:
-        listed: The path of each route without its host, its template, and the route.
-    """
-
-    def __init__(self, places: Iterable[MountedRoute]) -> None:
-        self.listed = [(_HOST.sub("", place.path), _HOST.sub("", place.template), place) for place in places]
-        self._by_first: dict[str, list[tuple[str, MountedRoute]]] = {}
-        for path, _, place in self.listed:
-            self._by_first.setdefault(_first_of(path), []).append((path, place))
-
-    def meeting(self, path: str) -> list[MountedRoute]:
-        """Return the routes with which a path may have a text in common."""
-        first = _first_of(path)
-        groups = [first, _VARIES] if first is not _VARIES else list(self._by_first)
-        candidates = [one for group in groups for one in self._by_first.get(group, ())]
-        return [place for other, place in candidates if may_meet(path, other)]
+def _meeting(path: str, by_first: Mapping[str, Sequence[MountedRoute]]) -> list[MountedRoute]:
+    """Return the routes with which a path may have a text in common, of those that lie there by their first segment."""
+    first = _first_of(path)
+    groups = [first, _VARIES] if first is not _VARIES else list(by_first)
+    near = [place for group in groups for place in by_first.get(group, ())]
+    return [place for place in near if may_meet(path, _HOST.sub("", place.path))]
 
 
 def _first_of(path: str) -> str:
@@ -329,7 +319,7 @@ def _about_exemptions(middleware: RateLimitMiddleware, places: Iterable[MountedR
                 f"{place.label} is exempt from default_limits alone: {still!r} limits it all the same; write "
                 f"Rule({place.path!r}, exempt=True) before it",
             )
-        elif any(True for _ in limits_of(place.endpoint)) or any(map(_is_limit, dependencies(place.route))):
+        elif any(True for _ in limits_at(place)):
             yield Finding(
                 "SG128",
                 f"{place.label} is exempt from default_limits, so its own limit counts only requests that reach it: "
@@ -342,9 +332,8 @@ def _about_methods_at_endpoints(places: Iterable[MountedRoute]) -> Iterator[Find
     """Yield the findings about limits at endpoints for methods that none of their routes takes."""
     where: dict[int, tuple[Rule, list[MountedRoute]]] = {}
     for place in places:
-        own = [call.rule for call in dependencies(place.route) if _is_limit(call)]
-        for rule in [*own, *(limit.rule for limit in limits_of(place.endpoint))]:
-            where.setdefault(id(rule), (rule, []))[1].append(place)
+        for limit in limits_at(place):
+            where.setdefault(id(limit), (limit.rule, []))[1].append(place)
     for rule, there in where.values():
         if not any(_takes(rule, place) for place in there):
             yield Finding(
@@ -356,10 +345,6 @@ def _about_methods_at_endpoints(places: Iterable[MountedRoute]) -> Iterator[Find
 
 def _is_about(rule: Rule, place: MountedRoute) -> bool:
     return any(path == "*" or may_meet(path, place.path) for path in rule.paths)
-
-
-def _is_limit(call: object) -> bool:
-    return isinstance(getattr(call, "rule", None), Rule)
 
 
 def _about_handlers(middleware: RateLimitMiddleware, app: object) -> Iterator[Finding]:

@@ -246,10 +246,7 @@ def split_forwarded(value: str) -> Iterator[str]:
 
 def _escaped(value: str, place: int) -> bool:
     """Return whether a quote is part of the text: an unescaped backslash stands before it."""
-    start = place
-    while start and value[start - 1] == "\\":
-        start -= 1
-    return (place - start) % 2 == 1
+    return (place - len(value[:place].rstrip("\\"))) % 2 == 1
 
 
 def _for_node(element: str) -> str:

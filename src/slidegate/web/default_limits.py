@@ -17,7 +17,7 @@ from starlette.types import Scope
 from ..core.errors import ConfigurationError, quoted
 from ..core.memo import remember
 from .paths import is_astray
-from .routes import MountedRoute, reach, shown
+from .routes import MountedRoute, look, reach, shown
 from .rule_set import BoundRule, buckets_of
 from .rules import MAX_LABEL, Limits, LimitsFunction, Rule, identity_of, label_of
 
@@ -94,32 +94,28 @@ class DefaultLimits:
         return bound
 
 
-class Exemption:
-    """Exempts an endpoint from the `default_limits` of a middleware: ``@RateLimit.exempt``.
+def exempt(endpoint: _T) -> _T:
+    """Exempt an endpoint from the `default_limits` of a middleware: ``@RateLimit.exempt``.
 
     It marks a function or a class, also a method of a class that answers requests, and returns it as it was, above or
     below the decorator that makes the route. Lists, bans, rules and limits at the endpoint itself apply as before.
+
+    Raises:
+        ConfigurationError: The endpoint cannot be marked, or is an application with routes of its own.
     """
-
-    def __call__(self, endpoint: _T) -> _T:
-        """Mark an endpoint.
-
-        Raises:
-            ConfigurationError: The endpoint cannot be marked, or is an application with routes of its own.
-        """
-        marked = getattr(endpoint, "__func__", endpoint)  # a method is made anew each time it is read
-        if not callable(endpoint) or not hasattr(marked, "__dict__"):
-            raise ConfigurationError(
-                f"RateLimit.exempt: expected the function or class of an endpoint, for example @RateLimit.exempt above "
-                f"async def health(request), not {quoted(endpoint)}"
-            )
-        if hasattr(endpoint, "routes"):
-            raise ConfigurationError(
-                f"RateLimit.exempt: expected an endpoint, not {quoted(endpoint)} with routes of its own; write "
-                'Rule("/path/{rest:path}", exempt=True) for all that is below a path'
-            )
-        setattr(marked, EXEMPT, True)
-        return endpoint
+    marked = getattr(endpoint, "__func__", endpoint)  # a method is made anew each time it is read
+    if not callable(endpoint) or not hasattr(marked, "__dict__"):
+        raise ConfigurationError(
+            f"RateLimit.exempt: expected the function or class of an endpoint, for example @RateLimit.exempt above "
+            f"async def health(request), not {quoted(endpoint)}"
+        )
+    if hasattr(endpoint, "routes"):
+        raise ConfigurationError(
+            f"RateLimit.exempt: expected an endpoint, not {quoted(endpoint)} with routes of its own; write "
+            'Rule("/path/{rest:path}", exempt=True) for all that is below a path'
+        )
+    setattr(marked, EXEMPT, True)
+    return endpoint
 
 
 def is_exempt(place: MountedRoute, method: str) -> bool:
@@ -149,14 +145,17 @@ def unwrapped(endpoint: Any) -> Iterator[Any]:
         endpoint = endpoint.func if isinstance(endpoint, partial) else getattr(endpoint, "__wrapped__", None)
 
 
-def limits_of(endpoint: Any) -> Iterator[RateLimit]:
-    """Yield the limits that decorate an endpoint, the outermost first."""
-    for layer in unwrapped(endpoint):
-        if (limit := getattr(layer, "__dict__", {}).get(LIMIT)) is not None:
-            yield limit
+def limits_at(place: MountedRoute) -> Iterator[RateLimit]:
+    """Yield the limits at a route: those that decorate its endpoint, and those of what FastAPI calls before it."""
+    required = [one.dependency for one in place.above]
+    for called in (place.endpoint, *required, *_dependencies(place.route)):
+        for layer in unwrapped(called):
+            limit = layer if isinstance(look(layer, "rule"), Rule) else getattr(layer, "__dict__", {}).get(LIMIT)
+            if limit is not None:
+                yield limit
 
 
-def dependencies(route: object) -> Iterator[Any]:
+def _dependencies(route: object) -> Iterator[Any]:
     """Yield everything that FastAPI calls before the endpoint of a route; nothing for a route of another kind."""
     waiting = [getattr(route, "dependant", None)]
     while waiting:

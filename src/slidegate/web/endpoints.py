@@ -19,7 +19,7 @@ from datetime import timedelta
 from functools import wraps
 from inspect import Parameter, Signature
 from types import CodeType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 from weakref import WeakKeyDictionary, WeakSet
 
 from starlette._utils import is_async_callable
@@ -35,7 +35,7 @@ from ..limiter.aio import to_the_end
 from ..limiter.failover import OnError
 from ..limiter.overrides import Override
 from .callbacks import UserCallbacks
-from .default_limits import LIMIT, Exemption, dependencies, limits_of, unwrapped
+from .default_limits import LIMIT, exempt, limits_at, unwrapped
 from .endpoint_refusals import refuse
 from .exchange import DISABLED_KEY, SCOPE_KEY, Exchange, decided_about, hand_back_uncounted, no_middleware
 from .keys import Key, KeyFunction, everyone
@@ -108,7 +108,7 @@ class RateLimit:
         ConfigurationError: A value cannot work; or, on a request, there is no middleware around the endpoint.
     """
 
-    exempt: ClassVar[Exemption] = Exemption()
+    exempt = staticmethod(exempt)
 
     @names_checked
     def __init__(
@@ -423,9 +423,8 @@ def _limited_class(limit: RateLimit, endpoint: type[Any]) -> type[Any]:
 
     async def dispatch(self: Any) -> None:
         if self.scope["type"] == "http":
-            body = _Body(self.receive)
-            await limit.check(Request(self.scope, body.read), endpoint)
-            self.receive = body.read_again
+            read, self.receive = _read_twice(self.receive)
+            await limit.check(Request(self.scope, read), endpoint)
         else:
             await limit.check(HTTPConnection(self.scope), endpoint)
         await endpoint.dispatch(self)
@@ -434,20 +433,18 @@ def _limited_class(limit: RateLimit, endpoint: type[Any]) -> type[Any]:
     return type(endpoint.__name__, (endpoint,), {**names, "__wrapped__": endpoint, "dispatch": dispatch})
 
 
-class _Body:
-    """A request's messages, which a key function may read before the endpoint does."""
+def _read_twice(receive: Receive) -> tuple[Receive, Receive]:
+    """Return two channels for the messages of one: what a key function reads first is there for the endpoint too."""
+    known: deque[Message] = deque()
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._read: deque[Message] = deque()
+    async def read() -> Message:
+        known.append(await receive())
+        return known[-1]
 
-    async def read(self) -> Message:
-        message = await self._receive()
-        self._read.append(message)
-        return message
+    async def read_again() -> Message:
+        return known.popleft() if known else await receive()
 
-    async def read_again(self) -> Message:
-        return self._read.popleft() if self._read else await self._receive()
+    return read, read_again
 
 
 def check_decorator_order(app: object) -> None:
@@ -481,9 +478,7 @@ def limits_below(app: object, limiter: Limiter) -> Iterator[tuple[Rule, str]]:
         return
     for place in walk(app):
         if not any(_asks_another(app, limiter) for app in (*place.inside, getattr(place.route, "app", None))):
-            for called in (place.endpoint, *(one.dependency for one in place.above), *dependencies(place.route)):
-                own = [called] if isinstance(called, RateLimit) else limits_of(called)
-                yield from ((limit.rule, f"at {place.label!r}") for limit in own)
+            yield from ((limit.rule, f"at {place.label!r}") for limit in limits_at(place))
 
 
 def _asks_another(app: object, limiter: Limiter) -> bool:

@@ -426,7 +426,7 @@ def hand_back_uncounted(
     """
 
     async def settle(scope: Scope, status: int, fields: Iterable[tuple[bytes, bytes]]) -> None:
-        if decision.reservations and not calls.counts(rule, status, fields, scope):
+        if decision.reservations and not await calls.counts(rule, status, fields, scope):
             await refund((limiter, decision.take_back(index, held=False)))
 
     return settle

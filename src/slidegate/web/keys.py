@@ -43,14 +43,6 @@ class Key(Protocol):
         """Return the key of a request, at most 64 bytes; `client_key` is that of its address."""
 
 
-@runtime_checkable
-class MadeOfValue(Protocol):
-    """A key that can be made of a value without a request."""
-
-    def of(self, value: str | bytes, /) -> KeyOf:
-        """Return the key of a value."""
-
-
 KeyFunction: TypeAlias = Callable[[HTTPConnection], str | Awaitable[str | None] | None]
 """A function of the user's own. If it returns None, the rule does not count the request."""
 
@@ -186,10 +178,11 @@ class Combined:
         return KeyOf(self.identity, lambda keys: keys.digest("combined", _joined(part.spell(keys) for part in parts)))
 
 
-def _part(key: Key, value: str | bytes) -> KeyOf:
-    if not isinstance(key, MadeOfValue):
+def _part(key: Any, value: str | bytes) -> KeyOf:
+    if not hasattr(key, "of"):
         raise InvalidKey(f"combine: {key!r} makes no key of a value by itself", "built-in keys in the combination")
-    return key.of(value)
+    made: KeyOf = key.of(value)
+    return made
 
 
 def _bytes(text: str) -> bytes:

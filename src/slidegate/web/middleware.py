@@ -59,7 +59,7 @@ from .websockets import GuardedWebSocket, MessageCounter, MessageLimits, OpenWeb
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .reload import FileState, ReloadingMiddleware
+    from .reload import ReloadingMiddleware
 
 _GUARDED: Final = frozenset({"http", "websocket"})
 
@@ -243,10 +243,6 @@ class RateLimitMiddleware(FailsAtStartup):
         """Return the buckets to count in, those of routes and endpoints that requests have reached."""
         messages = () if self._messages is None else self._messages.buckets()
         return [*(bucket for bound in self.bound() for bucket in bound.buckets()), *messages]
-
-    def fallbacks(self) -> list[LimitSet]:
-        """Return those of them that stand for the limits that a function returns for each request."""
-        return [bucket for bound in self.bound() for bucket in bound.fallbacks()]
 
     def named_limits(self) -> Iterator[NamedLimit]:
         """Yield the limits as the code says them, those at endpoints that no request has met yet too."""
@@ -446,11 +442,11 @@ class _Read(RateLimitMiddleware):
 
     Args:
         app: The application to guard.
-        shared: What the middlewares of the file share: identities.
+        shared: Follows the file, and knows the identities that its middlewares share.
         options: Options of `RateLimitMiddleware`.
     """
 
-    def __init__(self, app: ASGIApp, shared: FileState, options: Mapping[str, Any]) -> None:
+    def __init__(self, app: ASGIApp, shared: ReloadingMiddleware, options: Mapping[str, Any]) -> None:
         self._shared = shared
         self.file = shared.file
         super().__init__(app, **options)

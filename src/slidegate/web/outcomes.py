@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from starlette.requests import ClientDisconnect
 from starlette.websockets import WebSocketDisconnect
 
-from ..core.decision import Decision, Reason, RuleRefusal
+from ..core.decision import Reason, RuleRefusal
 from ..limiter.engine import Engine
 from ..limiter.observers import Ended, Outcome, refusing_rules
-from .exchange import Exchange
+from .exchange import Exchange, is_failure
 from .routes import RouteIndex
 
 _FAILED: Final = 500
@@ -41,72 +40,34 @@ class Outcomes:
 
     def answered(self, exchange: Exchange) -> None:
         """Report a request whose answer was sent to its end."""
-        refusal = exchange.refusal
-        if refusal is None:
-            self.observers.request(self._passed(exchange, "success", exchange.status))
-        else:
-            self.observers.request(self._refused(exchange, refusal))
+        self._report(exchange, "success", exchange.status)
 
     def left(self, exchange: Exchange, error: BaseException | None) -> None:
         """Report a request that the application is done with before it has answered to the end, or by an exception."""
         status = exchange.status
-        if exchange.refusal is not None:
-            outcome = self._refused(exchange, exchange.refusal)
-        elif error is None or isinstance(error, WebSocketDisconnect):
-            is_done = status and exchange.scope["type"] == "websocket"
-            outcome = self._passed(exchange, "success" if is_done else "cancelled", status)
-        elif not isinstance(error, Exception) or isinstance(error, ClientDisconnect):
-            outcome = self._passed(exchange, "cancelled", status)
+        if error is not None and is_failure(error):
+            self._report(exchange, "exception", status or _FAILED)
+            return
+        is_told = error is None or isinstance(error, WebSocketDisconnect)
+        is_done = is_told and status and exchange.scope["type"] == "websocket"
+        self._report(exchange, "success" if is_done else "cancelled", status)
+
+    def _report(self, exchange: Exchange, ended: Ended, status: int) -> None:
+        """Report a request: how it ended if it was let through, or its client left while it waited for that."""
+        decisions, refusal, waiting = exchange.decisions, exchange.refusal, exchange.waiting
+        if refusal is not None:  # the status is 0 where no answer came
+            allowed, reason, ended, status, route = False, refusal.reason, "refused", exchange.status, exchange.route
+            is_named = refusal.reason is Reason.NOBODY or isinstance(refusal, RuleRefusal)
+            rules = (refusal.by,) if is_named else refusing_rules(refusal)
         else:
-            outcome = self._passed(exchange, "exception", status or _FAILED)
-        self.observers.request(outcome)
-
-    def _passed(self, exchange: Exchange, ended: Ended, status: int) -> Outcome:
-        """Return the outcome of a request that was let through, or whose client left while it waited for that."""
-        decisions: list[Decision] = []
-        rules: list[str] = []
-        for _, decision in exchange.entries:
-            decisions.append(decision)
-            for asked, _, _ in decision.checks:
-                rules.append(asked.label)
-        waiting = exchange.waiting
-        if waiting is not None:
-            decisions.append(waiting)
-            rules += [asked.label for asked, _, _ in waiting.checks]
-        return Outcome(
-            bool(decisions) and waiting is None,
-            decisions[-1].reason if decisions else Reason.EXEMPT,
-            tuple(rules),
-            exchange.shadow_rules,
-            self._routes.label(exchange.scope),
-            status,
-            ended,
-            exchange.began_us,
-            self._duration_us(exchange),
-            exchange.waited_us,
-            decisions,
+            if waiting is not None:
+                decisions.append(waiting)
+            allowed, reason = bool(decisions) and waiting is None, decisions[-1].reason if decisions else Reason.EXEMPT
+            rules = tuple([asked.label for decision in decisions for asked, _, _ in decision.checks])
+            route = self._routes.label(exchange.scope)
+        shadows, began_us = exchange.shadow_rules, exchange.began_us
+        duration_us = max(self.now_us() - began_us, 0)  # a clock of the user's may step back
+        waited_us = exchange.waited_us
+        self.observers.request(
+            Outcome(allowed, reason, rules, shadows, route, status, ended, began_us, duration_us, waited_us, decisions)
         )
-
-    def _refused(self, exchange: Exchange, refusal: Decision) -> Outcome:
-        """Return the outcome of a refused request. The status is 0 where no answer came."""
-        rules = refusing_rules(refusal)
-        if refusal.reason is Reason.NOBODY or isinstance(refusal, RuleRefusal):
-            rules = (refusal.by,)
-        return Outcome(
-            False,
-            refusal.reason,
-            rules,
-            exchange.shadow_rules,
-            exchange.route,
-            exchange.status,
-            "refused",
-            exchange.began_us,
-            self._duration_us(exchange),
-            exchange.waited_us,
-            exchange.decisions,
-        )
-
-    def _duration_us(self, exchange: Exchange) -> int:
-        """Return how long a request has taken; a clock of the user's may step back."""
-        duration_us = self.now_us() - exchange.began_us
-        return duration_us if duration_us > 0 else 0

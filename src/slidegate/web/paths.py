@@ -222,11 +222,11 @@ def _read_below(app: Application, path: str, root: str, mounts: str) -> Iterator
         rest = mount.rest(read)
         if rest is None:
             continue
-        inner_root = mount.app.root or root + read[: len(read) - len(rest)]
+        inner_root = mount.root or root + read[: len(read) - len(rest)]
         inner = mounts + mount.path
         text = below(inner_root, path)
-        yield inner, text, mount.app.opaque, text == rest
-        yield from _read_below(mount.app, path, inner_root, inner)
+        yield inner, text, mount.opaque, text == rest
+        yield from _read_below(mount, path, inner_root, inner)
 
 
 class PathIndex(Generic[T]):

@@ -46,51 +46,13 @@ SECRET_VARIABLE: Final = "SLIDEGATE_SECRET"
 """The environment variable that holds the `secret` of the limiter of a configuration file."""
 
 
-class FileState:
-    """What all middlewares made of one file share: its path, the limiter, and its identities."""
-
-    def __init__(self, file: Path, observers: Sequence[AnyObserver]) -> None:
-        self.file = file
-        self._observers = observers
-        self._made_of: tuple[object, ...] = ()
-        self.network_files: Mapping[str, NetworkFile] = {}
-        self._limiter: Limiter | None = None
-        self._ids: dict[str, str] = {}
-
-    def limiter_at(self, address: str, policy: FailurePolicy, networks: Sequence[NetworkFile]) -> Limiter:
-        """Return the limiter for a store's address: the same one, with its counts, as long as the application runs."""
-        made_of = address, policy, networks
-        if self._limiter is None:
-            secret = os.environ.get(SECRET_VARIABLE)
-            deadline, on_error = policy
-            self._limiter = Limiter.from_url(
-                address,
-                secret=secret,
-                observers=self._observers,
-                deadline=deadline,
-                on_error=on_error,
-                networks=[key_by(file) for file in networks],
-            )
-            self._made_of = made_of
-        for what, before, now in zip(_LASTING, self._made_of, made_of, strict=True):
-            if now != before:
-                raise ConfigurationError(f"{what} cannot change while the application runs; restart the application")
-        return self._limiter
-
-    def unique_id(self, identity: str, limiter: Limiter) -> str:
-        """Return an identity for counts of a middleware: the same one as for the middleware before it."""
-        if identity not in self._ids:
-            self._ids[identity] = limiter.engine.unique_id(identity)
-        return self._ids[identity]
-
-
 class ReloadingMiddleware(FailsAtStartup):
     """A `RateLimitMiddleware` that follows a configuration file; made by `RateLimitMiddleware.from_file`.
 
     Args:
         app: The application to guard.
         path: The file.
-        make: Makes a middleware, given the application, what those of this file share, and options.
+        make: Makes a middleware, given the application, this one, and options.
         observers: Called with events of the limiter that the file describes.
         on_exceeded: The function that the file's rules with ``on_exceeded = true`` call.
         clock: Returns seconds; measures the time between two looks at the file.
@@ -99,6 +61,7 @@ class ReloadingMiddleware(FailsAtStartup):
 
     Attributes:
         app: The middleware at work: a `RateLimitMiddleware`.
+        file: The file.
     """
 
     def __init__(
@@ -106,7 +69,7 @@ class ReloadingMiddleware(FailsAtStartup):
         app: ASGIApp,
         path: str | PathLike[str],
         *,
-        make: Callable[[ASGIApp, FileState, Mapping[str, Any]], RateLimitMiddleware],
+        make: Callable[[ASGIApp, ReloadingMiddleware, Mapping[str, Any]], RateLimitMiddleware],
         observers: Iterable[AnyObserver] = (),
         on_exceeded: Exceeded | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -119,7 +82,7 @@ class ReloadingMiddleware(FailsAtStartup):
             raise ConfigurationError(
                 f'from_file: expected the path of a file, for example "slidegate.toml", not {quoted(path)}'
             )
-        self._path = Path(path)
+        self.file = Path(path)
         code = {
             # An iterator can be read only once, but each version of the file needs the value again.
             name: tuple(value) if isinstance(value, Iterator) else value
@@ -128,18 +91,21 @@ class ReloadingMiddleware(FailsAtStartup):
         }
         if on_exceeded is not None:
             check_takes("on_exceeded", on_exceeded, "key", "decision")
-        observers = listed_observers(observers)
-        if observers and "limiter" in code:
+        self._observers = listed_observers(observers)
+        if self._observers and "limiter" in code:
             raise ConfigurationError(
                 "observers: they are for the limiter that the file describes; the one that is given has its own, for "
                 "example limiter=Limiter(store, observers=[function])"
             )
-        self._shared = FileState(self._path, observers)
-        self._loader = partial(ConfigLoader, self._path, code, self._shared.limiter_at, on_exceeded, clock, store)
+        self._from_file: Limiter | None = None
+        self._limiter_made_of: tuple[object, ...] = ()
+        self._network_files: Mapping[str, NetworkFile] = {}
+        self._ids: dict[str, str] = {}
+        self._loader = partial(ConfigLoader, self.file, code, self._limiter_at, on_exceeded, clock, store)
         self._watcher = FileWatcher((), self._read_again, clock, together=True)
         loader = self._loader()
         self.app = self._made_of(loader)
-        self._shared.network_files = loader.network_files
+        self._network_files = loader.network_files
         self._watcher.versions = loader.versions
         self.limiter.engine.callers.add(self.app)
 
@@ -153,6 +119,31 @@ class ReloadingMiddleware(FailsAtStartup):
         """The findings about the middleware at work."""
         return self.app.findings
 
+    def unique_id(self, identity: str, limiter: Limiter) -> str:
+        """Return an identity for counts of a middleware: the same one as for the middleware before it."""
+        if identity not in self._ids:
+            self._ids[identity] = limiter.engine.unique_id(identity)
+        return self._ids[identity]
+
+    def _limiter_at(self, address: str, policy: FailurePolicy, networks: Sequence[NetworkFile]) -> Limiter:
+        """Return the limiter for a store's address: the same one, with its counts, as long as the application runs."""
+        made_of = address, policy, networks
+        if self._from_file is None:
+            deadline, on_error = policy
+            self._from_file = Limiter.from_url(
+                address,
+                secret=os.environ.get(SECRET_VARIABLE),
+                observers=self._observers,
+                deadline=deadline,
+                on_error=on_error,
+                networks=[key_by(file) for file in networks],
+            )
+            self._limiter_made_of = made_of
+        for what, before, now in zip(_LASTING, self._limiter_made_of, made_of, strict=True):
+            if now != before:
+                raise ConfigurationError(f"{what} cannot change while the application runs; restart the application")
+        return self._from_file
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request to the middleware at work."""
         if self.error is not None:
@@ -165,14 +156,14 @@ class ReloadingMiddleware(FailsAtStartup):
         """Return the middleware that the file makes."""
         options = loader.options()
         try:
-            return whole(self._make(self._below, self._shared, options))
+            return whole(self._make(self._below, self, options))
         except ConfigurationError as error:
             raise loader.blamed(error) from None
 
     def _read_again(self, changed: Versions) -> Callable[[], None]:
         followed = [files for given in self.app.lists.values() if (files := files_of(given)) is not None]
         filled = {state.path for files in followed for state in files.states if state.entries}
-        loader = self._loader(filled, self._shared.network_files)
+        loader = self._loader(filled, self._network_files)
         made: RateLimitMiddleware | None = None
         message = ""
         try:
@@ -180,7 +171,7 @@ class ReloadingMiddleware(FailsAtStartup):
         except ConfigurationError as error:
             message = f"the rules at work stay: {error}"
         except Exception as error:
-            logger.exception("reading %s failed", self._path)
+            logger.exception("reading %s failed", self.file)
             message = f"the rules at work stay: {error!r}"
 
         def put_to_work() -> None:
@@ -188,7 +179,7 @@ class ReloadingMiddleware(FailsAtStartup):
             if made is None:
                 self._tell(logging.ERROR, "config_rejected", message)
             else:
-                self._shared.network_files = loader.network_files
+                self._network_files = loader.network_files
                 self._put_to_work(made)
 
         return put_to_work
@@ -198,7 +189,7 @@ class ReloadingMiddleware(FailsAtStartup):
         engine.callers.replace(before, made)
         engine.overrides.apply(made)
         self.app = made
-        self._tell(logging.INFO, "config_reloaded", f"{self._path}: rules at work: {len(made.rules)}")
+        self._tell(logging.INFO, "config_reloaded", f"{self.file}: rules at work: {len(made.rules)}")
         windows = _windows(made)
         for what, earlier in _windows(before).items():
             if what in windows and earlier - windows[what]:
@@ -206,7 +197,7 @@ class ReloadingMiddleware(FailsAtStartup):
 
     def _tell(self, level: int, kind: str, message: str) -> None:
         logger.log(level, "%s: %s", kind, message)
-        self.limiter.engine.emit(Event(kind, message, {"path": str(self._path)}))
+        self.limiter.engine.emit(Event(kind, message, {"path": str(self.file)}))
 
 
 def _windows(middleware: RateLimitMiddleware) -> dict[str, set[object]]:

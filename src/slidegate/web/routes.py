@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from starlette.routing import PARAM_REGEX, BaseRoute, Host, Match, Mount
@@ -87,20 +88,6 @@ def _listed(routes: Iterable[Any], above: tuple[Required, ...]) -> Iterator[tupl
         yield from _listed(route.effective_candidates(), above + added)
 
 
-class MountPoint(NamedTuple):
-    """An application below another.
-
-    Attributes:
-        path: The path where it is mounted.
-        rest: Returns what a path is behind the mount; None where it does not lead there.
-        app: The application.
-    """
-
-    path: str
-    rest: Callable[[str], str | None]
-    app: Application
-
-
 @dataclass
 class Application:
     """What the paths of rules have to do with an application; it is collected once.
@@ -109,13 +96,17 @@ class Application:
         root: The `root_path` that it gives itself.
         opaque: Whether it serves files, or is unknown: a final slash may make no difference there.
         by_path: Whether type, method, path and root of a request tell its route, there and below.
-        mounts: What is mounted below it.
+        mounts: The applications that are mounted below it.
+        path: The path where it is mounted itself.
+        rest: Returns what a path is behind its mount; None where it does not lead there.
     """
 
     root: str = ""
     opaque: bool = True
     by_path: bool = False
-    mounts: list[MountPoint] = field(default_factory=list)
+    mounts: list[Application] = field(default_factory=list)
+    path: str = ""
+    rest: Callable[[str], str | None] = str
 
     @classmethod
     def of(cls, app: object, above: tuple[object, ...] = ()) -> Application:
@@ -126,9 +117,9 @@ class Application:
             known.by_path = all(map(_looks_at_the_path, routes or ()))
             for mount in routes or ():
                 if isinstance(mount, (Mount, Host)) and mount.app not in above and len(above) < DEPTH:
-                    path = mount.path if isinstance(mount, Mount) else ""
                     below = cls.of(mount.app, (*above, mount.app))
-                    known.mounts.append(MountPoint(path, _rest_of(mount), below))
+                    below.path, below.rest = mount.path if isinstance(mount, Mount) else "", _rest_of(mount)
+                    known.mounts.append(below)
                     known.by_path = known.by_path and below.by_path
         except Exception:
             return cls()
@@ -159,7 +150,7 @@ def _serves_files(router: Any) -> bool:
     )
 
 
-@dataclass(eq=False, slots=True)  # a route of Starlette's cannot be hashed
+@dataclass(eq=False)  # a route of Starlette's cannot be hashed
 class MountedRoute:
     """A route, at one of the places where it is mounted.
 
@@ -186,7 +177,7 @@ class MountedRoute:
         """The path with its parameters in braces, whatever their kinds."""
         return PARAM_REGEX.sub(r"{\1}", self.path)
 
-    @property
+    @cached_property
     def label(self) -> str:
         """A name for people to read: ``GET /items/{id}``; ``*`` for all methods, ``WS`` for a websocket."""
         names = ",".join(sorted(self.methods - ({"HEAD"} if "GET" in self.methods else set()))) if self.methods else "*"
@@ -295,11 +286,10 @@ class RouteIndex:
     def __init__(self) -> None:
         self._routers: dict[int, tuple[Any, int, dict[int, list[MountedRoute]]]] = {}
         self._strangers: dict[int, object] = {}
-        self._labels: dict[int, tuple[object, Any, int, str]] = {}
 
     def find(self, scope: Scope) -> MountedRoute | None:
         """Return the route that a request came by; None where no router tells it."""
-        candidates = self.candidates(scope)
+        candidates = self._candidates(scope)
         if len(candidates) > 1 and (route := scope.get("route")) is not None:  # routers say it since Starlette 1
             candidates = [one for one in candidates if one.route is route] or candidates
         if len(candidates) < 2:
@@ -310,40 +300,28 @@ class RouteIndex:
             (one for one in candidates if place and one.route is place.route and one.label == place.label), None
         )
 
-    def candidates(self, scope: Scope) -> Sequence[MountedRoute]:
-        """Return the routes of the endpoint that a request reached: one, unless several lead there."""
-        router, endpoint = scope.get("router"), scope.get("endpoint")
-        if endpoint is None or not isinstance(look(router, "routes"), Sequence):
-            return ()
-        if id(endpoint) not in self._places(router) and id(endpoint) not in self._strangers:
-            self._routers.pop(id(router), None)  # a router that is included, or mounted, may have got a route since
-            if id(endpoint) not in self._places(router):
-                remember(self._strangers, id(endpoint), endpoint)
-        return self._places(router).get(id(endpoint), ())
-
     def label(self, scope: Scope) -> str:
         """Return a name for people of the route by which a request came, if a router tells it."""
-        router: Any = scope.get("router")
-        endpoint = scope.get("endpoint")
-        known = self._labels.get(id(endpoint))
-        if known is not None and known[0] is endpoint and known[1] is router and known[2] == len(known[1].routes):
-            return known[3]
         place = self.find(scope)
-        if place is None:
-            return UNROUTED
-        if len(self.candidates(scope)) == 1:  # else the path decides
-            # The endpoint is kept alive, or its id could be that of another object later.
-            remember(self._labels, id(endpoint), (endpoint, router, len(router.routes), place.label))
-        return place.label
+        return UNROUTED if place is None else place.label
 
     def labels_below(self, scope: Scope, dependency: object) -> tuple[str, list[str]] | None:
         """Return where what requires a dependency of all routes below begins, and these; None if nothing does."""
-        router = scope.get("router")
-        by_endpoint = self._places(router) if isinstance(look(router, "routes"), Sequence) else {}
-        places = [place for places in by_endpoint.values() for place in places]
+        places = [place for places in self._places(scope.get("router")).values() for place in places]
         requiring = [(place.label, required) for place in places for required in place.above]
         found = [(label, required) for label, required in requiring if required.dependency is dependency]
         return (found[0][1].where, sorted({label for label, _ in found})) if found else None
+
+    def _candidates(self, scope: Scope) -> Sequence[MountedRoute]:
+        """Return the routes of the endpoint that a request reached: one, unless several lead there."""
+        router, endpoint = scope.get("router"), scope.get("endpoint")
+        found = self._places(router).get(id(endpoint))
+        if found is None and id(endpoint) not in self._strangers:
+            self._routers.pop(id(router), None)  # a router that is included, or mounted, may have got a route since
+            found = self._places(router).get(id(endpoint))
+            if found is None:
+                remember(self._strangers, id(endpoint), endpoint)
+        return found or ()
 
     def _places(self, router: Any) -> dict[int, list[MountedRoute]]:
         """Return the routes below a router by the ids of their endpoints, which they hold."""
@@ -351,7 +329,8 @@ class RouteIndex:
         if known is not None and known[0] is router and known[1] == len(router.routes):
             return known[2]
         places: dict[int, list[MountedRoute]] = {}
-        for place in walk(router):
-            places.setdefault(id(place.endpoint), []).append(place)
-        remember(self._routers, id(router), (router, len(router.routes), places), _MAX_ROUTERS)
+        if isinstance(look(router, "routes"), Sequence):
+            for place in walk(router):
+                places.setdefault(id(place.endpoint), []).append(place)
+            remember(self._routers, id(router), (router, len(router.routes), places), _MAX_ROUTERS)
         return places

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from starlette.types import Scope
@@ -74,11 +76,6 @@ class BoundRule:
         apart = [] if self._preflights is None else self._preflights.buckets()
         return [*own, *self._others.values(), *apart]
 
-    def fallbacks(self) -> list[LimitSet]:
-        """Return those of them that stand for the limits that a function returns."""
-        own = [] if self.rule.limits_function is None else [self.bucket]
-        return own if self._preflights is None else [*own, *self._preflights.fallbacks()]
-
     def uncharged(self, checks: Sequence[Check], asked: Sequence[Check]) -> list[Check]:
         """Leave out the checks of windows that have counted a request already, by the same key and limits.
 
@@ -92,22 +89,19 @@ class BoundRule:
         left = []
         for bucket, key, cost in checks:
             amounts = _amounts(bucket.limits)
-            turn, own = 1, bucket
-            while others := [_amounts(one.limits) for one, whose, _ in asked if one.rule == own.rule and whose == key]:
+            for turn in count(1):
+                own = self._in_turn(bucket, turn)
+                others = [_amounts(one.limits) for one, whose, _ in asked if one.rule == own.rule and whose == key]
                 if amounts in others:
                     break
                 if all(amounts.keys().isdisjoint(other) for other in others):
-                    others = []
+                    left.append((own, key, cost))
                     break
-                turn += 1
-                own = self._in_turn(bucket, turn)
-            if not others:
-                left.append((own, key, cost))
         return left
 
     def _in_turn(self, bucket: LimitSet, turn: int) -> LimitSet:
-        """Return a bucket with the same limits and windows of its own: the second of a name on a request, or later."""
-        other = self._others.get((bucket, turn))
+        """Return a bucket; in a later turn one with the same limits and windows of its own."""
+        other = bucket if turn == 1 else self._others.get((bucket, turn))
         if other is None:
             other = bucket.under(f"{bucket.rule}{_IN_TURN}{turn}", [f"{name}-{turn}" for name in bucket.names])
             remember(self._others, (bucket, turn), other, _MEMO_PLANS)
@@ -175,6 +169,7 @@ class BoundRule:
         return bucket
 
 
+@dataclass(eq=False)
 class Matched:
     """The rules that a request meets: those that limit it, and those that only look on. Compared by identity.
 
@@ -190,27 +185,17 @@ class Matched:
         by_client: Whether a client is charged the same for every request that meets these rules.
     """
 
-    __slots__ = ("blocked", "by_client", "conditions", "exempt", "limiting", "plain", "shadows", "told")
+    limiting: tuple[BoundRule, ...] = ()
+    plain: bool = True
+    shadows: tuple[BoundRule, ...] = ()
+    told: tuple[BoundRule, ...] = ()
+    exempt: bool = False
+    blocked: Rule | None = None
+    conditions: tuple[tuple[BoundRule, bool], ...] = ()
+    by_client: bool = field(init=False)
 
-    def __init__(
-        self,
-        limiting: tuple[BoundRule, ...] = (),
-        plain: bool = True,
-        shadows: tuple[BoundRule, ...] = (),
-        told: tuple[BoundRule, ...] = (),
-        *,
-        exempt: bool = False,
-        blocked: Rule | None = None,
-        conditions: tuple[tuple[BoundRule, bool], ...] = (),
-    ) -> None:
-        self.limiting = limiting
-        self.plain = plain
-        self.shadows = shadows
-        self.told = told
-        self.exempt = exempt
-        self.blocked = blocked
-        self.conditions = conditions
-        self.by_client = plain and all(bound.key is None or bound.key is everyone for bound in limiting)
+    def __post_init__(self) -> None:
+        self.by_client = self.plain and all(bound.key is None or bound.key is everyone for bound in self.limiting)
 
 
 class RuleSet:
@@ -305,7 +290,7 @@ class RuleSet:
             ends = counts if rule.blocks else rule.final and _exempts(rule, kind, method, texts)
             if counts or ends:
                 met.append((place, ends))
-            if ends and not rule.conditional:
+            if ends and rule.when is None:
                 return met, True
         return met, False
 
@@ -317,7 +302,7 @@ class RuleSet:
             return matched
         met = [(self._bound[place], ends) for place, ends in key[0]] + [(bound, False) for bound in defaults]
         met = [(bound.for_preflights() if preflight else bound, ends) for bound, ends in met]
-        if any(bound.rule.conditional for bound, _ in met):
+        if any(bound.rule.when is not None for bound, _ in met):
             return remember(self._alike, key, Matched(plain=False, conditions=tuple(met)))
         return remember(self._alike, key, chosen(met))
 
@@ -456,7 +441,8 @@ def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[Limi
     """
     buckets = []
     if rule.limits or rule.limits_function is not None:
-        buckets.append(_make_bucket(rule, identity, rule.limits, names[: len(rule.limits)]))
+        fallback = rule.limits_function is not None
+        buckets.append(_make_bucket(rule, identity, rule.limits, names[: len(rule.limits)], fallback=fallback))
     if rule.concurrency is not None:
         buckets.append(_make_bucket(rule, identity, (rule.concurrency,), names[-1:]))
     return buckets
@@ -492,7 +478,9 @@ def _amounts(limits: Iterable[AnyLimit]) -> dict[object, int]:
     return {limit.same_window: limit.amount for limit in limits}
 
 
-def _make_bucket(rule: Rule, identity: str, limits: Sequence[AnyLimit], names: Sequence[str] | None = None) -> LimitSet:
+def _make_bucket(
+    rule: Rule, identity: str, limits: Sequence[AnyLimit], names: Sequence[str] | None = None, *, fallback: bool = False
+) -> LimitSet:
     permits = rule.concurrency in limits
     return LimitSet(
         identity,
@@ -504,4 +492,5 @@ def _make_bucket(rule: Rule, identity: str, limits: Sequence[AnyLimit], names: S
         unit=None if permits else rule.unit,
         label=rule.label,
         on_error=rule.on_error,
+        fallback=fallback,
     )

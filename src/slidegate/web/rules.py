@@ -6,11 +6,12 @@ Every rule that matches a request applies; one that is `exempt` or `final` ends 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Container, Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from copy import copy
 from datetime import timedelta
 from hashlib import blake2b
-from inspect import Parameter, iscoroutinefunction
+from inspect import iscoroutinefunction
 from typing import Any, Final, Literal, TypeAlias
 
 from starlette.datastructures import Headers
@@ -44,7 +45,6 @@ such as `network` makes."""
 DEFAULT_WAIT_MAX: Final = 16
 MAX_LABEL: Final = 64
 """How long the label of a rule without a name may be."""
-_BY_PLACE: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _NOTHING: Final = r"(?ai:(?:[^:]{0,64}:)?\s*[-+]?0+\s*(?:/|per\b))"
 
 
@@ -148,13 +148,7 @@ class Rule:
         block: bool = False,
         status: int | None = None,
     ) -> None:
-        flags: dict[str, object] = {
-            "exempt": exempt,
-            "final": final,
-            "shadow": shadow,
-            "block": block,
-            "count_denied": count_denied,
-        }
+        flags = {"exempt": exempt, "final": final, "shadow": shadow, "block": block, "count_denied": count_denied}
         for option, flag in flags.items():
             check_flag(option, flag)
         self.paths = checked_paths(path)
@@ -165,8 +159,8 @@ class Rule:
         self.connection = connection
         self.when = when if when is None or isinstance(when, KeyCondition) else check_takes("when", when, "request")
         self.on_exceeded = None if on_exceeded is None else check_takes("on_exceeded", on_exceeded, "key", "decision")
-        options = flags | {"limits": limits, "concurrency": concurrency, "key": key, "count_if": count_if, "wait": wait}
-        options |= {"cost": None if cost == 1 else cost, "cost_max": cost_max, "unit": unit}
+        options: dict[str, object] = {**flags, "limits": limits, "concurrency": concurrency, "key": key, "unit": unit}
+        options |= {"cost": None if cost == 1 else cost, "cost_max": cost_max, "count_if": count_if, "wait": wait}
         options |= {"on_exceeded": on_exceeded, "status": status, "on_error": on_error, "fair": fair}
         self._check_together({option for option, value in options.items() if value is not None and value is not False})
         self.exempt = exempt
@@ -191,11 +185,15 @@ class Rule:
         self.status = 403 if status is None else check_whole(status, 400, 599, "status", "for example 503")
         self.action: Action = "shadow" if shadow else "block" if block else "limit"
 
-    def _check_together(self, given: Set[str]) -> None:
-        """Check the options of which one makes no sense beside another."""
-        problem = conflict(given)
-        if problem:
-            raise ConfigurationError(problem)
+    def _check_together(self, given: set[str]) -> None:
+        """Check the options of which one makes no sense beside another, or without it."""
+        for option, others, why in EXCLUSIONS:
+            for other in others:
+                if {option, other} <= given:
+                    raise ConfigurationError(f"{option}: it does not go with {other}: {why}; leave one of them out")
+        for option, needed, written in NEEDS:
+            if option in given and needed not in given:
+                raise ConfigurationError(f"{option}: it goes with {needed}; add {written}, or leave it out")
         if not given & {"limits", "concurrency", "exempt", "block"}:
             raise ConfigurationError(f'{self._call}: expected limits, for example {self._call[:-1]}, "5/minute")')
 
@@ -282,12 +280,7 @@ class Rule:
     @property
     def always(self) -> bool:
         """Whether the rule applies to every request."""
-        return not self.rule_paths and self.methods is None and self.connection is None and not self.conditional
-
-    @property
-    def conditional(self) -> bool:
-        """Whether the rule applies to some of the requests that it matches, and not to others."""
-        return self.when is not None
+        return not self.rule_paths and self.methods is None and self.connection is None and self.when is None
 
 
 def identity_of(label: str, *facts: object) -> str:
@@ -304,18 +297,6 @@ def label_of(paths: Sequence[str]) -> str:
     if paths[0] == "*":
         return "default"
     return " ".join(paths).encode("unicode_escape").decode().replace(":", "|").replace(";", "|")[:MAX_LABEL]
-
-
-def conflict(given: Container[str]) -> str:
-    """Return what is wrong about the options that are given together, empty if nothing is."""
-    for option, others, why in EXCLUSIONS:
-        other = next((other for other in others if option in given and other in given), None)
-        if other is not None:
-            return f"{option}: it does not go with {other}: {why}; leave one of them out"
-    for option, needed, written in NEEDS:
-        if option in given and needed not in given:
-            return f"{option}: it goes with {needed}; add {written}, or leave it out"
-    return ""
 
 
 def checked_paths(path: Any) -> tuple[str, ...]:
@@ -374,14 +355,12 @@ def checked_count_if(count_if: object) -> int:
     if not callable(count_if) or iscoroutinefunction(count_if):
         raise ConfigurationError(f"count_if: expected a plain function such as {example}, not {quoted(count_if)}")
     signature = signature_of(count_if)
-    if signature is None:
-        return 1
-    parameters = signature.parameters.values()
-    needed = [parameter for parameter in parameters if parameter.default is Parameter.empty]
-    places = [parameter for parameter in needed if parameter.kind in _BY_PLACE]
-    if len(places) > 3 or any(parameter.kind is Parameter.KEYWORD_ONLY for parameter in needed) or not parameters:
-        raise ConfigurationError(f"count_if: expected 1 to 3 parameters, as in {example}, not {quoted(count_if)}")
-    return max(len(places), 1)
+    for takes in (1, 2, 3):
+        with suppress(TypeError):
+            if signature is not None:
+                signature.bind(*range(takes))
+            return takes
+    raise ConfigurationError(f"count_if: expected 1 to 3 parameters, as in {example}, not {quoted(count_if)}")
 
 
 def says_nobody(limits: object) -> bool:

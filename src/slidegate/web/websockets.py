@@ -28,6 +28,7 @@ from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import logger
 from ..core.store import Clock
 from ..limiter import Limiter
+from ..limiter.aio import in_background
 from .client_ip import ClientAddress
 from .endpoint_refusals import TOO_MANY, TRY_AGAIN_LATER
 from .keys import Key, PathParam, parts_of
@@ -198,7 +199,9 @@ class GuardedWebSocket:
 
     async def _counted(self, message: Message, messages: MessageCounter) -> Message | None:
         """Count a message, and return it if it has room; else a disconnect, or None where it is dropped."""
-        decision = await self._hit()
+        assert self._count is not None, "messages without limits are not counted"
+        answer = self._count()
+        decision = answer if isinstance(answer, Decision) else await answer
         if decision.allowed:
             return message
         if decision.reason is Reason.BANNED:
@@ -206,11 +209,6 @@ class GuardedWebSocket:
         if decision.reason is Reason.LIMITED and await self._strike():
             return await self._shut_out()
         return await self._close(TRY_AGAIN_LATER, "message limit exceeded") if messages.beyond == "close" else None
-
-    async def _hit(self) -> Decision:
-        assert self._count is not None, "messages without limits are not counted"
-        answer = self._count()
-        return answer if isinstance(answer, Decision) else await answer
 
     async def send(self, message: Message) -> None:
         """Pass a message on; a connection that was closed takes no more (ASGI, "Send after disconnect")."""
@@ -250,7 +248,8 @@ class GuardedWebSocket:
         self._interrupted = self._waiting is not None
         if self._waiting is not None:
             self._waiting.cancel()
-        else:
+            return
+        with suppress(OSError):  # the client has gone
             await self._shut_out()
 
     async def _unless_interrupted(self, waiting: Awaitable[Message]) -> Message | None:
@@ -278,7 +277,6 @@ class OpenWebSockets:
     def __init__(self, find: Callable[[Sequence[BanSubject]], Awaitable[Ban | None]]) -> None:
         self._find = find
         self._open: dict[asyncio.AbstractEventLoop, WeakSet[GuardedWebSocket]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, socket: GuardedWebSocket) -> bool:
         """Look after a websocket as long as it is open and somebody holds it.
@@ -293,44 +291,35 @@ class OpenWebSockets:
         sockets = self._open.get(loop)
         if sockets is None:
             sockets = self._open[loop] = WeakSet()
-            self._start(loop, self._look_after(loop, sockets))
+            in_background(self._look_after(loop, sockets))
         sockets.add(socket)
         return True
-
-    def _start(self, loop: asyncio.AbstractEventLoop, work: Awaitable[object]) -> None:
-        async def run() -> None:
-            with suppress(OSError):  # the client has gone
-                await work
-
-        task = loop.create_task(run())
-        self._tasks.add(task)  # a loop itself does not hold its tasks
-        task.add_done_callback(self._tasks.discard)
 
     async def _look_after(self, loop: asyncio.AbstractEventLoop, sockets: WeakSet[GuardedWebSocket]) -> None:
         try:
             while sockets:
                 await asyncio.sleep(EVERY_S)
                 try:
-                    await self._look(loop, sockets)
+                    await self._look(sockets)
                 except Exception:
                     logger.exception("open websockets were not looked through for bans; the next look comes soon")
         finally:
             del self._open[loop]
 
-    async def _look(self, loop: asyncio.AbstractEventLoop, sockets: WeakSet[GuardedWebSocket]) -> None:
+    async def _look(self, sockets: WeakSet[GuardedWebSocket]) -> None:
         opened = [socket for socket in sockets if not socket.over]
         sockets.intersection_update(opened)
         for first in range(0, len(opened), AT_ONCE):
-            await self._close_banned(loop, opened[first : first + AT_ONCE])
+            await self._close_banned(opened[first : first + AT_ONCE])
             await asyncio.sleep(0)
 
-    async def _close_banned(self, loop: asyncio.AbstractEventLoop, sockets: Sequence[GuardedWebSocket]) -> None:
+    async def _close_banned(self, sockets: Sequence[GuardedWebSocket]) -> None:
         if await self._find([subjects for socket in sockets for subjects in socket.subjects]) is None:
             return
         if len(sockets) == 1:
             # A client may take its time over the close, and others are not to wait for that.
-            self._start(loop, sockets[0].interrupt())
+            in_background(sockets[0].interrupt())
             return
         middle = len(sockets) // 2
-        await self._close_banned(loop, sockets[:middle])
-        await self._close_banned(loop, sockets[middle:])
+        await self._close_banned(sockets[:middle])
+        await self._close_banned(sockets[middle:])
