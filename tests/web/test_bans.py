@@ -242,15 +242,16 @@ async def test_the_answer_is_a_problem_that_says_no_more_than_until_when(status:
         "type": "https://iana.org/assignments/http-problem-types#abnormal-usage-detected",
         "title": "Request not satisfied due to detection of abnormal request pattern",
         "status": status,
-        "detail": "This client is shut out for now; Retry-After says when to try again.",
+        "detail": "This client is temporarily banned.",
         "violated-policies": ["abuse"],
     }
     assert (refused.status, refused.headers["retry-after"]) == (status, "3600")
     assert refused.headers["cache-control"] == "no-store"
-    await site.limiter.ban(PEER, "permanent", reason="sold our data", by="ann")
+    await site.limiter.ban(PEER, "permanent", reason="sold our data", by="olga")
     by_hand = await site.ask()
+    assert json.loads(by_hand.body)["detail"] == "This client is banned."
     assert b"sold" not in by_hand.body
-    assert b"ann" not in by_hand.body
+    assert b"olga" not in by_hand.body
     assert "violated-policies" not in json.loads(by_hand.body)
     assert "retry-after" not in by_hand.headers
 
