@@ -17,7 +17,7 @@ REFUSED: dict[Callable[..., object], list[tuple[object, str]]] = {
     parse_limits: [
         ("", "'' at column 1"),
         ("0/m", "amount: expected a whole number from 1 to 2147483647"),
-        ("10/0s", "window: expected more than nothing"),
+        ("10/0s", "window: must be greater than zero"),
         ("10/minutez", "did you mean 'minute'?"),
         ("10/999us", "window: expected 1ms to 400d"),
         ("\uff11\uff10/m", "'\uff11\uff10/m' at column 1"),
@@ -41,7 +41,7 @@ REFUSED: dict[Callable[..., object], list[tuple[object, str]]] = {
         ({"amount": 0}, "amount: expected a whole number from 1 to 2147483647"),
         ({"amount": 2**31}, "not 2147483648"),
         ({"amount": 10**6_000}, "not <int that cannot be written: ValueError>"),
-        ({"window": 0}, "window: expected more than nothing"),
+        ({"window": 0}, "window: must be greater than zero"),
         ({"window": float("inf")}, "window: expected a span of time"),
         ({"window": 0.0009}, "window: expected 1ms to 400d"),
         ({"window": 400 * 86_400 + 1}, "window: expected 1ms to 400d"),
@@ -94,7 +94,7 @@ REFUSED: dict[Callable[..., object], list[tuple[object, str]]] = {
     BanPolicy: [
         ({"after": "twenty"}, "after: limits: 'twenty'"),
         ({"after": "20/10m; 5/1h"}, "after: expected one"),
-        ({"duration": "0s"}, "duration: expected more than nothing"),
+        ({"duration": "0s"}, "duration: must be greater than zero"),
         ({"duration": "999ms"}, 'duration: expected 1s to 400d, for example "1h"'),
         ({"duration": "8d", "longest": "7d"}, "longest: '7d' is shorter than duration, '8d'"),
         ({"factor": 1.05}, "factor: expected 1, or 1.1 to 1000"),

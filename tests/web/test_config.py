@@ -144,7 +144,7 @@ BAD: list[tuple[str | bytes, str]] = [
     ('[bans."a:b"]', "bans.\"a:b\": ban policy name: ':' in 'a:b' is not allowed"),
     ('limits = "1/s"\nstore = "memory://?max_bans=x"', 'store address: expected "memory://"'),
     ('limits = "1/s"\nstore = { env = "NOT_SET" }', "store: the environment variable NOT_SET is not set"),
-    ('limits = "1/s"\ndeadline = "0s"', "deadline: expected more than nothing, for example"),
+    ('limits = "1/s"\ndeadline = "0s"', "deadline: must be greater than zero, for example"),
     ("deadline = " + "1" * 5_000, "not TOML: Exceeds the limit (4300 digits)"),
     ("a." * 40 + "b = 1", "is nested too deeply; a key has at most 32 names"),
     ("a = " + "[" * 5_000 + "]" * 5_000, "is nested too deeply"),

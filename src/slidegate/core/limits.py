@@ -74,7 +74,7 @@ def parse_duration_us(value: str | float | timedelta, what: str = "duration") ->
     else:
         raise ConfigurationError(f"{what}: expected a span of time, {example}")
     if span_us <= 0:
-        raise ConfigurationError(f"{what}: expected more than nothing, {example}")
+        raise ConfigurationError(f"{what}: must be greater than zero, {example}")
     if span_us > _MAX_SPAN_US:
         raise ConfigurationError(f"{what}: expected at most 292,000 years, {example}")
     return span_us
