@@ -96,7 +96,7 @@ REFUSED: dict[Callable[..., object], list[tuple[object, str]]] = {
         ({"after": "20/10m; 5/1h"}, "after: expected one"),
         ({"duration": "0s"}, "duration: must be greater than zero"),
         ({"duration": "999ms"}, 'duration: expected 1s to 400d, for example "1h"'),
-        ({"duration": "8d", "longest": "7d"}, "longest: '7d' is shorter than duration, '8d'"),
+        ({"duration": "8d", "longest": "7d"}, "longest: '7d' must not be shorter than duration, '8d'"),
         ({"factor": 1.05}, "factor: expected 1, or 1.1 to 1000"),
         ({"forgive": 0.5}, "forgive: expected 1s to 400d"),
         ({"signals": ["refused"]}, "signals: expected what strikes"),

@@ -115,7 +115,7 @@ class BanPolicy:
         self.longest_us = max(_WEEK_US, self.duration_us) if longest is None else _span_us(longest, "longest", "7d")
         if self.longest_us < self.duration_us:
             raise ConfigurationError(
-                f"longest: {quoted(longest)} is shorter than duration, {quoted(duration)}; it is the most"
+                f"longest: {quoted(longest)} must not be shorter than duration, {quoted(duration)}"
             )
         if not _is_number(factor) or not (factor == 1 or _MIN_FACTOR <= factor <= _MAX_FACTOR):
             raise ConfigurationError(f"factor: expected 1, or {_MIN_FACTOR} to {_MAX_FACTOR}, not {quoted(factor)}")
