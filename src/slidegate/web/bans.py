@@ -217,7 +217,8 @@ def _by_name(policies: object) -> dict[str, BanPolicy]:
             )
         if names_nobody(policy.key):
             raise ConfigurationError(
-                f"bans: {policy!r}: key: {policy.key!r} does not say who it is; use client_ip(), header, cookie or user"
+                f"bans: {policy!r}: key: {policy.key!r} does not identify a client; use client_ip(), header, cookie "
+                "or user"
             )
         by_name[policy.name] = policy
     return by_name
