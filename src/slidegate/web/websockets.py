@@ -313,7 +313,7 @@ class OpenWebSockets:
                 try:
                     await self._look(loop, sockets)
                 except Exception:
-                    logger.exception("open websockets were not looked through for bans; the next look comes soon")
+                    logger.exception("checking open websockets for bans failed; will retry")
         finally:
             del self._open[loop]
 
