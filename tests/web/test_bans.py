@@ -157,7 +157,7 @@ async def test_a_strike_of_the_application_says_what_is_wrong_with_it() -> None:
     assert "Ban(" in await answer(lambda request: strike(request, "ban", policy="a"), bans=two)
     assert "none; write RateLimitMiddleware(..., bans=BanPolicy())" in await answer(strike)
     assert await answer(strike, enabled=False) == "None"
-    with pytest.raises(ConfigurationError, match="no RateLimitMiddleware stands above"):
+    with pytest.raises(ConfigurationError, match="no RateLimitMiddleware around this endpoint"):
         await strike(Request(scope_of()))
 
 

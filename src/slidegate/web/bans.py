@@ -254,11 +254,11 @@ async def strike(
         request: The request, or the websocket.
         weight: How many strikes it stands for, 1 or more, or ``"ban"`` for all that a ban takes.
         reason: For the operator; clients do not see it.
-        policy: The name of the ban policy; needed where several stand above.
+        policy: The name of the ban policy; needed if there are several.
 
     Raises:
-        ConfigurationError: No policy of that name stands above, several do and none is named, or the weight cannot be
-            used.
+        ConfigurationError: There is no policy of that name, there are several and none is named, or the weight is
+            invalid.
         StoreUnavailable: The store does not answer, and `on_error` is ``"deny"``: whether the client is banned is not
             known.
     """

@@ -451,7 +451,7 @@ class _Body:
 
 
 def check_decorator_order(app: object) -> None:
-    """Check that no limit stands above a route decorator, which has then registered the function without it.
+    """Check that no limit is above a route decorator, which has then registered the function without the limit.
 
     Nor may a limit itself be the endpoint of a route.
 
@@ -470,8 +470,8 @@ def check_decorator_order(app: object) -> None:
         limited = _LIMITED.get(endpoint) if _is_function_or_class(endpoint) else None
         if limited is not None and not any(id(one) in used for one in limited) and not _is_named(endpoint):
             raise ConfigurationError(
-                f"RateLimit: it stands above the decorator that makes the route {resolved.label!r}, so it would never "
-                f"run; put @RateLimit(...) below it, next to {endpoint.__name__!r}"
+                f"RateLimit: it is above the decorator that makes the route {resolved.label!r}, so it would never run; "
+                f"put @RateLimit(...) below it, next to {endpoint.__name__!r}"
             )
 
 
@@ -524,7 +524,7 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
         is unlimited, the middleware is switched off), nothing is charged and the reason is EXEMPT.
 
     Raises:
-        ConfigurationError: No rule of that name stands above, several were counted and none is named, or `units` is no
+        ConfigurationError: There is no rule of that name, several were counted and none is named, or `units` is not a
             whole number.
     """
     check_cost(units, "units")
@@ -554,7 +554,7 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
         True where the store did not answer in time: it may have heard the call, and a second one could count twice.
 
     Raises:
-        ConfigurationError: No rule of that name stands above, several were counted and none is named, or `used` is no
+        ConfigurationError: There is no rule of that name, several were counted and none is named, or `used` is not a
             whole number.
     """
     check_cost(used, "used")

@@ -96,7 +96,7 @@ class Parts:
 
 
 Entry: TypeAlias = tuple[Parts, Decision]
-"""One decision about a request, and the middleware that asked for it or stands above the endpoint that did."""
+"""One decision about a request, and the middleware that made it or that is around the endpoint that did."""
 
 
 class Decided:
@@ -104,7 +104,7 @@ class Decided:
 
     Args:
         parts: Those of the middleware nearest above: limits at endpoints count there.
-        entries: The decisions, each with the middleware that asked for it or stands above the endpoint that did, the
+        entries: The decisions, each with the middleware that made it or that is around the endpoint that did, the
             outermost first.
         exempt: The middlewares whose policies hold nothing of this request against its client: a rule exempts it, or a
             browser sends it by itself.
@@ -440,10 +440,10 @@ def decided_about(scope: Scope, who: str) -> Decided | None:
 
 
 def no_middleware(who: str) -> ConfigurationError:
-    """Return the error of something that needs a middleware above it."""
+    """Return the error of something that needs a middleware around it."""
     return ConfigurationError(
-        f"{who}: no RateLimitMiddleware stands above; write app.add_middleware(RateLimitMiddleware), with rules or "
-        "without"
+        f"{who}: there is no RateLimitMiddleware around this endpoint; write app.add_middleware(RateLimitMiddleware), "
+        "with rules or without"
     )
 
 
