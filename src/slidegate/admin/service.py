@@ -187,10 +187,7 @@ class AdminService:
         """Ban an address, a network or a key; a ban that it has is replaced. Of two at once the last one holds."""
         hand_ban_key(params.target)
         if not params.force and self._is_own(params.target, by):
-            detail = (
-                f"{parameters.in_json(params.target)} is or holds the address that this request comes from, so the ban "
-                'would keep you out; "force": true bans it all the same'
-            )
+            detail = 'This would ban your own address; send "force": true to ban it anyway.'
             raise AdminError(409, "own", detail)
         ban = await self._limiter.ban(params.target, params.duration, reason=params.reason, by=by.user.name)
         return views.Ban.model_validate(ban)
