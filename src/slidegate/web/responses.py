@@ -349,7 +349,7 @@ def _over_quota(violated: Sequence[tuple[str, AnyLimit]], *, too_large: bool) ->
     """Return the answer of limits that have no room, but for the moment."""
     allowed = " and ".join(limit.said for _, limit in violated)
     if too_large:
-        detail = f"This request costs more than {allowed} ever allows; it will not pass later either."
+        detail = f"This request costs more than {allowed} ever allows; retrying will not help."
     elif any(isinstance(limit, Concurrency) for _, limit in violated):
         detail = f"No more than {allowed}; try again when an earlier request has ended."
     else:
