@@ -248,7 +248,7 @@ class Decision:
 
     @property
     def binding(self) -> LimitState | None:
-        """The limit that decides: of the longest wait, else of the fewest more such requests; None without limits."""
+        """The limit with the longest wait, else the one that admits the fewest further requests, if any."""
         readings = self.readings
         if not readings:
             return None
@@ -390,10 +390,10 @@ def unequal_costs(checks: Sequence[Check]) -> Sequence[int]:
 
 
 def tightest_first(amounts: Sequence[int], readings: Sequence[WindowState], costs: Sequence[int] = ()) -> list[int]:
-    """Return the places of some readings, that of the limit that matters most first.
+    """Return the indexes of some readings, the limit that decides first.
 
-    That is the one of the longest wait, else the one after which the fewest more such requests fit, and of several of
-    these the one that stays so for longest.
+    That is the limit with the longest wait, else the one that admits the fewest further requests of this cost; of
+    several, the one that stays so for longest.
 
     Args:
         amounts: The amount of each limit.

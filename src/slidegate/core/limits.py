@@ -368,7 +368,7 @@ def _parse_limit(text: str) -> Limit:
     """Read one limit.
 
     Raises:
-        ConfigurationError: It is none; the message goes on after the words that name it.
+        ConfigurationError: The text is not a limit. The message is a suffix; the caller adds the prefix.
     """
     name, colon, rest = text.partition(":")
     match = _LIMIT.fullmatch((rest if colon else name).strip(SPACES))

@@ -51,7 +51,7 @@ def written(value: object, how: Callable[[object], str] = repr) -> str:
 
 
 def trace(error: BaseException) -> str:
-    """Return the traceback of an exception, no line of which is of somebody else's making."""
+    """Format a traceback with every line escaped, so that clients cannot forge log lines."""
     lines = list(_lines(TracebackException.from_exception(error, limit=-MAX_FRAMES), ""))
     left_out = len(lines) - MAX_LINES
     if left_out > 0:

@@ -50,7 +50,7 @@ EventListener: TypeAlias = Callable[[Event], object]
 
 
 class Observers:
-    """Those who hear a store's events. One that raises is logged, and changes nothing for the others."""
+    """The observers of a store. An exception in one is logged; the others still run."""
 
     def __init__(self) -> None:
         self._observers: list[EventListener] = []
@@ -220,9 +220,9 @@ class Store:
         if lacks:
             raise TypeError(f"{kind.__name__}: a store needs the abstract method {' and '.join(map(repr, lacks))}")
         self.observers = Observers()
-        """Those who hear the events of this store."""
+        """The observers of this store."""
         self.closed = False
-        """Whether it was closed: then it answers no question any more."""
+        """Whether it is closed; a closed store answers no questions."""
 
     def prepare(self, checks: Sequence[Check]) -> Sequence[Check]:
         """Return the same checks in a form that this store answers faster, for who asks the same again and again.
@@ -309,7 +309,7 @@ class Store:
         return None
 
     def keep_deadline(self, deadline_s: float) -> bool:
-        """Answer what this thread asks from now on within so many seconds, or raise `StoreTimeout`.
+        """Set the deadline of this thread's next calls, in seconds; a call that exceeds it raises `StoreTimeout`.
 
         A `Limiter` calls this before each question, because several with different deadlines may share a store, and
         commands of operators have more time than requests.

@@ -298,7 +298,7 @@ class ObserverHub:
         return self._refused or logger.isEnabledFor(logging.INFO)
 
     def emit(self, event: Event) -> None:
-        """Log an event, and pass it to those who hear its kind, with the time at which it happened."""
+        """Log an event, and pass it with its time to the observers of its kind."""
         event = Event(event.kind, event.message, event.details, self._unix_us())
         self._log.event(event)
         for subscription in self._subscriptions:

@@ -127,7 +127,7 @@ class Decided:
 
     @property
     def decision(self) -> Decision:
-        """The decision that matters most: a refusal, else the one after which the fewest more such requests fit."""
+        """The decision that matters most: a refusal, else the one that admits the fewest further requests."""
         return tightest(self.decisions)
 
     def names(self) -> set[str]:
@@ -467,8 +467,8 @@ def allowlisted(entries: Iterable[Entry]) -> bool:
 
 
 def tightest(decisions: Iterable[Decision]) -> Decision:
-    """Return the decision that matters most to the client: a refusal, else the one after which the fewest more such
-    requests fit.
+    """Return the decision that matters most to the client: a refusal, else the one that admits the fewest further
+    requests of its cost.
 
     Raises:
         ConfigurationError: There is none yet.

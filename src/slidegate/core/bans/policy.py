@@ -18,7 +18,7 @@ from ..networks import Networks
 from .ban import ban_key
 
 MAX_EXACT: Final = 64
-"""Up to so many strikes each is remembered by its moment."""
+"""The most strikes whose exact times are stored."""
 
 Weight: TypeAlias = int | Literal["ban"]
 

@@ -64,7 +64,7 @@ class BanStorage(Protocol):
         """Remove a strike record to make room for another."""
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
-        """Remove at most so many bans and records that are over; return whether there may be more."""
+        """Remove at most `max_count` expired bans and records; return whether there may be more."""
 
 
 class BanRules:

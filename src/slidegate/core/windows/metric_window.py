@@ -94,7 +94,7 @@ class MetricWindow:
             self._ring.add(now_us, named)
 
     def by_number(self, first: int, slices: int) -> dict[int, Slice]:
-        """Return by number the slices, of so many from the first on, that hold anything."""
+        """Return the non-empty slices `first` to `first + slices - 1`, by number."""
         with self._lock:
             return self._ring.read(first, slices)
 

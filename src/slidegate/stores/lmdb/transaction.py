@@ -368,7 +368,7 @@ class Transaction:
         return self.ban_rows.ban_count()
 
     def remove_expired_bans(self, max_count: int) -> bool:
-        """Look at so many bans and records whose time has come; return whether there may be more."""
+        """Remove at most `max_count` expired bans and records; return whether there may be more."""
         return self.ban_rows.remove_expired(self.now_us, max_count)
 
     @property
