@@ -138,7 +138,7 @@ class Ring:
             units: How many.
 
         Returns:
-            The ring without them; None where they have left, or cannot be told from others any more.
+            The ring without them; None if they have expired, or can no longer be distinguished from others.
         """
         window = self.settle(window, now_us)
         if not window or units <= 0 or spent_us <= _read(window)[4]:

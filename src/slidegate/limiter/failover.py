@@ -493,7 +493,7 @@ def check_on_error(on_error: object) -> OnError:
     """Return an `on_error`.
 
     Raises:
-        ConfigurationError: It is none of the three words.
+        ConfigurationError: It is not one of the three words.
     """
     for choice in _CHOICES:
         if on_error == choice:

@@ -454,10 +454,10 @@ def _lacking(decision: Decision) -> Lacking | None:
 
 
 def _comes_back(asked: LimitSet, limit: AnyLimit, wait_us: int) -> bool:
-    """Tell whether a request may wait for a limit: nobody waits for the next day, nor for more than there is."""
+    """Tell whether a request may wait for a limit: not for a quota's next period, nor if the cost can never fit."""
     return bool(asked.wait_us) and wait_us != NEVER and not isinstance(limit, Quota)
 
 
 def _longest(lacks: Sequence[tuple[LimitSet, str, int]]) -> tuple[LimitSet, str, int]:
-    """Return what comes back last: in that queue a request holds up nobody who lacks less."""
+    """Return the longest wait: queueing for it does not block requests that wait for less."""
     return max(lacks, key=lambda lack: lack[2])

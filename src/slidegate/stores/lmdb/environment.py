@@ -45,7 +45,7 @@ _GROW_AGAIN_S: Final = 1.0
 _DOUBT_AGAIN_S: Final = 1.0
 _NO_DAMAGE: Final = (OSError, lmdb.DiskError, lmdb.MapFullError, lmdb.MemoryError, lmdb.ReadersFullError)
 RESERVE: Final = 16
-"""Besides its largest size a file has another part for keys that are known: one in so many of its bytes."""
+"""A file at its largest size may grow by 1/RESERVE of it for keys that it already has."""
 MIN_RESERVE: Final = 2**21
 NO_WINDOWS: Final = 1
 NO_ROWS: Final = 2

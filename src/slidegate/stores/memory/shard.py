@@ -172,8 +172,8 @@ class Table(Generations):
     def place(self, key: str, secret: bytes) -> tuple[Windows, str]:
         """Return where a key is counted that does not lie in `fresh`: there, or in a cell if there is no room.
 
-        Its first window is a copy of its cell, where its units may be. They cannot be told from those of others. Copies
-        of permits would never be handed back, so a key stays in a cell that holds some.
+        A new window is a copy of the key's cell, because its units there are mixed with those of other keys. Copies of
+        permits would never be released, so a key stays in a cell that holds some.
 
         Args:
             key: The key.

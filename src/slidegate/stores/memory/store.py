@@ -220,8 +220,8 @@ class MemoryStore(Store):
     def reset(self, key: str) -> bool:
         """Forget the windows of `key` under every rule; False where there were none.
 
-        What the key spent in a shared cell stays: it cannot be told from what others spent there. Permits stay taken:
-        the requests that hold them are still under way.
+        Units that the key spent in a shared cell stay, because they are mixed with those of other keys. Permits stay
+        taken: the requests that hold them are still in progress.
         """
         self.expect_open()
         at = self._shard_of(key)

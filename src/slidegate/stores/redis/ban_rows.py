@@ -56,7 +56,7 @@ def unpack_ban(packed: bytes) -> Ban | None:
 
     Raises:
         ValueError: It is no ban.
-        struct.error: It is none either.
+        struct.error: It is no ban either.
     """
     if not packed:
         return None
