@@ -40,7 +40,7 @@ SCOPE_KEY: Final = "slidegate"
 ENDED_KEY: Final = "slidegate.ended"
 """The key in the scope of a request that has ended: tasks that outlive it still charge and settle."""
 DISABLED_KEY: Final = "slidegate.off"
-"""The key in the ASGI scope by which a middleware that is switched off says that it is there."""
+"""The scope key that a disabled middleware sets."""
 STATUS: Final = {
     "http.response.start": 200,
     "websocket.accept": 101,

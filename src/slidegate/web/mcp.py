@@ -56,7 +56,7 @@ class McpTool:
         """Return the key of a tool, for the methods of a limiter: ``limiter.reset(tools.of("export"))``.
 
         Raises:
-            InvalidKey: It is none of the tools that were named.
+            InvalidKey: It is not one of the named tools.
         """
         if not isinstance(name, str) or name not in self.names:
             raise invalid("mcp_tool", f"one of {', '.join(map(quoted, sorted(self.names)))}", name)

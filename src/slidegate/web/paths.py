@@ -1,4 +1,5 @@
-"""Whether a rule is about the path of a request: limits and blocks match generously, exemptions exactly.
+"""Whether a rule matches the path of a request: limits and blocks match any plausible spelling, exemptions only the
+exact one.
 
 1. The path of a rule is compared with the path below `root_path` as Starlette reads it, below the `root_path` that the
    application behind gives itself, and with `root_path` in front; each also in its normal form, in which runs of
