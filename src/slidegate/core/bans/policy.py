@@ -156,8 +156,8 @@ def _check_signals(signals: object) -> Mapping[str | int, Weight]:
         if not _is_signal(name):
             hint = closest(signal, [SIGNAL]) if isinstance(signal, str) else ""
             raise ConfigurationError(
-                f'signals: {quoted(signal)} is no status from 100 to 599, no class such as "4xx", no path, and not '
-                f'"{SIGNAL}"; for example {_EXAMPLE}{hint}'
+                f'signals: expected a status from 100 to 599, a class such as "4xx", a path or "{SIGNAL}", not '
+                f"{quoted(signal)}; for example {_EXAMPLE}{hint}"
             )
         if weight != "ban":
             check_whole(weight, 1, 1_000_000, f"signals: weight of {quoted(signal)}", 'or "ban", for example 1')
