@@ -138,7 +138,7 @@ class AnyLimit:
         resolution: How many numbers a window may remember; 0 for other kinds.
         exact: Whether the time of every unit is kept.
         slice_us: How far the end of a unit may be from its own, in microseconds.
-        span_us: How long a unit counts after its moment, in microseconds.
+        span_us: How long a unit counts after it was spent, in microseconds.
         life_us: How long anything may count in a window of this length, in microseconds; 0 where nobody knows.
     """
 

@@ -307,7 +307,7 @@ class RateLimitMiddleware(FailsAtStartup):
                 scope[ENDED_KEY] = Decided(exchange.parts, exchange.entries, exchange.exempt)
 
     async def _refuse(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send, decision: Decision) -> bool:
-        """Refuse a request: it waits if it may, the policies strike, the observers are told, and it is answered.
+        """Refuse a request: let it wait if it may, count strikes, notify the observers, then answer.
 
         Returns:
             Whether it was let in after all.

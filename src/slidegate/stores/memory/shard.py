@@ -204,7 +204,7 @@ class Table(Generations):
         return self.cells.of(number) or {number: b""}, number
 
     def find(self, key: str, secret: bytes) -> tuple[bytes, bool]:
-        """Return the window of a key, changing nothing; and whether it is its own."""
+        """Return the window of a key without creating one, and whether it is the key's own."""
         windows, name = self.known(key, secret)
         return windows[name], windows is self.fresh or windows is self.stale
 

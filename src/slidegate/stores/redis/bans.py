@@ -174,7 +174,7 @@ class RedisBans(BanStore):
         return made
 
     def strike_later(self, policy: BanPolicy, key: str, weight: int, reason: str) -> bool:
-        """Count a strike as soon as Redis answers again, if that is within ten seconds; False where it is lost."""
+        """Queue a strike until Redis answers again, for at most ten seconds; False if the strike is lost."""
         if self._clock is not None:
             return False
         return self._sums.add(self._batcher().loop, Strike(policy, key, reason), weight)

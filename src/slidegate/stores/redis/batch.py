@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .permits import Renewals
 
 SLACK_MS: Final = 1_000
-"""A key lives this much longer than anything in it counts, so that its end need not be moved with every hit."""
+"""Added to the TTL of a key, so that it need not be renewed with every hit."""
 TEST_SLACK_MS: Final = 86_400_000
 
 STATE_PARTS: Final = 3

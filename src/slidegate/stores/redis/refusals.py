@@ -151,7 +151,7 @@ class RefusalCache:
         self._forget_key(key)
 
     def change_all(self) -> None:
-        """Forget all refusals, because the windows of all keys are reset, and their charges that were not sent yet."""
+        """Forget all refusals and their unsent charges, because the windows of all keys are reset."""
         for known in self.known.values():
             known.reset.update(key for _, key, _ in known.decision.checks)
         self._clear_windows()
