@@ -330,7 +330,7 @@ class AdminService:
         return await self._limiter.engine.find_ban((key,))
 
     def _is_own(self, target: str, by: Sender) -> bool:
-        """Tell whether a target is, or holds, the address that a request comes from."""
+        """Return whether a target is, or holds, the address that a request comes from."""
         key = self._limiter.key_for(target)
         if by.address is None:
             return key == by.key

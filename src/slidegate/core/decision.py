@@ -197,7 +197,7 @@ class Decision:
         readings: The readings of the store, one for each limit of each check in turn; `states` says it in words.
 
     Args:
-        reservations: What was charged; None where that was the cost of each check, to windows that slide alone.
+        reservations: What was charged; None if that was the cost of each check, to windows that slide alone.
     """
 
     __slots__ = ("_reservations", "allowed", "checks", "now_us", "readings", "reason")
@@ -293,7 +293,7 @@ class Decision:
     def take_back(
         self, index: int | None = None, units: int | None = None, *, held: bool | None = None
     ) -> list[Reservation]:
-        """Take off what was charged, for `Store.refund` to hand it back; the rest reads as if it had cost so much less.
+        """Take off what was charged, for `Store.refund`; the decision then reads as if it had not been charged.
 
         Args:
             index: The number of the check; by default all of them.
@@ -312,7 +312,7 @@ class Decision:
         return taken
 
     def _uncount(self, part: Reservation) -> None:
-        """Read as if the limits of a check had been charged so much less."""
+        """Read as if the limits of a check had been charged fewer units."""
         first = sum(len(bucket.limits) for bucket, _, _ in self.checks[: part.index])
         readings = list(self.readings)
         for at, units in enumerate(part.units, first):
@@ -328,7 +328,7 @@ class Decision:
 
     @property
     def remaining(self) -> int | None:
-        """Units left under the binding limit; None where no limit was asked."""
+        """Units left under the binding limit; None if no limit was asked."""
         state = self.binding
         return state.remaining if state else None
 

@@ -182,7 +182,7 @@ class AnyLimit:
 
     @property
     def window_s(self) -> int | None:
-        """The length of the window in whole seconds: `w` of RateLimit-Policy; None where there is no such number."""
+        """The length of the window in whole seconds: `w` of RateLimit-Policy; None if there is no such number."""
         return None
 
     @property

@@ -193,7 +193,7 @@ class Ring:
         return self.state(window)[2]
 
     def _wait_us(self, window: bytes, now_us: int, excess: int) -> int:
-        """Return how long until so many units have left."""
+        """Return the time until a number of units have expired."""
         left = entries(window)
         while excess > 0:
             moment_us, units = next(left)

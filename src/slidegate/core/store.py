@@ -80,7 +80,7 @@ class BanStore(ABC):
     """The bans of a store. Methods return their answer or an awaitable of it, as those of the store do."""
 
     def may_refuse(self) -> bool:
-        """Return False where it is known, without asking anybody, that no ban is in force."""
+        """Return False if it is known, without asking anybody, that no ban is in force."""
         return True
 
     @abstractmethod
@@ -210,7 +210,7 @@ class Store:
     bans: BanStore
     """The bans that `hit` and `peek` obey."""
     shared_stats: SharedStats | None = None
-    """The statistics of several workers; None where the store keeps none."""
+    """The statistics of several workers; None if the store keeps none."""
 
     def __init__(self) -> None:
         # What an ABC does, without its metaclass: a compiled store would share the caches of that with all other
@@ -257,7 +257,7 @@ class Store:
 
     @abstractmethod
     def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
-        """Hand back what one decision has charged, or a part of it; False where none of it is there any more.
+        """Hand back what one decision has charged, or a part of it; False if none of it is there any more.
 
         Args:
             reservations: What to hand back, as `Decision.take_back` returns it.
@@ -265,11 +265,11 @@ class Store:
 
     @abstractmethod
     def reset(self, key: str) -> bool | Awaitable[bool]:
-        """Forget the windows of `key` under every rule; False where there were none."""
+        """Forget the windows of `key` under every rule; False if there were none."""
 
     @abstractmethod
     def reset_all(self) -> bool | Awaitable[bool]:
-        """Forget the windows of all keys under every rule; False where there were none.
+        """Forget the windows of all keys under every rule; False if there were none.
 
         Quotas are forgotten with them, and no earlier charge is handed back any more. Permits stay taken, because the
         requests are under way; bans and strikes stay. Afterwards every process asks the windows as they are now: a

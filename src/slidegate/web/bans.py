@@ -161,7 +161,7 @@ class BanSignals:
         return await to_the_end(answer) if isawaitable(answer) else answer
 
     def _banned_key(self, policy: BanPolicy, scope: Scope, client_key: str, address: Address | None) -> str | None:
-        """Return the key that a strike may ban; None where the policy may not, or where many share the key."""
+        """Return the key that a strike may ban; None if the policy may not, or where many share the key."""
         if policy.key is None and address is not None:
             return client_key if may_ban(policy, client_key, self._protected) else None
         key = client_key if policy.key is None else policy.key.find(scope, self._limiter, client_key)
@@ -238,7 +238,7 @@ def _check_width(policy: BanPolicy, key: Key) -> None:
 
 
 def names_nobody(key: Key | None) -> bool:
-    """Tell whether a key, or one that it is made of or falls back to, is that of all clients of a place."""
+    """Return whether a key, or one that it is made of or falls back to, is that of all clients of a place."""
     return any(getattr(part, "shared", False) for part in parts_of(key))
 
 

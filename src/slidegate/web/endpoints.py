@@ -86,7 +86,7 @@ class RateLimit:
         when: As for `Rule`: a function of the request (with its body), sync or async; only requests for which it
             returns something true are counted.
         methods: As for `Rule`: the HTTP methods of the requests that are counted, by default all.
-        concurrency: As for `Rule`: at most so many requests of a key at a time; alone or beside limits.
+        concurrency: As for `Rule`: the largest number of requests of a key at a time; alone or beside limits.
         key: By which key to count, as for `Rule`; a function gets the request with its body.
         cost: Units for one request, or a function of the request (with its body), sync or async.
         cost_max: As for `Rule`: the most units that the function may make one request cost.
@@ -351,7 +351,7 @@ def _last(function: Any) -> Any:
 
 
 def _is_being_defined(function: object) -> bool:
-    """Tell whether a function is given by a decorator in front of its own `def`, which the caller's code runs now.
+    """Return whether a function is given by a decorator in front of its own `def`, which the caller's code runs now.
 
     A function that is defined already is given further down, or by other code.
     """
@@ -487,7 +487,7 @@ def limits_below(app: object, limiter: Limiter) -> Iterator[tuple[Rule, str]]:
 
 
 def _asks_another(app: object, limiter: Limiter) -> bool:
-    """Tell whether a middleware that is wrapped around an application may ask another limiter."""
+    """Return whether a middleware that is wrapped around an application may ask another limiter."""
     for layer in layers(app):
         asked = look(layer, "limiter")
         if isinstance(asked, Limiter) and asked is not limiter:
@@ -501,7 +501,7 @@ def _asks_another(app: object, limiter: Limiter) -> bool:
 
 
 def _is_named(endpoint: Any) -> bool:
-    """Tell whether the name of an endpoint in its module still means itself, and not what a decorator made of it."""
+    """Return whether the name of an endpoint in its module still means itself, and not what a decorator made of it."""
     named: Any = sys.modules.get(endpoint.__module__)
     for part in endpoint.__qualname__.split("."):
         named = getattr(named, part, None)
@@ -551,7 +551,7 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
     Returns:
         Whether the request has been settled by this call: False for a second one, and where the rule does not count
         this request. An estimate that has left its window meanwhile cannot be handed back, nor need it be.
-        True where the store did not answer in time: it may have heard the call, and a second one could count twice.
+        True if the store did not answer in time: it may have heard the call, and a second one could count twice.
 
     Raises:
         ConfigurationError: There is no rule of that name, several were counted and none is named, or `used` is not a

@@ -135,7 +135,7 @@ class Decided:
         return self.parts.endpoints.names().union(*(parts.names for parts, _ in self.entries))
 
     def exempt_from(self, parts: Parts) -> bool:
-        """Tell whether the policies of a middleware hold nothing of this request against its client."""
+        """Return whether the policies of a middleware hold nothing of this request against its client."""
         return parts in self.exempt or allowlisted(self.entries)
 
 
@@ -163,7 +163,7 @@ class Exchange(Decided):
     waiting: Decision | None = None
     """The refusal in spite of which the request waits for room; it stays where the client leaves meanwhile."""
     waited_us: int | None = None
-    """How long the request has waited for room; None where it has not."""
+    """How long the request has waited for room; None if it has not."""
     shadow_rules: tuple[str, ...] = ()
     """The names of the shadow rules that would have refused the request."""
     looked: Sequence[tuple[Limiter, Check]] = ()
@@ -398,7 +398,7 @@ def hand_back_uncounted(
 
 
 def is_last(message: Message, trailers: bool) -> bool:
-    """Tell whether nothing of the answer comes after a message.
+    """Return whether nothing of the answer comes after a message.
 
     Args:
         message: The message.
@@ -411,12 +411,12 @@ def is_last(message: Message, trailers: bool) -> bool:
 
 
 def is_limited(decision: Decision) -> bool:
-    """Tell whether a limit decided: a refusal by a list or a ban has no readings."""
+    """Return whether a limit decided: a refusal by a list or a ban has no readings."""
     return bool(decision.readings) or decision.reason is Reason.NOBODY
 
 
 def is_preflight(scope: Scope) -> bool:
-    """Tell whether a request is a CORS preflight (Fetch standard, section 3.2.2)."""
+    """Return whether a request is a CORS preflight (Fetch standard, section 3.2.2)."""
     if scope.get("method") != "OPTIONS":
         return False
     names = {name for name, _ in scope["headers"]}
@@ -424,7 +424,7 @@ def is_preflight(scope: Scope) -> bool:
 
 
 def decided_about(scope: Scope, who: str) -> Decided | None:
-    """Return what was decided about a request, also when it has ended; None where the middlewares are switched off.
+    """Return what was decided about a request, also when it has ended; None if the middlewares are switched off.
 
     Args:
         scope: The scope of the request.
@@ -453,7 +453,7 @@ def asked_checks(entries: Iterable[Entry], limiter: Limiter) -> list[Check]:
 
 
 def is_asked(entries: Iterable[Entry], rule: str) -> bool:
-    """Tell whether counts of this identity were asked for on this request."""
+    """Return whether counts of this identity were asked for on this request."""
     for _, decision in entries:
         for bucket, _, _ in decision.checks:
             if bucket.rule == rule:
@@ -462,7 +462,7 @@ def is_asked(entries: Iterable[Entry], rule: str) -> bool:
 
 
 def allowlisted(entries: Iterable[Entry]) -> bool:
-    """Tell whether the client is on the allowlist of a middleware on the way."""
+    """Return whether the client is on the allowlist of a middleware on the way."""
     return any(decision.reason is Reason.ALLOWLISTED for _, decision in entries)
 
 
@@ -489,5 +489,5 @@ def tightest(decisions: Iterable[Decision]) -> Decision:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Tell whether a server makes a 500 of an exception: not of one that says that the client has gone."""
+    """Return whether a server makes a 500 of an exception: not of one that says that the client has gone."""
     return isinstance(error, Exception) and not isinstance(error, (ClientDisconnect, WebSocketDisconnect))

@@ -112,7 +112,7 @@ class McpTool:
         return KeyCondition(f"{self.identity} {sorted(methods)} {sorted(names or ())}", holds)
 
     def _read(self, scope: Scope) -> tuple[str, str] | None:
-        """Return the method and the name that a request gives; None where they cannot be known."""
+        """Return the method and the name that a request gives; None if they cannot be known."""
         if not self.validated or not _is_post(scope):
             return None
         found = [(name, value) for name, value in scope["headers"] if name in _FIELDS]
@@ -131,7 +131,7 @@ def _is_post(scope: Scope) -> bool:
 
 
 def _decoded(value: bytes) -> str | None:
-    """Return the text of a value, ``=?base64?...?=`` decoded; None where the protocol has no such value."""
+    """Return the text of a value, ``=?base64?...?=`` decoded; None if the protocol has no such value."""
     encoded = _ENCODED.fullmatch(value)
     try:
         if encoded is None:

@@ -100,7 +100,7 @@ class RateLimitMiddleware(FailsAtStartup):
         policies: Its ban policies.
         lists: Its block and allow lists, by the names of their options.
         findings: Probable mistakes, found at start-up or in the first requests; each was logged once.
-        file: The configuration file that its options come from; None where there is none.
+        file: The configuration file that its options come from; None if there is none.
 
     Raises:
         ConfigurationError: A value cannot work; the message says what would. In the stack that an application

@@ -251,7 +251,7 @@ def refused_by(decision: Decision) -> str:
 
 
 def _takes_answer(scope: Scope) -> bool:
-    """Tell whether the server can send an answer: to a handshake, not each can."""
+    """Return whether the server can send an answer: to a handshake, not each can."""
     return scope["type"] == "http" or "websocket.http.response" in (scope.get("extensions") or {})
 
 

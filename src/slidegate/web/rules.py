@@ -80,8 +80,8 @@ class Rule:
         when: A function of the request (which has no body here), sync or async: the rule applies only where it returns
             something true; or a condition that a key makes, such as ``network("GeoLite2-Country.mmdb").is_in("NL")``.
             Where it fails, limits and blocks apply, and exemptions do not.
-        concurrency: ``"4"`` or 4: at most so many requests of a key at a time, alone or beside limits. A request counts
-            from its admission to the last byte of its answer, a websocket to its end.
+        concurrency: ``"4"`` or 4: the most requests of a key at a time, alone or beside limits. A request counts from
+            its admission to the last byte of its answer, a websocket to its end.
         methods: HTTP methods, by default all; GET includes HEAD. A websocket handshake is a GET. A limit applies
             in whatever case a method is sent.
         connection: ``"http"`` or ``"websocket"``; by default both.

@@ -178,7 +178,7 @@ class NetworkSet(Protocol):
     """Networks, one list of them or several."""
 
     def overlaps(self, version: int, first: int, last: int) -> bool:
-        """Tell whether one of them has an address in common with the range from `first` to `last`."""
+        """Return whether one of them has an address in common with the range from `first` to `last`."""
 
 
 def hand_ban_key(key: object) -> str:
@@ -203,7 +203,7 @@ def hand_ban_key(key: object) -> str:
 
 
 def may_ban(policy: BanPolicy, key: str, protected: NetworkSet | None = None) -> bool:
-    """Tell whether a policy may ban a key.
+    """Return whether a policy may ban a key.
 
     Args:
         policy: The policy.

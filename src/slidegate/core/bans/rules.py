@@ -156,7 +156,7 @@ class BanRules:
             networks = networks.with_ban(ban) if ban.network() is not None else networks
 
     def _has_room(self, key: str, now_us: int) -> bool:
-        """Tell whether one more automatic ban can be recorded."""
+        """Return whether one more automatic ban can be recorded."""
         self._storage.remove_ban(key)  # the ban that it has is over, and the new one takes its place
         more = True
         while (is_full := self._storage.ban_count() >= self._max_bans) and more:

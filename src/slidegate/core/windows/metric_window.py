@@ -139,11 +139,11 @@ class MetricWindow:
         return self.read(now_us).qps(event)
 
     def average_rt(self, now_us: int) -> float | None:
-        """Return the mean response time in microseconds, None where there is none."""
+        """Return the mean response time in microseconds, None if there is none."""
         return self.read(now_us).rt.average()
 
     def min_rt(self, now_us: int) -> int | None:
-        """Return the shortest response time in microseconds, None where there is none."""
+        """Return the shortest response time in microseconds, None if there is none."""
         return self.read(now_us).rt.min_us
 
     def quantile(self, share: float, now_us: int) -> float | None:

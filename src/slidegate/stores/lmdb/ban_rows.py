@@ -149,7 +149,7 @@ class LmdbBanStorage:
                 cursor.delete()
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
-        """Look at so many rows whose time has come, and remove those that are over; return if there may be more."""
+        """Remove the expired ones of at most `max_count` due rows; return whether there may be more."""
         for _ in range(max_count):
             due = take_due(self._txn, self._dbs.ban_ends, self._now_us)
             if due is None:

@@ -271,7 +271,7 @@ class Environment:
         return txn.stat(self.dbs.windows)["entries"], self._used(), self._lmdb.info()["map_size"]
 
     def _measure(self, txn: Any, used: int) -> int:
-        """Return how full a file is of which so many bytes were used; those that are free again do not count."""
+        """Return how full a file is, given its used bytes; free pages do not count."""
         most = self.held if self.stuck else self._most
         room = min(self.options.max_map_size, most - self._spare())
         if used < room:

@@ -101,7 +101,7 @@ class Generations:
         self.stale: dict[str, bytes] = {}
 
     def of(self, name: str) -> dict[str, bytes] | None:
-        """Return the generation in which a window lies; None where there is no such window."""
+        """Return the generation in which a window lies; None if there is no such window."""
         for windows in (self.fresh, self.stale):
             if name in windows:
                 return windows
@@ -137,7 +137,7 @@ class Generations:
         return bool(self.fresh or self.stale)
 
     def _holds(self, window: bytes, now_us: int, unix_us: int) -> bool:
-        """Tell whether a window holds anything; a quota's by the clock of the system, which may have been set."""
+        """Return whether a window holds anything; a quota's by the clock of the system, which may have been set."""
         if isinstance(self.limit, Quota):
             return unix_us < end_us(window) + KEPT_US
         return now_us < self.limit.expires_us(window)

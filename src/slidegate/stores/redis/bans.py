@@ -292,7 +292,7 @@ class RedisBans(BanStore):
     # -- refusals of requests ---------------------------------------------------------------------------------------
 
     def refused_by_network(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> BanRefusal | None:
-        """Return the refusal of a question by the ban of a network that is known here, None where there is none."""
+        """Return the refusal of a question by the ban of a network that is known here, None if there is none."""
         now_us = monotonic_us() + self._networks_ahead_us if self._clock is None else self._clock()
         ban = longest(self._of_networks(subjects_of(checks, subjects), now_us))
         return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
@@ -444,7 +444,7 @@ class RedisBans(BanStore):
         await self._update(key, policy, decide)
 
     async def _asked(self, batcher: Batcher, name: bytes, *command: bytes) -> Any:
-        """Return the answer to a command about a name; None where a value of somebody else stands there."""
+        """Return the answer to a command about a name; None if a value of somebody else stands there."""
         try:
             return await batcher.ask_about(name, *command)
         except StoreUnavailable as error:

@@ -102,7 +102,7 @@ def head(clock: Clock | None, *, sees_numbers: bool, reset_us: int = -1) -> byte
 
 
 def says_state(answer: Any) -> bool:
-    """Tell whether an answer begins as the script's do."""
+    """Return whether an answer begins as the script's do."""
     return (
         isinstance(answer, list)
         and len(answer) >= STATE_PARTS

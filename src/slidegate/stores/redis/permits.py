@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .batch import Batcher
 
 MAX_IN_CALL: Final = 1_000
-"""More permits go in several commands, because nobody else is served meanwhile: so many take Redis 2 ms."""
+"""The most permits in one command, which blocks Redis for 2 ms."""
 _LOST, _FAILED = 0, 2
 _SERVER_TIME: Final = -1
 

@@ -187,7 +187,7 @@ class RefusalCache:
         self._changed[key] = self.changes
 
     def _have_changed(self, checks: Sequence[Check], changes: int) -> bool:
-        """Return whether units of a question were handed back, reset or charged after so many changes."""
+        """Return whether units of a question were refunded, reset or charged since a number of changes."""
         return max(self._all_changed, *(self._changed.get(key, 0) for _, key, _ in checks)) > changes
 
     def _forget_key(self, key: str) -> None:

@@ -24,7 +24,7 @@ class Request(ABC):
         future: Gets the result.
 
     Attributes:
-        group: Requests of one group go in one call to a node of a cluster: a slot, or a name; None where none is known.
+        group: Requests of one group go in one call to a node of a cluster: a slot, or a name; None if none is known.
         redirections: How often a cluster has sent it elsewhere.
     """
 
@@ -38,7 +38,7 @@ class Request(ABC):
     @property
     @abstractmethod
     def name(self) -> bytes | None:
-        """One of the names in Redis that it is about, which lie in one slot of a cluster; None where it has none."""
+        """One of the names in Redis that it is about, which lie in one slot of a cluster; None if it has none."""
 
     @abstractmethod
     def pack(self, names: dict[bytes, int]) -> bytes:

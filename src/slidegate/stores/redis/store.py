@@ -208,7 +208,7 @@ class RedisStore(Store):
         return self._hand_back(reservations)
 
     def reset(self, key: str) -> Awaitable[bool]:
-        """Forget the windows of `key` under every rule; False where there were none. Permits stay taken."""
+        """Forget the windows of `key` under every rule; False if there were none. Permits stay taken."""
         packing, refusals = self._shared.packing, self._shared.refusals
 
         def read(answer: bytes, now_us: int) -> bool:
@@ -221,7 +221,7 @@ class RedisStore(Store):
 
     @sensible
     async def reset_all(self) -> bool:
-        """Forget the windows of all keys under every rule; False where there were none. Permits stay taken.
+        """Forget the windows of all keys under every rule; False if there were none. Permits stay taken.
 
         Redis is searched a part at a time, and goes on serving: units that are counted meanwhile may stay, and are not
         handed back.

@@ -27,7 +27,7 @@ AGAIN_FOR_S: Final = 10.0
 KNOWN_US: Final = 30_000_000
 """How long Redis knows what it has counted."""
 MAX_UNHEARD: Final = 10_000
-"""Beyond so many keys strikes that were not answered are lost."""
+"""Unanswered strikes of more keys than this are lost."""
 
 
 class Strike(NamedTuple):
