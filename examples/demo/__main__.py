@@ -78,7 +78,7 @@ def show(path: Path, console: Console, site: Site) -> int:
     report = site.report
     console.print(summary(path, log, report), "", refusals(report), "", bans(report), "", worst(report), "")
     console.print(by_route(site.figures), "")
-    console.print(verdict(report), "", *shown(report), sep="\n", soft_wrap=True)
+    console.print(*map(Text, shown(report)), sep="\n", soft_wrap=True)
     return 1 if report.violations else 0
 
 
@@ -192,30 +192,29 @@ def by_route(figures: Figures) -> Table:
     return table
 
 
-def verdict(report: Report) -> Text:
-    """Return what came of putting every Retry-After to the test."""
-    if not report.retries_checked:
-        return Text("Retry-After: no limit and no ban refused a request: none to check")
-    text = Text(f"Retry-After: {report.retries_checked:,} checked; ")
-    text.append("then: admitted, 1 us before: refused; ")
-    text.append(f"{len(report.violations):,} violations", style="bold red" if report.violations else "bold green")
-    for answer in report.violations:
-        record = answer.record
-        asked = printable(f"{record.client} {record.method} {record.path}")
-        text.append(f"\n{moment(report, record.time_us)} {asked}: {answer.violation}")
-    return text
-
-
 def shown(report: Report) -> Iterator[str]:
-    """Yield what the replay has shown, in three sentences."""
+    """Yield what the replay has shown, a sentence each."""
     reasons = {ban.key: ban.reason for ban in report.bans}
     banned = "; ".join(f"{printable(key)} for {reason}" for key, reason in reasons.items())
     yield f"Banned: {banned}." if banned else "Nobody was banned."
     worst = {(rule, limit): client for (rule, limit, client), _ in reversed(report.held.most_common())}
     held = "; ".join(f"{printable(worst[rule, limit])} to {limit} of {rule}" for rule, limit in report.refused)
     yield f"Limited (worst client of each rule): {held}." if held else "Nobody was limited."
-    true = report.retries_checked - len(report.violations)
-    yield f"True: {true:,} of {report.retries_checked:,} promises of a Retry-After, to the microsecond."
+    yield retries(report)
+
+
+def retries(report: Report) -> str:
+    """Say whether every Retry-After was exact, and list those that were not."""
+    if not report.retries_checked:
+        return "No limit and no ban refused a request, so there was no Retry-After to check."
+    if not report.violations:
+        return f"All {report.retries_checked:,} Retry-After values were exact to the microsecond."
+    text = f"{len(report.violations):,} of {report.retries_checked:,} Retry-After values were wrong:"
+    for answer in report.violations:
+        record = answer.record
+        asked = printable(f"{record.client} {record.method} {record.path}")
+        text += f"\n{moment(report, record.time_us)} {asked}: {answer.violation}"
+    return text
 
 
 def moment(report: Report, time_us: int) -> str:

@@ -47,7 +47,7 @@ async def test_to_ban_the_address_that_one_comes_from_takes_force(target: str, o
     assert (await operator.get("bans"))["total"] == (0 if own else 1)
     if own:
         assert answer.json()["code"] == "own"
-        assert '"force": true bans it all the same' in answer.json()["detail"]
+        assert 'send "force": true to ban it anyway' in answer.json()["detail"]
         forced = await operator.ask("POST", "bans", json={"target": target, "duration": "1h", "force": True})
         assert forced.status_code == 201
 

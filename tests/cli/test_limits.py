@@ -54,7 +54,8 @@ def test_a_limit_is_changed_listed_and_restored(url: str, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("name", "limit", "span", "told"),
     [
-        *(("api", "5/minute", span, "--for: expected") for span in ("31d", "5", "permanent", "0s")),
+        *(("api", "5/minute", span, "--for: expected") for span in ("31d", "5", "permanent")),
+        ("api", "5/minute", "0s", "--for: must be greater than zero"),
         ("api", "5 a minute", "1h", "limits: '5 a minute'"),
         ("api", "5/minute; 6/hour", "1h", "limit: expected one"),
         ("api", "0", "1h", "expected a whole number from 1"),

@@ -66,7 +66,7 @@ def test_the_replay_ends_with_three_sentences_of_what_it_has_shown(
         report.add(answer)
     assert {client for client, outcomes in report.clients.items() if outcomes["banned"]} == SCANNERS
     checked = f"{report.retries_checked:,}"
-    assert true == f"True: {checked} of {checked} promises of a Retry-After, to the microsecond."
+    assert true == f"All {checked} Retry-After values were exact to the microsecond."
 
 
 @contextmanager

@@ -323,7 +323,7 @@ async def test_closing_closes_the_transport_and_an_own_limiter_alone() -> None:
         ({"limits": Concurrency(4)}, "limits: "),
         ({"key": "host"}, "key: expected a function"),
         ({"limiter": MemoryStore()}, "limiter: expected a Limiter"),
-        ({"wait": 0}, "wait: expected more than nothing"),
+        ({"wait": 0}, "wait: must be greater than zero"),
         ({"retries": -1}, "retries: expected a whole number from 0 to 10"),
         ({"name": ""}, "name: expected 1 to 64 characters"),
     ],

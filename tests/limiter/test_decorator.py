@@ -274,7 +274,7 @@ async def async_key() -> str:
         ({"key": async_key}, one, "a plain function"),
         ({"key": KeyError}, one, "a plain function"),
         ({"cost": 6}, one, "cost: expected a whole number from 0 to 5"),
-        ({"wait": "0s"}, one, "wait: expected more than nothing"),
+        ({"wait": "0s"}, one, "wait: must be greater than zero"),
         ({"rule": "a:b"}, one, "rule: "),
         ({"key": lambda: "all"}, order, r"key: expected a function of user and item, for example lambda.*\(\)"),
         ({"key": lambda user, item, more: user}, order, r"of user and item, .*\(user, item, more\)"),

@@ -135,7 +135,7 @@ BAD_URLS = [
     ("lmdb:///missing/app", "/missing does not exist"),
     ("lmdb:///missing/app?map_size=1GB", "map_size needs a whole number, not '1GB'"),
     ("lmdb:///missing/app?durability=sure", 'durability: expected "fast" or "safe", not \'sure\''),
-    ("memory://localhost", "memory has no place"),
+    ("memory://localhost", "a memory store has no host or path"),
     ("memory://?max_key=5", "did you mean 'max_keys'?"),
     ("memory://?max_keys=0", "max_keys: expected a whole number above 0"),
     ("memory://?max_keys=-1", "max_keys needs a whole number, not '-1'"),

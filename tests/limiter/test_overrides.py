@@ -115,7 +115,7 @@ async def test_what_cannot_be_changed_so_is_refused_with_what_could(
 
 @pytest.mark.parametrize("duration", ["0s", "31d", "999ms", "permanent", 0])
 async def test_a_change_lasts_from_a_second_to_thirty_days(scene: Scene, duration: str) -> None:
-    with pytest.raises(ConfigurationError, match="override: duration: expected"):
+    with pytest.raises(ConfigurationError, match=r"override: duration: (expected|must be greater than zero)"):
         await scene.change(duration=duration)
     for fits in ("1s", "30d"):
         await scene.change(duration=fits)

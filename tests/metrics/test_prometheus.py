@@ -255,7 +255,7 @@ def test_a_second_limiter_of_a_process_is_refused_where_processes_share_files(
 ) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     first = metrics_of(Limiter())
-    with pytest.raises(ConfigurationError, match="a process has the metrics of one limiter"):
+    with pytest.raises(ConfigurationError, match="a process can export the metrics of only one limiter"):
         metrics_of(Limiter())
     first.close()
     metrics_of(Limiter()).close()

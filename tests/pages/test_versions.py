@@ -7,7 +7,7 @@ import tomllib
 
 from .anchors import ROOT
 
-PAGE = (ROOT / "docs" / "reference" / "versions.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "first_steps.md").read_text("utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 CI = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
 PACKAGES = {

@@ -218,9 +218,9 @@ BAD: dict[str, list[tuple[Callable[[], object], str]]] = {
         (lambda: middleware(bans=[BanPolicy, 3]), "not <class"),
         (lambda: middleware(bans=[BanPolicy(), BanPolicy()]), "two policies are called 'abuse'"),
         (lambda: bans(key="x"), "expected a built-in key such as header, not 'x'"),
-        (lambda: bans(key=everyone), "does not say who it is"),
-        (lambda: bans(key=header("X-Key", fallback=everyone)), "does not say who it is"),
-        (lambda: bans(key=combine(client_ip(), path_param("id"))), "does not say who it is"),
+        (lambda: bans(key=everyone), "does not identify a client"),
+        (lambda: bans(key=header("X-Key", fallback=everyone)), "does not identify a client"),
+        (lambda: bans(key=combine(client_ip(), path_param("id"))), "does not identify a client"),
         (lambda: bans(key=client_ip(ipv4_prefix=16)), "its clients are of ipv4_prefix=16, "),
     ],
     "messages": [

@@ -154,7 +154,7 @@ async def test_a_strike_of_the_application_says_what_is_wrong_with_it() -> None:
     assert "Ban(" in await answer(lambda request: strike(request, "ban", policy="a"), bans=two)
     assert "none; write RateLimitMiddleware(..., bans=BanPolicy())" in await answer(strike)
     assert await answer(strike, enabled=False) == "None"
-    with pytest.raises(ConfigurationError, match="no RateLimitMiddleware stands above"):
+    with pytest.raises(ConfigurationError, match="no RateLimitMiddleware around this endpoint"):
         await strike(Request(scope_of()))
 
 
@@ -233,15 +233,16 @@ async def test_the_answer_is_a_problem_that_says_no_more_than_until_when(status:
         "type": "https://iana.org/assignments/http-problem-types#abnormal-usage-detected",
         "title": "Request not satisfied due to detection of abnormal request pattern",
         "status": status,
-        "detail": "This client is shut out for now; Retry-After says when to try again.",
+        "detail": "This client is temporarily banned.",
         "violated-policies": ["abuse"],
     }
     assert (refused.status, refused.headers["retry-after"]) == (status, "3600")
     assert refused.headers["cache-control"] == "no-store"
-    await site.limiter.ban(PEER, "permanent", reason="sold our data", by="ann")
+    await site.limiter.ban(PEER, "permanent", reason="sold our data", by="olga")
     by_hand = await site.ask()
+    assert json.loads(by_hand.body)["detail"] == "This client is banned."
     assert b"sold" not in by_hand.body
-    assert b"ann" not in by_hand.body
+    assert b"olga" not in by_hand.body
     assert "violated-policies" not in json.loads(by_hand.body)
     assert "retry-after" not in by_hand.headers
 

@@ -139,7 +139,7 @@ async def test_limits_apply_where_nobody_knows_the_tool_and_exemptions_do_not() 
         (lambda: Rule("/mcp", "1/hour", key=mcp_tool), "makes a key; call it"),  # type: ignore[arg-type]
         (
             lambda: RateLimitMiddleware(hello, limits="1/hour", bans=BanPolicy("3/1m", "1h", key=TOOLS)),
-            "does not say who it is",
+            "does not identify a client",
         ),
     ],
 )

@@ -185,7 +185,7 @@ async def test_a_ban_of_an_operator_is_refused_where_nobody_knows_operators(asn:
 
 
 async def test_no_policy_bans_an_operator_by_itself(asn: Network) -> None:
-    with pytest.raises(ConfigurationError, match="does not say who it is"):
+    with pytest.raises(ConfigurationError, match="does not identify a client"):
         RateLimitMiddleware(hello, limits="1/hour", bans=BanPolicy("3/1m", "1h", key=asn))
 
 

@@ -171,6 +171,7 @@ async def test_nobody_passes_where_the_limits_function_says_so(plan: Any, caplog
     assert "retry-after" not in answer.headers
     problem = json.loads(answer.body)
     assert (problem["violated-policies"], problem["unsatisfiable"]) == (["plan"], True)
+    assert problem["detail"] == "This client may make no requests; retrying will not help."
     decision = scope["slidegate.ended"].decision
     assert (decision.allowed, decision.reason, decision.by, decision.retry_after) == (False, "nobody", "plan", None)
     assert (await limiter.peek(PEER, "9/hour", 0, rule="all")).remaining == 9, "a refusal charges nothing"

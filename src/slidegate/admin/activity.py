@@ -368,7 +368,7 @@ def parts_of_others(sections: Iterable[Section]) -> Iterator[tuple[str, WorkerAc
 
 
 def only_looks(rule: str) -> bool:
-    """Tell whether the identity of a rule is that of one that refuses nobody: a shadow rule."""
+    """Return whether the identity of a rule is that of one that refuses nobody: a shadow rule."""
     return _ONLY_LOOKS.search(rule) is not None
 
 

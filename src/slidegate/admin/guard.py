@@ -152,7 +152,7 @@ def _covers(middleware: RateLimitMiddleware, name: str, address: Address | None)
 
 
 def _may_change(request: Request, host: str) -> bool:
-    """Tell whether a request comes from a page of this place, or from no page."""
+    """Return whether a request comes from a page of this place, or from no page."""
     if request.headers.get("authorization", "").lower().startswith("bearer "):
         return True
     sites, origins = request.headers.getlist("sec-fetch-site"), request.headers.getlist("origin")

@@ -188,10 +188,7 @@ class AdminService:
         """Ban an address, a network or a key; a ban that it has is replaced. Of two at once the last one holds."""
         hand_ban_key(params.target)
         if not params.force and self._is_own(params.target, by):
-            detail = (
-                f"{parameters.in_json(params.target)} is or holds the address that this request comes from, so the ban "
-                'would keep you out; "force": true bans it all the same'
-            )
+            detail = 'This would ban your own address; send "force": true to ban it anyway.'
             raise AdminError(409, "own", detail)
         ban = await self._limiter.ban(params.target, params.duration, reason=params.reason, by=by.user.name)
         return views.Ban.model_validate(ban)
@@ -329,7 +326,7 @@ class AdminService:
         )
 
     def _is_own(self, target: str, by: Sender) -> bool:
-        """Tell whether a target is, or holds, the address that a request comes from."""
+        """Return whether a target is, or holds, the address that a request comes from."""
         key = self._limiter.key_for(target)
         if by.address is None:
             return key == by.key

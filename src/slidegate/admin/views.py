@@ -380,7 +380,7 @@ class Nearest(View):
 
     @classmethod
     def of(cls, decision: Decision) -> Self | None:
-        """Return that limit, of those that one unit of each was asked about; None where there is none."""
+        """Return that limit, of those that one unit of each was asked about; None if there is none."""
         unspent = 1 if decision.allowed else 0
         used = [reading[0] - unspent for reading in decision.readings]
         if not used:

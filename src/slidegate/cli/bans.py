@@ -16,7 +16,7 @@ from .store import ask, end_of, user, view_of, with_key, with_store
 
 _COLUMNS: Final = ("target", "until", "policy", "level", "reason")
 _BAN_ROW: Final = '{"ban"'
-"""How a row of an export begins that is a ban, and not the strikes of a key."""
+"""The prefix of exported rows that are bans; the others are strike records."""
 
 may_create = click.option("--create", is_flag=True, help="Make the store if it is not there.")
 

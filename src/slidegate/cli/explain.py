@@ -1,12 +1,12 @@
 """``slidegate explain LIMITS``: the most that limits let through, and when a client may come back.
 
-Each ring binds in its own way (see `core.ring`). Units of a limit that keeps times leave W after they came,
-so a span T holds at most N for each W that begins in it. Of a limit that counts in slices of s, any k + 1 slices that
-follow each other hold at most N, and a span T that begins with the last microsecond of a slice touches
+The bound depends on the ring (see `core.ring`). Units of an exact limit expire W after they were spent, so a span T
+holds at most N for each W that begins in it. Of a limit that counts in slices of s, any k + 1 consecutive slices hold
+at most N, and a span T that begins with the last microsecond of a slice touches
 1 + ceil((T - 1) / s) slices: a burst there and another k slices later are closest.
 
-One limit alone is used up to this number by a client that takes each unit as soon as it can. Several limits together
-are bounded by the lowest of their numbers, which is never too low.
+One limit alone is reached by a client that sends each request as soon as it is allowed. Several limits together are
+bounded by the lowest of their numbers, which is never too low.
 """
 
 from __future__ import annotations

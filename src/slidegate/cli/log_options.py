@@ -183,7 +183,7 @@ def share_of(text: str) -> float:
     """Return the part, 0 to 1, that a percentage is.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: It is not a percentage.
     """
     match = _SHARE.fullmatch(text.strip())
     if match is None or float(match[1]) > 100:

@@ -30,10 +30,10 @@ _SHADOW: Final = "shadow = true  # it counts and refuses nobody; delete this lin
 @with_format
 @with_logs
 def suggest(logs: Logs, touch: str, headroom: float, key: str, routes: int, as_json: bool) -> None:
-    """Work out limits from access logs, as TOML to paste.
+    """Suggest limits from access logs, as TOML to paste.
 
-    They leave room for all but a share of the clients. The rules are shadow rules, which refuse nobody until they are
-    switched on.
+    They leave room for all but a share of the clients. The rules are shadow rules, which refuse nobody until `shadow`
+    is removed.
 
     \b
     Example: slidegate suggest access.log --touch 0.1%

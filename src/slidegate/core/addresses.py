@@ -51,7 +51,7 @@ def parse_address(text: object) -> Address | None:
 
 
 def is_unspecified(address: Address) -> bool:
-    """Tell whether an address is ``0.0.0.0`` or ``::``, which no client has."""
+    """Return whether an address is ``0.0.0.0`` or ``::``, which no client has."""
     return not address[1]
 
 

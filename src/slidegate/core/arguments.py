@@ -116,7 +116,7 @@ def check_takes(what: str, function: _F, *given: str) -> _F:
     """Return a function if it can be called with what it will be given: at a request its failure would be a log line.
 
     Raises:
-        ConfigurationError: It is none, or takes more or less.
+        ConfigurationError: It is not a function, or takes other arguments.
     """
     expected = f"{what}: expected a function of {' and '.join(given)}, for example lambda {', '.join(given)}: ..."
     if not callable(function):

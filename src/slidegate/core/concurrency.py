@@ -81,13 +81,13 @@ class Concurrency(AnyLimit):
         return at_us
 
     def listed(self) -> Self:
-        """Refuse to stand among limits: permits have a bucket of their own.
+        """Raise: a concurrency limit cannot be one of `limits`.
 
         Raises:
             ConfigurationError: Always; the message says what to write.
         """
         raise ConfigurationError(
-            f"limits: a concurrency limit stands beside them; write concurrency={self.amount}, as in "
+            f"limits: a concurrency limit is a separate option; write concurrency={self.amount}, as in "
             f'Rule("/render", "60/minute", concurrency={self.amount}), not {quoted(self)} among the limits'
         )
 

@@ -202,7 +202,7 @@ class Decision:
         readings: The readings of the store, one for each limit of each check in turn; `states` says it in words.
 
     Args:
-        reservations: What was charged; None where that was the cost of each check, to windows that slide alone.
+        reservations: What was charged; None if that was the cost of each check, to windows that slide alone.
     """
 
     __slots__ = ("_reservations", "allowed", "checks", "now_us", "readings", "reason")
@@ -253,7 +253,7 @@ class Decision:
 
     @property
     def binding(self) -> LimitState | None:
-        """The limit that decides: of the longest wait, else of the fewest more such requests; None without limits."""
+        """The limit with the longest wait, else the one that admits the fewest further requests, if any."""
         readings = self.readings
         if not readings:
             return None
@@ -298,7 +298,7 @@ class Decision:
     def take_back(
         self, index: int | None = None, units: int | None = None, *, held: bool | None = None
     ) -> list[Reservation]:
-        """Take off what was charged, for `Store.refund` to hand it back; the rest reads as if it had cost so much less.
+        """Take off what was charged, for `Store.refund`; the decision then reads as if it had not been charged.
 
         Args:
             index: The number of the check; by default all of them.
@@ -317,7 +317,7 @@ class Decision:
         return taken
 
     def _uncount(self, part: Reservation) -> None:
-        """Read as if the limits of a check had been charged so much less."""
+        """Read as if the limits of a check had been charged fewer units."""
         first = sum(len(bucket.limits) for bucket, _, _ in self.checks[: part.index])
         readings = list(self.readings)
         for at, units in enumerate(part.units, first):
@@ -333,7 +333,7 @@ class Decision:
 
     @property
     def remaining(self) -> int | None:
-        """Units left under the binding limit; None where no limit was asked."""
+        """Units left under the binding limit; None if no limit was asked."""
         state = self.binding
         return state.remaining if state else None
 
@@ -395,10 +395,10 @@ def unequal_costs(checks: Sequence[Check]) -> Sequence[int]:
 
 
 def tightest_first(amounts: Sequence[int], readings: Sequence[WindowState], costs: Sequence[int] = ()) -> list[int]:
-    """Return the places of some readings, that of the limit that matters most first.
+    """Return the indexes of some readings, the limit that decides first.
 
-    That is the one of the longest wait, else the one after which the fewest more such requests fit, and of several of
-    these the one that stays so for longest.
+    That is the limit with the longest wait, else the one that admits the fewest further requests of this cost; of
+    several, the one that stays so for longest.
 
     Args:
         amounts: The amount of each limit.

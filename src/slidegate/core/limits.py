@@ -74,7 +74,7 @@ def parse_duration_us(value: str | float | timedelta, what: str = "duration") ->
     else:
         raise ConfigurationError(f"{what}: expected a span of time, {example}")
     if span_us <= 0:
-        raise ConfigurationError(f"{what}: expected more than nothing, {example}")
+        raise ConfigurationError(f"{what}: must be greater than zero, {example}")
     if span_us > _MAX_SPAN_US:
         raise ConfigurationError(f"{what}: expected at most 292,000 years, {example}")
     return span_us
@@ -138,7 +138,7 @@ class AnyLimit:
         resolution: How many numbers a window may remember; 0 for other kinds.
         exact: Whether the time of every unit is kept.
         slice_us: How far the end of a unit may be from its own, in microseconds.
-        span_us: How long a unit counts after its moment, in microseconds.
+        span_us: How long a unit counts after it was spent, in microseconds.
         life_us: How long anything may count in a window of this length, in microseconds; 0 where nobody knows.
     """
 
@@ -182,7 +182,7 @@ class AnyLimit:
 
     @property
     def window_s(self) -> int | None:
-        """The length of the window in whole seconds: `w` of RateLimit-Policy; None where there is no such number."""
+        """The length of the window in whole seconds: `w` of RateLimit-Policy; None if there is no such number."""
         return None
 
     @property
@@ -368,7 +368,7 @@ def _parse_limit(text: str) -> Limit:
     """Read one limit.
 
     Raises:
-        ConfigurationError: It is none; the message goes on after the words that name it.
+        ConfigurationError: The text is not a limit. The message is a suffix; the caller adds the prefix.
     """
     name, colon, rest = text.partition(":")
     match = _LIMIT.fullmatch((rest if colon else name).strip(SPACES))

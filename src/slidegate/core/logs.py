@@ -32,7 +32,7 @@ _CONTEXT: Final = "During handling of the above exception, another exception occ
 
 
 def escaped(text: str, max_chars: int = MAX_CHARS) -> str:
-    """Return at most so many printable characters of a text; others are escaped, as in Python."""
+    """Return a text cut to a number of printable characters; others are escaped, as in Python."""
     if len(text) <= max_chars and text.isprintable():
         return text
     clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:max_chars])
@@ -51,7 +51,7 @@ def written(value: object, how: Callable[[object], str] = repr) -> str:
 
 
 def trace(error: BaseException) -> str:
-    """Return the traceback of an exception, no line of which is of somebody else's making."""
+    """Format a traceback with every line escaped, so that clients cannot forge log lines."""
     lines = list(_lines(TracebackException.from_exception(error, limit=-MAX_FRAMES), ""))
     left_out = len(lines) - MAX_LINES
     if left_out > 0:
@@ -116,7 +116,7 @@ class Throttle:
         self._next: dict[object, tuple[float, int]] = {}
 
     def left_out(self, subject: object, now: float) -> int | None:
-        """Return how many lines about a subject were left out since the last one; None where this one is, too."""
+        """Return how many lines about a subject were left out since the last one; None if this one is, too."""
         next_time, left_out = self._next.get(subject, (now, 0))
         if now < next_time:
             self._next[subject] = next_time, left_out + 1

@@ -58,7 +58,7 @@ class Networks:
         return parsed is not None and self.covers(*parsed)
 
     def covers(self, version: int, value: int) -> bool:
-        """Tell whether an address that was read before lies in one of the networks."""
+        """Return whether an address that was read before lies in one of the networks."""
         starts, ends = self._ranges[version]
         at = bisect_right(starts, value) - 1
         return at >= 0 and value <= ends[at]
@@ -68,7 +68,7 @@ class Networks:
         return "" if self.covers(version, value) else None
 
     def overlaps(self, version: int, first: int, last: int) -> bool:
-        """Tell whether one of the networks has an address in common with the range from `first` to `last`."""
+        """Return whether one of the networks has an address in common with the range from `first` to `last`."""
         starts, ends = self._ranges[version]
         at = bisect_right(starts, last) - 1
         return at >= 0 and first <= ends[at]

@@ -1,4 +1,4 @@
-"""Quotas: so many units in each period of the calendar, and their count as bytes.
+"""Quotas: a number of units in each period of the calendar, and their count as bytes.
 
 A period is known by its end, a moment of Unix time, because that is all that matters of it: when the count starts anew.
 A count begins another period only where that ends later, so a clock that is set back goes on counting in the newer one,
@@ -26,7 +26,7 @@ from .ring import NEVER, WindowState
 MAX_UNITS: Final = 2**52
 """No debt grows beyond it; stores write such numbers without loss."""
 KEPT_US: Final = 3_600_000_000
-"""How long a count outlives its period: a system clock that is set back by so much still finds it."""
+"""How long a count is kept after its period, for system clocks that are set back."""
 PERIOD: Final = Struct("<qqqqx")  # no ring is as long, so a store can tell them apart
 
 QUOTA_EXAMPLE: Final = 'Quota("10000/month")'
@@ -35,7 +35,7 @@ _QUOTA: Final = re.compile(r"(?P<amount>[0-9]{1,18}+) *+(?:/|per\b) *+(?P<unit>[
 
 @dataclass(frozen=True, init=False, repr=False, slots=True)
 class Quota(AnyLimit):
-    """At most so many units in each day, week, month or year of the calendar. Immutable; equal quotas hash equal.
+    """At most `amount` units in each day, week, month or year of the calendar. Immutable; equal quotas hash equal.
 
     It stands wherever a limit stands, and goes by Unix time, also where windows of the same store go by a clock that is
     never set. It is no sliding window: at the turn of a period everything is free again, so up

@@ -138,7 +138,7 @@ class Ring:
             units: How many.
 
         Returns:
-            The ring without them; None where they have left, or cannot be told from others any more.
+            The ring without them; None if they have expired, or can no longer be distinguished from others.
         """
         window = self.settle(window, now_us)
         if not window or units <= 0 or spent_us <= _read(window)[4]:
@@ -193,7 +193,7 @@ class Ring:
         return self.state(window)[2]
 
     def _wait_us(self, window: bytes, now_us: int, excess: int) -> int:
-        """Return how long until so many units have left."""
+        """Return the time until a number of units have expired."""
         left = entries(window)
         while excess > 0:
             moment_us, units = next(left)

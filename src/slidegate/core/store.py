@@ -50,7 +50,7 @@ EventListener: TypeAlias = Callable[[Event], object]
 
 
 class Observers:
-    """Those who hear a store's events. One that raises is logged, and changes nothing for the others."""
+    """The observers of a store. An exception in one is logged; the others still run."""
 
     def __init__(self) -> None:
         self._observers: list[EventListener] = []
@@ -80,7 +80,7 @@ class BanStore(ABC):
     """The bans of a store. Methods return their answer or an awaitable of it, as those of the store do."""
 
     def may_refuse(self) -> bool:
-        """Return False where it is known, without asking anybody, that no ban is in force."""
+        """Return False if it is known, without asking anybody, that no ban is in force."""
         return True
 
     @abstractmethod
@@ -214,7 +214,7 @@ class Store:
     bans: BanStore
     """The bans that `hit` and `peek` obey."""
     shared_stats: SharedStats | None = None
-    """The statistics of several workers; None where the store keeps none."""
+    """The statistics of several workers; None if the store keeps none."""
 
     def __init__(self) -> None:
         # What an ABC does, without its metaclass: a compiled store would share the caches of that with all other
@@ -224,9 +224,9 @@ class Store:
         if lacks:
             raise TypeError(f"{kind.__name__}: a store needs the abstract method {' and '.join(map(repr, lacks))}")
         self.observers = Observers()
-        """Those who hear the events of this store."""
+        """The observers of this store."""
         self.closed = False
-        """Whether it was closed: then it answers no question any more."""
+        """Whether it is closed; a closed store answers no questions."""
 
     def prepare(self, checks: Sequence[Check]) -> Sequence[Check]:
         """Return the same checks in a form that this store answers faster, for who asks the same again and again.
@@ -261,7 +261,7 @@ class Store:
 
     @abstractmethod
     def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
-        """Hand back what one decision has charged, or a part of it; False where none of it is there any more.
+        """Hand back what one decision has charged, or a part of it; False if none of it is there any more.
 
         Args:
             reservations: What to hand back, as `Decision.take_back` returns it.
@@ -269,14 +269,14 @@ class Store:
 
     @abstractmethod
     def reset(self, key: str) -> bool | Awaitable[bool]:
-        """Forget the windows of `key` under every rule; False where there were none.
+        """Forget the windows of `key` under every rule; False if there were none.
 
         It is true as long as a unit counts, also where the amount of a limit has changed since it was spent.
         """
 
     @abstractmethod
     def reset_all(self) -> bool | Awaitable[bool]:
-        """Forget the windows of all keys under every rule; False where there were none.
+        """Forget the windows of all keys under every rule; False if there were none.
 
         Quotas are forgotten with them, and no earlier charge is handed back any more. Permits stay taken, because the
         requests are under way; bans and strikes stay. Afterwards every process asks the windows as they are now: a
@@ -316,7 +316,7 @@ class Store:
         return None
 
     def keep_deadline(self, deadline_s: float) -> bool:
-        """Answer what this thread asks from now on within so many seconds, or raise `StoreTimeout`.
+        """Set the deadline of this thread's next calls, in seconds; a call that exceeds it raises `StoreTimeout`.
 
         A `Limiter` calls this before each question, because several with different deadlines may share a store, and
         commands of operators have more time than requests.

@@ -52,7 +52,7 @@ class Engine:
     Args:
         store: The store.
         secret: The key for digests, as the user gave it; None for none.
-        observers: Those who hear the events of the store and those that happen above it.
+        observers: The observers of all events, the store's and the limiter's own.
         deadline: How long the store may take.
         on_error: The answer when the store takes longer.
         networks: The files that know the operators of addresses, for bans of operators.

@@ -103,7 +103,7 @@ class Breaker:
             self.open_until_us = now_us + OPEN_US
 
     def is_news(self, cause: str, now_us: int) -> bool:
-        """Tell whether observers hear of a failure: the first one, and each cause now and then."""
+        """Return whether observers hear of a failure: the first one, and each cause now and then."""
         if now_us < self._quiet_until_us or self._causes.left_out(cause, now_us) is None:
             return False
         self._quiet_until_us = now_us + LINE_EVERY_US
@@ -366,7 +366,7 @@ class Failover:
         return [breaker for breaker in breakers if breaker is not None]
 
     def _is_open(self, checks: Sequence[Check]) -> bool:
-        """Tell whether a question must not be put. The first one after the pause may: it is the probe."""
+        """Return whether a question must not be put. The first one after the pause may: it is the probe."""
         now_us, breakers = self._clock(), self._breakers(checks)
         if any(now_us < breaker.open_until_us for breaker in breakers):
             return True
@@ -488,7 +488,7 @@ class LocalStore:
         return ban
 
     def needed(self, away: bool) -> MemoryStore | None:
-        """Return the store; None where the shared one is not away, and all that is counted here has expired."""
+        """Return the store; None if the shared one is not away, and all that is counted here has expired."""
         if self.made is None:
             return None
         with self._lock:
@@ -535,7 +535,7 @@ def check_on_error(on_error: object) -> OnError:
     """Return an `on_error`.
 
     Raises:
-        ConfigurationError: It is none of the three words.
+        ConfigurationError: It is not one of the three words.
     """
     for choice in _CHOICES:
         if on_error == choice:

@@ -43,7 +43,7 @@ PERMANENT: Final = "permanent"
 _SHORTEST_OVERRIDE_US: Final = 1_000_000
 _LONGEST_OVERRIDE_US: Final = 30 * 86_400_000_000
 _ROWS_PER_DEADLINE: Final = 10_000
-"""LMDB writes so many bans in some three seconds where others write as well."""
+"""LMDB writes this many bans in about 3 s under contention."""
 
 
 def override_length_us(duration: str | float | timedelta, what: str = "override: duration") -> int:
@@ -54,7 +54,7 @@ def override_length_us(duration: str | float | timedelta, what: str = "override:
         what: What it is, for the error message.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: It is not such a span.
     """
     return parse_span_us(duration, what, _SHORTEST_OVERRIDE_US, _LONGEST_OVERRIDE_US, "2h")
 

@@ -83,7 +83,7 @@ class Outcome(NamedTuple):
             leaves while it waits for room is ``cancelled``, and was not allowed.
         began_us: When it came, in microseconds of Unix time.
         duration_us: The time until the last byte of its answer was sent.
-        waited_us: How long it has waited for room; None where it did not wait.
+        waited_us: How long it has waited for room; None if it did not wait.
         decisions: The decisions about it, those of outer middlewares first.
     """
 
@@ -144,8 +144,8 @@ class Subscription:
     Attributes:
         observer: The observer.
         kinds: The kinds of events that it hears; None for all.
-        event: Its method for events; None where it has none.
-        request: Its method for what becomes of requests; None where it has none.
+        event: Its method for events; None if it has none.
+        request: Its method for what becomes of requests; None if it has none.
 
     Raises:
         ConfigurationError: The observer has neither method, one of them is a coroutine function, or a kind is unknown.
@@ -344,7 +344,7 @@ class ObserverHub:
 
 
 def _flush(queues: Iterable[EventQueue], max_s: float) -> int:
-    """Empty queues, in so many seconds for all of them; return how many are not empty then."""
+    """Empty all queues within a total time in seconds; return how many are not empty then."""
     ends_s = monotonic() + max_s
     return sum([not queue.flush(max(ends_s - monotonic(), 0.0)) for queue in queues])
 

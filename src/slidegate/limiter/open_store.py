@@ -61,7 +61,7 @@ def open_store(url: str, *, read_only: bool = False) -> Store:
 
 def _memory(parts: SplitResult, expected: str) -> Store:
     if parts.netloc or parts.path:
-        raise ConfigurationError(f"{expected}: memory has no place")
+        raise ConfigurationError(f"{expected}: a memory store has no host or path")
     return MemoryStore(**_options(parts, expected))
 
 

@@ -17,7 +17,7 @@ class Place(NamedTuple):
     """What a file says of an address.
 
     Attributes:
-        asn: The number of the operator's autonomous system; None where it is not known.
+        asn: The number of the operator's autonomous system; None if it is not known.
         country: The ISO 3166 code of the country, two capital letters; empty where it is not known.
         name: The name of the operator, empty where it is not known.
     """
@@ -61,7 +61,7 @@ def files_of(networks: Iterable[NetworkKey]) -> tuple[NetworkLookup, ...]:
 
 
 def operator_of(client_key: str, files: Sequence[NetworkLookup]) -> str | None:
-    """Return the key by which the operator of a client's address is banned; None where no file knows it."""
+    """Return the key by which the operator of a client's address is banned; None if no file knows it."""
     for file in files:
         asn = file.find(client_key).asn
         if asn is not None:

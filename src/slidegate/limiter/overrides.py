@@ -98,7 +98,7 @@ class NamedLimit(NamedTuple):
         """Return the amount that a text gives this limit.
 
         Raises:
-            ConfigurationError: The text is of another window, its amount is out of bounds, or the limit is fixed.
+            ConfigurationError: The text has another window, its amount is out of range, or the limit is fixed.
         """
         if self.fixed:
             raise ConfigurationError(f"limit {self.name!r}: {self.fixed}")

@@ -56,7 +56,7 @@ class Waiter:
     """How a request waits in its event loop.
 
     Args:
-        tenant: Whose request it is; None where no rule shares permits fairly.
+        tenant: Whose request it is; None if no rule shares permits fairly.
 
     Attributes:
         tenant: The same.
@@ -205,7 +205,7 @@ class Queues:
         self.waiting = 0
 
     def count(self, requests: int) -> None:
-        """Count so many more requests that wait; fewer, if it is below 0."""
+        """Add a number, which may be negative, to the count of waiting requests."""
         with self._lock:
             self.waiting += requests
 
@@ -397,7 +397,7 @@ class _Request:
                 return await self._turned_away(queue.asks_s)
 
     def _is_in_time(self, asks_s: float) -> bool:
-        """Tell whether a request may be admitted at a moment: its bound is not over by then."""
+        """Return whether a request may be admitted at a moment: its bound is not over by then."""
         return max(asks_s, anyio.current_time()) < self._until_s + LATE_S
 
     def _count(self) -> None:
@@ -443,7 +443,7 @@ Lacking: TypeAlias = list[tuple[LimitSet, str, int]]
 
 
 def may_wait(decision: Decision) -> bool:
-    """Tell whether a request may wait: it was not let through, and all that it lacks will come back."""
+    """Return whether a request may wait: it was not let through, and all that it lacks will come back."""
     return isinstance(decision, NotAsked) or bool(_lacking(decision))
 
 
@@ -464,10 +464,10 @@ def _lacking(decision: Decision) -> Lacking | None:
 
 
 def _comes_back(asked: LimitSet, limit: AnyLimit, wait_us: int) -> bool:
-    """Tell whether a request may wait for a limit: nobody waits for the next day, nor for more than there is."""
+    """Return whether a request may wait for a limit: not for a quota's next period, nor if the cost can never fit."""
     return bool(asked.wait_us) and wait_us != NEVER and not isinstance(limit, Quota)
 
 
 def _longest(lacks: Sequence[tuple[LimitSet, str, int]]) -> tuple[LimitSet, str, int]:
-    """Return what comes back last: in that queue a request holds up nobody who lacks less."""
+    """Return the longest wait: queueing for it does not block requests that wait for less."""
     return max(lacks, key=lambda lack: lack[2])

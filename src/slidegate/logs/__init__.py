@@ -1,7 +1,7 @@
 """Reads access logs, of every usual format, however large they are: each request with its client and its time.
 
-A log is written by strangers. Each line becomes a record or is counted by the reason for which it is none, so that
-records and skipped lines are the number of lines; nothing in a file raises.
+Clients choose what a log contains. Each line becomes a record, or is counted by the reason why it was skipped, so
+records and skipped lines add up to the number of lines; no content of a file raises.
 """
 
 from .formats import parse_line

@@ -1,8 +1,8 @@
 """Reads one line of an access log in any known format: Combined, Common, or JSON of nginx, Caddy or Traefik.
 
 The format is detected anew for every line, because rotated files are concatenated and formats change on the way. The
-prefix that syslog writes in front of a line is left out. A log holds text of strangers: each line becomes a record or
-the reason for which it is none, and no line raises.
+prefix that syslog writes before a line is dropped. Clients choose what a log contains: each line becomes a record or
+the reason why it is skipped, and no line raises.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class AccessRecord(NamedTuple):
     """Header fields of the request that the log holds besides: pairs of a name in lower case and a value."""
 
     def header(self, name: str) -> str | None:
-        """Return a header field of the request; None where the log does not hold it.
+        """Return a header field of the request; None if the log does not hold it.
 
         Args:
             name: Its name, in upper or lower case.

@@ -47,7 +47,7 @@ class Metric:
 
     Attributes:
         name: The name for OpenTelemetry, without ``slidegate.``.
-        kind: A counter only grows; a histogram is of seconds.
+        kind: A counter only grows; a histogram measures seconds.
         unit: In the notation of UCUM; words in braces are names of things.
         attributes: The names of the attributes, in the order in which values have them; the last one is ``store``.
         help: A sentence for people.

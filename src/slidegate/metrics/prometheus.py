@@ -61,8 +61,8 @@ class PrometheusMetrics(LimiterMetrics):
         self.findings = [_finding(workers)] if workers and not self._directory else []
         if self._directory and _in_this_process:
             raise ConfigurationError(
-                f"limiter: with {DIRECTORY} a process has the metrics of one limiter, because its files do not tell "
-                "limiters apart, and it has those of another one already"
+                f"limiter: with {DIRECTORY} a process can export the metrics of only one limiter, because its files "
+                "do not distinguish limiters; it already exports those of another one"
             )
         self._process = (str(os.getpid()),) if self.findings else ()
         self._made: dict[Metric, Counter | Histogram | Gauge] = {}

@@ -1,10 +1,10 @@
 """The clients of a log, and whether each looks like a person, a crawler or a scanner.
 
-The rules are few, each goes by the share of a client's requests, and `ClientTally.classify` names the one that decided:
+Each rule looks at shares of a client's requests; `ClientTally.classify` names the rule that decided:
 
-* of a scanner at least a tenth ask for paths that only scanners ask for, or most fail with 4xx and go to many paths;
-* of a crawler most have an agent that says so;
-* of a person most have the agent of a browser, and at most half fail with 4xx;
+* a scanner: at least a tenth are for paths that only scanners request, or most fail with 4xx on many paths;
+* a crawler: most have the user agent of a crawler;
+* a person: most have the user agent of a browser, and at most half fail with 4xx;
 * anything else is a program.
 """
 

@@ -168,7 +168,7 @@ def _ignore(*_: object) -> None:
 
 
 def scope_of(record: AccessRecord) -> dict[str, Any] | None:
-    """Return the ASGI scope of a logged request; None where it was no HTTP request, which no server passes on.
+    """Return the ASGI scope of a logged request; None if it was no HTTP request, which no server passes on.
 
     Header fields are those that the log holds.
     """

@@ -56,7 +56,7 @@ class RouteGuesser:
         return route
 
     def _segment(self, before: tuple[str, ...], segment: str, failed: bool) -> str | None:
-        """Return a segment as a template has it; None where nothing like it is known and nothing may be learned."""
+        """Return a segment as a template has it; None if nothing like it is known and nothing may be learned."""
         if _ID.fullmatch(segment):
             return "{id}"
         if not segment:

@@ -196,12 +196,12 @@ class SuggestedRule(NamedTuple):
 
 
 class Suggestion:
-    """The second reading: peaks and limits.
+    """The second pass over the logs: peaks and limits.
 
     Args:
-        survey: The first reading.
-        touch: The share of clients, 0 to 1, whose needs are left out.
-        headroom: How many times what the others need a limit is.
+        survey: The first pass.
+        touch: The share of clients, 0 to 1, that the limits may refuse.
+        headroom: The limits are this many times what the other clients need.
         routes: How many routes get a rule of their own.
     """
 

@@ -64,7 +64,7 @@ MAX_ROW_BYTES: Final = 8 * 2**20
 
 _LOOK_AGAIN_S: Final = 0.01
 _WRONG: Final = 0.75
-"""A distance between the clocks is measured anew when it is wrong by so many slices."""
+"""The offset between the clocks is measured again when it is wrong by this many slices."""
 
 
 class Section(NamedTuple):
@@ -392,7 +392,7 @@ def _worker(worker: bytes, row: dict[str, Any], age_s: float, *, here: bool) -> 
 
 
 def _read_worker(worker: bytes, value: bytes, store_us: int) -> Worker | None:
-    """Return a worker as its row describes it; None where the row cannot be read."""
+    """Return a worker as its row describes it; None if the row cannot be read."""
     try:
         row = json.loads(value)
         return _worker(worker, row, max(store_us - int(row.get("at_us", 0)), 0) / 1_000_000, here=False)
@@ -401,7 +401,7 @@ def _read_worker(worker: bytes, value: bytes, store_us: int) -> Worker | None:
 
 
 def _read(value: bytes) -> Any:
-    """Return what JSON says; None where it cannot be read."""
+    """Return what JSON says; None if it cannot be read."""
     try:
         return json.loads(value)
     except (ValueError, RecursionError):

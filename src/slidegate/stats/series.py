@@ -52,7 +52,7 @@ class Series:
             self._recent.add(counts)
 
     def read(self, slice_us: int, first: int, slices: int) -> dict[int, Slice]:
-        """Return by number the slices of one length, of so many from the first on, that hold anything."""
+        """Return the non-empty slices `first` to `first + slices - 1` of one length, by number."""
         with self._lock:
             self._hand_on()
             return self._windows[slice_us].by_number(first, slices)

@@ -29,7 +29,7 @@ WORKER_BYTES: Final = 8
 RENEWALS: Final = 3
 """How often a worker renews in the length of a lease."""
 AGAIN: Final = 4
-"""After a renewal that failed, the next comes so many times as soon."""
+"""A failed renewal is retried after 1/AGAIN of the usual pause."""
 
 _MIN_US: Final = 1_000_000
 _MAX_US: Final = 600_000_000
@@ -92,7 +92,7 @@ class HeldPermits:
         return True
 
     def holds_any(self) -> bool:
-        """Tell whether there is anything to renew."""
+        """Return whether there is anything to renew."""
         return self.is_of_this_process and bool(self._by_id)
 
     def __contains__(self, permit: Permit) -> bool:

@@ -50,13 +50,13 @@ class FakeClock:
         self.now_us += us
 
     def set(self, moment: int | datetime) -> None:
-        """Move to a moment, forwards or backwards: microseconds, or a date of Unix time.
+        """Set the time, forwards or backwards, to microseconds or to a date.
 
         Args:
             moment: Microseconds, 0 or more, or ``datetime(2030, 1, 31, 23, 59, tzinfo=UTC)``.
 
         Raises:
-            ConfigurationError: It is a `datetime` without a time zone, or neither of the two.
+            ConfigurationError: It is neither of the two, or a `datetime` without a time zone.
         """
         if isinstance(moment, datetime) and moment.tzinfo is not None:
             moment = (moment - _EPOCH) // timedelta(microseconds=1)

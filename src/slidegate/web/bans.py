@@ -160,7 +160,7 @@ class BanSignals:
         return await to_the_end(answer) if isawaitable(answer) else answer
 
     def _banned_key(self, policy: BanPolicy, scope: Scope, client_key: str, address: Address | None) -> str | None:
-        """Return the key that a strike may ban; None where the policy may not, or where many share the key."""
+        """Return the key that a strike may ban; None if the policy may not, or where many share the key."""
         if policy.key is None and address is not None:
             return client_key if may_ban(policy, client_key, self._protected) else None
         key = client_key if policy.key is None else policy.key.find(scope, self._limiter, client_key)
@@ -211,7 +211,8 @@ def _by_name(policies: object) -> dict[str, BanPolicy]:
             )
         if names_nobody(policy.key):
             raise ConfigurationError(
-                f"bans: {policy!r}: key: {policy.key!r} does not say who it is; use client_ip(), header, cookie or user"
+                f"bans: {policy!r}: key: {policy.key!r} does not identify a client; use client_ip(), header, cookie "
+                "or user"
             )
         by_name[policy.name] = policy
     return by_name
@@ -231,7 +232,7 @@ def _check_width(policy: BanPolicy, key: Key) -> None:
 
 
 def names_nobody(key: Key | None) -> bool:
-    """Tell whether a key, or one that it is made of or falls back to, is that of all clients of a place."""
+    """Return whether a key, or one that it is made of or falls back to, is that of all clients of a place."""
     return any(getattr(part, "shared", False) for part in parts_of(key))
 
 
@@ -247,11 +248,11 @@ async def strike(
         request: The request, or the websocket.
         weight: How many strikes it stands for, 1 or more, or ``"ban"`` for all that a ban takes.
         reason: For the operator; clients do not see it.
-        policy: The name of the ban policy; needed where several stand above.
+        policy: The name of the ban policy; needed if there are several.
 
     Raises:
-        ConfigurationError: No policy of that name stands above, several do and none is named, or the weight cannot be
-            used.
+        ConfigurationError: There is no policy of that name, there are several and none is named, or the weight is
+            invalid.
         StoreUnavailable: The store does not answer, and `on_error` is ``"deny"``: whether the client is banned is not
             known.
     """

@@ -115,7 +115,7 @@ class UserCallbacks:
         )
 
     async def holds(self, rule: Rule, request: HTTPConnection, client_key: str) -> bool | None:
-        """Return whether the condition of a rule holds, if it has one; None where nobody can know."""
+        """Return whether the condition of a rule holds, if it has one; None if nobody can know."""
         if isinstance(rule.when, KeyCondition):
             return rule.when.holds(request.scope, client_key)
         if rule.when is None:

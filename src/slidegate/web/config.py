@@ -1,7 +1,7 @@
 """`slidegate.toml` read into options of `RateLimitMiddleware`; each error names the file, the key and what to write.
 
-An option given in code goes before the file, and the file before the environment. What the keys are, and what is made
-of their values, stands in `config_schema`.
+Code overrides the file, and the file overrides the environment. The keys and their values are described in
+`config_schema`.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ class Decider:
         return Client(key, address, self._signals.own_subjects(key, address), verdict)
 
     def is_gone(self, scope: Scope) -> bool:
-        """Tell whether a request is refused because its connection was reset: nobody is left to read the answer.
+        """Return whether a request is refused because its connection was reset: nobody is left to read the answer.
 
         That is known only of a server that names peers, and matters only where a banned or listed client would hide.
         """

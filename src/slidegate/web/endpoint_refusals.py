@@ -195,7 +195,7 @@ async def _ask_handlers(refusal: EndpointRefusal, scope: Scope, receive: Receive
 
 
 def _is_only(error: BaseException | None, kinds: type[Exception] | tuple[type[Exception], ...]) -> bool:
-    """Tell whether an exception is one of some kinds, or a group of nothing else."""
+    """Return whether an exception is one of some kinds, or a group of nothing else."""
     if isinstance(error, BaseExceptionGroup):
         return error.split(kinds)[1] is None
     return isinstance(error, kinds)

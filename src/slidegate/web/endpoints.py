@@ -86,7 +86,7 @@ class RateLimit:
         when: As for `Rule`: a function of the request (with its body), sync or async; only requests for which it
             returns something true are counted.
         methods: As for `Rule`: the HTTP methods of the requests that are counted, by default all.
-        concurrency: As for `Rule`: at most so many requests of a key at a time; alone or beside limits.
+        concurrency: As for `Rule`: the largest number of requests of a key at a time; alone or beside limits.
         key: By which key to count, as for `Rule`; a function gets the request with its body.
         cost: Units for one request, or a function of the request (with its body), sync or async.
         cost_max: As for `Rule`: the most units that the function may make one request cost.
@@ -351,7 +351,7 @@ def _last(function: Any) -> Any:
 
 
 def _is_being_defined(function: object) -> bool:
-    """Tell whether a function is given by a decorator in front of its own `def`, which the caller's code runs now.
+    """Return whether a function is given by a decorator in front of its own `def`, which the caller's code runs now.
 
     A function that is defined already is given further down, or by other code.
     """
@@ -448,7 +448,7 @@ def _read_twice(receive: Receive) -> tuple[Receive, Receive]:
 
 
 def check_decorator_order(app: object) -> None:
-    """Check that no limit stands above a route decorator, which has then registered the function without it.
+    """Check that no limit is above a route decorator, which has then registered the function without the limit.
 
     Nor may a limit itself be the endpoint of a route.
 
@@ -467,8 +467,8 @@ def check_decorator_order(app: object) -> None:
         limited = _LIMITED.get(endpoint) if _is_function_or_class(endpoint) else None
         if limited is not None and not any(id(one) in used for one in limited) and not _is_named(endpoint):
             raise ConfigurationError(
-                f"RateLimit: it stands above the decorator that makes the route {resolved.label!r}, so it would never "
-                f"run; put @RateLimit(...) below it, next to {endpoint.__name__!r}"
+                f"RateLimit: it is above the decorator that makes the route {resolved.label!r}, so it would never run; "
+                f"put @RateLimit(...) below it, next to {endpoint.__name__!r}"
             )
 
 
@@ -482,7 +482,7 @@ def limits_below(app: object, limiter: Limiter) -> Iterator[tuple[Rule, str]]:
 
 
 def _asks_another(app: object, limiter: Limiter) -> bool:
-    """Tell whether a middleware that is wrapped around an application may ask another limiter."""
+    """Return whether a middleware that is wrapped around an application may ask another limiter."""
     for layer in layers(app):
         asked = look(layer, "limiter")
         if isinstance(asked, Limiter) and asked is not limiter:
@@ -496,7 +496,7 @@ def _asks_another(app: object, limiter: Limiter) -> bool:
 
 
 def _is_named(endpoint: Any) -> bool:
-    """Tell whether the name of an endpoint in its module still means itself, and not what a decorator made of it."""
+    """Return whether the name of an endpoint in its module still means itself, and not what a decorator made of it."""
     named: Any = sys.modules.get(endpoint.__module__)
     for part in endpoint.__qualname__.split("."):
         named = getattr(named, part, None)
@@ -519,7 +519,7 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
         is unlimited, the middleware is switched off), nothing is charged and the reason is EXEMPT.
 
     Raises:
-        ConfigurationError: No rule of that name stands above, several were counted and none is named, or `units` is no
+        ConfigurationError: There is no rule of that name, several were counted and none is named, or `units` is not a
             whole number.
     """
     check_cost(units, "units")
@@ -546,10 +546,10 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
     Returns:
         Whether the request has been settled by this call: False for a second one, and where the rule does not count
         this request. An estimate that has left its window meanwhile cannot be handed back, nor need it be.
-        True where the store did not answer in time: it may have heard the call, and a second one could count twice.
+        True if the store did not answer in time: it may have heard the call, and a second one could count twice.
 
     Raises:
-        ConfigurationError: No rule of that name stands above, several were counted and none is named, or `used` is no
+        ConfigurationError: There is no rule of that name, several were counted and none is named, or `used` is not a
             whole number.
     """
     check_cost(used, "used")

@@ -40,7 +40,7 @@ SCOPE_KEY: Final = "slidegate"
 ENDED_KEY: Final = "slidegate.ended"
 """The key in the scope of a request that has ended: tasks that outlive it still charge and settle."""
 DISABLED_KEY: Final = "slidegate.off"
-"""The key in the ASGI scope by which a middleware that is switched off says that it is there."""
+"""The scope key that a disabled middleware sets."""
 STATUS: Final = {
     "http.response.start": 200,
     "websocket.accept": 101,
@@ -96,7 +96,7 @@ class Parts:
 
 
 Entry: TypeAlias = tuple[Parts, Decision]
-"""One decision about a request, and the middleware that asked for it or stands above the endpoint that did."""
+"""One decision about a request, and the middleware that made it or that is around the endpoint that did."""
 
 
 class Decided:
@@ -104,7 +104,7 @@ class Decided:
 
     Args:
         parts: Those of the middleware nearest above: limits at endpoints count there.
-        entries: The decisions, each with the middleware that asked for it or stands above the endpoint that did, the
+        entries: The decisions, each with the middleware that made it or that is around the endpoint that did, the
             outermost first.
         exempt: The middlewares whose policies hold nothing of this request against its client: a rule exempts it, or a
             browser sends it by itself.
@@ -127,7 +127,7 @@ class Decided:
 
     @property
     def decision(self) -> Decision:
-        """The decision that matters most: a refusal, else the one after which the fewest more such requests fit."""
+        """The decision that matters most: a refusal, else the one that admits the fewest further requests."""
         return tightest(self.decisions)
 
     def names(self) -> set[str]:
@@ -135,7 +135,7 @@ class Decided:
         return self.parts.endpoints.names().union(*(parts.names for parts, _ in self.entries))
 
     def exempt_from(self, parts: Parts) -> bool:
-        """Tell whether the policies of a middleware hold nothing of this request against its client."""
+        """Return whether the policies of a middleware hold nothing of this request against its client."""
         return parts in self.exempt or allowlisted(self.entries)
 
 
@@ -170,7 +170,7 @@ class Exchange(Decided):
     waiting: Decision | None = None
     """The refusal in spite of which the request waits for room; it stays where the client leaves meanwhile."""
     waited_us: int | None = None
-    """How long the request has waited for room; None where it has not."""
+    """How long the request has waited for room; None if it has not."""
     shadow_rules: tuple[str, ...] = ()
     """The names of the shadow rules that would have refused the request."""
     looked: Sequence[tuple[Limiter, Check]] = ()
@@ -433,7 +433,7 @@ def hand_back_uncounted(
 
 
 def is_last(message: Message, trailers: bool) -> bool:
-    """Tell whether nothing of the answer comes after a message.
+    """Return whether nothing of the answer comes after a message.
 
     Args:
         message: The message.
@@ -446,12 +446,12 @@ def is_last(message: Message, trailers: bool) -> bool:
 
 
 def is_limited(decision: Decision) -> bool:
-    """Tell whether a limit decided: a refusal by a list or a ban has no readings."""
+    """Return whether a limit decided: a refusal by a list or a ban has no readings."""
     return bool(decision.readings) or decision.reason is Reason.NOBODY
 
 
 def is_preflight(scope: Scope) -> bool:
-    """Tell whether a request is a CORS preflight (Fetch standard, section 3.2.2)."""
+    """Return whether a request is a CORS preflight (Fetch standard, section 3.2.2)."""
     if scope.get("method") != "OPTIONS":
         return False
     names = {name for name, _ in scope["headers"]}
@@ -459,7 +459,7 @@ def is_preflight(scope: Scope) -> bool:
 
 
 def decided_about(scope: Scope, who: str) -> Decided | None:
-    """Return what was decided about a request, also when it has ended; None where the middlewares are switched off.
+    """Return what was decided about a request, also when it has ended; None if the middlewares are switched off.
 
     Args:
         scope: The scope of the request.
@@ -475,10 +475,10 @@ def decided_about(scope: Scope, who: str) -> Decided | None:
 
 
 def no_middleware(who: str) -> ConfigurationError:
-    """Return the error of something that needs a middleware above it."""
+    """Return the error of something that needs a middleware around it."""
     return ConfigurationError(
-        f"{who}: no RateLimitMiddleware stands above; write app.add_middleware(RateLimitMiddleware), with rules or "
-        "without"
+        f"{who}: there is no RateLimitMiddleware around this endpoint; write app.add_middleware(RateLimitMiddleware), "
+        "with rules or without"
     )
 
 
@@ -488,7 +488,7 @@ def asked_checks(entries: Iterable[Entry], limiter: Limiter) -> list[Check]:
 
 
 def is_asked(entries: Iterable[Entry], rule: str) -> bool:
-    """Tell whether counts of this identity were asked for on this request."""
+    """Return whether counts of this identity were asked for on this request."""
     for _, decision in entries:
         for bucket, _, _ in decision.checks:
             if bucket.rule == rule:
@@ -497,13 +497,13 @@ def is_asked(entries: Iterable[Entry], rule: str) -> bool:
 
 
 def allowlisted(entries: Iterable[Entry]) -> bool:
-    """Tell whether the client is on the allowlist of a middleware on the way."""
+    """Return whether the client is on the allowlist of a middleware on the way."""
     return any(decision.reason is Reason.ALLOWLISTED for _, decision in entries)
 
 
 def tightest(decisions: Iterable[Decision]) -> Decision:
-    """Return the decision that matters most to the client: a refusal, else the one after which the fewest more such
-    requests fit.
+    """Return the decision that matters most to the client: a refusal, else the one that admits the fewest further
+    requests of its cost.
 
     Raises:
         ConfigurationError: There is none yet.
@@ -524,5 +524,5 @@ def tightest(decisions: Iterable[Decision]) -> Decision:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Tell whether a server makes a 500 of an exception: not of one that says that the client has gone."""
+    """Return whether a server makes a 500 of an exception: not of one that says that the client has gone."""
     return isinstance(error, Exception) and not isinstance(error, (ClientDisconnect, WebSocketDisconnect))

@@ -136,7 +136,7 @@ class FileWatcher:
             self._observers.add(observer)
 
     def look_when_due(self) -> None:
-        """Where the last look is a second old, have a thread look at the files and read those that have changed."""
+        """Check the files in a thread, at most once a second, and read those that have changed."""
         now_s = self._clock()
         if now_s < self._next_look_s:
             return

@@ -38,13 +38,13 @@ _LEGACY: Final = frozenset({b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-
 OURS: Final = _DRAFT | _LEGACY
 """The names of the fields in all styles."""
 NOT_STORED: Final = (b"cache-control", b"no-store")
-"""The field by which no cache keeps the answer to a refused request."""
+"""Keeps refusals out of caches."""
 MAX_FIELD: Final = 8_192
-"""Characters of a field that are read, from the right, where the entries of trusted proxies stand."""
+"""Characters of a field that are read, from the right, where trusted proxies append."""
 MAX_SHOWN: Final = 4
 """How many limits RateLimit lists, the tightest first; RateLimit-Policy lists all."""
 _LENGTHS: Final = frozenset(map(len, OURS))
-"""A look at the length spares nearly every field the making of its name in lower case."""
+"""Compare lengths first: lower-casing every field name is slower."""
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110, section 5.6.2."""
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")

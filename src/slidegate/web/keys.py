@@ -272,7 +272,7 @@ def check_token(what: str, name: object, example: str) -> str:
     """Return the name of a header or a cookie, which is a token of RFC 9110, section 5.6.2.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: It is not a token.
     """
     if not isinstance(name, str) or not _TOKEN.fullmatch(name):
         raise ConfigurationError(f'{what}: expected a {what} name such as "{example}", not {quoted(name)}')

@@ -217,7 +217,7 @@ def _path(path: object) -> str | PathLike[str]:
     """Return the path of a file.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: It is not a path of a file.
     """
     if not isinstance(path, (str, PathLike)) or not os.path.basename(path):
         raise ConfigurationError(f'path: expected a file, for example "drop.netset", not {quoted(path)}')

@@ -56,7 +56,7 @@ class McpTool:
         """Return the key of a tool, for the methods of a limiter: ``limiter.reset(tools.of("export"))``.
 
         Raises:
-            InvalidKey: It is none of the tools that were named.
+            InvalidKey: It is not one of the named tools.
         """
         if not isinstance(name, str) or name not in self.names:
             raise invalid("mcp_tool", f"one of {', '.join(map(quoted, sorted(self.names)))}", name)
@@ -114,7 +114,7 @@ class McpTool:
         return KeyCondition(f"{self.identity} {sorted(methods)} {sorted(names or ())}", holds)
 
     def _read(self, scope: Scope) -> tuple[str, str] | None:
-        """Return the method and the name that a request gives; None where they cannot be known."""
+        """Return the method and the name that a request gives; None if they cannot be known."""
         if not self.validated or not _is_post(scope):
             return None
         found = [(name, value) for name, value in scope["headers"] if name in _FIELDS]
@@ -133,7 +133,7 @@ def _is_post(scope: Scope) -> bool:
 
 
 def _decoded(value: bytes) -> str | None:
-    """Return the text of a value, ``=?base64?...?=`` decoded; None where the protocol has no such value."""
+    """Return the text of a value, ``=?base64?...?=`` decoded; None if the protocol has no such value."""
     encoded = _ENCODED.fullmatch(value)
     try:
         if encoded is None:

@@ -99,7 +99,7 @@ class RateLimitMiddleware(FailsAtStartup):
         policies: Its ban policies.
         lists: Its block and allow lists, by the names of their options.
         findings: Probable mistakes, found at start-up or in the first requests; each was logged once.
-        file: The configuration file that its options come from; None where there is none.
+        file: The configuration file that its options come from; None if there is none.
 
     Raises:
         ConfigurationError: A value cannot work; the message says what would. In the stack that an application
@@ -295,7 +295,7 @@ class RateLimitMiddleware(FailsAtStartup):
                 exchange.leave()
 
     async def _refuse(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send, decision: Decision) -> bool:
-        """Refuse a request: it waits if it may, the policies strike, the observers are told, and it is answered.
+        """Refuse a request: let it wait if it may, count strikes, notify the observers, then answer.
 
         Returns:
             Whether it was let in after all.

@@ -1,4 +1,5 @@
-"""Whether a rule is about the path of a request: limits and blocks match generously, exemptions exactly.
+"""Whether a rule matches the path of a request: limits and blocks match any plausible spelling, exemptions only the
+exact one.
 
 1. The path of a rule is compared with the path below `root_path` as Starlette reads it, below the `root_path` that the
    application behind gives itself, and with `root_path` in front; each also in its normal form, in which runs of
@@ -103,7 +104,7 @@ class RulePath:
         return self._exact.fullmatch(text) is not None
 
     def given(self, name: str, text: str) -> str | None:
-        """Return what a text that the path takes gives for a parameter; None where its spelling tells nothing."""
+        """Return what a text that the path takes gives for a parameter; None if its spelling tells nothing."""
         match = self._exact.fullmatch(text) or self.takes(text)
         return match.groupdict().get(name) if match is not None else None
 
@@ -278,7 +279,7 @@ class PathIndex(Generic[T]):
 
 @lru_cache(4_096)
 def path_below(mounts: str, path: str) -> RulePath | None:
-    """Return what a rule's path says below some mounts; None where it does not begin with their path."""
+    """Return what a rule's path says below some mounts; None if it does not begin with their path."""
     if not mounts:
         return RulePath(path)
     segments, above = path.split("/"), mounts.split("/")

@@ -192,7 +192,7 @@ class Refusals:
         asked = "" if policy is None else policy.name, wait_us is not None
         rendered = self._banned.get(asked)
         if rendered is None:
-            rendered = self._banned[asked] = _shut_out(policy, ends=wait_us is not None)
+            rendered = self._banned[asked] = _ban_answer(policy, ends=wait_us is not None)
         return rendered if wait_us is None else _later(rendered, wait_us)
 
     async def _send_own(
@@ -251,7 +251,7 @@ def refused_by(decision: Decision) -> str:
 
 
 def _takes_answer(scope: Scope) -> bool:
-    """Tell whether the server can send an answer: to a handshake, not each can."""
+    """Return whether the server can send an answer: to a handshake, not each can."""
     return scope["type"] == "http" or "websocket.http.response" in (scope.get("extensions") or {})
 
 
@@ -320,7 +320,7 @@ def _unavailable() -> Answer:
 
 
 def _for_nobody(rule: str) -> Answer:
-    detail = "This client is not allowed any requests; retrying will not help."
+    detail = "This client may make no requests; retrying will not help."
     return _problem(_QUOTA, 429, detail, [rule], unsatisfiable=True)
 
 
@@ -337,9 +337,9 @@ def _blocked(status: int, rule: str) -> Answer:
     return _problem("", status, detail, [rule])
 
 
-def _shut_out(policy: BanPolicy | None, *, ends: bool) -> Answer:
-    """Return the answer to a banned client, but for the moment."""
-    detail = f"This client is shut out{' for now; Retry-After says when to try again.' if ends else '.'}"
+def _ban_answer(policy: BanPolicy | None, *, ends: bool) -> Answer:
+    """Return the answer to a banned client, without its Retry-After."""
+    detail = "This client is temporarily banned." if ends else "This client is banned."
     if policy is None:
         return _problem(_ABUSE, 403, detail)
     return _problem(_ABUSE, policy.status, detail, [policy.name])
@@ -349,7 +349,7 @@ def _over_quota(violated: Sequence[tuple[str, AnyLimit]], *, too_large: bool) ->
     """Return the answer of limits that have no room, but for the moment."""
     allowed = " and ".join(limit.said for _, limit in violated)
     if too_large:
-        detail = f"This request costs more than {allowed} ever allows; it will not pass later either."
+        detail = f"This request costs more than {allowed} ever allows; retrying will not help."
     elif any(isinstance(limit, Concurrency) for _, limit in violated):
         detail = f"No more than {allowed}; try again when an earlier request has ended."
     else:

@@ -229,7 +229,7 @@ class Reached(NamedTuple):
     """Where a request goes.
 
     Attributes:
-        place: The route; None where nothing takes the request, or nobody knows.
+        place: The route; None if nothing takes the request, or nobody knows.
         answers: Whether the route takes the method too; where it does not, the router answers 405.
     """
 
@@ -288,7 +288,7 @@ class RouteIndex:
         self._strangers: dict[int, object] = {}
 
     def find(self, scope: Scope) -> MountedRoute | None:
-        """Return the route that a request came by; None where no router tells it."""
+        """Return the route that a request came by; None if no router tells it."""
         candidates = self._candidates(scope)
         if len(candidates) > 1 and (route := scope.get("route")) is not None:  # routers say it since Starlette 1
             candidates = [one for one in candidates if one.route is route] or candidates

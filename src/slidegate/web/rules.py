@@ -80,8 +80,8 @@ class Rule:
         when: A function of the request (which has no body here), sync or async: the rule applies only where it returns
             something true; or a condition that a key makes, such as ``network("GeoLite2-Country.mmdb").is_in("NL")``.
             Where it fails, limits and blocks apply, and exemptions do not.
-        concurrency: ``"4"`` or 4: at most so many requests of a key at a time, alone or beside limits. A request counts
-            from its admission to the last byte of its answer, a websocket to its end.
+        concurrency: ``"4"`` or 4: the most requests of a key at a time, alone or beside limits. A request counts from
+            its admission to the last byte of its answer, a websocket to its end.
         methods: HTTP methods, by default all; GET includes HEAD. A websocket handshake is a GET. A limit applies
             in whatever case a method is sent.
         connection: ``"http"`` or ``"websocket"``; by default both.
@@ -96,8 +96,8 @@ class Rule:
             parameters also gets the header fields of the answer, and the request (which has no body here). The cost is
             reserved first and refunded when the response starts, so concurrent requests cannot pass the bound.
         count_denied: Count refused requests as well: a client that goes on hammering stays refused.
-        wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused. For a place
-            requests wait in the order in which they came to this process, as long as this at most.
+        wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused. Requests
+            wait for a permit in arrival order (per process), for at most this long.
         wait_max: The largest number of requests of one key that wait at a time.
         fair: By whose share waiting requests get permits: a key such as `user`, or a function of the request, as for
             `key`. A permit that is handed back goes to the tenant that holds the fewest by this process, and of its

@@ -72,7 +72,7 @@ class ReadAhead:
             self._begun = None
 
     def _goes_on(self) -> bool:
-        """Tell whether the channel may be read further: until the client leaves, as long as that is not too much."""
+        """Return whether the channel may be read further: until the client leaves, as long as that is not too much."""
         if self._early and (self._is_over() or self._early[-1]["type"] == "websocket.receive"):
             return False
         return sum(len(message.get("body", b"")) + _MESSAGE_BYTES for message in self._early) < _MOST_AHEAD_BYTES

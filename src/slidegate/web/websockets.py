@@ -145,8 +145,8 @@ class GuardedWebSocket:
         send: The server's channel.
         subjects: The keys and addresses whose bans end it.
         sockets: Looks after it when the application has accepted it.
-        strike: Strikes for a message that a limit refused; True where that bans its client.
-        messages: Counts its messages; None where they have no limit.
+        strike: Strikes for a message that a limit refused; True if that bans its client.
+        messages: Counts its messages; None if they have no limit.
 
     Attributes:
         over: Whether it has ended, by a message of either side.
@@ -198,7 +198,7 @@ class GuardedWebSocket:
         return message
 
     async def _counted(self, message: Message, messages: MessageCounter) -> Message | None:
-        """Count a message, and return it if it has room; else a disconnect, or None where it is dropped."""
+        """Count a message, and return it if it has room; else a disconnect, or None if it is dropped."""
         assert self._count is not None, "messages without limits are not counted"
         answer = self._count()
         decision = answer if isinstance(answer, Decision) else await answer
@@ -253,7 +253,7 @@ class GuardedWebSocket:
             await self._shut_out()
 
     async def _unless_interrupted(self, waiting: Awaitable[Message]) -> Message | None:
-        """Wait for a message, and return None where the connection is to be closed meanwhile."""
+        """Wait for a message, and return None if the connection is to be closed meanwhile."""
         if not self._looked_after:
             return await waiting
         task = self._waiting = asyncio.current_task()
@@ -302,7 +302,7 @@ class OpenWebSockets:
                 try:
                     await self._look(sockets)
                 except Exception:
-                    logger.exception("open websockets were not looked through for bans; the next look comes soon")
+                    logger.exception("checking open websockets for bans failed; will retry")
         finally:
             del self._open[loop]
 

@@ -67,7 +67,7 @@ class AtServer:
 
 def url_of_user(server: RedisServer) -> str:
     """Return the address for a user that has the rights of the page about Redis, and no others."""
-    rights = re.search(r"A user for slidegate needs\s+`([^`]+)`", PAGE.read_text(encoding="utf-8"))
+    rights = re.search(r"The Redis user of slidegate needs\s+`([^`]+)`", PAGE.read_text(encoding="utf-8"))
     server.command("ACL", "SETUSER", "middleware", "reset", "on", ">secret", *rights[1].split())
     return server.url.replace("//", "//middleware:secret@")
 

@@ -160,7 +160,7 @@ export class Chart {
     return parts;
   }
 
-  // The text in place of the drawing, for those who hear the page.
+  // The text in place of the drawing, for screen readers.
   summary(empty) {
     if (empty) return `${this.title}: ${this.gap}`;
     const parts = this.series.map(({ key, label }) => {

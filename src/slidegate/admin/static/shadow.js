@@ -33,7 +33,7 @@ export class ShadowView {
                 { title: "Passed", number: true, cell: (rule) => count(rule.passed) },
                 { title: "Would refuse", number: true, cell: (rule) => warm(rule.would_refuse) },
                 {
-                  title: "Share",
+                  title: "Refused %",
                   cell: (rule) =>
                     h(
                       "span",

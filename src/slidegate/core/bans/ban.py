@@ -68,7 +68,7 @@ class Ban(NamedTuple):
         return None if self.ends_us is None else max(self.ends_us - now_us, 0)
 
     def is_over(self, now_us: int) -> bool:
-        """Tell whether it has ended at a moment of the store's time."""
+        """Return whether it has ended at a moment of the store's time."""
         return self.ends_us is not None and now_us >= self.ends_us
 
     def network(self) -> tuple[int, int, bytes] | None:
@@ -82,7 +82,7 @@ class Ban(NamedTuple):
 
 
 def lasts_longer(ban: Ban, than: Ban) -> bool:
-    """Tell whether one ban ends later than another, in one store's time."""
+    """Return whether one ban ends later than another, in one store's time."""
     return _end_us(ban) > _end_us(than)
 
 

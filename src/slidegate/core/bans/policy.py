@@ -18,7 +18,7 @@ from ..networks import Networks
 from .ban import ban_key
 
 MAX_EXACT: Final = 64
-"""Up to so many strikes each is remembered by its moment."""
+"""The most strikes whose exact times are stored."""
 
 Weight: TypeAlias = int | Literal["ban"]
 
@@ -115,7 +115,7 @@ class BanPolicy:
         self.longest_us = max(_WEEK_US, self.duration_us) if longest is None else _span_us(longest, "longest", "7d")
         if self.longest_us < self.duration_us:
             raise ConfigurationError(
-                f"longest: {quoted(longest)} is shorter than duration, {quoted(duration)}; it is the most"
+                f"longest: {quoted(longest)} must not be shorter than duration, {quoted(duration)}"
             )
         if not _is_number(factor) or not (factor == 1 or _MIN_FACTOR <= factor <= _MAX_FACTOR):
             raise ConfigurationError(f"factor: expected 1, or {_MIN_FACTOR} to {_MAX_FACTOR}, not {quoted(factor)}")
@@ -156,8 +156,8 @@ def _check_signals(signals: object) -> Mapping[str | int, Weight]:
         if not _is_signal(name):
             hint = closest(signal, [SIGNAL]) if isinstance(signal, str) else ""
             raise ConfigurationError(
-                f'signals: {quoted(signal)} is no status from 100 to 599, no class such as "4xx", no path, and not '
-                f'"{SIGNAL}"; for example {_EXAMPLE}{hint}'
+                f'signals: expected a status from 100 to 599, a class such as "4xx", a path or "{SIGNAL}", not '
+                f"{quoted(signal)}; for example {_EXAMPLE}{hint}"
             )
         if weight != "ban":
             check_whole(weight, 1, 1_000_000, f"signals: weight of {quoted(signal)}", 'or "ban", for example 1')
@@ -178,7 +178,7 @@ class NetworkSet(Protocol):
     """Networks, one list of them or several."""
 
     def overlaps(self, version: int, first: int, last: int) -> bool:
-        """Tell whether one of them has an address in common with the range from `first` to `last`."""
+        """Return whether one of them has an address in common with the range from `first` to `last`."""
 
 
 def hand_ban_key(key: object) -> str:
@@ -203,7 +203,7 @@ def hand_ban_key(key: object) -> str:
 
 
 def may_ban(policy: BanPolicy, key: str, protected: NetworkSet | None = None) -> bool:
-    """Tell whether a policy may ban a key.
+    """Return whether a policy may ban a key.
 
     Args:
         policy: The policy.

@@ -64,7 +64,7 @@ class BanStorage(Protocol):
         """Remove a strike record to make room for another."""
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
-        """Remove at most so many bans and records that are over; return whether there may be more."""
+        """Remove at most `max_count` expired bans and records; return whether there may be more."""
 
 
 class BanRules:
@@ -156,7 +156,7 @@ class BanRules:
             networks = networks.with_ban(ban) if ban.network() is not None else networks
 
     def _has_room(self, key: str, now_us: int) -> bool:
-        """Tell whether one more automatic ban can be recorded."""
+        """Return whether one more automatic ban can be recorded."""
         self._storage.remove_ban(key)  # the ban that it has is over, and the new one takes its place
         more = True
         while (is_full := self._storage.ban_count() >= self._max_bans) and more:

@@ -10,13 +10,14 @@ the n-th ban in a row lasts ``min(duration * factor ** (n - 1), longest)``::
 
 Rules of the state machine (`StrikeRecord`, one for each key and policy):
 
-1. While a ban lasts, strikes are not counted: requests that were on their way when it began change nothing.
-2. A ban takes the strikes that led to it; the next one needs as many again.
+1. During a ban, strikes are not counted: requests that were in progress when it began change nothing.
+2. Banning clears the strikes that caused it; the next ban needs as many again.
 3. Clean time runs from the later of the last strike and the end of the last ban; each whole `forgive` of it is
-   one level less. Nothing has to run for that: it is worked out at the next strike.
+   one level less. No timer is needed: it is computed at the next strike.
 4. Up to 64, strikes are exact. Beyond, they are counted by slices, from the start of the slice that they fell in: a ban
    may come a slice late, and never on fewer than `after` in its window.
-5. Time here never runs back. A store whose clock can step back goes on from where it was: the step prolongs nothing.
+5. Time never runs backwards. If a store's clock steps back, its time continues from where it was, so the step extends
+   nothing.
 """
 
 from __future__ import annotations

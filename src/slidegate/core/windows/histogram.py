@@ -32,7 +32,7 @@ class ResponseTimes:
 
     Args:
         sum_us: Their sum.
-        min_us: The shortest, None where there is none.
+        min_us: The shortest, None if there is none.
         buckets: How many lie in each bucket of the histogram that has any.
     """
 
@@ -50,13 +50,13 @@ class ResponseTimes:
         return sum(self.buckets.values())
 
     def average(self) -> float | None:
-        """Return the mean in microseconds, None where there is none."""
+        """Return the mean in microseconds, None if there is none."""
         return self.sum_us / self.count if self.buckets else None
 
     def quantile(self, share: float) -> float | None:
         """Return the time in microseconds that `share` (0 to 1) of them do not exceed (nearest rank).
 
-        Within 5 % between 10 us and 100 s; below it reads 5 us, above 100 s, and None where nothing was recorded.
+        Within 5 % between 10 us and 100 s; below it reads 5 us, above 100 s, and None if nothing was recorded.
 
         Raises:
             ValueError: `share` is not between 0 and 1.

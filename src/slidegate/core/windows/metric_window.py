@@ -94,7 +94,7 @@ class MetricWindow:
             self._ring.add(now_us, named)
 
     def by_number(self, first: int, slices: int) -> dict[int, Slice]:
-        """Return by number the slices, of so many from the first on, that hold anything."""
+        """Return the non-empty slices `first` to `first + slices - 1`, by number."""
         with self._lock:
             return self._ring.read(first, slices)
 
@@ -139,11 +139,11 @@ class MetricWindow:
         return self.read(now_us).qps(event)
 
     def average_rt(self, now_us: int) -> float | None:
-        """Return the mean response time in microseconds, None where there is none."""
+        """Return the mean response time in microseconds, None if there is none."""
         return self.read(now_us).rt.average()
 
     def min_rt(self, now_us: int) -> int | None:
-        """Return the shortest response time in microseconds, None where there is none."""
+        """Return the shortest response time in microseconds, None if there is none."""
         return self.read(now_us).rt.min_us
 
     def quantile(self, share: float, now_us: int) -> float | None:

@@ -131,7 +131,7 @@ class RollingTotals:
         self._newest = number
 
     def _add_late(self, number: int, amount: int) -> bool:
-        """Add an amount to the prefixes behind an earlier slice; False where the ring does not hold it any more."""
+        """Add an amount to the prefixes behind an earlier slice; False if the ring does not hold it any more."""
         if number <= self._newest - self._held:
             return False
         for later in range(number + 1, self._newest + 1):

@@ -134,7 +134,7 @@ class SliceRing:
             self.changed.add(self._number)
 
     def read(self, first: int, slices: int) -> dict[int, Slice]:
-        """Return by number the slices, of so many from the first on, that hold anything."""
+        """Return the non-empty slices `first` to `first + slices - 1`, by number."""
         oldest, end = max(first, self._newest - self.slices + 1), first + slices
         slices_by_number = {
             number: _unpack(packed) for number, packed in self._packed.items() if oldest <= number < end

@@ -40,7 +40,7 @@ LOOK_EVERY: Final = 16
 MANY: Final = 4
 """A turn of the loop costs about as much as two or three transactions."""
 EAGER_TRIES: Final = 50
-"""A job is tried again in so many turns of the loop in a row, then with pauses, to spare the CPU."""
+"""A job is retried in this many consecutive turns of the loop, then with pauses, to save CPU."""
 PAUSE_S: Final = 0.001
 
 _Item: TypeAlias = tuple[asyncio.Future[Any], Job, float, float]
@@ -107,7 +107,7 @@ class Batcher:
         return jobs.queue(job, patience_s)
 
     def read(self, ask: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T | None:
-        """Ask a transaction that only reads and waits for nobody; None where the files cannot be read now."""
+        """Ask a transaction that only reads and waits for nobody; None if the files cannot be read now."""
         with suppress(StoreError):  # of which the job itself will tell
             return self._transactions.read_within(0.0, ask, *args, **named)
         return None
@@ -130,7 +130,7 @@ class Batcher:
         return self._patience.span_s
 
     def _jobs(self) -> _LoopJobs | None:
-        """Return the jobs of the event loop that runs in this thread; None where none of asyncio does."""
+        """Return the jobs of the event loop that runs in this thread; None if none of asyncio does."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -142,12 +142,12 @@ class Batcher:
         return jobs
 
     def keep_deadline(self, deadline_s: float) -> bool:
-        """Give up the jobs of this thread after so many seconds from now on; return False if it may take longer."""
+        """Set the timeout of this thread's jobs, in seconds; return False if it cannot be kept."""
         self._patience.span_s = deadline_s
         return not self.in_thread
 
     def begin(self, loop: asyncio.AbstractEventLoop, items: list[_Item]) -> asyncio.Future[list[_Tried]] | None:
-        """Have a thread of a loop do jobs; None where that is not what it is for, or the loop has ended its threads."""
+        """Have a thread of a loop do jobs; None if that is not what it is for, or the loop has ended its threads."""
         if self.in_thread:
             with suppress(RuntimeError):
                 return loop.run_in_executor(None, _persist, self._transactions.write, items)

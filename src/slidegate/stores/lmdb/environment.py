@@ -45,7 +45,7 @@ _GROW_AGAIN_S: Final = 1.0
 _DOUBT_AGAIN_S: Final = 1.0
 _NO_DAMAGE: Final = (OSError, lmdb.DiskError, lmdb.MapFullError, lmdb.MemoryError, lmdb.ReadersFullError)
 RESERVE: Final = 16
-"""Besides its largest size a file has another part for keys that are known: one in so many of its bytes."""
+"""A file at its largest size may grow by 1/RESERVE of it for keys that it already has."""
 MIN_RESERVE: Final = 2**21
 NO_WINDOWS: Final = 1
 NO_ROWS: Final = 2
@@ -271,7 +271,7 @@ class Environment:
         return txn.stat(self.dbs.windows)["entries"], self._used(), self._lmdb.info()["map_size"]
 
     def _measure(self, txn: Any, used: int) -> int:
-        """Return how full a file is of which so many bytes were used; those that are free again do not count."""
+        """Return how full a file is, given its used bytes; free pages do not count."""
         most = self.held if self.stuck else self._most
         room = min(self.options.max_map_size, most - self._spare())
         if used < room:

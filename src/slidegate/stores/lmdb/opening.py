@@ -45,7 +45,7 @@ PATIENCE_S: Final = 5.0
 """How long to wait for the gate if no deadline is shorter."""
 POLL_S: Final = 0.000_5
 CHECKED_PER_S: Final = 32 * 2**20
-"""How much of a file is checked in a second, at least: a process that waits for the check waits so much longer."""
+"""The least bytes of a file that are verified in a second; another process waits accordingly longer."""
 # If the room was not taken beforehand, a full disk ends a process that writes through its map.
 CAN_TAKE_ROOM: Final = hasattr(os, "posix_fallocate")
 

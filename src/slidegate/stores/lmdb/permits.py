@@ -145,7 +145,7 @@ class PermitRows:
         self._own.until_us = self._until_us
 
     def _units(self, stored: bytes) -> int:
-        """Return how many permits of a row count now."""
+        """Return the number of permits in a row, 0 if its lease has ended."""
         units, until_us = _HELD.unpack(stored)
         return int(units) if until_us > self._now_us else 0
 

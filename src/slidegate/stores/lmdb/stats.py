@@ -20,7 +20,7 @@ from .batching import Batcher
 from .transaction import Transaction, Transactions
 
 SHARE: Final = 8
-"""Stats take one byte in so many of the largest file."""
+"""Stats may use 1/SHARE of the largest size of the file."""
 MOST_DELETED: Final = 512
 """How many rows are looked at for every writing."""
 

@@ -168,7 +168,7 @@ class LmdbStore(Store):
             close_environment(self._env)
 
     def keep_deadline(self, deadline_s: float) -> bool:
-        """Give up calls of this thread from now on, with `StoreTimeout`, after so many seconds; False if it may not."""
+        """Set the deadline of this thread's calls, in seconds; False if it cannot be kept."""
         return self._batcher.keep_deadline(deadline_s)
 
     def answers_threads(self) -> bool:

@@ -92,7 +92,7 @@ class WindowRows:
     def find(self, key: str, bound: tuple[bytes, bytes, AnyLimit], makes: bool) -> tuple[Windows, bytes]:
         """Return where `key` is counted: in its own window, else in a new one if there is room, else in its cell.
 
-        Its first window is a copy of its cell, where its units may be. They cannot be told from those of others.
+        A new window is a copy of the key's cell, because its units there are mixed with those of other keys.
 
         Args:
             key: The key.

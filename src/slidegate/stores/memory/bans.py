@@ -115,7 +115,7 @@ class MemoryBanStorage:
         self._records.popitem(last=False)
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
-        """Remove at most so many bans and records that are over; return whether there may be more."""
+        """Remove at most `max_count` expired bans and records; return whether there may be more."""
         for _ in range(max_count):
             if not self._ends or self._ends[0][0] > now_us:
                 return False
@@ -241,7 +241,7 @@ class MemoryBans(BanStore):
         return (ban for ban in map(Ban._make, rows) if not ban.is_over(now_us))
 
     def count(self) -> int:
-        """Return how many bans are in force. Of those that have ended, so many are forgotten at each look."""
+        """Return the number of active bans, after removing some of the expired ones."""
         with self._lock:
             self._storage.remove_expired(self._now_us(), _COUNTED)
             return self._storage.ban_count()
@@ -273,7 +273,7 @@ class MemoryBans(BanStore):
             raise closed("the store of these bans")
 
     def _change(self, do: Callable[[BanRules, int, int], T]) -> T:
-        """Let the rules change something, and tell the events of it."""
+        """Apply a change under the lock, then emit its events."""
         self._expect_open()
         with self._lock:
             answer = do(self._rules, self._now_us(), self._wall())

@@ -101,7 +101,7 @@ class Generations:
         self.stale: dict[str, bytes] = {}
 
     def of(self, name: str) -> dict[str, bytes] | None:
-        """Return the generation in which a window lies; None where there is no such window."""
+        """Return the generation in which a window lies; None if there is no such window."""
         for windows in (self.fresh, self.stale):
             if name in windows:
                 return windows
@@ -137,7 +137,7 @@ class Generations:
         return bool(self.fresh or self.stale)
 
     def _holds(self, window: bytes, now_us: int, unix_us: int) -> bool:
-        """Tell whether a window holds anything; a quota's by the clock of the system, which may have been set."""
+        """Return whether a window holds anything; a quota's by the clock of the system, which may have been set."""
         if isinstance(self.limit, Quota):
             return unix_us < end_us(window) + KEPT_US
         return now_us < self.limit.expires_us(window)
@@ -172,8 +172,8 @@ class Table(Generations):
     def place(self, key: str, secret: bytes) -> tuple[Windows, str]:
         """Return where a key is counted that does not lie in `fresh`: there, or in a cell if there is no room.
 
-        Its first window is a copy of its cell, where its units may be. They cannot be told from those of others. Copies
-        of permits would never be handed back, so a key stays in a cell that holds some.
+        A new window is a copy of the key's cell, because its units there are mixed with those of other keys. Copies of
+        permits would never be released, so a key stays in a cell that holds some.
 
         Args:
             key: The key.
@@ -204,7 +204,7 @@ class Table(Generations):
         return self.cells.of(number) or {number: b""}, number
 
     def find(self, key: str, secret: bytes) -> tuple[bytes, bool]:
-        """Return the window of a key, changing nothing; and whether it is its own."""
+        """Return the window of a key without creating one, and whether it is the key's own."""
         windows, name = self.known(key, secret)
         return windows[name], windows is self.fresh or windows is self.stale
 

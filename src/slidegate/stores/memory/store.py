@@ -40,7 +40,7 @@ from .question import Question
 from .shard import Identity, Locks, Room, Table, Windows, cell_of
 
 SHARD_KEYS: Final = 8_192
-"""A store has as many shards as have fewer keys each: copying a dict of so many takes a fraction of a millisecond."""
+"""The number of shards is such that each has fewer keys: copying such a dict takes a fraction of a millisecond."""
 MAX_SHARDS: Final = 256
 HASH_BITS: Final = 16
 """The bits of a hash from here on choose the shard: a dict finds its keys by those before, which would be the same."""
@@ -207,7 +207,7 @@ class MemoryStore(Store):
         return decision
 
     def refund(self, reservations: Sequence[Reservation]) -> bool:
-        """Hand back what was charged; False where none of it is there any more."""
+        """Hand back what was charged; False if none of it is there any more."""
         self.expect_open()
         checks = [reservation.check for reservation in reservations]
         with self._lock_of(checks):
@@ -221,10 +221,10 @@ class MemoryStore(Store):
             return refund_all(reservations, refs, now_us, latest_us=self._latest_us, floor_us=self._reset_us)
 
     def reset(self, key: str) -> bool:
-        """Forget the windows of `key` under every rule; False where there were none.
+        """Forget the windows of `key` under every rule; False if there were none.
 
-        What the key spent in a shared cell stays: it cannot be told from what others spent there. Permits stay taken:
-        the requests that hold them are still under way.
+        Units that the key spent in a shared cell stay, because they are mixed with those of other keys. Permits stay
+        taken: the requests that hold them are still in progress.
         """
         self.expect_open()
         at = self._shard_of(key)
@@ -234,7 +234,7 @@ class MemoryStore(Store):
             return sum(tables[at].reset(key, now_us, latest_us) for tables in list(self._tables.values())) > 0
 
     def reset_all(self) -> bool:
-        """Forget the windows of all keys under every rule, and what is in shared cells; False where there were none.
+        """Forget the windows of all keys under every rule, and what is in shared cells; False if there were none.
 
         Permits stay taken: the requests that hold them are still under way.
         """

@@ -53,7 +53,7 @@ def unpack_ban(packed: bytes) -> Ban | None:
 
     Raises:
         ValueError: It is no ban.
-        struct.error: It is none either.
+        struct.error: It is no ban either.
     """
     if not packed:
         return None
@@ -63,7 +63,7 @@ def unpack_ban(packed: bytes) -> Ban | None:
 
 
 def unpack_stored(packed: bytes | None) -> Ban | None:
-    """Read the field of a hash that holds a ban; None where there is none that can be read."""
+    """Read the field of a hash that holds a ban; None if there is none that can be read."""
     return read_ban((packed or b"")[_MOMENT_BYTES:])
 
 

@@ -140,7 +140,7 @@ class RedisBans(BanStore):
         return made
 
     def strike_later(self, policy: BanPolicy, key: str, weight: int, reason: str) -> bool:
-        """Count a strike as soon as Redis answers again, if that is within ten seconds; False where it is lost."""
+        """Count a strike as soon as Redis answers again, if that is within ten seconds; False if it is lost."""
         # Strikes wait for a moment of the server's time.
         return self._time.is_real and self._sums.add(self._batcher().loop, Strike(policy, key, reason), weight)
 
@@ -246,7 +246,7 @@ class RedisBans(BanStore):
     # -- refusals of requests ---------------------------------------------------------------------------------------
 
     def refused_by_network(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> BanRefusal | None:
-        """Return the refusal of a question by the ban of a network that is known here, None where there is none."""
+        """Return the refusal of a question by the ban of a network that is known here, None if there is none."""
         now_us = self._time.now_us()
         ban = longest(self._of_networks(subjects_of(checks, subjects), now_us))
         return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)

@@ -2,7 +2,7 @@
 
 A permit in Redis carries the moment until which it is held, and its worker puts that off as long as the request is
 under way, that of all its permits in one command; see `stores.leases`. That a request has ended is a fact of this
-process: its permits are renewed no more from then on, also where Redis cannot be told. A permit that was taken for a
+process: from then on its permits are not renewed, even if Redis cannot be reached. A permit that was taken for a
 request whose answer never came is free after the length of a lease.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .batch import Shared
 
 MAX_IN_CALL: Final = 1_000
-"""More permits go in several commands, because nobody else is served meanwhile: so many take Redis 2 ms."""
+"""The most permits in one command, which blocks Redis for 2 ms."""
 _LOST, _FAILED = 0, 2
 
 

@@ -150,7 +150,7 @@ class RefusalCache:
         self._forget_key(key)
 
     def change_all(self) -> None:
-        """Forget all refusals, because the windows of all keys are reset, and their charges that were not sent yet."""
+        """Forget all refusals and their unsent charges, because the windows of all keys are reset."""
         for known in self.known.values():
             known.reset.update(key for _, key, _ in known.decision.checks)
         self._clear_windows()
@@ -186,7 +186,7 @@ class RefusalCache:
         self._changed[key] = self.changes
 
     def _have_changed(self, checks: Sequence[Check], changes: int) -> bool:
-        """Return whether units of a question were handed back, reset or charged after so many changes."""
+        """Return whether units of a question were refunded, reset or charged since a number of changes."""
         return max(self._all_changed, *(self._changed.get(key, 0) for _, key, _ in checks)) > changes
 
     def _forget_key(self, key: str) -> None:

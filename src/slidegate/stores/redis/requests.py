@@ -23,7 +23,7 @@ class _Carried:
         future: Gets the result.
 
     Attributes:
-        group: Requests of one group go in one call to a node of a cluster: a slot, or itself; None where none is known.
+        group: Requests of one group go in one call to a node of a cluster: a slot, or itself; None if none is known.
         redirections: How often a cluster has sent it elsewhere.
     """
 

@@ -1,8 +1,8 @@
 """The scripts that Redis runs, and how requests and answers are packed for it.
 
-A request is a byte for the operation, the number of its asks, the places of the keys whose bans refuse it, and the
-asks: the place of the key, the cost and the limit. The requests of a call stand one behind the other. An answer is a
-byte for the outcome and a reading for each ask; see ``lua/windows.lua``.
+A request is a byte for the operation, the number of its asks, the indexes of the keys whose bans refuse it, and the
+asks: the index of the key, the cost and the limit. The requests of a call are concatenated. An answer is a byte for
+the outcome and a reading for each ask; see ``lua/windows.lua``.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class RedisStore(Store):
         return self._hand_back(reservations)
 
     def reset(self, key: str) -> Awaitable[bool]:
-        """Forget the windows of `key` under every rule; False where there were none. Permits stay taken."""
+        """Forget the windows of `key` under every rule; False if there were none. Permits stay taken."""
         refusals = self._shared.refusals
         refusals.change_key(key)
         sent = self._reset(self._shared.packing.name_of(key))
@@ -213,7 +213,7 @@ class RedisStore(Store):
 
     @sensible
     async def reset_all(self) -> bool:
-        """Forget the windows of all keys under every rule; False where there were none. Permits stay taken.
+        """Forget the windows of all keys under every rule; False if there were none. Permits stay taken.
 
         Redis is searched a part at a time, and goes on serving: units that are counted meanwhile may stay.
         """

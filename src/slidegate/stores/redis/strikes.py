@@ -1,8 +1,8 @@
-"""Strikes, summed up and sent ten times a second: a flood of one client costs a command for each key and pause.
+"""Strikes, batched for 100 ms: a flood of one client costs one command for each key and batch.
 
-Where a sum could be enough for a ban, it is sent at once, and waited for. A sum that was sent and not answered is sent
-again, for `AGAIN_FOR_S`; Redis knows it by its name and counts it once. So are strikes that came while nobody asked
-Redis, because it had just failed. Strikes that were not sent when a process ends are lost.
+A batch that could trigger a ban is sent immediately, and awaited. A batch without an answer is resent for
+`AGAIN_FOR_S`; Redis recognises it by its id and counts it once. So are strikes during an outage, while Redis is not
+asked. Strikes that have not been sent when a process ends are lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AGAIN_FOR_S: Final = 10.0
 KNOWN_US: Final = 30_000_000
 """How long Redis knows what it has counted."""
 MAX_UNHEARD: Final = 10_000
-"""Beyond so many keys strikes that were not answered are lost."""
+"""Unanswered strikes of more keys than this are lost."""
 
 
 class Strike(NamedTuple):

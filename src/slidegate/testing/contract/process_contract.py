@@ -27,7 +27,7 @@ class ProcessesContract:
     def opener(self) -> Callable[[], Store] | None:
         """Return a function that opens one store, empty at first, in this process and in others, by the real clock.
 
-        `pickle` has to know how to send it, for example ``functools.partial(MyStore, path)``. None where the store
+        `pickle` has to know how to send it, for example ``functools.partial(MyStore, path)``. None if the store
         belongs to one process.
         """
         return None

@@ -43,7 +43,7 @@ class Made:
     refuses: bool = True
 
     def lasts(self, now_us: int) -> bool:
-        """Tell whether it has not ended."""
+        """Return whether it has not ended."""
         return self.ends_us is None or now_us < self.ends_us
 
 
@@ -119,7 +119,7 @@ class BanModel:
         return Stand(self._level(policy, key, now_us), weight)
 
     def knows(self, policies: Sequence[BanPolicy], key: str, now_us: int) -> bool:
-        """Tell whether there is anything about a key to forget."""
+        """Return whether there is anything about a key to forget."""
         banned = any(ban.key == key for ban in self.active(now_us))
         return banned or any(any(self.stand(policy, key, now_us)) for policy in policies)
 

@@ -137,7 +137,7 @@ function ring.charge(w, limit, now, units)
   return units
 end
 
--- Hand back units of the entry `mark`, which were spent at `spent_at`; false where they cannot be told from others.
+-- Hand back units of the entry `mark`, which were spent at `spent_at`; false if they cannot be distinguished from others.
 function ring.remove(w, now, spent_at, mark, units)
   if w.spent == 0 or units == 0 or spent_at <= w.floor then
     return false
