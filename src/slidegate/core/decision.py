@@ -61,7 +61,7 @@ class LimitSet:
         on_error: What decides about these limits when the store fails: "local", "allow" or "deny"; by default what the
             limiter was made with.
         fallback: Whether they stand for limits that a function returns for each request, and apply where it fails.
-        tenant: Whose share of the permits a request takes, where waiting requests are let in fairly; None where they
+        tenant: Whose share of the permits a request takes, where waiting requests are let in fairly; None if they
             are let in as they came.
 
     Attributes:

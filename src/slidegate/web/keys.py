@@ -52,7 +52,7 @@ class KeyCondition:
 
     Args:
         identity: What it asks, written alike in every process: a part of the identity of a rule without a name.
-        holds: Says whether it holds for a request, by its scope and the key of the client's address; None where nobody
+        holds: Says whether it holds for a request, by its scope and the key of the client's address; None if nobody
             can know, and then limits and blocks apply, and no exemption.
     """
 

@@ -269,7 +269,7 @@ def _kinds(reader: Reader) -> frozenset[str]:
 
 
 def _says_private(reader: Reader) -> bool:
-    """Tell whether a file has records of private addresses. Those that are published have none."""
+    """Return whether a file has records of private addresses. Those that are published have none."""
     for version, first, last in PRIVATE.ranges():
         with suppress(ValueError):  # an address of IPv6 in a file of IPv4
             address = IPv4Address(first) if version == 4 else IPv6Address(first)

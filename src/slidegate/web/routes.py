@@ -98,7 +98,7 @@ class Application:
         by_path: Whether type, method, path and root of a request tell its route, there and below.
         mounts: The applications that are mounted below it.
         path: The path where it is mounted itself.
-        rest: Returns what a path is behind its mount; None where it does not lead there.
+        rest: Returns what a path is behind its mount; None if it does not lead there.
     """
 
     root: str = ""

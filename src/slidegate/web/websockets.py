@@ -102,7 +102,7 @@ class MessageCounter:
 
     Attributes:
         beyond: The action on a message beyond a limit.
-        shared: The limiter that counts; None where each connection counts by itself.
+        shared: The limiter that counts; None if each connection counts by itself.
     """
 
     def __init__(self, messages: MessageLimits, limiter: Limiter, client: ClientAddress, own_id: str) -> None:

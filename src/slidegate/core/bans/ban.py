@@ -125,7 +125,7 @@ def ban_key(key: object) -> str:
 
 
 def _was_meant_as_address(text: str) -> bool:
-    """Tell whether a text that is no address was probably meant as one.
+    """Return whether a text that is no address was probably meant as one.
 
     It has the characters of addresses alone, or all of its groups but one are those of an address, where letters that
     look like digits are read as such: ``203.0.113.O``, ``203.0.113.x/24``, ``2001:db8::g``. Before a colon, a word that

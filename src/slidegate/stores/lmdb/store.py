@@ -172,7 +172,7 @@ class LmdbStore(Store):
         return self._batcher.keep_deadline(deadline_s)
 
     def answers_threads(self) -> bool:
-        """Answer threads without an event loop in time; False where each commit waits for a disk."""
+        """Answer threads without an event loop in time; False if each commit waits for a disk."""
         return not self._batcher.in_thread
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:

@@ -51,7 +51,7 @@ def unexpected(place: str, answer: object) -> StoreUnavailable:
 
 
 async def unless_foreign(answer: Awaitable[T]) -> T | None:
-    """Wait for an answer about a key; return None where a value of somebody else stands there."""
+    """Wait for an answer about a key; return None if a value of somebody else stands there."""
     try:
         return await answer
     except StoreUnavailable as error:

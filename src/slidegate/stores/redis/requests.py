@@ -96,7 +96,7 @@ class Question(_Carried):
 
     @property
     def name(self) -> bytes | None:
-        """See `Command`; None where it names no key."""
+        """See `Command`; None if it names no key."""
         key = self.checks[0][1] if self.checks else next((one for one in self._subjects if isinstance(one, str)), None)
         return None if key is None else self._shared.packing.name_of(key)
 

@@ -192,7 +192,7 @@ class RedisStore(Store):
         return self._question(CHARGE, checks, ())
 
     def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
-        """Hand back what was charged; False where all of it has aged out, or was handed back before.
+        """Hand back what was charged; False if all of it has aged out, or was handed back before.
 
         A refund whose connection breaks may be lost, so that the units stay charged; they are never handed back twice.
         """

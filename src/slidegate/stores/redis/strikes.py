@@ -108,7 +108,7 @@ class _Sum:
         return self.sent is not None or self.next.weight > 0
 
     def may_wait(self) -> bool:
-        """Tell whether no ban can come of what is owed, and others were sent a moment ago, or are being sent."""
+        """Return whether no ban can come of what is owed, and others were sent a moment ago, or are being sent."""
         if self.sent is not None and not self.sends:
             return False
         unanswered = self.next.weight + (0 if self.sent is None else self.sent.weight)
