@@ -51,8 +51,8 @@ class MadeOfValue(Protocol):
         """Return the key of a value."""
 
 
-KeyFunction: TypeAlias = Callable[[HTTPConnection], str | Awaitable[str | None] | None]
-"""A function of the user's own. If it returns None, the rule does not count the request."""
+KeyFunction: TypeAlias = Callable[[Any], str | Awaitable[str | None] | None]
+"""A function of the request, written by the user. If it returns None, the rule does not count the request."""
 
 
 class KeyCondition:
