@@ -20,6 +20,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from mmdb_writer import MMDBWriter
+from netaddr import IPSet
 from starlette.applications import Starlette
 
 import dev
@@ -102,6 +104,18 @@ def test_every_block_is_marked_as_what_it_is(page: Path) -> None:
     assert len(MARKED.findall(text)) == sum(block.mark is not None for block in found)
 
 
+def write_networks(directory: Path) -> None:
+    """Write the files of operators and countries that pages take for granted."""
+    records = {
+        "GeoLite2-ASN.mmdb": ("198.51.100.0/24", {"autonomous_system_number": 64500}),
+        "GeoLite2-Country.mmdb": ("192.0.2.0/24", {"country": {"iso_code": "NL"}}),
+    }
+    for name, (network, record) in records.items():
+        writer = MMDBWriter()
+        writer.insert_network(IPSet([network]), record)
+        writer.to_db_file(str(directory / name))
+
+
 @pytest.mark.filterwarnings("error")
 # Other libraries, whose code some pages show, still ask for it where Python 3.14 wants another one asked.
 @pytest.mark.filterwarnings("ignore:.*iscoroutinefunction:DeprecationWarning")
@@ -110,6 +124,7 @@ def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)  # where a dataclass or a forward reference looks itself up
     monkeypatch.chdir(tmp_path)
+    write_networks(tmp_path)
     run_page(page.read_text("utf-8"), str(page), tmp_path, module)
 
 

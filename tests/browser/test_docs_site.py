@@ -24,7 +24,7 @@ from .test_views import violations
 pytestmark = pytest.mark.all
 
 WIDTHS = {"desk": 1280, "phone": 375}
-LOOKED_AT = ("", "guides/bans/", "reference/api/", "reference/configuration/")
+LOOKED_AT = ("", "guides/bans/", "reference/api/", "guides/configuration/")
 """Pages that axe reads: prose, code, wide tables."""
 TOGGLES = (("default", "light"), ("default", "dark"), ("slate", "the system"), ("default", "light"))
 """The colours that a reader sees whose system is light, and those that the button offers next."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -21,7 +22,6 @@ class Metric(NamedTuple):
     name: str
     prometheus: str
     kind: str
-    unit: str
     labels: set[str]
     help: str
 
@@ -29,13 +29,16 @@ class Metric(NamedTuple):
 def documented() -> list[Metric]:
     """Return the table of metrics of the documentation, which their users rely on."""
     lines = PAGE.read_text("utf-8").splitlines()
-    rows = [
-        line.strip("| ").split(" | ") for line in lines if line.startswith("| `slidegate.") and "| `slidegate_" in line
-    ]
+    rows = [re.split(r" *\| *", line.strip("| ")) for line in lines if line.startswith("| `slidegate.")]
     return [
-        Metric(name.strip("`"), other.strip("`"), kind, unit, set(labels.split(", ")), text)
-        for name, other, kind, unit, labels, text in rows
+        Metric(name, prometheus_name(name, kind), kind, {*filter(None, labels.split(", ")), "store"}, text)
+        for name, kind, labels, text in ([row[0].strip("`"), *row[1:]] for row in rows)
     ]
+
+
+def prometheus_name(name: str, kind: str) -> str:
+    """Return the name for Prometheus, by the sentence above the table."""
+    return name.replace(".", "_") + {"counter": "_total", "histogram": "_seconds"}.get(kind, "")
 
 
 class Exposition:

@@ -109,6 +109,23 @@ RateLimitMiddleware(app, bans=[guessing, BanPolicy()])
 BanPolicy(signals={404: "much"})  # type: ignore[dict-item]
 
 
+app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml", headers="both")
+RateLimitMiddleware.from_file(app, "slidegate.toml", header="both")  # type: ignore[call-arg]
+
+
+async def account_of(request: Request) -> str:
+    return str(await request.json())
+
+
+def polite(request: Request, decision: Decision) -> Response:
+    return PlainTextResponse("later", 429)
+
+
+app.add_middleware(RateLimitMiddleware, limits="5/minute", on_refused=polite)
+RateLimit("5/minute", key=account_of)
+Rule("*", "5/minute", count_if=lambda status, headers, request: request.method == "GET")
+
+
 async def login(request: Request) -> Response:
     assert_type(await strike(request, "ban", "forged token", policy="guessing"), Ban | None)
     await strike(request, "much")  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from slidegate import (
     client_ip,
 )
 from slidegate.core import Concurrency
-from slidegate.web.reload import ReloadingMiddleware
+from slidegate.web.reload import FileOptions, ReloadingMiddleware
 
 from ..asgi import PEER, call, hello, statuses
 from .sockets import BYE, Client, Listener, texts
@@ -266,3 +267,8 @@ async def test_the_secret_for_digests_comes_from_the_environment(file: Path, mon
     with pytest.raises(ConfigurationError, match="16 to 64 bytes") as caught:
         middleware(file, text)
     assert "short" not in str(caught.value)
+
+
+def test_type_checkers_know_every_option_beside_the_file() -> None:
+    options = inspect.signature(RateLimitMiddleware).parameters.keys() - {"app"}
+    assert FileOptions.__annotations__.keys() == {*options, "store"}

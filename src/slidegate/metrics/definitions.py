@@ -77,30 +77,30 @@ REQUESTS: Final = Metric(
     "counter",
     "{request}",
     ("route", "outcome", "store"),
-    "Requests by the template of their route and by their outcome. Each request is counted once.",
+    "Requests by route and outcome; each is counted once.",
 )
 RULE_REQUESTS: Final = Metric(
     "rule.requests",
     "counter",
     "{request}",
     ("rule", "outcome", "store"),
-    "Requests by the rules that counted or refused them. A request under several rules is counted for each.",
+    "Requests by the rules that counted or refused them; once for each rule.",
 )
 DURATION: Final = Metric(
     "request.duration",
     "histogram",
     "s",
     ("route", "store"),
-    "The time from the middleware to the last byte of the answer, of requests that were let through.",
+    "The time to the last byte of the answer, of admitted requests.",
 )
 TIME_IN_QUEUE: Final = Metric(
     "request.time_in_queue",
     "histogram",
     "s",
     ("outcome", "store"),
-    "The time that requests have waited for room, of those that a rule made wait.",
+    "The time that requests waited for room.",
 )
-EVENTS: Final = Metric("events", "counter", "{event}", ("kind", "store"), "Events by their kind.")
+EVENTS: Final = Metric("events", "counter", "{event}", ("kind", "store"), "Events by kind.")
 
 Values: TypeAlias = Mapping[Labels, int]
 Read: TypeAlias = Callable[[Limiter], Values]
@@ -123,13 +123,13 @@ def read(
 
 @read("queued_requests", "gauge", "{request}", together="livesum")
 def _queued(limiter: Limiter) -> Values:
-    """Requests that wait for room now."""
+    """Requests that are waiting for room."""
     return {(): limiter.engine.queues.waiting}
 
 
 @read("active_permits", "gauge", "{permit}", together="livesum")
 def _permits(limiter: Limiter) -> Values:
-    """Permits of concurrency limits that requests hold now."""
+    """Permits of concurrency limits in use."""
     held = limiter.store.permits_held()
     return {} if held is None else {(): held}
 
@@ -143,28 +143,28 @@ def _bans(limiter: Limiter) -> Values:
 
 @read("keys", "gauge", "{key}", together="livesum")
 def _keys(limiter: Limiter) -> Values:
-    """Windows that a store in memory holds now."""
+    """Windows in a memory store."""
     store = limiter.store
     return {(): store.stats().keys} if isinstance(store, MemoryStore) else {}
 
 
 @read("shared_hits", "counter", "{hit}")
 def _shared_hits(limiter: Limiter) -> Values:
-    """Hits that a store in memory has counted in shared cells, because it was full."""
+    """Hits counted in shared cells, because a memory store was full."""
     store = limiter.store
     return {(): store.stats().shared_hits} if isinstance(store, MemoryStore) else {}
 
 
 @read("store.failures", "counter", "{question}")
 def _failures(limiter: Limiter) -> Values:
-    """Questions that the store did not answer in time, or answered with an error."""
+    """Questions that the store answered with an error, or not in time."""
     failover = limiter.engine.failover
     return {(): 0 if failover is None else failover.failures}
 
 
 @read("store.up", "gauge", "1", together="livemin")
 def _store_up(limiter: Limiter) -> Values:
-    """Whether the store answered when it was asked last: 1 if it did, 0 if not."""
+    """1 if the store answered its last question, 0 if not."""
     failover = limiter.engine.failover
     return {(): 0 if failover is not None and failover.away else 1}
 
@@ -186,7 +186,7 @@ def _list_entries(limiter: Limiter) -> Values:
 
 @read("build_info", "gauge", "1", "version", "compiled")
 def _build_info(limiter: Limiter) -> Values:
-    """Always 1; the attributes tell the version, and whether the core is compiled."""
+    """Always 1; the attributes are the version, and whether the core is compiled."""
     root = sys.modules["slidegate"]  # it hands names on, and nobody imports it
     return {(root.__version__, str(core.compiled).lower()): 1}
 

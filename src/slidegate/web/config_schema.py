@@ -95,7 +95,7 @@ class Client(_Table):
     """How the client's address is found."""
 
     trusted: Trusted = []
-    """Networks of the proxies you run, such as ["10.0.0.0/8"], a file of them, or how many proxies stand in front."""
+    """Networks of your proxies, such as ["10.0.0.0/8"], a file of them, or the number of proxies in front."""
     header: str = "x-forwarded-for"
     """The header in which the proxies name the client."""
     ipv4_prefix: int = Field(default=32, ge=8, le=32)
@@ -121,7 +121,7 @@ class ListTable(_Table):
     """A file that lists networks."""
 
     path: str
-    """The file, relative to the directory of this one, such as "blocked.netset"."""
+    """The file, relative to this one, such as "blocked.netset"."""
     name: str = ""
     """The name of the list; by default the file's name without suffix."""
     strict: bool = True
@@ -203,7 +203,7 @@ class KeyTable(_ToolsOrNetwork):
     path_param: str | None = None
     """Each value of a parameter of the rule's path."""
     client: Made[Client] | None = None
-    """Each client address, found in a way of its own."""
+    """Each client address, with options of its own."""
     combine: list[Key] | None = Field(default=None, min_length=2)
     """Each combination of several keys, such as ["client", { header = "X-Tenant" }]."""
     fallback: Key | None = None
@@ -297,7 +297,7 @@ def _exclude(schema: dict[str, Any]) -> None:
 
 
 class RuleTable(_Table):
-    """Holds the requests it matches to its limits."""
+    """A rule: which requests have which limits."""
 
     model_config = ConfigDict(json_schema_extra=_exclude)
 
@@ -310,15 +310,15 @@ class RuleTable(_Table):
     methods: Texts | None = None
     """HTTP methods, such as ["GET", "POST"]; by default all."""
     connection: Literal["http", "websocket"] | None = None
-    """Which requests to hold; by default both kinds."""
+    """The kind of requests; by default both."""
     key: Key = "client"
-    """Whom to count, such as { header = "X-API-Key" }."""
+    """Who is counted, such as { header = "X-API-Key" }."""
     when: Made[ConditionTable] | None = None
-    """For which requests alone, such as { network = "GeoLite2-Country.mmdb", is_in = ["NL"] }."""
+    """A condition, such as { network = "GeoLite2-Country.mmdb", is_in = ["NL"] }."""
     cost: int = Field(default=1, ge=0)
     """Units for one request."""
     unit: str | None = None
-    """What the limits count where that is not requests, such as "tokens"."""
+    """What is counted if not requests, such as "tokens"."""
     count_if: Annotated[list[Annotated[int, Field(ge=100, le=599)]], Field(min_length=1)] | None = None
     """Count only requests whose answer has one of these statuses, such as [401, 403]."""
     count_denied: bool = False
@@ -332,13 +332,13 @@ class RuleTable(_Table):
     status: int | None = Field(default=None, ge=400, le=599)
     """With block = true: the status of the answer; by default 403."""
     wait: str | None = None
-    """How long a request may wait for its turn, such as "200ms"."""
+    """How long a request may wait for room, such as "200ms"."""
     wait_max: int = Field(default=16, ge=1, le=1000)
     """The largest number of requests of one key that wait at a time."""
     fair: Key | None = None
-    """By whose share waiting requests get permits, such as "user" or { header = "X-Tenant" }."""
+    """Waiting requests share permits by this key, such as "user" or { header = "X-Tenant" }."""
     on_error: Literal["local", "allow", "deny"] | None = None
-    """What decides about the rule when the store fails; by default the same as about all others."""
+    """What decides about the rule when the store fails; by default the same as for all others."""
     name: str | None = None
     """The name of the limit; the counts belong to it."""
     exempt: bool = False
@@ -366,10 +366,10 @@ Weight: TypeAlias = Annotated[int, Field(ge=1, le=_MAX_WEIGHT)] | Literal["ban"]
 
 
 class BanTable(_Table):
-    """Shuts out clients that keep abusing."""
+    """Bans clients that keep abusing."""
 
     after: str = "20/10m"
-    """The number of strikes within a time that ban."""
+    """How many strikes in which time lead to a ban."""
     duration: str = "1h"
     """How long the first ban lasts."""
     factor: float = Field(default=4, ge=1, le=1_000)
@@ -377,13 +377,13 @@ class BanTable(_Table):
     longest: str | None = None
     """How long a ban lasts at most; by default "7d" or duration."""
     forgive: str = "24h"
-    """How long one has to be clean to step one level down."""
+    """The time without a strike after which the level falls by one."""
     signals: dict[str, Weight] = {"refused": 1}
-    """What strikes, and how much: refused, a status or class ("4xx"), a path; a number, or "ban" for all it takes."""
+    """Strikes and their weights: "refused", a status or class ("4xx") or a path; "ban" bans at once."""
     key: BanKey = "client"
-    """Whom to strike and ban, such as { header = "X-API-Key" }."""
+    """Who is banned, such as { header = "X-API-Key" }."""
     shadow: bool = False
-    """Report which clients would be banned, and ban nobody."""
+    """Only report who would be banned."""
     status: Literal[403, 429] = 403
     """The status of the answer to a banned client."""
     ban_private: bool = False
@@ -395,7 +395,7 @@ class BanTable(_Table):
 
 
 class MessageTable(_Table):
-    """Holds the messages of websockets to limits."""
+    """Limits of the messages of websockets."""
 
     limits: Limits
     """Limits such as "10/second"."""
@@ -422,29 +422,29 @@ class Configuration(_Table):
     model_config = ConfigDict(title="slidegate.toml", json_schema_extra={"not": {"required": ["limits", "rules"]}})
 
     client: Annotated[Made[Client], AfterValidator(_combined_with)] | None = None
-    """The proxies that are trusted, and the prefixes that make one client, such as { trusted = ["10.0.0.0/8"] }."""
+    """How the client's address is found, such as { trusted = ["10.0.0.0/8"] }."""
     limits: Limits | None = None
     """Limits for each client, instead of rules, such as "100/minute"."""
     rules: list[Made[RuleTable]] | None = None
-    """Rules that hold requests to limits; every rule that matches applies."""
+    """Which requests have which limits; every rule that matches applies."""
     default_limits: Limits | None = None
-    """Limits of each route by itself, behind limits or rules, or alone, such as "60/minute"."""
+    """Limits of each route, in addition to limits or rules, such as "60/minute"."""
     blocklist: Lists | None = None
-    """Networks refused, such as ["192.0.2.0/24"], or files of them, such as "blocked.netset"."""
+    """Networks that are refused, such as ["192.0.2.0/24"], or files of them, such as "blocked.netset"."""
     allowlist: Lists | None = None
-    """Networks never refused nor counted, such as ["192.0.2.0/24"], or files of them, such as "office.netset"."""
+    """Networks that are neither refused nor counted, or files of them, such as "office.netset"."""
     bans: dict[str, Made[BanTable]] = {}
-    """Ban policies, each by its name, such as { scanning = { after = "20/10m" } }."""
+    """Ban policies by name, such as { scanning = { after = "20/10m" } }."""
     store: str | Environment | None = None
     """The address of the store, such as "memory://"."""
     deadline: str = "50ms"
     """How long a store may take to answer a request."""
     on_error: Literal["local", "allow", "deny"] = "local"
-    """The decision when the store does not answer: by a store of this process, or always the same."""
+    """What decides when the store does not answer; "local" counts in this process."""
     networks: Annotated[Paths, AfterValidator(_network_files)] = []
     """Files by which operators are banned ("asn:64500"), such as ["GeoLite2-ASN.mmdb"]."""
     headers: Literal["draft", "legacy", "both", "none"] = "draft"
-    """The header fields that tell clients their limits."""
+    """Which RateLimit header fields are sent."""
     messages: Made[MessageTable] | None = None
     """The limits of messages over a websocket."""
     enabled: bool = True

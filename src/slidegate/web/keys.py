@@ -43,8 +43,8 @@ class Key(Protocol):
         """Return the key of a request, at most 64 bytes; `client_key` is that of its address."""
 
 
-KeyFunction: TypeAlias = Callable[[HTTPConnection], str | Awaitable[str | None] | None]
-"""A function of the user's own. If it returns None, the rule does not count the request."""
+KeyFunction: TypeAlias = Callable[[Any], str | Awaitable[str | None] | None]
+"""A function of the request, written by the user. If it returns None, the rule does not count the request."""
 
 
 class KeyCondition:

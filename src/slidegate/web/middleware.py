@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -59,7 +59,7 @@ from .websockets import GuardedWebSocket, MessageCounter, MessageLimits, OpenWeb
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .reload import ReloadingMiddleware
+    from .reload import FileOptions, ReloadingMiddleware
 
 _GUARDED: Final = frozenset({"http", "websocket"})
 
@@ -212,7 +212,7 @@ class RateLimitMiddleware(FailsAtStartup):
         *,
         observers: Iterable[AnyObserver] = (),
         on_exceeded: Exceeded | None = None,
-        **options: Any,
+        **options: Unpack[FileOptions],
     ) -> ReloadingMiddleware:
         """Make a middleware whose rules stand in a TOML file, and follow the file's changes.
 

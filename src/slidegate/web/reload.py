@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -40,10 +40,41 @@ _LASTING: Final = ("store: it", "deadline, on_error: they", "networks: they")
 
 
 if TYPE_CHECKING:
+    from ..core.bans.policy import BanPolicy
+    from ..core.networks import Networks
+    from .client_ip import ClientAddress
+    from .headers import HeaderStyle
+    from .keys import Key, KeyFunction
     from .middleware import RateLimitMiddleware
+    from .responses import Refused
+    from .rules import Limits, LimitsFunction, Rule
+    from .websockets import MessageLimits
 
 SECRET_VARIABLE: Final = "SLIDEGATE_SECRET"
 """The environment variable that holds the `secret` of the limiter of a configuration file."""
+
+
+class FileOptions(TypedDict, total=False):
+    """The options of `RateLimitMiddleware`, and the address of a store instead of the file's, for type checkers.
+
+    Starlette's ``add_middleware`` rejects a function with ``**options: Any``, which could hold a second ``app``.
+    """
+
+    limits: Limits | LimitsFunction | None
+    rules: Sequence[Rule] | None
+    default_limits: Limits | LimitsFunction | None
+    key: Key | KeyFunction | None
+    limiter: Limiter | None
+    client: ClientAddress | None
+    blocklist: Networks | None
+    allowlist: Networks | None
+    bans: BanPolicy | Iterable[BanPolicy] | None
+    on_refused: Refused | None
+    headers: HeaderStyle | None
+    messages: MessageLimits | None
+    enabled: bool
+    ignore_checks: Iterable[str]
+    store: str
 
 
 class ReloadingMiddleware(FailsAtStartup):

@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -35,7 +34,7 @@ from .headers import NOT_STORED, Buckets, Fields, asked_buckets, completed, dist
 if TYPE_CHECKING:
     from .exchange import Entry
 
-Refused: TypeAlias = Callable[[HTTPConnection, Decision], Response | Awaitable[Response]]
+Refused: TypeAlias = Callable[[Any, Decision], Response | Awaitable[Response]]
 Answer: TypeAlias = tuple[int, str, bytes, Fields]
 """The answer to a refused request: its status, one sentence that says why, its body, and its header fields."""
 

@@ -15,7 +15,6 @@ from inspect import iscoroutinefunction
 from typing import Any, Final, Literal, TypeAlias
 
 from starlette.datastructures import Headers
-from starlette.requests import HTTPConnection
 
 from ..core.arguments import check_flag, check_list, check_takes, names_checked, signature_of
 from ..core.concurrency import Concurrency
@@ -30,9 +29,7 @@ from .paths import RulePath
 CostFunction: TypeAlias = Callable[[Any], int | Awaitable[int]]
 Limits: TypeAlias = str | AnyLimit | Iterable[str | AnyLimit]
 LimitsFunction: TypeAlias = Callable[[Any], Limits | Awaitable[Limits]]
-CountIf: TypeAlias = (
-    Callable[[int], object] | Callable[[int, Headers], object] | Callable[[int, Headers, HTTPConnection], object]
-)
+CountIf: TypeAlias = Callable[[int], object] | Callable[[int, Headers], object] | Callable[[int, Headers, Any], object]
 """Says of an answer whether it counts: of its status, also of its header fields, also of the request."""
 Exceeded: TypeAlias = Callable[[str, Decision], Awaitable[None] | None]
 Connection: TypeAlias = Literal["http", "websocket"]
