@@ -174,7 +174,7 @@ class Rule(View):
     action: str
     exempt: bool
     final: bool
-    conditional: bool
+    conditional: Annotated[bool, BeforeValidator(lambda when: when is not None), Field(validation_alias="when")]
     count_denied: bool
     wait_s: Annotated[float, OfMicroseconds, Field(validation_alias="wait_us")]
 
