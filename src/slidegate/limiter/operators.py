@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -84,10 +85,10 @@ def check_ban(key: object, files: Sequence[NetworkLookup]) -> None:
         InvalidKey: The key cannot be banned.
     """
     spelled = hand_ban_key(key)
-    if not spelled.startswith(_KIND):
+    kind, _, number = spelled.partition(":")
+    if f"{kind.lower()}:" != _KIND:
         return
-    number = spelled.removeprefix(_KIND)
-    if not (number.isascii() and number.isdigit() and 0 < int(number[:11]) < 2**32):
+    if f"{kind}:" != _KIND or not re.fullmatch("[1-9][0-9]{0,9}", number) or int(number) >= 2**32:
         expected = 'the number of an autonomous system, for example "asn:132203"'
         raise InvalidKey(f"ban: expected {expected}, not {quoted(key)}", expected)
     if not any("asn" in file.has for file in files):

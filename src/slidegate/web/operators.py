@@ -340,9 +340,13 @@ def _check_records(content: bytes, metadata: Metadata) -> None:
 
 def _check_names(record: object) -> None:
     """Check that names in maps are text, which the reader in C takes for granted."""
-    for name, value in record.items() if isinstance(record, dict) else ():
-        if not isinstance(name, str):
-            raise ValueError(f"a map has the name {name!r}")
+    values: Iterable[object] = record if isinstance(record, list) else ()
+    if isinstance(record, dict):
+        values = record.values()
+        for name in record:
+            if not isinstance(name, str):
+                raise ValueError(f"a map has the name {name!r}")
+    for value in values:
         _check_names(value)
 
 
