@@ -115,7 +115,7 @@ class SnapshotCache:
             stats = recent.stats(await self._all_workers.workers())
             clients = await self._service.nearest_clients(NEAREST)
         except StoreError as error:
-            logger.info("dashboard: no stats, because %s", error)
+            logger.info("dashboard: stats are unavailable: %s", error)
             detail = "The store does not answer, so there are no new stats."
             return views.Snapshot(at=time.time(), problem=detail)
         rules, routes = _busiest(stats.rules), _busiest(stats.routes)

@@ -35,7 +35,7 @@ class WindowSlice(NamedTuple):
 
     start_us: int
     end_us: int
-    """The first moment behind it; the start, where the moment of each unit is known."""
+    """The first moment after it; equal to `start_us` if the moment of each unit is known."""
     leaves_us: int
     """When its units leave the window."""
     units: int

@@ -79,7 +79,7 @@ class RateLimitMiddleware(FailsAtStartup):
         limiter: The limiter that counts; by default one of its own, in memory.
         client: How the client's address is found. Rules count by it unless they have a key, and the lists look at it.
         blocklist: `Networks` whose requests are answered with 403 before anything is counted.
-        allowlist: The same; its clients are never refused nor counted. It comes before the blocklist.
+        allowlist: `Networks` whose clients are neither refused nor counted. It is checked before the blocklist.
         bans: The policies that ban clients which keep abusing; one policy, or several with names of their own.
         on_refused: Makes the answer to a refused HTTP request, sync or async, from the request (which has no body here)
             and the decision.

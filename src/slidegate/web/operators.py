@@ -258,7 +258,7 @@ def _number(asn: Any) -> int | None:
 
 
 def _kinds(reader: Reader) -> frozenset[str]:
-    """Return which of operators and countries the first records of a file have."""
+    """Return whether the first records of a file say the operator, the country or both."""
     found: set[str] = set()
     for _, record in islice(reader, _RECORDS_LOOKED_AT):
         place = _place(record)

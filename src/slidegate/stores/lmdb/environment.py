@@ -134,7 +134,7 @@ class Environment:
 
         Args:
             txn: The transaction.
-            looks: Whether to look how full the file is, although it is not the turn of this one.
+            looks: Whether to check now how full the file is, instead of at the next regular check.
         """
         try:
             self._commits += 1
@@ -450,7 +450,7 @@ def open_environment(path: str | PathLike[str], options: Options) -> Environment
     Raises:
         ConfigurationError: The path cannot be used, or is open with other options.
         StoreUnavailable: It is to be read only, and cannot be.
-        StoreTimeout: Another process holds the files and does not go on.
+        StoreTimeout: Another process holds the lock of the files and does not respond.
     """
     text = fspath(path) if isinstance(path, (str, PathLike)) else ""
     if not isinstance(text, str) or not text or "\0" in text:

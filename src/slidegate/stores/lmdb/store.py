@@ -101,7 +101,7 @@ class LmdbStore(Store):
     Raises:
         ConfigurationError: An option is out of range, or the files cannot be used; the message says what would help.
         StoreUnavailable: `read_only`, and the files cannot be read.
-        StoreTimeout: Another process holds the files and does not go on.
+        StoreTimeout: Another process holds the lock of the files and does not respond.
     """
 
     bans: LmdbBans

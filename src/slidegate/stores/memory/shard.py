@@ -81,13 +81,13 @@ class Room:
 
 
 class Generations:
-    """Windows by name, in two generations. Who asks them holds the shard's lock.
+    """Windows by name, in two generations. Callers hold the shard's lock.
 
-    A window that was asked for lies in `fresh`. Once in the life of a window, what lies in `stale` is let go of, some
-    windows in each step, because nobody has asked for them that long; then `fresh` becomes `stale`. So no window is
-    looked at to find those that are over, but those of quotas and permits, which have no such life.
+    A window that is used is in `fresh`. Once per window length, the windows in `stale` are removed, some in each step,
+    because nobody has used them for that long; then `fresh` becomes `stale`. So expired windows are found without
+    inspecting any, except those of quotas and permits, which have no window length.
 
-    `fresh` is one dict for ever, because prepared questions refer to it.
+    `fresh` is always the same dict, because prepared questions refer to it.
 
     Args:
         limit: One of the limits that share these windows; its amount does not matter.
