@@ -35,7 +35,7 @@ def check_clock(name: str, given: Clock | None) -> None:
 
 
 def non_decreasing(clock: Clock) -> Clock:
-    """Return a clock for several threads that never runs back: if the given one does, it keeps its last value."""
+    """Return a clock for several threads that never runs back: if the given one does, it continues from there."""
     time, lock = NonDecreasingClock(), Lock()
     hold_over_fork(lock)
 

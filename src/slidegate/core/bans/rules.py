@@ -180,7 +180,7 @@ class BanRules:
 
 
 class NonDecreasingClock:
-    """Time that goes on from where it was, where a clock steps back."""
+    """Time that never runs back: where a clock steps back, it continues from its latest value."""
 
     def __init__(self) -> None:
         self._latest_us = 0
