@@ -44,7 +44,7 @@ _NOTE: Final = Struct("<HqqI")
 _PLAN: Final = Struct("<8sIqqqHB")
 _PERMITS_PLAN: Final = Struct("<8sI8sqqHB")
 _STATE: Final = Struct("<Qqqq")
-_MOMENT: Final = Struct("<q")
+_RESET: Final = Struct("<qB")
 _COUNTED: Final = Struct("<I")
 _LENGTH: Final = Struct("<I")
 _DAMAGED: Final = "data string too short"
@@ -168,9 +168,16 @@ class Packing:
                     parts.append(_NOTE.pack(place, mark, reservation.decided_us, units) + plan)
         return REQUEST.pack(REFUND, len(parts), 0) + b"".join(parts)
 
-    def reset(self, name: bytes, latest_us: int, names: dict[bytes, int]) -> bytes:
-        """Pack a reset of the windows in the hash of a name; `latest_us` and `names` as for `refund`."""
-        return REQUEST.pack(RESET, names.setdefault(name, len(names)), 0) + _MOMENT.pack(latest_us)
+    def reset(self, name: bytes, latest_us: int, every: bool, names: dict[bytes, int]) -> bytes:
+        """Pack a reset of the windows in the hash of a name.
+
+        Args:
+            name: The name.
+            latest_us: As for `refund`.
+            every: Whether all other keys are reset, too.
+            names: As for `refund`.
+        """
+        return REQUEST.pack(RESET, names.setdefault(name, len(names)), 0) + _RESET.pack(latest_us, every)
 
     def permits_row(self, bucket: LimitSet, key: str) -> bytes:
         """Return the name of the set with the permits of a key, in the slot of its windows."""

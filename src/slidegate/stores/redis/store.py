@@ -207,7 +207,7 @@ class RedisStore(Store):
         """Forget the windows of `key` under every rule; False if there were none. Permits stay taken."""
         refusals = self._shared.refusals
         refusals.change_key(key)
-        sent = self._reset(self._shared.packing.name_of(key))
+        sent = self._reset(self._shared.packing.name_of(key), every=False)
         sent.add_done_callback(lambda _: refusals.change_key(key))
         return sent
 
@@ -220,14 +220,14 @@ class RedisStore(Store):
         shared, forgotten = self._shared, False
         shared.refusals.change_all()
         async for names in self._batcher().names(shared.packing.windows, min(MAX_IN_CALL, shared.max_waiting)):
-            answers = await asyncio.gather(*(unless_foreign(self._reset(name)) for name in names))
+            answers = await asyncio.gather(*(unless_foreign(self._reset(name, every=True)) for name in names))
             forgotten = forgotten or any(answers)
         shared.refusals.change_all()
         return forgotten
 
-    def _reset(self, name: bytes) -> asyncio.Future[bool]:
-        """Forget the windows in the hash of a name."""
-        pack = partial(self._shared.packing.reset, name, self._shared.refusals.latest_us)
+    def _reset(self, name: bytes, *, every: bool) -> asyncio.Future[bool]:
+        """Forget the windows in the hash of a name, alone or with those of every other."""
+        pack = partial(self._shared.packing.reset, name, self._shared.refusals.latest_us, every)
         return self._command(name, pack, lambda answer, now_us: answer[0] == CHANGED)
 
     def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Awaitable[Snapshot]:

@@ -95,6 +95,9 @@ KNOWN: Final = {
     "a reset of everything where there is nothing is not remembered": _known(
         [Reset(None), Step(-2), _ask(1), Refund(0)], "1/10s"
     ),
+    "after a reset of everything a clock that stepped back before it puts no end to refunds": _known(
+        [Align(10 * SECOND_US, 0), _ask(1), Step(-256), Reset(None), _ask(1), Refund(0)], "2/10s @1"
+    ),
     "a reset of nothing is not remembered": _known(
         [_ask(1), Refund(0), Reset("ann"), Step(-2), _ask(1), Refund(0)], "1/10s"
     ),

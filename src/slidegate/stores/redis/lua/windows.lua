@@ -54,8 +54,9 @@ local function copy_of(w)
   return copy
 end
 
--- Forget what a key has spent in its windows; return whether that was anything.
-local function forget(place, now, latest)
+-- Forget what a key has spent in its windows; return whether that was anything. Where it is one of all keys, what is
+-- charged behind the latest moment can be handed back, also where a clock that stepped back had put an end to that.
+local function forget(place, now, latest, every)
   local row, fields, found = rows[place] or {}, redis.call("HGETALL", KEYS[place]), false
   for at = 1, #fields, 2 do
     local value = fields[at + 1]
@@ -65,6 +66,9 @@ local function forget(place, now, latest)
   end
   for _, w in pairs(row) do
     found = found or w.spent > 0
+    if every == 1 and w.floor > max(now, latest) then
+      w.floor, w.dirty = max(now, latest), true
+    end
     w.kind.reset(w, now, latest)
   end
   rows[place] = row
@@ -208,7 +212,7 @@ local function judge(what, arg, at, many, now)
   if what == REFUND then
     return refund(arg, at, many, now)
   elseif what == RESET then
-    return pack("<B", forget(many + 1, now, unpack_from("<i8", arg, at)) and CHANGED or NOTHING)
+    return pack("<B", forget(many + 1, now, unpack_from("<i8B", arg, at)) and CHANGED or NOTHING)
   end
   local asks = asks_of(arg, at, many, now, what == PEEK or what == LOOK or what == INSPECT)
   if what == INSPECT then
@@ -222,12 +226,12 @@ local function judge(what, arg, at, many, now)
   return hit(asks, now)
 end
 
-local ASK_BYTES, NOTE_BYTES, TIME_BYTES = 6, 22, 8
+local ASK_BYTES, NOTE_BYTES, RESET_BYTES = 6, 22, 9
 
 -- How many bytes a request takes behind its head.
 local function bytes_of(what, many)
   if what == RESET then
-    return TIME_BYTES
+    return RESET_BYTES
   end
   return many * ((what == REFUND and NOTE_BYTES or ASK_BYTES) + LIMIT_BYTES)
 end
