@@ -32,7 +32,7 @@ from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 
-from ..asgi import call, hello, page, statuses
+from ..asgi import Slow, call, hello, page, statuses
 from ..redis_servers import needs_redis
 from .middlewares import FollowedFiles
 
@@ -227,14 +227,7 @@ async def test_each_limit_of_a_rule_has_its_name_and_permits_have_theirs(limiter
 
 
 async def test_permits_are_taken_by_the_other_amount(limiter: Limiter) -> None:
-    goes_on, entered = anyio.Event(), 0
-
-    async def slow(scope: Any, receive: Any, send: Any) -> None:
-        nonlocal entered
-        entered += 1
-        await goes_on.wait()
-        await hello(scope, receive, send)
-
+    slow = Slow()
     app = guarded(limiter, Rule("*", concurrency=2, name="held"), app=slow)
     await change(limiter, "held", "3")
     found: list[int] = []
@@ -246,30 +239,23 @@ async def test_permits_are_taken_by_the_other_amount(limiter: Limiter) -> None:
         for _ in range(4):
             group.start_soon(visit)
         with anyio.fail_after(60):
-            while entered < 3:
+            while slow.entered < 3:
                 await anyio.lowlevel.checkpoint()
         assert await limiter.restore("held")
         assert (await call(app)).status == 429
-        goes_on.set()
+        slow.goes_on.set()
     assert sorted(found) == [200, 200, 200, 429]
     assert limiter.store.permits_held() == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_who_waits_takes_a_permit_that_a_change_adds_on_every_store(workers: Workers) -> None:
-    goes_on, entered = anyio.Event(), 0
-
-    async def slow(scope: Any, receive: Any, send: Any) -> None:
-        nonlocal entered
-        entered += 1
-        await goes_on.wait()
-        await hello(scope, receive, send)
-
+    slow = Slow()
     limiter = workers.limiter()
     app = guarded(limiter, Rule("*", concurrency=1, wait="10m", name="held"), app=slow)
 
     async def until(count: int) -> None:
-        while entered < count:  # noqa: ASYNC110 - a store that is not in memory answers when it does
+        while slow.entered < count:  # noqa: ASYNC110 - a store that is not in memory answers when it does
             await anyio.sleep(0.005)
 
     with anyio.fail_after(60):
@@ -282,8 +268,8 @@ async def test_who_waits_takes_a_permit_that_a_change_adds_on_every_store(worker
             await change(limiter, "held", "2")
             await until(2)
             assert limiter.engine.queues.waiting == 1
-            goes_on.set()
-    assert entered == 3
+            slow.goes_on.set()
+    assert slow.entered == 3
 
 
 async def test_preflights_shadows_and_two_middlewares_of_one_name_go_along(limiter: Limiter) -> None:

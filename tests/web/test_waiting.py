@@ -23,7 +23,7 @@ from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateL
 from slidegate.events import Observer, Outcome
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, call, hello, scope_of, statuses
+from ..asgi import PEER, Slow, call, hello, scope_of, statuses
 from ..remote_stores import SickStore, SlowStore
 from ..virtual_time import VirtualTime, turns
 from .limited import AT, limited, middleware_of
@@ -508,12 +508,7 @@ async def test_a_wait_ends_as_soon_as_an_override_lets_a_request_in_or_leaves_it
 
 @pytest.mark.parametrize("fair", [None, header("X-Tenant")])
 async def test_who_waits_for_a_permit_gets_one_that_an_override_adds(virtual: VirtualTime, fair: Any) -> None:
-    goes_on = asyncio.Event()
-
-    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
-        await goes_on.wait()
-        await hello(scope, receive, send)
-
+    slow = Slow()
     limiter = Limiter(MemoryStore(clock=virtual.clock))
     rule = Rule("*", concurrency=2, wait="1h", fair=fair, name="held")
     crowd = Crowd(RateLimitMiddleware(slow, limiter=limiter, rules=[rule]), virtual)
@@ -524,7 +519,7 @@ async def test_who_waits_for_a_permit_gets_one_that_an_override_adds(virtual: Vi
     await limiter.restore("held")
     await asyncio.sleep(1)
     assert limiter.store.permits_held() == 3
-    goes_on.set()
+    slow.goes_on.set()
     assert {status for _, status, _ in await crowd.all()} == {200}
     assert limiter.store.permits_held() == 0
 
