@@ -20,6 +20,7 @@ from ..core.errors import ConfigurationError, InvalidKey, closest, quoted
 from ..core.logs import logger
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
+from .file_watcher import FileWatcher
 from .paths import RulePath, normal, route_path
 
 _VALUE: Final = "text that is not empty"
@@ -54,11 +55,15 @@ class KeyCondition:
         identity: What it asks, written alike in every process: a part of the identity of a rule without a name.
         holds: Says whether it holds for a request, by its scope and the key of the client's address; None if nobody
             can know, and then limits and blocks apply, and no exemption.
+        file: The file that it asks, if it asks one.
     """
 
-    def __init__(self, identity: str, holds: Callable[[Scope, str], bool | None]) -> None:
+    def __init__(
+        self, identity: str, holds: Callable[[Scope, str], bool | None], file: FileWatcher | None = None
+    ) -> None:
         self.identity = identity
         self.holds = holds
+        self.file = file
 
     def __repr__(self) -> str:
         return f"<condition {self.identity}>"
@@ -348,6 +353,15 @@ def parts_of(key: Key | None) -> Iterator[Key]:
         yield key
         for part in (*getattr(key, "keys", ()), getattr(key, "fallback", None)):
             yield from parts_of(part)
+
+
+def files_asked(*asked: object) -> Iterator[FileWatcher]:
+    """Yield the files that keys and conditions ask, or the keys that they are made of."""
+    for one in asked:
+        for part in parts_of(one) if isinstance(one, Key) else (one,):
+            file = getattr(part, "file", None)
+            if isinstance(file, FileWatcher):
+                yield file
 
 
 def bind(key: Key, paths: Sequence[RulePath], option: str) -> Key:

@@ -174,7 +174,7 @@ class Network:
             place = self.file.find(client_key)
             return place.asn in wanted or place.country in wanted
 
-        return KeyCondition(f"network {sorted(map(str, wanted))}", holds)
+        return KeyCondition(f"network {sorted(map(str, wanted))}", holds, self.file)
 
     def _read(self, values: Iterable[Any]) -> Iterator[str | int]:
         for value in values:

@@ -275,6 +275,11 @@ class Rule:
         return *names, unique_name(f"{self.label}-concurrency" if names else self.label, names)
 
     @property
+    def asked(self) -> tuple[object, ...]:
+        """Its keys and its condition."""
+        return self.key, self.fair, self.when
+
+    @property
     def always(self) -> bool:
         """Whether the rule applies to every request."""
         return not self.rule_paths and self.methods is None and self.connection is None and self.when is None
