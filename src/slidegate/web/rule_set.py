@@ -470,8 +470,9 @@ def named_limits(rule: Rule, names: Sequence[str], limits: Sequence[AnyLimit]) -
 
 def _with_amounts(bucket: LimitSet, amounts: Mapping[str, int]) -> LimitSet:
     """Return a bucket with other amounts, by the names of its limits; the same one where these are its own."""
-    limits = [limit.with_amount(amounts[name]) for name, limit in zip(bucket.names, bucket.limits, strict=False)]
-    return bucket if limits == [*bucket.limits] else bucket.under(bucket.rule, limits=limits)
+    return bucket.change(
+        [limit.with_amount(amounts[name]) for name, limit in zip(bucket.names, bucket.limits, strict=False)]
+    )
 
 
 def _amounts(limits: Iterable[AnyLimit]) -> dict[object, int]:
