@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import slidegate
-from slidegate import BanPolicy, Limiter, MemoryStore, MessageLimits, Networks, Quota, Rule
-from slidegate.core import CounterWindow, Decision, Limit, LimitSet, MetricWindow, Reason
+from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, MessageLimits, Networks, Quota, Rule
+from slidegate.core import CounterWindow, Decision, InvalidKey, Limit, LimitSet, MetricWindow, Reason
 from slidegate.core.decision import BanRefusal, Check, RuleRefusal, StruckRefusal
 from slidegate.limiter.decisions import NotAsked, StoreDown
 from slidegate.stats.report import Stats, Traffic
@@ -39,6 +39,8 @@ SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
     (Traffic(SUMMARY), ("seen",)),
     (Stats({"api": Traffic(SUMMARY)}, {}, Traffic(SUMMARY)), ("rules", "routes", "total")),
     (MemoryStore().stats(), ("keys", "evictions", "shared_hits")),
+    (ConfigurationError("expected text", "limits"), ("args", "text", "option")),
+    (InvalidKey("key: expected text", "text"), ("args", "text", "option", "expected")),
 ]
 DESCRIBED = [
     Limit(5, "1m", name="burst", resolution=10),
@@ -50,7 +52,7 @@ DESCRIBED = [
 """What users write and may hand to another process."""
 MADE: dict[str, Callable[[Any], Any]] = {
     "BanPolicy": lambda kind: kind(after="20/10m", duration="1h"),
-    "ConfigurationError": lambda kind: kind("limits: expected text"),
+    "ConfigurationError": lambda kind: kind("expected text", "limits"),
     "Decision": lambda kind: kind(True, Reason.OK),
     "Limit": lambda kind: kind(5, "1m"),
     "Limiter": lambda kind: kind(),

@@ -18,7 +18,8 @@ class VirtualTime:
         self.clock = FakeClock(10**9) if clock is None else clock
         self.began_us = self.loop_us = self.clock()
         loop: Any = asyncio.get_running_loop()
-        loop.time = lambda: self.loop_us / 1_000_000
+        # Not the time of the clock: beyond 2**24 seconds a float has no nanoseconds, and no timer comes due.
+        loop.time = lambda: self.passed_s
         self._select = loop._selector.select
         loop._selector.select = self._jump
         self._threads = current_default_thread_limiter()

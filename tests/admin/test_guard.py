@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 from starlette.types import Message
 
-from slidegate import BanPolicy, Limiter, Networks, RateLimitMiddleware, SlidegateError, client_ip
+from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware, SlidegateError, client_ip, network
 from slidegate.admin import AdminRoutes, messages
+from slidegate.dashboard import Dashboard
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import Answer, call, hello, scope_of, send_scope
+from ..web.test_operators import ASN, written
 from .dashboard_client import CHANGE, HOST, LOOK, NEW_BAN, READ_TOKEN, TOKEN, Browser, Site, basic, said, with_token
 
 EVIL = "https://evil.example"
@@ -214,6 +217,24 @@ async def test_a_banned_client_is_told_so_whatever_makes_one_client(target: str,
     # Whoever is on the host takes the ban back without HTTP.
     assert await site.limiter.unban(target)
     assert await Browser(site.app).look() == 200
+
+
+@pytest.mark.parametrize("prefix", [16, 32])
+@pytest.mark.parametrize("peer", ["43.128.0.1", "::ffff:43.128.0.1", "2402:4e00:1:2::3"])
+async def test_a_client_of_a_banned_operator_is_warned_before_and_kept_out_then(
+    peer: str, prefix: int, tmp_path: Path
+) -> None:
+    limiter = Limiter(MemoryStore(clock=FakeClock()), networks=[network(written(tmp_path / "asn.mmdb", ASN))])
+    tool = Dashboard(limiter, token=TOKEN, client=client_ip(ipv4_prefix=prefix))
+    own, other = Browser(tool, peer=peer), Browser(tool, peer="203.0.113.9")
+    ban = {"target": "asn:132203", "duration": "1h"}
+    assert said(await own.send("POST", CHANGE, ban))["code"] == "own"
+    assert (await own.send("POST", CHANGE, {**ban, "force": True})).status == 201
+    answer = await own.send("GET", LOOK)
+    assert (answer.status, said(answer)["code"], answer.headers["retry-after"]) == (403, "banned", "3600")
+    assert await other.look() == 200
+    assert (await other.send("DELETE", f"{CHANGE}?target=asn:132203")).status == 200
+    assert await own.look() == 200
 
 
 async def in_parts(site: Site, parts: list[Message], **headers: str) -> tuple[int | None, int]:

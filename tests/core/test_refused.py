@@ -57,8 +57,8 @@ REFUSED: dict[Callable[..., object], list[tuple[object, str]]] = {
     Quota: [
         ({"text": "10000"}, "expected AMOUNT/PERIOD, for example \"10000/month\", not '10000'"),
         ({"text": "5/hour"}, 'for other spans write a limit, for example "100/hour"'),
-        ({"text": "0/day"}, "amount: expected a whole number from 1"),
-        ({"name": "a:b"}, "quota name"),
+        ({"text": "0/day"}, "quota: expected a whole number from 1"),
+        ({"name": "a:b"}, "name: "),
         ({"starts": 6}, 'starts: a day starts with a time of day, for example "06:00", not 6'),
         ({"text": "5/week", "starts": "someday"}, "a day of the week, for example \"monday\", not 'someday'"),
         ({"text": "5/month", "starts": 32}, "a day of the month from 1 to 31, for example 15, not 32"),

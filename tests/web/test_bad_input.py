@@ -225,7 +225,7 @@ BAD: dict[str, list[tuple[Callable[[], object], str]]] = {
     ],
     "messages": [
         (lambda: MessageLimits("often"), "often"),
-        (lambda: MessageLimits("1/s", key="user"), 'MessageLimits: key: expected "connection", "client" or a key '),
+        (lambda: MessageLimits("1/s", key="user"), 'key: expected "connection", "client" or a key '),
         (lambda: MessageLimits("1/s", key=path_param("room")), "key: <key path:room> is not known here, "),
         (lambda: MessageLimits("1/s", key=header("X-Key", fallback=path_param("room"))), "is not known here"),
         (lambda: MessageLimits("1/s", beyond="wait"), 'beyond: expected "close" or "drop", not \'wait\''),

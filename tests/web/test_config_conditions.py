@@ -149,7 +149,7 @@ async def test_a_file_is_opened_once_and_stays_open_when_rules_are_read_again(fi
     files.write("slidegate.toml", text.replace(', "country.mmdb"]', "]"))
     await files.visit(app)
     assert files.heard.kinds[-1] == "config_rejected"
-    said = "slidegate.toml: networks: they cannot change while the application runs; restart the application"
+    said = "slidegate.toml: networks: it cannot change while the application runs; restart the application"
     assert said in files.heard.events[-1].message
     files.write("slidegate.toml", text.partition("\n")[2])
     await files.visit(app)
@@ -174,8 +174,11 @@ async def test_a_file_that_cannot_be_read_leaves_the_rules_at_work_until_it_can(
     [
         ('when = { network = "asn.mmdb", is_in = ["NLD"] }', "when.is_in: expected countries such as .* not 'NLD'"),
         ('when = { network = "asn.mmdb", is_in = [0] }', "when.is_in: expected countries such as .* not 0"),
-        ('when = { network = "asn.mmdb", is_in = ["NL"] }', r"when: .*asn.mmdb does not say the country \(iso_code\)"),
-        ('key = { network = "asn.mmdb", by = "country" }', r"key.network: .*asn.mmdb does not say the country"),
+        (
+            'when = { network = "asn.mmdb", is_in = ["NL"] }',
+            r"when.is_in: .* does not say the country \(iso_code\)",
+        ),
+        ('key = { network = "asn.mmdb", by = "country" }', r"key.by: .*asn.mmdb does not say the country"),
         ('key = { network = "slidegate.toml" }', r"key.network: cannot read .*slidegate.toml"),
         ('fair = { network = "asn.mmdb" }', "fair: it goes with concurrency; add"),
     ],

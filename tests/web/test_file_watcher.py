@@ -103,7 +103,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path: Path, monke
         return fstat(number)
 
     monkeypatch.setattr(file_watcher.os, "fstat", writes_between)
-    with pytest.raises(ConfigurationError, match=r"networks: cannot read .*some: it changes while it is read"):
+    with pytest.raises(ConfigurationError, match=r"path: cannot read .*some: it changes while it is read"):
         Networks.from_file(path)
 
 

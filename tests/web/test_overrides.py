@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import sys
 from collections import deque
@@ -15,7 +16,7 @@ import pytest
 from fastapi import Depends, FastAPI
 from starlette.applications import Starlette
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slidegate import (
     ConfigurationError,
@@ -27,6 +28,7 @@ from slidegate import (
     Rule,
     everyone,
 )
+from slidegate.core import LimitSet
 from slidegate.limiter import overrides
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
@@ -270,6 +272,114 @@ async def test_who_waits_takes_a_permit_that_a_change_adds_on_every_store(worker
             assert limiter.engine.queues.waiting == 1
             slow.goes_on.set()
     assert slow.entered == 3
+
+
+RULE = '[[rules]]\npath = "*"\nlimits = "{}/minute"\nwait = "2m"\nname = "api"\nmethods = ["GET"]\n'
+
+
+class Waits:
+    """Applications in which a request waits for the limit ``api``, and what operators do meanwhile."""
+
+    def __init__(self, limiter: Limiter, directory: Path) -> None:
+        self.limiter = limiter
+        self._files = FollowedFiles(directory)
+
+    def hidden(self, app: ASGIApp) -> ASGIApp:
+        """Return an application that nobody can look into for limits of the same name."""
+
+        async def forward(scope: Scope, receive: Receive, send: Send) -> None:
+            await app(scope, receive, send)
+
+        return forward
+
+    async def raised(self, app: ASGIApp, amount: int = 2) -> None:
+        await change(self.limiter, "api", f"{amount}/minute")
+
+    async def lowered_and_restored(self, app: ASGIApp) -> None:
+        assert await self.limiter.restore("api")
+
+    async def read_again_and_raised(self, app: ASGIApp) -> None:
+        self._files.write("slidegate.toml", RULE.format(3))
+        await self._files.visit(app)
+        assert app.app.rules[0].limits[0].amount == 3  # type: ignore[union-attr]
+        await self.raised(app)
+
+    def alone(self) -> ASGIApp:
+        return guarded(self.limiter, Rule("*", "1/minute", name="api", wait="2m"))
+
+    def second_of_a_name(self) -> ASGIApp:
+        return guarded(self.limiter, Rule("*", "9/minute", name="api"), app=self.hidden(self.alone()))
+
+    def endpoint_of_the_name(self) -> ASGIApp:
+        limit = RateLimit("1/minute", name="api", wait="2m")
+        below = Starlette(routes=[Route("/", limit(page))])
+        return guarded(self.limiter, Rule("*", "9/minute", name="api"), app=self.hidden(below))
+
+    def a_share(self) -> ASGIApp:
+        return guarded(self.limiter, Rule("*", "1/minute", name="api", concurrency=9, wait="2m", fair=everyone))
+
+    async def first_of_a_name(self) -> ASGIApp:
+        inner = guarded(self.limiter, Rule("*", "1/minute", name="api", methods=["POST"]))
+        app = guarded(self.limiter, Rule("*", "2/minute", name="api", wait="2m"), app=self.hidden(inner))
+        await self.raised(app, 1)
+        return app
+
+    def of_a_file(self) -> ASGIApp:
+        path = self._files.write("slidegate.toml", RULE.format(1))
+        return RateLimitMiddleware.from_file(hello, path, limiter=self.limiter, clock=self._files.seconds)
+
+
+@pytest.mark.parametrize(
+    ("place", "done"),
+    [
+        (Waits.alone, Waits.raised),
+        (Waits.second_of_a_name, Waits.raised),
+        (Waits.endpoint_of_the_name, Waits.raised),
+        (Waits.a_share, Waits.raised),
+        (Waits.first_of_a_name, Waits.lowered_and_restored),
+        (Waits.of_a_file, Waits.read_again_and_raised),
+    ],
+)
+async def test_a_request_that_waits_is_let_in_by_the_amount_that_holds_by_now(
+    place: Callable[[Waits], Any], done: Callable[[Waits, ASGIApp], Any], limiter: Limiter, tmp_path: Path
+) -> None:
+    waits = Waits(limiter, tmp_path)
+    made = place(waits)
+    app = await made if inspect.isawaitable(made) else made
+    queues, found = limiter.engine.queues, []
+
+    async def visit() -> None:
+        found.append((await call(app)).status)
+
+    async with anyio.create_task_group() as group:
+        await visit()
+        group.start_soon(visit)
+        with anyio.fail_after(20):
+            while not queues.waiting:
+                await anyio.lowlevel.checkpoint()
+            await done(waits, app)
+            while queues.waiting:
+                await anyio.lowlevel.checkpoint()
+    assert found == [200, 200]
+
+
+async def test_a_change_is_looked_up_once_however_many_wait(limiter: Limiter) -> None:
+    asked: list[str] = []
+
+    class Counted(RateLimitMiddleware):
+        def buckets(self) -> list[LimitSet]:
+            asked.append("buckets")
+            return super().buckets()
+
+    app = Counted(hello, rules=[Rule("*", "30/minute", name="api", wait="2m", wait_max=200)], limiter=limiter)
+    async with anyio.create_task_group() as group:
+        for _ in range(230):
+            group.start_soon(call, app)
+        with anyio.fail_after(60):
+            while limiter.engine.queues.waiting < 200:
+                await anyio.lowlevel.checkpoint()
+            await change(limiter, "api", "300/minute")
+    assert len(asked) <= 1
 
 
 async def test_preflights_shadows_and_two_middlewares_of_one_name_go_along(limiter: Limiter) -> None:

@@ -22,10 +22,12 @@ from starlette.types import Receive, Scope, Send
 
 from ..core.addresses import Address, address_key
 from ..core.arguments import check_list
+from ..core.bans.ban import BanSubject
 from ..core.decision import Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.logs import logger
 from ..limiter import Limiter
+from ..limiter.operators import operator_of
 from ..web.client_ip import client_ip
 from ..web.exchange import SCOPE_KEY, Exchange
 from ..web.middleware import RateLimitMiddleware
@@ -138,7 +140,11 @@ class AdminGuard:
         if any(_covers(middleware, "blocklist", address) for middleware in middlewares):
             raise AdminError(403, "blocked", "This address is on the blocklist.")
         # Where the prefixes of `client` are others, the ban of the address itself is found by another key.
-        subjects = (key,) if address is None else (key, address, address_key(*address))
+        subjects: tuple[BanSubject, ...] = (key,)
+        if address is not None:
+            own = address_key(*address)
+            operator = operator_of(own, self.limiter.engine.networks)
+            subjects = (key, address, own) if operator is None else (key, address, own, operator)
         decision = await self.limiter.peek_all((), subjects)
         if decision.reason is Reason.BANNED:
             later = {} if decision.retry_after is None else {"retry-after": str(decision.retry_after)}

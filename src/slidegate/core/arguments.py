@@ -68,7 +68,7 @@ def check_flag(what: str, value: object) -> bool:
         ConfigurationError: It is not.
     """
     if not isinstance(value, bool):
-        raise ConfigurationError(f"{what}: expected True or False, not {quoted(value)}")
+        raise ConfigurationError(f"expected True or False, not {quoted(value)}", what)
     return value
 
 
@@ -79,7 +79,7 @@ def expect(what: str, value: _T | None, kind: type[_T], example: str) -> _T | No
         ConfigurationError: It is not.
     """
     if value is not None and not isinstance(value, kind):
-        raise ConfigurationError(f"{what}: expected {kind.__name__}, for example {example}, not {quoted(value)}")
+        raise ConfigurationError(f"expected {kind.__name__}, for example {example}, not {quoted(value)}", what)
     return value
 
 
@@ -96,11 +96,11 @@ def check_list(what: str, given: object, expected: str, kind: type[Any] = object
         ConfigurationError: It is no list, or something else is in it.
     """
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
-        raise ConfigurationError(f"{what}: expected {expected}, not {quoted(given)}")
+        raise ConfigurationError(f"expected {expected}, not {quoted(given)}", what)
     listed = list(given)
     for one in listed:
         if not isinstance(one, kind):
-            raise ConfigurationError(f"{what}: expected {expected}, not {quoted(one)} in it")
+            raise ConfigurationError(f"expected {expected}, not {quoted(one)} in it", what)
     return listed
 
 
@@ -118,13 +118,13 @@ def check_takes(what: str, function: _F, *given: str) -> _F:
     Raises:
         ConfigurationError: It is not a function, or takes other arguments.
     """
-    expected = f"{what}: expected a function of {' and '.join(given)}, for example lambda {', '.join(given)}: ..."
+    expected = f"expected a function of {' and '.join(given)}, for example lambda {', '.join(given)}: ..."
     if not callable(function):
-        raise ConfigurationError(f"{expected}, not {quoted(function)}")
+        raise ConfigurationError(f"{expected}, not {quoted(function)}", what)
     parameters = signature_of(function)
     try:
         if parameters is not None:
             parameters.bind(*given)
     except TypeError:
-        raise ConfigurationError(f"{expected}, not {quoted(function)}, which takes {parameters}") from None
+        raise ConfigurationError(f"{expected}, not {quoted(function)}, which takes {parameters}", what) from None
     return function

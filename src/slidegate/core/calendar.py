@@ -136,7 +136,7 @@ def read_anchor(unit: Unit, starts: int | str | None) -> tuple[Anchor, str]:
         if match is not None and int(match[2]) <= _DAYS[int(match[1]) - 1]:
             return Anchor(month=int(match[1]), day=int(match[2])), match[0]
         expected = 'a month and a day, for example "04-01"'
-    raise ConfigurationError(f"starts: a {unit} starts with {expected}, not {quoted(starts)}")
+    raise ConfigurationError(f"a {unit} starts with {expected}, not {quoted(starts)}", "starts")
 
 
 def load_zone(name: object) -> tzinfo:
@@ -147,7 +147,7 @@ def load_zone(name: object) -> tzinfo:
     """
     example = 'for example "Europe/Berlin" or "UTC"'
     if not isinstance(name, str):
-        raise ConfigurationError(f"zone: expected the name of a time zone, {example}, not {quoted(name)}")
+        raise ConfigurationError(f"expected the name of a time zone, {example}, not {quoted(name)}", "zone")
     if name == "UTC":
         return UTC
     # Imported here, because few applications need them.
@@ -159,7 +159,9 @@ def load_zone(name: object) -> tzinfo:
     except (ZoneInfoNotFoundError, ValueError, OSError):  # OSError: a folder of zones, for example "Europe"
         zones = available_timezones()
     if not zones:
-        raise ConfigurationError(f"zone: there is no time zone database to find {quoted(name)} in: pip install tzdata")
+        raise ConfigurationError(
+            f"there is no time zone database to find {quoted(name)} in: pip install tzdata", "zone"
+        )
     near = get_close_matches(name, zones, 3) or [zone for zone in sorted(zones) if name.lower() in zone.lower()][:3]
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if name and near else ""
-    raise ConfigurationError(f"zone: expected the name of a time zone, {example}, not {quoted(name)}{hint}")
+    raise ConfigurationError(f"expected the name of a time zone, {example}, not {quoted(name)}{hint}", "zone")

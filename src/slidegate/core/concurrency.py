@@ -87,8 +87,9 @@ class Concurrency(AnyLimit):
             ConfigurationError: Always; the message says what to write.
         """
         raise ConfigurationError(
-            f"limits: a concurrency limit is a separate option; write concurrency={self.amount}, as in "
-            f'Rule("/render", "60/minute", concurrency={self.amount}), not {quoted(self)} among the limits'
+            f"a concurrency limit is a separate option; write concurrency={self.amount}, as in "
+            f'Rule("/render", "60/minute", concurrency={self.amount}), not {quoted(self)} among the limits',
+            "limits",
         )
 
     @property
@@ -125,8 +126,8 @@ def _amount(amount: object) -> int:
     if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MAX_AMOUNT:
         hint = "; it has no window" if isinstance(amount, str) and "/" in amount else ""
         raise ConfigurationError(
-            f'concurrency: expected a whole number from 1 to {MAX_AMOUNT}, for example "4" or 4, not '
-            f"{quoted(amount)}{hint}"
+            f'expected a whole number from 1 to {MAX_AMOUNT}, for example "4" or 4, not {quoted(amount)}{hint}',
+            "concurrency",
         )
     return number
 

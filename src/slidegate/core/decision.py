@@ -63,14 +63,17 @@ class LimitSet:
         fallback: Whether they stand for limits that a function returns for each request, and apply where it fails.
         tenant: Whose share of the permits a request takes, where waiting requests are let in fairly; None if they
             are let in as they came.
+        source: The bucket that this one is made of, if it is.
 
     Attributes:
+        source: The bucket in the code of which this one is made, step by step; itself if it is made of none.
         held: Whether a request holds what it is charged until it is handed back: a permit, and not units of a window.
         plain: Whether all its limits are windows that slide.
         uncounted: The same limits and windows where no refusal is charged.
     """
 
     __slots__ = (
+        "_limits_now",
         "count_denied",
         "fallback",
         "held",
@@ -80,6 +83,7 @@ class LimitSet:
         "on_error",
         "plain",
         "rule",
+        "source",
         "tenant",
         "uncounted",
         "unit",
@@ -101,7 +105,9 @@ class LimitSet:
         on_error: str | None = None,
         fallback: bool = False,
         tenant: str | None = None,
+        source: LimitSet | None = None,
     ) -> None:
+        self.source: LimitSet = self if source is None else source
         self.rule = rule
         self.tenant = tenant
         self.on_error = on_error
@@ -111,7 +117,7 @@ class LimitSet:
         self.count_denied = count_denied
         self.wait_us = wait_us
         self.wait_max = wait_max
-        self.limits = tuple(limits)
+        self.limits = self._limits_now = tuple(limits)
         self.held = any(isinstance(limit, Concurrency) for limit in self.limits)
         self.plain = all(isinstance(limit, Limit) for limit in self.limits)
         self.names = tuple(names) if names is not None else wire_names(rule, self.limits)
@@ -142,7 +148,18 @@ class LimitSet:
             on_error=self.on_error,
             fallback=self.fallback,
             tenant=self.tenant if tenant is None else tenant,
+            source=self.source,
         )
+
+    def change(self, limits: Sequence[AnyLimit]) -> LimitSet:
+        """Return the same with other amounts, which hold from now on for whatever is made of the same source."""
+        self.source._limits_now = tuple(limits)
+        return self.in_force()
+
+    def in_force(self) -> LimitSet:
+        """Return the same with the amounts that hold by now; itself if these are its own."""
+        limits = self.source._limits_now
+        return self if self.limits == limits else self.under(self.rule, limits=limits)
 
     def __repr__(self) -> str:
         return f"<LimitSet {self.rule!r} {'; '.join(map(str, self.limits))}>"

@@ -46,9 +46,9 @@ def read_span_us(text: str, what: str, example: str) -> int:
         if match is not None and unit in _NO_LENGTH_DAYS:
             name, days = _NO_LENGTH_DAYS[unit]
             days *= int(match[1] or 1)
-            raise ConfigurationError(f'{what}: a {name} has no fixed length; write "{days} days", not {quoted(text)}')
+            raise ConfigurationError(f'a {name} has no fixed length; write "{days} days", not {quoted(text)}', what)
         hint = closest(unit, _UNITS_US) if match else ""
-        raise ConfigurationError(f"{what}: expected a number and a unit, {example}{hint}")
+        raise ConfigurationError(f"expected a number and a unit, {example}{hint}", what)
     return int(match[1] or 1) * _UNITS_US[unit]
 
 

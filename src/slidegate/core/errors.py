@@ -35,7 +35,17 @@ class SlidegateError(Exception):
 
 
 class ConfigurationError(SlidegateError, ValueError):
-    """A value that slidegate was given at construction cannot work; the message says what would."""
+    """A value that slidegate was given at construction cannot work; the message says what would.
+
+    Args:
+        text: What is wrong with the value, and what would work.
+        option: The name of the option that has the value; the message begins with it. Empty if it is about none.
+    """
+
+    def __init__(self, text: str = "", option: str = "") -> None:
+        super().__init__(f"{option}: {text}" if option else text)
+        self.text = text
+        self.option = option
 
 
 class InvalidKey(ConfigurationError):
@@ -49,10 +59,6 @@ class InvalidKey(ConfigurationError):
     def __init__(self, message: str = "", expected: str = "") -> None:
         super().__init__(message)
         self.expected = expected
-
-    # Pickles are made of `args`, which hold the message alone.
-    def __reduce__(self) -> tuple[object, ...]:
-        return InvalidKey, (*self.args, self.expected)
 
 
 class StoreError(SlidegateError):
@@ -128,5 +134,5 @@ def check_positive(value: object, what: str, example: str = "10") -> int:
         ConfigurationError: It is not.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigurationError(f"{what}: expected a whole number above 0, for example {example}, not {quoted(value)}")
+        raise ConfigurationError(f"expected a whole number above 0, for example {example}, not {quoted(value)}", what)
     return value

@@ -72,11 +72,11 @@ def parse_duration_us(value: str | float | timedelta, what: str = "duration") ->
     elif isinstance(value, float) and math.isfinite(value * 1_000_000):
         span_us = round(value * 1_000_000)
     else:
-        raise ConfigurationError(f"{what}: expected a span of time, {example}")
+        raise ConfigurationError(f"expected a span of time, {example}", what)
     if span_us <= 0:
-        raise ConfigurationError(f"{what}: must be greater than zero, {example}")
+        raise ConfigurationError(f"must be greater than zero, {example}", what)
     if span_us > _MAX_SPAN_US:
-        raise ConfigurationError(f"{what}: expected at most 292,000 years, {example}")
+        raise ConfigurationError(f"expected at most 292,000 years, {example}", what)
     return span_us
 
 
@@ -89,7 +89,7 @@ def parse_span_us(value: str | float | timedelta, what: str, low_us: int, high_u
     span_us = parse_duration_us(value, what)
     if not low_us <= span_us <= high_us:
         bounds = f"{format_duration(low_us)} to {format_duration(high_us)}"
-        raise ConfigurationError(f'{what}: expected {bounds}, for example "{example}", not {quoted(value)}')
+        raise ConfigurationError(f'expected {bounds}, for example "{example}", not {quoted(value)}', what)
     return span_us
 
 
@@ -100,15 +100,16 @@ def check_name(name: object, what: str) -> str:
         ConfigurationError: Not 1 to 64 printable ASCII characters, or one of ``:`` and ``;`` among them.
     """
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
-        raise ConfigurationError(f'{what}: expected 1 to {MAX_NAME} characters, for example "api", not {quoted(name)}')
+        raise ConfigurationError(f'expected 1 to {MAX_NAME} characters, for example "api", not {quoted(name)}', what)
     for character in name:
         if not " " <= character <= "~" or character in ":;":
             raise ConfigurationError(
-                f"{what}: {character!r} in {quoted(name)} is not allowed; "
-                'use printable ASCII without ":" and ";", for example "api"'
+                f"{character!r} in {quoted(name)} is not allowed; "
+                'use printable ASCII without ":" and ";", for example "api"',
+                what,
             )
     if name != name.strip():
-        raise ConfigurationError(f"{what}: {quoted(name)} starts or ends with a space; write {quoted(name.strip())}")
+        raise ConfigurationError(f"{quoted(name)} starts or ends with a space; write {quoted(name.strip())}", what)
     return name
 
 
@@ -119,9 +120,7 @@ def check_whole(value: object, low: int, high: int, what: str, example: str) -> 
         ConfigurationError: It is not; the message says what `what` is, and shows the example.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigurationError(
-            f"{what}: expected a whole number from {low} to {high}, {example}, not {quoted(value)}"
-        )
+        raise ConfigurationError(f"expected a whole number from {low} to {high}, {example}, not {quoted(value)}", what)
     return value
 
 
@@ -252,8 +251,9 @@ class Limit(AnyLimit):
         check_whole(resolution, 1, MAX_RESOLUTION, "resolution", "for example 64")
         if resolution * 10 > window_us:
             raise ConfigurationError(
-                f"resolution: {resolution} slices of {format_duration(window_us)} would be shorter than 10 us; "
-                f"use at most {window_us // 10}"
+                f"{resolution} slices of {format_duration(window_us)} would be shorter than 10 us; "
+                f"use at most {window_us // 10}",
+                "resolution",
             )
         if name is not None:
             check_name(name, "limit name")
@@ -323,7 +323,7 @@ def parse_limits(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[Any
     """
     parts = (limits,) if isinstance(limits, (str, AnyLimit)) else limits
     if not isinstance(parts, Iterable):
-        raise ConfigurationError(f"limits: expected text such as {EXAMPLE} or Limit objects, not {quoted(limits)}")
+        raise ConfigurationError(f"expected text such as {EXAMPLE} or Limit objects, not {quoted(limits)}", "limits")
     found: list[AnyLimit] = []
     for part in parts:
         if isinstance(part, AnyLimit):
@@ -331,15 +331,15 @@ def parse_limits(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[Any
         elif isinstance(part, str):
             found.extend(_parse_text(part))
         else:
-            raise ConfigurationError(f"limits: expected text such as {EXAMPLE} or Limit objects, not {quoted(part)}")
+            raise ConfigurationError(f"expected text such as {EXAMPLE} or Limit objects, not {quoted(part)}", "limits")
     if not found:
-        raise ConfigurationError(f"limits: expected at least one, for example {EXAMPLE}")
+        raise ConfigurationError(f"expected at least one, for example {EXAMPLE}", "limits")
     by_window: dict[Identity, AnyLimit] = {}
     for limit in found:
         twin = by_window.setdefault(limit.same_window, limit)
         if twin is not limit:
             raise ConfigurationError(
-                f"limits: {str(twin)!r} and {str(limit)!r} have the same window; keep the smaller one"
+                f"{str(twin)!r} and {str(limit)!r} have the same window; keep the smaller one", "limits"
             )
     return tuple(found)
 
@@ -347,7 +347,7 @@ def parse_limits(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[Any
 def _parse_text(text: str) -> list[Limit]:
     if len(text) > MAX_TEXT:
         raise ConfigurationError(
-            f"limits: expected at most {MAX_TEXT} characters, for example {EXAMPLE}, not {len(text)}: {quoted(text)}"
+            f"expected at most {MAX_TEXT} characters, for example {EXAMPLE}, not {len(text)}: {quoted(text)}", "limits"
         )
     found: list[Limit] = []
     column = 1
@@ -356,11 +356,11 @@ def _parse_text(text: str) -> list[Limit]:
         column += len(part) + 1
         if not part.strip() and found:
             continue  # a trailing ";"
-        where = f"limits: {quoted(part.strip())} at column {start} of {quoted(text)}"
+        where = f"{quoted(part.strip())} at column {start} of {quoted(text)}"
         try:
             found.append(_parse_limit(part.strip(SPACES)))
         except ConfigurationError as error:
-            raise ConfigurationError(f"{where}{error}; a correct example is {EXAMPLE}") from None
+            raise ConfigurationError(f"{where}{error}; a correct example is {EXAMPLE}", "limits") from None
     return found
 
 

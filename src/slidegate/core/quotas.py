@@ -66,16 +66,17 @@ class Quota(AnyLimit):
     ) -> None:
         match = _QUOTA.fullmatch(text.strip(" ")) if isinstance(text, str) else None
         if match is None:
-            raise ConfigurationError(f'quota: expected AMOUNT/PERIOD, for example "10000/month", not {quoted(text)}')
+            raise ConfigurationError(f'expected AMOUNT/PERIOD, for example "10000/month", not {quoted(text)}', "quota")
         unit = match["unit"].lower()
         if unit not in UNITS:
             raise ConfigurationError(
-                f"quota: expected a day, week, month or year, for example {match['amount']}/month, not {quoted(text)}; "
-                'for other spans write a limit, for example "100/hour"'
+                f"expected a day, week, month or year, for example {match['amount']}/month, not {quoted(text)}; "
+                'for other spans write a limit, for example "100/hour"',
+                "quota",
             )
-        amount = check_whole(int(match["amount"]), 1, MAX_AMOUNT, "amount", f"for example {QUOTA_EXAMPLE}")
+        amount = check_whole(int(match["amount"]), 1, MAX_AMOUNT, "quota", f"for example {QUOTA_EXAMPLE}")
         if name is not None:
-            check_name(name, "quota name")
+            check_name(name, "name")
         anchor, spelled = read_anchor(unit, starts)
         calendar = Calendar(unit, anchor, load_zone(zone))
         self._fill(amount=amount, unit=unit, starts=spelled, zone_name=zone, name=name, calendar=calendar)

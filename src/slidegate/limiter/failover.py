@@ -542,5 +542,5 @@ def check_on_error(on_error: object) -> OnError:
             return choice
     names = ", ".join(f'"{choice}"' for choice in _CHOICES)
     raise ConfigurationError(
-        f"on_error: expected one of {names}, not {quoted(on_error)}{closest(str(on_error), _CHOICES)}"
+        f"expected one of {names}, not {quoted(on_error)}{closest(str(on_error), _CHOICES)}", "on_error"
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from threading import Lock
 from time import time_ns
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
-from weakref import ref
+from weakref import WeakSet, ref
 
 from ..core.decision import LimitSet
 from ..core.views import WindowView, view_of
@@ -67,10 +67,12 @@ class Callers:
 
     Attributes:
         plans: The limits that their functions have returned lately.
+        replaced: Those in whose place others stand; they are there as long as requests that they began wait.
     """
 
     def __init__(self) -> None:
         self.plans: Final = Plans()
+        self.replaced: WeakSet[Caller] = WeakSet()
         self._lock = Lock()
         hold_over_fork(self._lock)
         self._known: list[ref[Caller]] = []
@@ -87,6 +89,7 @@ class Callers:
         """List a caller in the place of another one."""
         with self._lock:
             self._known = [ref(after) if reference() is before else reference for reference in self._known]
+            self.replaced.add(before)
 
     def listed(self) -> list[Caller]:
         """Return the callers that are there."""
@@ -95,17 +98,6 @@ class Callers:
     def all_buckets(self) -> list[LimitSet]:
         """Return the buckets of all callers."""
         return [bucket for caller in self.listed() for bucket in caller.buckets()]
-
-    def in_force(self) -> Callable[[LimitSet], LimitSet]:
-        """Return a function that finds what is counted by now in the place of a bucket, whose amounts were changed."""
-        listed = {bucket for bucket in self.all_buckets() if not bucket.fallback}
-        limits = {(bucket.rule, limit.same_window): limit for bucket in listed for limit in bucket.limits}
-
-        def find(bucket: LimitSet) -> LimitSet:
-            now = tuple(limits.get((bucket.rule, limit.same_window), limit) for limit in bucket.limits)
-            return bucket if bucket in listed or now == bucket.limits else bucket.under(bucket.rule, limits=now)
-
-        return find
 
     def buckets(self, key: str, others: Iterable[LimitSet]) -> list[LimitSet]:
         """Return the buckets of all callers for a key, and others; of those that share all their windows, one alone."""

@@ -74,7 +74,7 @@ class Keys:
     """
 
     def __init__(self, secret: str | bytes | None) -> None:
-        self._hash = blake2b(person=_PERSON, digest_size=16) if secret is None else _keyed(secret)
+        self._hash = blake2b(person=_PERSON, digest_size=16) if secret is None else keyed(secret)
         self.known: dict[AnyKey, Known] = {}
         self._digests: dict[tuple[str, bytes], str] = {}
 
@@ -116,14 +116,19 @@ def _fits(text: str) -> bool:
         return False
 
 
-def _keyed(secret: object) -> blake2b:
+def keyed(secret: object, what: str = "secret") -> blake2b:
+    """Return what makes digests with a secret.
+
+    Raises:
+        ConfigurationError: It is no secret; the message says what `what` is.
+    """
     try:
         encoded = secret.encode() if isinstance(secret, str) else secret
     except UnicodeEncodeError:  # half a character
         encoded = None
     if not isinstance(encoded, bytes) or not 16 <= len(encoded) <= 64:
         # A value of the wrong length may be a secret all the same, so the message does not repeat it.
-        raise ConfigurationError("secret: expected 16 to 64 bytes, for example from secrets.token_hex(32)")
+        raise ConfigurationError("expected 16 to 64 bytes, for example from secrets.token_hex(32)", what)
     return blake2b(key=encoded, digest_size=16)
 
 

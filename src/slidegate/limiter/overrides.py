@@ -151,12 +151,10 @@ class Overrides:
 
     Attributes:
         known: Those that hold in this process, by the names of limits.
-        changes: How often that has become others.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.known: Mapping[str, Override] = {}
-        self.changes = 0
         self._taken: Mapping[str, Override] = {}
         self._engine = engine
         store = engine.store
@@ -312,8 +310,8 @@ class Overrides:
         await self._engine.command(lambda: shared.write(worker, [row]))
         await self.refresh()
 
-    def _callers(self) -> list[Changing]:
-        return [caller for caller in self._engine.callers.listed() if isinstance(caller, Changing)]
+    def _callers(self, *more: object) -> list[Changing]:
+        return [caller for caller in (*self._engine.callers.listed(), *more) if isinstance(caller, Changing)]
 
     def _named(self) -> dict[str, list[NamedLimit]]:
         """Return the limits of all callers by name; those that cannot be changed only where no other has their name."""
@@ -345,9 +343,8 @@ class Overrides:
             limits = self._named() if changed else {}
             if changed:
                 self._taken = {name: one for name, one in found.items() if _takes(limits.get(name, ()), one)}
-                for caller in self._callers():
+                for caller in self._callers(*self._engine.callers.replaced):
                     caller.override(self._taken)
-                self.changes += 1  # behind the callers, where those who wait find their limits
         if changed:
             self._engine.queues.reset()
         for name in changed if limits else ():

@@ -308,7 +308,6 @@ class _Request:
         self._queues = queues
         self._engine = engine
         self._ask_for(refused.checks)
-        self._changes = 0
         self._subjects = subjects
         self._waiter = Waiter(next((asked.tenant for asked, *_ in refused.checks if asked.tenant is not None), None))
         self._began_s = anyio.current_time()
@@ -325,11 +324,7 @@ class _Request:
 
     def _take_changes(self) -> None:
         """Ask by the amounts that operators have changed meanwhile."""
-        changes = self._engine.overrides.changes
-        if changes != self._changes:
-            self._changes = changes
-            in_force = self._engine.callers.in_force()
-            self._ask_for([(in_force(asked), key, cost) for asked, key, cost in self._checks])
+        self._ask_for([(asked.in_force(), key, cost) for asked, key, cost in self._checks])
 
     async def wait(self) -> Decision:
         """See `Queues.wait`."""

@@ -106,11 +106,7 @@ class BanSignals:
 
     def _read_signal(self, policy: BanPolicy, signal: int | str, weight: int) -> None:
         if isinstance(signal, str) and signal.startswith("/"):
-            try:
-                path = RulePath(signal)
-            except ConfigurationError as error:
-                raise ConfigurationError(f"bans: {policy!r}: signals: {error}") from None
-            self._honeypots.append((path, Signal(policy, weight, clean_reason(f"path {signal}"))))
+            self._honeypots.append((RulePath(signal), Signal(policy, weight, clean_reason(f"path {signal}"))))
         elif signal == "refused":
             self._signals[signal].append(Signal(policy, weight, signal))
         else:
@@ -204,18 +200,33 @@ def _by_name(policies: object) -> dict[str, BanPolicy]:
     by_name: dict[str, BanPolicy] = {}
     for policy in check_list("bans", given, 'BanPolicy("20/10m", "1h") or a list of them', BanPolicy):
         if policy.name in by_name:
-            raise ConfigurationError(f"bans: two policies are called {policy.name!r}; give one of them another name=")
-        if policy.key is not None and not isinstance(policy.key, Key):
-            raise ConfigurationError(
-                f"bans: {policy!r}: key: expected a built-in key such as header, not {quoted(policy.key)}"
-            )
-        if names_nobody(policy.key):
-            raise ConfigurationError(
-                f"bans: {policy!r}: key: {policy.key!r} does not identify a client; use client_ip(), header, cookie "
-                "or user"
-            )
+            raise ConfigurationError(f"two policies are called {policy.name!r}; give one of them another name=", "bans")
+        try:
+            check_policy(policy)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{policy!r}: {error}", "bans") from None
         by_name[policy.name] = policy
     return by_name
+
+
+def check_policy(policy: BanPolicy) -> None:
+    """Check those values of a policy that have a meaning only for requests.
+
+    Raises:
+        ConfigurationError: The key finds no client, or a path among the signals cannot be used.
+    """
+    if policy.key is not None and not isinstance(policy.key, Key):
+        raise ConfigurationError(f"expected a built-in key such as header, not {quoted(policy.key)}", "key")
+    if names_nobody(policy.key):
+        raise ConfigurationError(
+            f"{policy.key!r} does not identify a client; use client_ip(), header, cookie or user", "key"
+        )
+    for signal in policy.signals:
+        if isinstance(signal, str) and signal.startswith("/"):
+            try:
+                RulePath(signal)
+            except ConfigurationError as error:
+                raise ConfigurationError(str(error), "signals") from None
 
 
 def _check_width(policy: BanPolicy, key: Key) -> None:
@@ -225,9 +236,10 @@ def _check_width(policy: BanPolicy, key: Key) -> None:
     for version, name in ((4, "ipv4_prefix"), (6, "ipv6_prefix")):
         if key.prefixes[version] < WIDEST[version]:
             raise ConfigurationError(
-                f"bans: {policy!r}: its clients are of {name}={key.prefixes[version]}, and no policy bans a network "
+                f"{policy!r}: its clients are of {name}={key.prefixes[version]}, and no policy bans a network "
                 f"wider than /{WIDEST[version]}; give it a key of its own, for example "
-                f"BanPolicy(..., key=client_ip({name}={WIDEST[version]}))"
+                f"BanPolicy(..., key=client_ip({name}={WIDEST[version]}))",
+                "bans",
             )
 
 

@@ -57,6 +57,8 @@ _VARIES: Final = "{}"
 """Stands for a first segment with a parameter; no segment of a path is that."""
 _MAX_NAMED: Final = 10
 """How many rules or endpoints are named in findings of one kind."""
+ENABLED_VARIABLE: Final = "SLIDEGATE_ENABLED"
+"""Switches everything off, or leaves it on."""
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
 
@@ -78,12 +80,14 @@ class Finding(NamedTuple):
 
 def switched_off(enabled: object) -> str:
     """Return the setting that switches everything off; empty if none does."""
-    text = os.environ.get("SLIDEGATE_ENABLED", "").strip().lower()
+    text = os.environ.get(ENABLED_VARIABLE, "").strip().lower()
     if text and text not in _TRUE + _FALSE:
-        raise ConfigurationError(f"SLIDEGATE_ENABLED: expected one of {', '.join(_TRUE + _FALSE)}, not {quoted(text)}")
+        raise ConfigurationError(
+            f"expected one of {', '.join(_TRUE + _FALSE)}, not {quoted(text)}", "SLIDEGATE_ENABLED"
+        )
     if not check_flag("enabled", enabled):
         return "enabled=False"
-    return f"SLIDEGATE_ENABLED={text}" if text in _FALSE else ""
+    return f"{ENABLED_VARIABLE}={text}" if text in _FALSE else ""
 
 
 class StartupChecks:
@@ -121,7 +125,7 @@ def _checked_codes(ignore_checks: Iterable[str]) -> frozenset[str]:
     for code in codes:
         if code not in CODES:
             near = closest(code.upper().replace("O", "0"), CODES)
-            raise ConfigurationError(f"ignore_checks: unknown code {quoted(code)}{near}")
+            raise ConfigurationError(f"unknown code {quoted(code)}{near}", "ignore_checks")
     return frozenset(codes)
 
 

@@ -171,8 +171,9 @@ def client_ip(
     networks, unix, hops = _read_trusted(trusted)
     if networks.covers_most_of() is not None and not trust_all:
         raise ConfigurationError(
-            "trusted: these networks cover most addresses, so any client could name itself; list the proxies you run, "
-            f"{_EXAMPLE} (trust_all=True insists)"
+            "these networks cover most addresses, so any client could name itself; list the proxies you run, "
+            f"{_EXAMPLE} (trust_all=True insists)",
+            "trusted",
         )
     check_whole(ipv4_prefix, 8, 32, "ipv4_prefix", "for example 32")
     check_whole(ipv6_prefix, 32, 128, "ipv6_prefix", "for example 128")
@@ -206,13 +207,13 @@ def _read_trusted(trusted: object) -> tuple[Networks, bool, int]:
         return trusted, False, 0
     if isinstance(trusted, int):
         if isinstance(trusted, bool) or not 1 <= trusted <= MAX_HOPS:
-            raise ConfigurationError(f"trusted: expected 1 to {MAX_HOPS} proxies, {_EXAMPLE}, not {quoted(trusted)}")
+            raise ConfigurationError(f"expected 1 to {MAX_HOPS} proxies, {_EXAMPLE}, not {quoted(trusted)}", "trusted")
         return Networks(), False, trusted
     entries = check_list("trusted", trusted, f"a list of networks, {_EXAMPLE}")
     try:
         return Networks(entry for entry in entries if entry != UNIX), UNIX in entries, 0
     except ConfigurationError as error:
-        raise ConfigurationError(f"trusted: {error}; {_EXAMPLE}") from None
+        raise ConfigurationError(f"{error}; {_EXAMPLE}", "trusted") from None
 
 
 def split_list(value: str) -> Iterator[str]:

@@ -20,6 +20,7 @@ from ..core.bans.policy import BanPolicy
 from ..core.errors import MAX_QUOTED, ConfigurationError, closest, quoted
 from ..core.logs import escaped
 from ..limiter import FailurePolicy, Limiter, check_failure_policy
+from .bans import check_policy
 from .client_ip import ClientAddress, client_ip
 from .file_watcher import FileVersion, read_whole, version_of
 from .lists import ListFile, Networks
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 STORE_VARIABLE: Final = "SLIDEGATE_STORE"
 """The address of the store where neither code nor file names one."""
+SECRET_VARIABLE: Final = "SLIDEGATE_SECRET"
+"""The secret of the limiter that the file describes."""
 MAX_BYTES: Final = 2 << 20
 """The size of a configuration; 20,000 rules are one MiB, and to read it takes a hundred times its size in memory."""
 MAX_SHOWN: Final = 200
@@ -43,6 +46,8 @@ MAX_DEPTH: Final = 32
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _DEEP: Final = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
 _OF_LIMITER: Final = frozenset({"store", "deadline", "on_error", "networks"})
+_BESIDE_STORE: Final = frozenset({*_OF_LIMITER, SECRET_VARIABLE} - {"store"})
+"""What a limiter is made of in addition to a store."""
 _LIMITING: Final = frozenset({"limits", "rules", "default_limits", "bans"})
 
 
@@ -96,11 +101,11 @@ class ConfigFile:
 
     def blamed(self, error: ConfigurationError, path: Sequence[str | int]) -> ConfigurationError:
         """Return an error of something that was made of the value at a path, with the path of the key it is about."""
-        said, colon, text = str(error).partition(": ")
-        option = said.rpartition(" ")[2]  # "rule name" is about the key "name"
         _, value = self._place(path)
-        if colon and isinstance(value, dict) and option in value:
-            return self.error((*path, option), text)
+        if not isinstance(value, dict):
+            return self.error(path, error.text)
+        if error.option in value:
+            return self.error((*path, error.option), error.text)
         return self.error(path, str(error))
 
     def invalid(self, error: ValidationError) -> ConfigurationError:
@@ -224,8 +229,7 @@ class ConfigLoader:
 
     def blamed(self, error: ConfigurationError) -> ConfigurationError:
         """Return an error of the middleware, with the file where the option that it is about stands there."""
-        option = str(error).partition(": ")[0]
-        return self.file.blamed(error, ()) if option in self.file.data and option not in self.code else error
+        return self.file.blamed(error, ()) if error.option in self.file.data.keys() - self.code.keys() else error
 
     def beside(self, name: str) -> str:
         """Return the path of a file that the configuration names, from its own directory."""
@@ -236,8 +240,11 @@ class ConfigLoader:
         path = self.beside(name)
         version = self.versions[path] = version_of(path)
         if version is not None and not version.size:  # a torn write; all clients would be one, the proxy
-            raise ConfigurationError(f"{path}: has zero bytes; for nobody, write a comment: # nobody")
-        return Networks.from_file(path)
+            raise ConfigurationError(f"{path}: has zero bytes; for nobody, write a comment: # nobody", "trusted")
+        try:
+            return Networks.from_file(path)
+        except ConfigurationError as error:
+            raise ConfigurationError(error.text, "trusted") from None
 
     def follow(self, files: Sequence[ListFile]) -> Networks:
         """Read the files of a list, which then follow their files by themselves."""
@@ -282,9 +289,11 @@ class ConfigLoader:
 
     def _policy(self, name: str, options: Mapping[str, Any]) -> BanPolicy:
         try:
-            return BanPolicy(name=name, **options)
+            policy = BanPolicy(name=name, **options)
+            check_policy(policy)
         except ConfigurationError as error:
             raise self.file.blamed(error, ("bans", name)) from None
+        return policy
 
     def _limiter(self, found: schema.Configuration) -> Limiter:
         try:
@@ -303,8 +312,9 @@ class ConfigLoader:
         try:
             return self.limiter_at(address, policy, networks)
         except ConfigurationError as error:
-            about = str(error).partition(": ")[0].rpartition(" ")[2]
-            if variable and about not in _OF_LIMITER - {"store"}:  # its value may hold a password
+            if error.option in _BESIDE_STORE:
+                raise self.file.blamed(error, ()) from None
+            if variable:  # its value may hold a password
                 text = str(error).replace(repr(address), "its value")
                 raise self.file.error((), f"the environment variable {variable}: {text}") from None
-            raise self.file.blamed(error, ()) from None
+            raise self.file.error(("store",), str(error)) from None

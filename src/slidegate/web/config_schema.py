@@ -7,8 +7,7 @@ those objects in the place of tables. The `ConfigLoader` is the context of the v
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -220,7 +219,7 @@ class KeyTable(_ToolsOrNetwork):
         for option, those in _GOES_WITH.items():
             if option in self.given and source not in those:
                 why = f"{source} always finds a key" if option == "fallback" else f"it goes with {those[0]}"
-                raise ConfigurationError(f"{option}: {why}; leave out {option}")
+                raise ConfigurationError(f"{why}; leave out {option}", option)
         if source in _VALUES:
             return _VALUES[source](value, fallback=_unless_client(self.fallback))
         if source == "combine":
@@ -249,30 +248,19 @@ class ConditionTable(_ToolsOrNetwork):
         if self.network is not None:
             for option in ("validated", "is_method"):
                 if option in self.given:
-                    raise ConfigurationError(f"{option}: it goes with mcp_tool; leave out {option}")
+                    raise ConfigurationError(f"it goes with mcp_tool; leave out {option}", option)
             place = key_by(loader.network_file(self.network))
-            return self._condition(partial(place.is_in, *self.is_in or ()))
+            return place.is_in(*self.is_in or ())
         if not self.validated:
             raise ConfigurationError(
-                "validated: expected true in a condition: where the server behind does not reject a request that names "
-                "one tool and calls another, nobody knows which one it calls"
+                "expected true in a condition: where the server behind does not reject a request that names "
+                "one tool and calls another, nobody knows which one it calls",
+                "validated",
             )
         tools = self.tools()
         if self.is_method is not None:
-            return self._condition(partial(tools.is_method, *self.is_method))
-        names = [str(name) for name in self.is_in or ()]
-        return self._condition(partial(tools.is_in, *names))
-
-    def _condition(self, make: Callable[[], keys.KeyCondition]) -> keys.KeyCondition:
-        try:
-            return make()
-        except ConfigurationError as error:
-            raise _without_subject(error) from None
-
-
-def _without_subject(error: ConfigurationError) -> ConfigurationError:
-    """Return an error without the name of what it is about at its beginning, which is no key of the table."""
-    return ConfigurationError(str(error).partition(": ")[2])
+            return tools.is_method(*self.is_method)
+        return tools.is_in(*(str(name) for name in self.is_in or ()))
 
 
 def _unless_client(key: Any) -> keys.Key | None:
@@ -356,7 +344,7 @@ class RuleTable(_Table):
         if options.pop("on_exceeded", False):
             if loader.on_exceeded is None:
                 raise ConfigurationError(
-                    "on_exceeded: calls a function; give it in code: from_file(..., on_exceeded=function)"
+                    "calls a function; give it in code: from_file(..., on_exceeded=function)", "on_exceeded"
                 )
             options["on_exceeded"] = loader.on_exceeded
         return Rule(**options)
@@ -410,10 +398,7 @@ class MessageTable(_Table):
 
 
 def _network_files(found: str | list[str], info: Any) -> list[NetworkFile]:
-    try:
-        return [info.context.network_file(name) for name in ([found] if isinstance(found, str) else found)]
-    except ConfigurationError as error:
-        raise _without_subject(error) from None
+    return [info.context.network_file(name) for name in ([found] if isinstance(found, str) else found)]
 
 
 class Configuration(_Table):

@@ -55,7 +55,8 @@ class DefaultLimits:
         try:
             self._rule = Rule("*", limits, key=key)
         except ConfigurationError as error:
-            raise ConfigurationError(f"default_limits: {str(error).removeprefix('limits: ')}") from None
+            text = error.text if error.option == "limits" else str(error)
+            raise ConfigurationError(text, "default_limits") from None
         self.limits = self._rule.limits
         self._own_id = own_id
         self._app = app

@@ -30,6 +30,7 @@ from starlette.types import Message, Receive, Scope
 from ..core.arguments import names_checked
 from ..core.decision import Decision, Reason, unique_name
 from ..core.errors import ConfigurationError, closest, quoted
+from ..core.store import EventListener
 from ..limiter import Limiter, check_cost
 from ..limiter.aio import to_the_end
 from ..limiter.failover import OnError
@@ -38,7 +39,7 @@ from .callbacks import UserCallbacks
 from .default_limits import LIMIT, exempt, limits_at, unwrapped
 from .endpoint_refusals import refuse
 from .exchange import DISABLED_KEY, SCOPE_KEY, Exchange, decided_about, hand_back_uncounted, no_middleware
-from .keys import Key, KeyFunction, everyone
+from .keys import Key, KeyFunction, everyone, files_asked
 from .routes import MountedRoute, RouteIndex, layers, look, walk
 from .rule_set import BoundRule, buckets_of, limits_kind, name_of
 from .rules import (
@@ -231,6 +232,7 @@ class EndpointBuckets:
         routes: Finds the routes that requests came by.
         decider: Decides about the limit of one bucket for a request.
         calls: Calls the `count_if` functions.
+        emit: Takes the events of files that limits ask.
 
     Attributes:
         routes: The same.
@@ -238,8 +240,11 @@ class EndpointBuckets:
         calls: The same.
     """
 
-    def __init__(self, own_id: str, routes: RouteIndex, decider: Decider, calls: UserCallbacks) -> None:
+    def __init__(
+        self, own_id: str, routes: RouteIndex, decider: Decider, calls: UserCallbacks, emit: EventListener
+    ) -> None:
         self._own_id = own_id
+        self._emit = emit
         self.decider = decider
         self.calls = calls
         self.routes = routes
@@ -299,6 +304,8 @@ class EndpointBuckets:
         taken.update(dict.fromkeys(names, identity))
         bound = BoundRule(rule, *buckets_of(rule, identity, names))
         bound.override(self._overrides)
+        for file in files_asked(*rule.asked):
+            file.observe(self._emit)
         return bound
 
     def _labels(self, limit: RateLimit, route: MountedRoute | str, scope: Scope, function: object) -> list[str]:

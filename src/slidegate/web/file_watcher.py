@@ -94,9 +94,9 @@ def read_named(what: str, path: str, max_bytes: int) -> bytes:
     try:
         return read_whole(path, max_bytes)
     except OSError as error:
-        raise ConfigurationError(f"{what}: cannot read {path}: {error.strerror or error}") from error
+        raise ConfigurationError(f"cannot read {path}: {error.strerror or error}", what) from error
     except ConfigurationError as error:
-        raise ConfigurationError(f"{what}: cannot read {path}: {error}") from None
+        raise ConfigurationError(f"cannot read {path}: {error}", what) from None
 
 
 class FileWatcher:

@@ -78,7 +78,7 @@ class HeaderWriter:
 
     def __init__(self, style: HeaderStyle | None) -> None:
         if style not in ("draft", "legacy", "both", None):
-            raise ConfigurationError(f'headers: expected "draft", "legacy", "both" or None, not {quoted(style)}')
+            raise ConfigurationError(f'expected "draft", "legacy", "both" or None, not {quoted(style)}', "headers")
         self.style = style
         self._draft = style in ("draft", "both")
         self._legacy = style in ("legacy", "both")

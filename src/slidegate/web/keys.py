@@ -20,6 +20,7 @@ from ..core.errors import ConfigurationError, InvalidKey, closest, quoted
 from ..core.logs import logger
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
+from .file_watcher import FileWatcher
 from .paths import RulePath, normal, route_path
 
 _VALUE: Final = "text that is not empty"
@@ -54,11 +55,15 @@ class KeyCondition:
         identity: What it asks, written alike in every process: a part of the identity of a rule without a name.
         holds: Says whether it holds for a request, by its scope and the key of the client's address; None if nobody
             can know, and then limits and blocks apply, and no exemption.
+        file: The file that it asks, if it asks one.
     """
 
-    def __init__(self, identity: str, holds: Callable[[Scope, str], bool | None]) -> None:
+    def __init__(
+        self, identity: str, holds: Callable[[Scope, str], bool | None], file: FileWatcher | None = None
+    ) -> None:
         self.identity = identity
         self.holds = holds
+        self.file = file
 
     def __repr__(self) -> str:
         return f"<condition {self.identity}>"
@@ -263,7 +268,7 @@ def combine(*keys: Key) -> Combined:
     """
     if len(keys) < 2 or not all(isinstance(key, Key) for key in keys):
         raise ConfigurationError(
-            f'combine: expected keys such as client_ip() and header("X-Tenant"), not {quoted(keys)}'
+            f'expected keys such as client_ip() and header("X-Tenant"), not {quoted(keys)}', "combine"
         )
     return Combined(keys)
 
@@ -275,14 +280,14 @@ def check_token(what: str, name: object, example: str) -> str:
         ConfigurationError: It is not a token.
     """
     if not isinstance(name, str) or not _TOKEN.fullmatch(name):
-        raise ConfigurationError(f'{what}: expected a {what} name such as "{example}", not {quoted(name)}')
+        raise ConfigurationError(f'expected a {what} name such as "{example}", not {quoted(name)}', what)
     return name
 
 
 def check_parameter_name(what: str, name: object) -> None:
     if not isinstance(name, str) or not name.isprintable() or not name:
         raise ConfigurationError(
-            f'{what}: expected the name of a parameter, for example {what}("tenant"), not {quoted(name)}'
+            f'expected the name of a parameter, for example {what}("tenant"), not {quoted(name)}', what
         )
 
 
@@ -350,20 +355,34 @@ def parts_of(key: Key | None) -> Iterator[Key]:
             yield from parts_of(part)
 
 
-def bind(key: Key, paths: Sequence[RulePath]) -> Key:
+def files_asked(*asked: object) -> Iterator[FileWatcher]:
+    """Yield the files that keys and conditions ask, or the keys that they are made of."""
+    for one in asked:
+        for part in parts_of(one) if isinstance(one, Key) else (one,):
+            file = getattr(part, "file", None)
+            if isinstance(file, FileWatcher):
+                yield file
+
+
+def bind(key: Key, paths: Sequence[RulePath], option: str) -> Key:
     """Tie a rule's key to the rule's paths; there are none where it is for all.
+
+    Args:
+        key: The key.
+        paths: The paths.
+        option: The option of the rule that the key was given as, for the error message.
 
     Raises:
         ConfigurationError: One of the paths does not have the parameter.
     """
     if isinstance(key, Combined):
-        return Combined(tuple(bind(part, paths) for part in key.keys))
+        return Combined(tuple(bind(part, paths, option) for part in key.keys))
     if not isinstance(key, PathParam):
         return key
     for path, names in [(path.path, path.convertors) for path in paths] or [("*", {})]:
         if key.name not in names:
             raise ConfigurationError(
-                f"path_param: {quoted(path)} has no parameter {quoted(key.name)}{closest(key.name, names)}"
+                f"path_param: {quoted(path)} has no parameter {quoted(key.name)}{closest(key.name, names)}", option
             )
     return key.tied(paths)
 

@@ -73,7 +73,7 @@ class Networks(core.Networks):
         if not paths:
             raise ConfigurationError('from_file: expected the path of a file, for example "blocked.netset"')
         if name and len(paths) > 1:
-            raise ConfigurationError(f"name: {quoted(name)} names one file; several have the names of their files")
+            raise ConfigurationError(f"{quoted(name)} names one file; several have the names of their files", "name")
         return cls.of_files([ListFile(os.fspath(_path(path)), name, strict) for path in paths], clock)
 
     @classmethod
@@ -110,7 +110,7 @@ class ListFile:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise ConfigurationError(f'name: expected text, for example "spamhaus", not {quoted(self.name)}')
+            raise ConfigurationError(f'expected text, for example "spamhaus", not {quoted(self.name)}', "name")
         check_flag("strict", self.strict)
         object.__setattr__(self, "name", self.name or os.path.splitext(os.path.basename(_path(self.path)))[0])
 
@@ -122,7 +122,7 @@ class ListFile:
         """
         ranges = list(_read_ranges(self))
         networks = core.Networks.of_ranges(ranges)
-        check_breadth(networks, self.path)
+        check_breadth(networks, "path", self.path)
         return NetworkList(self, networks, len(ranges))
 
 
@@ -166,7 +166,7 @@ class ListFiles(FileWatcher):
         names = [file.name for file in files]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise ConfigurationError(f"files: two lists are called {quoted(twice)}; give one of them another name")
+            raise ConfigurationError(f"two lists are called {quoted(twice)}; give one of them another name", "files")
         self._take = take
         super().__init__([file.path for file in files], self._read_again, clock)
         self._lists = tuple(file.read() for file in files)
@@ -220,7 +220,7 @@ def _path(path: object) -> str | PathLike[str]:
         ConfigurationError: It is not a path of a file.
     """
     if not isinstance(path, (str, PathLike)) or not os.path.basename(path):
-        raise ConfigurationError(f'path: expected a file, for example "drop.netset", not {quoted(path)}')
+        raise ConfigurationError(f'expected a file, for example "drop.netset", not {quoted(path)}', "path")
     return path
 
 
@@ -268,7 +268,7 @@ def followed(observer: EventListener, **lists: core.Networks | None) -> tuple[Li
     for what, given in lists.items():
         if given is not None and not isinstance(given, core.Networks):
             examples = 'Networks(["192.0.2.0/24"]) or Networks.from_file("blocked.netset")'
-            raise ConfigurationError(f"{what}: expected Networks, for example {examples}, not {quoted(given)}")
+            raise ConfigurationError(f"expected Networks, for example {examples}, not {quoted(given)}", what)
         if given is not None:
             check_breadth(given, what)
     followed_files = tuple(files for given in lists.values() if (files := files_of(given)) is not None)
@@ -277,21 +277,24 @@ def followed(observer: EventListener, **lists: core.Networks | None) -> tuple[Li
     return followed_files
 
 
-def check_breadth(networks: core.Networks, what: str) -> None:
+def check_breadth(networks: core.Networks, what: str, file: str = "") -> None:
     """See that networks do not add up to everybody, however that is written.
 
     Args:
         networks: All networks that are held against one address.
         what: A name for them, for the error message.
+        file: The file that lists them.
 
     Raises:
         ConfigurationError: They cover half of the addresses of IPv4 or IPv6, or more.
     """
     covered = networks.covers_most_of()
     if covered is not None:
+        where = f"{file}: " if file else ""
         raise ConfigurationError(
-            f"{what}: covers half of all {covered} addresses or more, which cannot be meant; "
-            "list whom you mean, for example 192.0.2.0/24"
+            f"{where}covers half of all {covered} addresses or more, which cannot be meant; "
+            "list whom you mean, for example 192.0.2.0/24",
+            what,
         )
 
 
@@ -306,7 +309,7 @@ def read_entries(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 def _read_ranges(file: ListFile) -> Iterator[tuple[int, int, int]]:
     """Yield the networks of a file as (4 or 6, first address, last address)."""
     path = file.path
-    content = read_named("networks", path, MAX_BYTES)
+    content = read_named("path", path, MAX_BYTES)
     for number, text in read_entries(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", "replace")):
         try:
             found = _parse_range(text, strict=file.strict)

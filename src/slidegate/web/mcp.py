@@ -78,8 +78,9 @@ class McpTool:
         for name in names or ("",):
             if name not in self.names:
                 raise ConfigurationError(
-                    f"mcp_tool: is_in: expected tools that mcp_tool names, such as {quoted(min(self.names))}, "
-                    f"not {quoted(name)}{closest(str(name), self.names)}"
+                    f"expected tools that mcp_tool names, such as {quoted(min(self.names))}, "
+                    f"not {quoted(name)}{closest(str(name), self.names)}",
+                    "is_in",
                 )
         return self._condition(frozenset({"tools/call"}), frozenset(names))
 
@@ -93,16 +94,15 @@ class McpTool:
             ConfigurationError: There are none, one of them is no text, or nobody validates what a request says.
         """
         if not methods or not all(isinstance(method, str) and method for method in methods):
-            raise ConfigurationError(
-                f'mcp_tool: is_method: expected methods such as "tools/list", not {quoted(methods)}'
-            )
+            raise ConfigurationError(f'expected methods such as "tools/list", not {quoted(methods)}', "is_method")
         return self._condition(frozenset(methods), None)
 
     def _condition(self, methods: frozenset[str], names: frozenset[str] | None) -> KeyCondition:
         if not self.validated:
             raise ConfigurationError(
-                "mcp_tool: a condition needs mcp_tool(..., validated=True): where the server behind does not reject a "
-                "request that names one tool and calls another, nobody knows which one it calls"
+                "a condition needs mcp_tool(..., validated=True): where the server behind does not reject a "
+                "request that names one tool and calls another, nobody knows which one it calls",
+                "mcp_tool",
             )
 
         def holds(scope: Scope, client_key: str) -> bool | None:
@@ -165,6 +165,6 @@ def mcp_tool(*names: str, validated: bool = False) -> McpTool:
     for name in names or ("",):
         if not isinstance(name, str) or not name.isprintable() or name in ("", "*"):
             raise ConfigurationError(
-                f'mcp_tool: expected names of tools, for example mcp_tool("search", "export"), not {quoted(name)}'
+                f'expected names of tools, for example mcp_tool("search", "export"), not {quoted(name)}', "mcp_tool"
             )
     return McpTool(names, validated)

@@ -46,8 +46,9 @@ from .exchange import (
     hand_back_uncounted,
     is_failure,
 )
+from .file_watcher import FileWatcher
 from .headers import HeaderStyle, HeaderWriter
-from .keys import Key, KeyFunction
+from .keys import Key, KeyFunction, files_asked
 from .lists import ListFiles, followed
 from .outcomes import Outcomes
 from .responses import Refusals, Refused
@@ -134,10 +135,8 @@ class RateLimitMiddleware(FailsAtStartup):
         self.app = app
         self.limiter = expect("limiter", limiter, Limiter, 'Limiter.from_url("redis://localhost:6379/0")') or Limiter()
         self._client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
-        emit, networks = self.limiter.engine.emit, self.limiter.engine.networks
-        for file in networks:
-            file.observe(emit)
-        lists = followed(emit, blocklist=blocklist, allowlist=allowlist)
+        networks = self.limiter.engine.networks
+        lists = followed(self.limiter.engine.emit, blocklist=blocklist, allowlist=allowlist)
         self._files: Sequence[ListFiles | NetworkLookup] = (*lists, *networks)
         self.lists = {"blocklist": blocklist, "allowlist": allowlist}
         self.headers = headers
@@ -155,6 +154,7 @@ class RateLimitMiddleware(FailsAtStartup):
             self.limiter.engine.expect_permits()
         self._decider = self._made_decider()
         self._messages = self._made_counter(messages)
+        self._observe_files(key, getattr(messages, "key", None))
         self._parts = self._made_parts()
         self._sockets = OpenWebSockets(self.limiter.engine.find_ban)
         waits = self._rules.waits or self._rules.holds
@@ -176,6 +176,15 @@ class RateLimitMiddleware(FailsAtStartup):
             signals=self._signals,
         )
 
+    def _observe_files(self, *asked: object) -> None:
+        """Send observers the events of the files that know networks: those of the limiter, of rules and of keys."""
+        for rule in self.rules:
+            asked += rule.asked
+        engine = self.limiter.engine
+        files: list[NetworkLookup | FileWatcher] = [*engine.networks, *files_asked(*asked)]
+        for file in files:
+            file.observe(engine.emit)
+
     def _made_counter(self, messages: MessageLimits | None) -> MessageCounter | None:
         """Make what counts the messages of websockets, if they have limits."""
         messages = expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
@@ -185,15 +194,15 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def _made_parts(self) -> Parts:
         """Make what requests use of this middleware."""
-        routes = RouteIndex()
+        routes, engine = RouteIndex(), self.limiter.engine
         return Parts(
             self.limiter,
             self._rules.names(),
             self._signals,
-            EndpointBuckets(self._unique_id("endpoints:"), routes, self._decider, self._calls),
+            EndpointBuckets(self._unique_id("endpoints:"), routes, self._decider, self._calls, engine.emit),
             Refusals(self.limiter, self._client, self._signals.policies, self.on_refused, self._calls),
             HeaderWriter(self.headers),
-            Outcomes(self.limiter.engine, routes),
+            Outcomes(engine, routes),
         )
 
     def _check_settings(self, off: str, ignored: Iterable[str]) -> None:

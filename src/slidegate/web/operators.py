@@ -167,22 +167,22 @@ class Network:
             ConfigurationError: There are none, one of them can be neither, or the file does not say it.
         """
         if not values:
-            raise ConfigurationError(f"network: is_in: {_PLACES}, not nothing")
+            raise ConfigurationError(f"{_PLACES}, not nothing", "is_in")
         wanted = frozenset(self._read(values))
 
         def holds(scope: Scope, client_key: str) -> bool:
             place = self.file.find(client_key)
             return place.asn in wanted or place.country in wanted
 
-        return KeyCondition(f"network {sorted(map(str, wanted))}", holds)
+        return KeyCondition(f"network {sorted(map(str, wanted))}", holds, self.file)
 
     def _read(self, values: Iterable[Any]) -> Iterator[str | int]:
         for value in values:
             is_asn = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**32
             is_country = isinstance(value, str) and len(value) == 2 and value.isascii() and value.isalpha()
             if not is_asn and not is_country:
-                raise ConfigurationError(f"network: is_in: {_PLACES}, not {quoted(value)}")
-            _check_says(self.file, "asn" if is_asn else "country")
+                raise ConfigurationError(f"{_PLACES}, not {quoted(value)}", "is_in")
+            _check_says(self.file, "asn" if is_asn else "country", "is_in")
             yield value.upper() if isinstance(value, str) else value
 
 
@@ -207,9 +207,9 @@ def network(
         ConfigurationError: The file cannot be read, or does not say what is asked for; or `maxminddb` is not installed.
     """
     if by is not None and by not in _BY:
-        raise ConfigurationError(f'network: by: expected "asn" or "country", not {quoted(by)}{closest(str(by), _BY)}')
+        raise ConfigurationError(f'expected "asn" or "country", not {quoted(by)}{closest(str(by), _BY)}', "by")
     if not isinstance(path, (str, PathLike)) or not os.path.basename(path):
-        raise ConfigurationError(f'network: expected a file, for example "GeoLite2-ASN.mmdb", not {quoted(path)}')
+        raise ConfigurationError(f'expected a file, for example "GeoLite2-ASN.mmdb", not {quoted(path)}', "network")
     return key_by(NetworkFile(os.fspath(path), clock), by)
 
 
@@ -220,14 +220,14 @@ def key_by(file: NetworkFile, by: str | None = None) -> Network:
         ConfigurationError: The file does not say it.
     """
     chosen = by or next(one for one in _BY if one in file.has)
-    _check_says(file, chosen)
+    _check_says(file, chosen, "network" if by is None else "by")
     return Network(file, chosen)
 
 
-def _check_says(file: NetworkFile, what: str) -> None:
+def _check_says(file: NetworkFile, what: str, option: str) -> None:
     if what not in file.has:
         named = {"asn": "operator (autonomous_system_number)", "country": "country (iso_code)"}[what]
-        raise ConfigurationError(f"network: {file.path} does not say the {named} of an address")
+        raise ConfigurationError(f"{file.path} does not say the {named} of an address", option)
 
 
 def _key(by: str, place: Place) -> str:
@@ -297,7 +297,7 @@ def _opened(path: str) -> tuple[_Reading, frozenset[str]]:
         import maxminddb
     except ImportError:
         raise ConfigurationError(
-            'network: needs the package maxminddb; install it with pip install "slidegate[networks]"'
+            'needs the package maxminddb; install it with pip install "slidegate[networks]"', "network"
         ) from None
     content = read_named("network", path, MAX_BYTES)
     try:
@@ -307,9 +307,9 @@ def _opened(path: str) -> tuple[_Reading, frozenset[str]]:
         kinds, says_private = _kinds(safe), _says_private(safe)
         reader = _mapped(content)
     except Exception as error:  # whatever the readers make of a file that is none
-        raise ConfigurationError(f"network: cannot read {path}: {error}") from None
+        raise ConfigurationError(f"cannot read {path}: {error}", "network") from None
     if not kinds:
-        raise ConfigurationError(f"network: {path} says neither operators nor countries of addresses")
+        raise ConfigurationError(f"{path} says neither operators nor countries of addresses", "network")
     return (reader, says_private), kinds
 
 

@@ -92,7 +92,7 @@ class RulePath:
         try:
             self._exact, _, self.convertors = compile_path(self.path)
         except (AssertionError, ValueError) as error:
-            raise ConfigurationError(f"path: {quoted(path)} cannot be used: {error}") from None
+            raise ConfigurationError(f"{quoted(path)} cannot be used: {error}", "path") from None
         self.takes = re.compile(_generous(self.path, self.convertors), re.DOTALL).match
 
     # A compiled class is made with its arguments, also for copies and pickles.
@@ -112,17 +112,19 @@ class RulePath:
 def _reachable(path: object) -> str:
     """Return a path if requests can have it: it is decoded, and holds no query, no fragment and no stray brace."""
     if not isinstance(path, str) or not path.startswith("/"):
-        raise ConfigurationError(f'path: expected "*" or a path such as "/items/{{id}}", not {quoted(path)}')
+        raise ConfigurationError(f'expected "*" or a path such as "/items/{{id}}", not {quoted(path)}', "path")
     foreign = _FOREIGN.search(path)
     if foreign is not None:
         raise ConfigurationError(
-            f"path: {quoted(path)} is not in Starlette's syntax, where {foreign[0]!r} means itself; write for example "
-            '"/items/{id}", "/items/{id:int}", "/api/{rest:path}" for all below, or several paths, ["/a", "/b"]'
+            f"{quoted(path)} is not in Starlette's syntax, where {foreign[0]!r} means itself; write for example "
+            '"/items/{id}", "/items/{id:int}", "/api/{rest:path}" for all below, or several paths, ["/a", "/b"]',
+            "path",
         )
     if "*" in path:
         raise ConfigurationError(
-            f"path: {quoted(path)} is not in Starlette's syntax; write "
-            f'"{path.partition("*")[0]}{{rest:path}}" for all below'
+            f"{quoted(path)} is not in Starlette's syntax; write "
+            f'"{path.partition("*")[0]}{{rest:path}}" for all below',
+            "path",
         )
     end = re.search(r"[?#]", path)
     if end is not None:
@@ -134,7 +136,7 @@ def _reachable(path: object) -> str:
         problem, written = "requests are compared decoded", quoted(unquote(path))
     else:
         return path
-    raise ConfigurationError(f"path: {quoted(path)} can never match: {problem}; write {written}")
+    raise ConfigurationError(f"{quoted(path)} can never match: {problem}; write {written}", "path")
 
 
 def _generous(path: str, convertors: Mapping[str, Convertor[Any]]) -> str:

@@ -24,10 +24,11 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.logs import logger
 from ..core.store import Event
 from ..limiter import FailurePolicy, Limiter
+from ..limiter.keys import keyed
 from ..limiter.observers import AnyObserver, listed_observers
 from .broken import FailsAtStartup, end_start, whole
 from .checks import Finding
-from .config import ConfigLoader
+from .config import SECRET_VARIABLE, ConfigLoader
 from .file_watcher import FileWatcher, Versions
 from .lists import files_of
 from .operators import NetworkFile, key_by
@@ -35,7 +36,7 @@ from .rules import Exceeded
 
 # For these, None in code means what leaving them out means.
 _NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "default_limits", "rules"})
-_LASTING: Final = ("store: it", "deadline, on_error: they", "networks: they")
+_LASTING: Final = ("store", "deadline", "on_error", "networks")
 """What a limiter is made of."""
 
 
@@ -49,9 +50,6 @@ if TYPE_CHECKING:
     from .responses import Refused
     from .rules import Limits, LimitsFunction, Rule
     from .websockets import MessageLimits
-
-SECRET_VARIABLE: Final = "SLIDEGATE_SECRET"
-"""The environment variable that holds the `secret` of the limiter of a configuration file."""
 
 
 class FileOptions(TypedDict, total=False):
@@ -158,21 +156,24 @@ class ReloadingMiddleware(FailsAtStartup):
 
     def _limiter_at(self, address: str, policy: FailurePolicy, networks: Sequence[NetworkFile]) -> Limiter:
         """Return the limiter for a store's address: the same one, with its counts, as long as the application runs."""
-        made_of = address, policy, networks
+        made_of = address, *policy, networks
         if self._from_file is None:
+            secret = os.environ.get(SECRET_VARIABLE)
+            if secret is not None:
+                keyed(secret, SECRET_VARIABLE)
             deadline, on_error = policy
             self._from_file = Limiter.from_url(
                 address,
-                secret=os.environ.get(SECRET_VARIABLE),
+                secret=secret,
                 observers=self._observers,
                 deadline=deadline,
                 on_error=on_error,
                 networks=[key_by(file) for file in networks],
             )
             self._limiter_made_of = made_of
-        for what, before, now in zip(_LASTING, self._limiter_made_of, made_of, strict=True):
+        for option, before, now in zip(_LASTING, self._limiter_made_of, made_of, strict=True):
             if now != before:
-                raise ConfigurationError(f"{what} cannot change while the application runs; restart the application")
+                raise ConfigurationError("it cannot change while the application runs; restart the application", option)
         return self._from_file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -388,7 +388,7 @@ def check_apart(rules: Iterable[Rule]) -> None:
         if rule.name is not None:
             paths = "*" if "*" in twin.paths + rule.paths else list(dict.fromkeys(twin.paths + rule.paths))
             advice = f"write one rule with the paths {quoted(paths)}, or give one of them another name"
-        raise ConfigurationError(f"rules: {twin!r} and {rule!r} are one bucket; {advice}")
+        raise ConfigurationError(f"{twin!r} and {rule!r} are one bucket; {advice}", "rules")
 
 
 def check_names(rules: Iterable[tuple[Rule, str]]) -> None:
@@ -408,8 +408,9 @@ def check_names(rules: Iterable[tuple[Rule, str]]) -> None:
         if _amounts(rule.all_limits) != _amounts(twin.all_limits):
             theirs, own = ("; ".join(map(str, one.all_limits)) for one in (twin, rule))
             raise ConfigurationError(
-                f"name: {rule.name!r} is {quoted(theirs)} {there} and {quoted(own)} {where}, and one name is one "
-                f"bucket; write the same limits, or another name, for example name={quoted(f'{rule.name}-2')}"
+                f"{rule.name!r} is {quoted(theirs)} {there} and {quoted(own)} {where}, and one name is one "
+                f"bucket; write the same limits, or another name, for example name={quoted(f'{rule.name}-2')}",
+                "name",
             )
 
 
@@ -469,8 +470,9 @@ def named_limits(rule: Rule, names: Sequence[str], limits: Sequence[AnyLimit]) -
 
 def _with_amounts(bucket: LimitSet, amounts: Mapping[str, int]) -> LimitSet:
     """Return a bucket with other amounts, by the names of its limits; the same one where these are its own."""
-    limits = [limit.with_amount(amounts[name]) for name, limit in zip(bucket.names, bucket.limits, strict=False)]
-    return bucket if limits == [*bucket.limits] else bucket.under(bucket.rule, limits=limits)
+    return bucket.change(
+        [limit.with_amount(amounts[name]) for name, limit in zip(bucket.names, bucket.limits, strict=False)]
+    )
 
 
 def _amounts(limits: Iterable[AnyLimit]) -> dict[object, int]:

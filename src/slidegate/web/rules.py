@@ -152,7 +152,7 @@ class Rule:
         self.rule_paths = tuple(RulePath(path) for path in self.paths if path != "*")
         self.methods = checked_methods(methods)
         if connection not in (None, "http", "websocket"):
-            raise ConfigurationError(f'connection: expected "http" or "websocket", not {quoted(connection)}')
+            raise ConfigurationError(f'expected "http" or "websocket", not {quoted(connection)}', "connection")
         self.connection = connection
         self.when = when if when is None or isinstance(when, KeyCondition) else check_takes("when", when, "request")
         self.on_exceeded = None if on_exceeded is None else check_takes("on_exceeded", on_exceeded, "key", "decision")
@@ -176,7 +176,7 @@ class Rule:
         self.wait_max = wait_max if self.wait_us else 0
         self.fair = self._checked_key(fair, "fair")
         self.on_error = None if on_error is None else check_on_error(on_error)
-        self.name = None if name is None else check_name(name, "rule name")
+        self.name = None if name is None else check_name(name, "name")
         self.label = label_of(self.paths) if name is None else name
         """The name of the rule, else its paths, for people to read."""
         self.status = 403 if status is None else check_whole(status, 400, 599, "status", "for example 503")
@@ -187,10 +187,10 @@ class Rule:
         for option, others, why in EXCLUSIONS:
             for other in others:
                 if {option, other} <= given:
-                    raise ConfigurationError(f"{option}: it does not go with {other}: {why}; leave one of them out")
+                    raise ConfigurationError(f"it does not go with {other}: {why}; leave one of them out", option)
         for option, needed, written in NEEDS:
             if option in given and needed not in given:
-                raise ConfigurationError(f"{option}: it goes with {needed}; add {written}, or leave it out")
+                raise ConfigurationError(f"it goes with {needed}; add {written}, or leave it out", option)
         if not given & {"limits", "concurrency", "exempt", "block"}:
             raise ConfigurationError(f'{self._call}: expected limits, for example {self._call[:-1]}, "5/minute")')
 
@@ -208,13 +208,13 @@ class Rule:
             check_cost(cost)
         if cost_max is not None:
             if not callable(cost):
-                raise ConfigurationError("cost_max: it goes with a function as cost; add one, or leave it out")
+                raise ConfigurationError("it goes with a function as cost; add one, or leave it out", "cost_max")
             check_whole(cost_max, 1, MAX_AMOUNT, "cost_max", "for example 4000")
         name, most = ("cost", cost) if isinstance(cost, int) else ("cost_max", cost_max or 0)
         for limit in self.limits if self.limits_function is None else ():
             if most > limit.amount:
                 raise ConfigurationError(
-                    f"{name}: {quoted(most)} is more than {str(limit)!r} allows, so {self._call} could never pass"
+                    f"{quoted(most)} is more than {str(limit)!r} allows, so {self._call} could never pass", name
                 )
 
     def __repr__(self) -> str:
@@ -232,7 +232,7 @@ class Rule:
         return rule
 
     def _checked_key(self, key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
-        return bind(key, self.rule_paths) if isinstance(key, Key) else checked_function(key, option)
+        return bind(key, self.rule_paths, option) if isinstance(key, Key) else checked_function(key, option)
 
     @property
     def _call(self) -> str:
@@ -275,6 +275,11 @@ class Rule:
         return *names, unique_name(f"{self.label}-concurrency" if names else self.label, names)
 
     @property
+    def asked(self) -> tuple[object, ...]:
+        """Its keys and its condition."""
+        return self.key, self.fair, self.when
+
+    @property
     def always(self) -> bool:
         """Whether the rule applies to every request."""
         return not self.rule_paths and self.methods is None and self.connection is None and self.when is None
@@ -302,12 +307,14 @@ def checked_paths(path: Any) -> tuple[str, ...]:
         return ("*",)
     listed: list[Any] = [path] if isinstance(path, (str, bytes)) or not isinstance(path, Iterable) else list(path)
     if not listed:
-        raise ConfigurationError('path: expected paths such as ["/login", "/token"], not an empty list')
+        raise ConfigurationError('expected paths such as ["/login", "/token"], not an empty list', "path")
     for place, one in enumerate(listed):
         if one == "*":
-            raise ConfigurationError(f'path: "*" means every path; write it alone, not beside others: {quoted(listed)}')
+            raise ConfigurationError(
+                f'"*" means every path; write it alone, not beside others: {quoted(listed)}', "path"
+            )
         if one in listed[:place]:
-            raise ConfigurationError(f"path: {quoted(one)} stands twice in {quoted(listed)}; write it once")
+            raise ConfigurationError(f"{quoted(one)} stands twice in {quoted(listed)}; write it once", "path")
     return tuple(listed)
 
 
@@ -318,10 +325,10 @@ def checked_methods(methods: object) -> frozenset[str] | None:
     names = set()
     for method in check_list("methods", methods, expected, str):
         if not (method.isascii() and method.isalpha()):
-            raise ConfigurationError(f"methods: expected {expected}, not {quoted(method)} in it")
+            raise ConfigurationError(f"expected {expected}, not {quoted(method)} in it", "methods")
         names.add(method.upper())
     if not names:
-        raise ConfigurationError(f"methods: expected {expected}; leave it out for all methods")
+        raise ConfigurationError(f"expected {expected}; leave it out for all methods", "methods")
     return frozenset(names | {"HEAD"} if "GET" in names else names)
 
 
@@ -332,11 +339,9 @@ def checked_function(key: KeyFunction | None, option: str = "key") -> KeyFunctio
         ConfigurationError: It is no function, or it makes a key and was not called.
     """
     if key is not None and not callable(key):
-        raise ConfigurationError(
-            f'{option}: expected client_ip(), header("X-API-Key") or a function, not {quoted(key)}'
-        )
+        raise ConfigurationError(f'expected client_ip(), header("X-API-Key") or a function, not {quoted(key)}', option)
     if getattr(key, "__module__", "").startswith("slidegate."):
-        raise ConfigurationError(f'{option}: {key!r} makes a key; call it, for example header("X-API-Key")')
+        raise ConfigurationError(f'{key!r} makes a key; call it, for example header("X-API-Key")', option)
     if key is not None:
         check_takes(option, key, "request")
     return key
@@ -350,14 +355,14 @@ def checked_count_if(count_if: object) -> int:
     """
     example = "lambda status: status == 401, or lambda status, headers, request: ..."
     if not callable(count_if) or iscoroutinefunction(count_if):
-        raise ConfigurationError(f"count_if: expected a plain function such as {example}, not {quoted(count_if)}")
+        raise ConfigurationError(f"expected a plain function such as {example}, not {quoted(count_if)}", "count_if")
     signature = signature_of(count_if)
     for takes in (1, 2, 3):
         with suppress(TypeError):
             if signature is not None:
                 signature.bind(*range(takes))
             return takes
-    raise ConfigurationError(f"count_if: expected 1 to 3 parameters, as in {example}, not {quoted(count_if)}")
+    raise ConfigurationError(f"expected 1 to 3 parameters, as in {example}, not {quoted(count_if)}", "count_if")
 
 
 def says_nobody(limits: object) -> bool:

@@ -74,15 +74,16 @@ class MessageLimits:
     ) -> None:
         if key not in ("connection", "client") and not isinstance(key, Key):
             raise ConfigurationError(
-                f'MessageLimits: key: expected "connection", "client" or a key such as header, not {quoted(key)}'
+                f'expected "connection", "client" or a key such as header, not {quoted(key)}', "key"
             )
         if isinstance(key, Key) and any(isinstance(part, PathParam) for part in parts_of(key)):
             raise ConfigurationError(
-                f"MessageLimits: key: {key!r} is not known here, where no route was found yet; write another key, or "
-                "RateLimit(..., key=path_param(...)) at the endpoint"
+                f"{key!r} is not known here, where no route was found yet; write another key, or "
+                "RateLimit(..., key=path_param(...)) at the endpoint",
+                "key",
             )
         if beyond not in ("close", "drop"):
-            raise ConfigurationError(f'MessageLimits: beyond: expected "close" or "drop", not {quoted(beyond)}')
+            raise ConfigurationError(f'expected "close" or "drop", not {quoted(beyond)}', "beyond")
         self.limits = parse_limits(limits)
         self.key = key
         self.beyond = beyond

@@ -92,7 +92,7 @@ class BanPolicy:
         self.key = key
         self.shadow = check_flag("shadow", shadow)
         if not isinstance(status, int) or status not in (403, 429):
-            raise ConfigurationError(f"status: expected 403 or 429, not {quoted(status)}")
+            raise ConfigurationError(f"expected 403 or 429, not {quoted(status)}", "status")
         self.status = status
         self.grain_us = 1 if self.after.amount <= MAX_EXACT else -(-self.after.window_us // MAX_EXACT)
         """Strikes are counted from multiples of this."""
@@ -115,10 +115,10 @@ class BanPolicy:
         self.longest_us = max(_WEEK_US, self.duration_us) if longest is None else _span_us(longest, "longest", "7d")
         if self.longest_us < self.duration_us:
             raise ConfigurationError(
-                f"longest: {quoted(longest)} must not be shorter than duration, {quoted(duration)}"
+                f"{quoted(longest)} must not be shorter than duration, {quoted(duration)}", "longest"
             )
         if not _is_number(factor) or not (factor == 1 or _MIN_FACTOR <= factor <= _MAX_FACTOR):
-            raise ConfigurationError(f"factor: expected 1, or {_MIN_FACTOR} to {_MAX_FACTOR}, not {quoted(factor)}")
+            raise ConfigurationError(f"expected 1, or {_MIN_FACTOR} to {_MAX_FACTOR}, not {quoted(factor)}", "factor")
         self.factor: float = factor
         ladder = [self.duration_us]
         while factor != 1 and ladder[-1] < self.longest_us:
@@ -131,9 +131,9 @@ def _one_limit(value: str | Limit, what: str, example: str) -> Limit:
     try:
         limits = parse_limits(value)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{what}: {error}") from None
+        raise ConfigurationError(f"{error}", what) from None
     if len(limits) != 1:
-        raise ConfigurationError(f'{what}: expected one, for example "{example}", not {quoted(value)}')
+        raise ConfigurationError(f'expected one, for example "{example}", not {quoted(value)}', what)
     return limits[0]
 
 
@@ -148,7 +148,7 @@ def _is_number(value: object) -> bool:
 def _check_signals(signals: object) -> Mapping[str | int, Weight]:
     if not isinstance(signals, Mapping):
         raise ConfigurationError(
-            f"signals: expected what strikes and how heavily, for example {_EXAMPLE}, not {quoted(signals)}"
+            f"expected what strikes and how heavily, for example {_EXAMPLE}, not {quoted(signals)}", "signals"
         )
     checked: dict[str | int, Weight] = {}
     for signal, weight in signals.items():
@@ -156,8 +156,9 @@ def _check_signals(signals: object) -> Mapping[str | int, Weight]:
         if not _is_signal(name):
             hint = closest(signal, [SIGNAL]) if isinstance(signal, str) else ""
             raise ConfigurationError(
-                f'signals: expected a status from 100 to 599, a class such as "4xx", a path or "{SIGNAL}", not '
-                f"{quoted(signal)}; for example {_EXAMPLE}{hint}"
+                f'expected a status from 100 to 599, a class such as "4xx", a path or "{SIGNAL}", not '
+                f"{quoted(signal)}; for example {_EXAMPLE}{hint}",
+                "signals",
             )
         if weight != "ban":
             check_whole(weight, 1, 1_000_000, f"signals: weight of {quoted(signal)}", 'or "ban", for example 1')
