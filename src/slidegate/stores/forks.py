@@ -28,7 +28,7 @@ _known: Final[WeakKeyDictionary[Lock, None]] = WeakKeyDictionary()
 """The registered locks, in the order in which they are acquired."""
 _listing: Final = Lock()
 _held: Final = _Held()
-_begins_anew: Final[list[WeakMethod[Callable[[], object]]]] = []
+_resets_in_child: Final[list[WeakMethod[Callable[[], object]]]] = []
 
 
 def hold_over_fork(lock: Lock) -> None:
@@ -43,8 +43,8 @@ def hold_over_fork(lock: Lock) -> None:
 def begin_anew_in_child(method: Callable[[], object]) -> None:
     """Call a method of an object in every child, as long as the object exists. It must not acquire locks."""
     with _listing:
-        _begins_anew[:] = [known for known in _begins_anew if known() is not None]
-        _begins_anew.append(WeakMethod(method))
+        _resets_in_child[:] = [known for known in _resets_in_child if known() is not None]
+        _resets_in_child.append(WeakMethod(method))
 
 
 def _before() -> None:
@@ -70,7 +70,7 @@ def _release_all() -> None:
 
 def _in_child() -> None:
     _release_all()
-    for known in _begins_anew:
+    for known in _resets_in_child:
         if (method := known()) is not None:
             method()
 

@@ -136,7 +136,7 @@ class LeaseRenewer:
         self._held = held
         self._renew = renew
         self._tasks: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
-        self._usual_s = held.lease_us / RENEWALS / 1_000_000
+        self._interval_s = held.lease_us / RENEWALS / 1_000_000
         self._is_open = True
 
     def start(self) -> None:
@@ -153,7 +153,7 @@ class LeaseRenewer:
         self._is_open = False
 
     async def _keep_renewing(self, loop: asyncio.AbstractEventLoop) -> None:
-        pause_s = self._usual_s
+        pause_s = self._interval_s
         try:
             while True:
                 await asyncio.sleep(pause_s)
@@ -163,8 +163,8 @@ class LeaseRenewer:
                     answer = self._renew()
                     if isawaitable(answer):
                         await answer
-                    pause_s = self._usual_s
+                    pause_s = self._interval_s
                 except Exception:  # `renew` reports its own failures
-                    pause_s = self._usual_s / AGAIN
+                    pause_s = self._interval_s / AGAIN
         finally:
             del self._tasks[loop]

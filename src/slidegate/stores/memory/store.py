@@ -186,7 +186,7 @@ class MemoryStore(Store):
         refusal = self.bans.decide(checks, subjects)
         if refusal is not None:
             return refusal
-        now_us, refs = self._imagined(checks)
+        now_us, refs = self._copies(checks)
         decision = decide(checks, refs, now_us)
         decision.reservations = ()
         return decision
@@ -194,7 +194,7 @@ class MemoryStore(Store):
     def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot:
         """Return the windows of `key` under each limit of some limit sets, without changing anything."""
         self.expect_open()
-        now_us, refs = self._imagined([(bucket, key, 0) for bucket in buckets])
+        now_us, refs = self._copies([(bucket, key, 0) for bucket in buckets])
         return Snapshot(now_us, [windows[name] for _, _, windows, name in refs])
 
     def charge(self, checks: Sequence[Check]) -> Decision:
@@ -327,10 +327,10 @@ class MemoryStore(Store):
         """Make a window or cell for a key that is not in `table.fresh`; return its location."""
         windows, name = table.place(key, self._secret)
         if windows is not table.fresh:
-            self._share(table.limit, now_us)
+            self._count_shared_hit(table.limit, now_us)
         return windows, name
 
-    def _imagined(self, checks: Sequence[Check]) -> tuple[int, list[WindowRef]]:
+    def _copies(self, checks: Sequence[Check]) -> tuple[int, list[WindowRef]]:
         """Return the time, and copies of the windows that a question would charge."""
         windows: dict[Any, bytes] = {}
         refs: list[WindowRef] = []
@@ -371,7 +371,7 @@ class MemoryStore(Store):
         self._bound[bucket] = bound
         return bound
 
-    def _share(self, limit: AnyLimit, now_us: int) -> None:
+    def _count_shared_hit(self, limit: AnyLimit, now_us: int) -> None:
         """Count a hit in a shared cell, and emit an event once per window and at most once per second."""
         self._shared_hits += 1
         if now_us >= self._next_shared_event_us:
