@@ -98,7 +98,7 @@ def parse_network(text: str, *, strict: bool = True) -> tuple[int, int, int]:
     if bits == 128 and version == 4:
         if prefix < 96:
             raise ConfigurationError(
-                f"network: {quoted(text)} holds every IPv4 address; write 0.0.0.0/0 or ::/0 if that is meant"
+                f"network: {quoted(text)} contains all IPv4 addresses; write 0.0.0.0/0 or ::/0 if you mean that"
             )
         bits, prefix = 32, prefix - 96
     size = 1 << (bits - prefix)

@@ -159,7 +159,7 @@ def load_zone(name: object) -> tzinfo:
     except (ZoneInfoNotFoundError, ValueError, OSError):  # OSError: a folder of zones, for example "Europe"
         zones = available_timezones()
     if not zones:
-        raise ConfigurationError(f"zone: there is no time zone database to find {quoted(name)} in: pip install tzdata")
+        raise ConfigurationError(f"zone: no time zone database to look up {quoted(name)}: pip install tzdata")
     near = get_close_matches(name, zones, 3) or [zone for zone in sorted(zones) if name.lower() in zone.lower()][:3]
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if name and near else ""
     raise ConfigurationError(f"zone: expected the name of a time zone, {example}, not {quoted(name)}{hint}")

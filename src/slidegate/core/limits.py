@@ -72,7 +72,7 @@ def parse_duration_us(value: str | float | timedelta, what: str = "duration") ->
     elif isinstance(value, float) and math.isfinite(value * 1_000_000):
         span_us = round(value * 1_000_000)
     else:
-        raise ConfigurationError(f"{what}: expected a span of time, {example}")
+        raise ConfigurationError(f"{what}: expected a duration, {example}")
     if span_us <= 0:
         raise ConfigurationError(f"{what}: must be greater than zero, {example}")
     if span_us > _MAX_SPAN_US:
@@ -170,7 +170,7 @@ class AnyLimit:
     @property
     @abstractmethod
     def same_window(self) -> Identity:
-        """The identity of the window, which limits of one rule share if it is equal, whatever their amounts."""
+        """The identity of the window: limits of one rule with equal identities share a window."""
 
     @abstractmethod
     def with_amount(self, amount: int) -> AnyLimit:

@@ -109,7 +109,7 @@ class Networks:
         return type(self).of_ranges, (list(self.ranges()),)
 
     def __setattr__(self, field: str, value: object) -> None:
-        raise AttributeError("Networks are immutable; make another set instead")
+        raise AttributeError("Networks are immutable; create another set instead")
 
     def ranges(self) -> Iterator[tuple[int, int, int]]:
         """Yield the merged ranges in ascending order, in the form that `of_ranges` accepts."""

@@ -80,13 +80,7 @@ class Quota(AnyLimit):
         self._fill(amount=amount, unit=unit, starts=spelled, zone_name=zone, name=name, calendar=calendar)
 
     def enter(self, window: bytes, now_us: int, unix_us: int) -> bytes:
-        """Return a count in its current period.
-
-        Args:
-            window: The count.
-            now_us: The store's time, in microseconds.
-            unix_us: The Unix time, read together with `now_us`.
-        """
+        """Return a count in its current period; `now_us` and `unix_us` are the same time on both clocks."""
         known_us, _, floor_us, spent = _read(window)
         until_us = self.period_at(unix_us).end_us
         if until_us > known_us:

@@ -29,7 +29,7 @@ WORKER_BYTES: Final = 8
 RENEWALS: Final = 3
 """How often a worker renews its permits per lease."""
 AGAIN: Final = 4
-"""A failed renewal is retried after 1/AGAIN of the usual pause."""
+"""A failed renewal is retried after 1/AGAIN of the usual interval."""
 
 _MIN_US: Final = 1_000_000
 _MAX_US: Final = 600_000_000

@@ -95,12 +95,12 @@ class BanPolicy:
             raise ConfigurationError(f"status: expected 403 or 429, not {quoted(status)}")
         self.status = status
         self.grain_us = 1 if self.after.amount <= MAX_EXACT else -(-self.after.window_us // MAX_EXACT)
-        """Strikes are counted from multiples of this."""
-        self.ban_private = check_flag("ban_private", ban_private)  # the last one: from now on nothing changes
+        """The length of the slices in which strikes are counted, in microseconds; 1 if they are exact."""
+        self.ban_private = check_flag("ban_private", ban_private)  # set last: from now on the policy is immutable
 
     def __setattr__(self, field: str, value: object) -> None:
         if "ban_private" in self.__dict__:
-            raise AttributeError(f"a BanPolicy is immutable; make another one instead of setting {field}")
+            raise AttributeError(f"a BanPolicy is immutable; create another one instead of setting {field}")
         super().__setattr__(field, value)
 
     def __repr__(self) -> str:
@@ -133,7 +133,7 @@ def _one_limit(value: str | Limit, what: str, example: str) -> Limit:
     except ConfigurationError as error:
         raise ConfigurationError(f"{what}: {error}") from None
     if len(limits) != 1:
-        raise ConfigurationError(f'{what}: expected one, for example "{example}", not {quoted(value)}')
+        raise ConfigurationError(f'{what}: expected one limit, for example "{example}", not {quoted(value)}')
     return limits[0]
 
 
@@ -148,7 +148,7 @@ def _is_number(value: object) -> bool:
 def _check_signals(signals: object) -> Mapping[str | int, Weight]:
     if not isinstance(signals, Mapping):
         raise ConfigurationError(
-            f"signals: expected what strikes and how heavily, for example {_EXAMPLE}, not {quoted(signals)}"
+            f"signals: expected a mapping of signals to weights, for example {_EXAMPLE}, not {quoted(signals)}"
         )
     checked: dict[str | int, Weight] = {}
     for signal, weight in signals.items():

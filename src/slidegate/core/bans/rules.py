@@ -235,11 +235,11 @@ def shadow_banned(ban: Ban) -> Event:
 
 def bans_full(max_bans: int, key: str) -> Event:
     """Return the event for an automatic ban that was not recorded for lack of room."""
-    message = f"no room is left among {max_bans} bans, so {key} stays unbanned; raise max_bans"
+    message = f"all {max_bans} bans are in use, so {key} was not banned; raise max_bans"
     return Event("bans_full", message, {"max_bans": max_bans, "key": key})
 
 
 def strikes_dropped(max_bans: int) -> Event:
     """Return the event for strike records that were deleted for lack of room."""
-    message = f"the strikes of {max_bans} keys are remembered, so others are forgotten; raise max_bans"
+    message = f"all {max_bans} strike records are in use, so others are deleted; raise max_bans"
     return Event("strikes_dropped", message, {"max_bans": max_bans})

@@ -64,7 +64,7 @@ class RollingTotals:
                     f"use a multiple, for example {(window_us // self.slice_us + 1) * self.slice_us}"
                 )
             if window_us in self._windows:
-                raise ConfigurationError(f"windows_us: {window_us} comes twice; name each window once")
+                raise ConfigurationError(f"windows_us: {window_us} is given twice; write each window once")
             self._windows[window_us] = window_us // self.slice_us
         if not self._windows:
             raise ConfigurationError(f"windows_us: expected at least one window, {example}")

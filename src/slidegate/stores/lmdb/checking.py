@@ -79,7 +79,7 @@ def check_directory(path: Path) -> None:
     except OSError as error:
         raise unusable(path, error) from error
     for checked, status in {path: found, **check_files(path)}.items():
-        for who, bit, remedy in (("everybody", stat.S_IWOTH, "o-w"), (f"group {status.st_gid}", stat.S_IWGRP, "g-w")):
+        for who, bit, remedy in (("every user", stat.S_IWOTH, "o-w"), (f"group {status.st_gid}", stat.S_IWGRP, "g-w")):
             if status.st_mode & bit:
                 raise ConfigurationError(
                     f"lmdb: {who} may write to {checked}, and change counts and bans; chmod {remedy} {checked}"

@@ -224,7 +224,7 @@ class Environment:
         until_s = time.monotonic() + patience_s
         while not self._take_gate():
             if time.monotonic() > until_s:
-                raise StoreTimeout(f"lmdb: {self.path} has grown, but another process is writing; is one stopped?")
+                raise StoreTimeout(f"lmdb: {self.path} has to be mapped, but another process writes; is it stopped?")
             time.sleep(POLL_S)
         txn = None
         self._map.acquire()

@@ -271,7 +271,7 @@ def _open(
         dbs, offset_us = _with_room(environment, file, options, partial(load, path, environment, writes=writes))
         for kept in damaged:
             count = _with_room(environment, file, options, partial(_rescue, kept, environment, dbs, offset_us))
-            events.append(Event("bans_rescued", f"{count} bans were found in {kept}", {"bans": count}))
+            events.append(Event("bans_rescued", f"{count} bans were recovered from {kept}", {"bans": count}))
         return Opened(environment, file, dbs, offset_us, (inode, (path / LOCK).stat().st_ino), events)
     except BaseException:
         environment.close()
