@@ -459,7 +459,7 @@ def test_what_is_no_file_is_refused_by_what_it_is_and_hangs_nobody(place: Path, 
 
 @pytest.mark.parametrize("name", [".", "data.mdb", "lock.mdb"])
 @pytest.mark.parametrize(
-    ("mode", "who", "remedy"), [(0o020, f"group {os.getegid()}", "g-w"), (0o002, "everybody", "o-w")]
+    ("mode", "who", "remedy"), [(0o020, f"group {os.getegid()}", "g-w"), (0o002, "every user", "o-w")]
 )
 def test_what_others_may_write_to_is_refused_with_what_to_do(
     place: Path, name: str, mode: int, who: str, remedy: str

@@ -2,7 +2,7 @@
 
 A writer holds the *gate*, an advisory lock (`flock`) on the data file itself, which works even if other files are
 deleted. LMDB has its own lock, but waiting for that cannot be cancelled: one stopped process would block every event
-loop of the host. The gate is only acquired without blocking. LMDB's lock is always free for the process that holds the
+loop of the host. The gate is acquired without blocking. LMDB's lock is always free for the process that holds the
 gate, and if a process dies, the kernel releases its gate.
 
 A process may write through its map of the file, and LMDB truncates the file to the size of the map. So a process that

@@ -46,7 +46,7 @@ DUE: Final = Struct(">q")
 BETWEEN: Final = b"\xff"
 """Separates a key from the rest of its row; it never occurs in UTF-8 text."""
 
-_RECORD: Final = Struct("=16sqqq")  # boot id, offset, last recorded moment, Unix time of that moment
+_RECORD: Final = Struct("=16sqqq")  # boot id, offset, last recorded time, Unix time at that time
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 # macOS has no CLOCK_BOOTTIME; its CLOCK_MONOTONIC is the same for all processes and includes sleep.
 _CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
