@@ -1,6 +1,6 @@
-"""What stands in the place of `slidegate.core.packing` in a compiled wheel: the same bytes by integers of the machine.
+"""Replaces `slidegate.core.packing` in a compiled wheel: the same bytes, computed with machine integers.
 
-`struct` is called through the interpreter, which makes an object of every number; these functions are calls in C.
+`struct` is called through the interpreter, which creates an object for every number; these functions are C calls.
 """
 
 from __future__ import annotations

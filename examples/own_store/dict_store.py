@@ -1,8 +1,7 @@
 """A complete store in one file: windows in a dict, one lock around it.
 
-The core does the arithmetic. A store finds the windows of a question, which are bytes, has the core decide in one step
-that nobody interrupts, and keeps them. So this one holds every promise of the contract, and a store on a database does
-the same inside a transaction.
+The core does the arithmetic. A store looks up the windows of a question, which are bytes, lets the core decide, and
+saves them, all under one lock, so this store passes the whole contract. A database does the same in a transaction.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from slidegate.core import (
 from slidegate.stores import MemoryBans
 
 Name: TypeAlias = tuple[str, object, str]
-"""A window: the rule, its length and resolution, and the key."""
+"""The name of a window: the rule, the window's length and resolution, and the key."""
 Windows: TypeAlias = dict[Name, bytes]
 
 
 class DictStore(Store):
-    """Remembers windows and bans in this process.
+    """Stores windows and bans in this process.
 
-    What it does not say itself, it has from `Store`: it keeps no statistics for other processes, and no deadline.
+    It inherits the other methods of `Store`: it has no statistics for other processes, and enforces no deadline.
 
     Args:
-        clock: Returns microseconds; by default the monotonic clock, and the system's for bans and quotas.
-        most: How many windows to hold; a request that needs one more is a failure of the store.
+        clock: Returns microseconds; by default the monotonic clock, and the system clock for bans and quotas.
+        most: The most windows; a request that needs another one raises `StoreError`.
 
     Raises:
         ConfigurationError: `most` is not a whole number above 0.
@@ -58,7 +57,7 @@ class DictStore(Store):
         self._most = most
         self._clock = clock or _monotonic_us
         self._unix_us = clock or _unix_us
-        self._latest_us = 0  # the latest moment that was seen: a clock may step back
+        self._latest_us = 0  # the latest time that was read, because a clock may step back
         self._reset_us = -1
         self._lock = Lock()
         self._windows: Windows = {}
@@ -76,7 +75,7 @@ class DictStore(Store):
             return decide(checks, self._find(checks, self._windows, now_us), now_us)
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
-        """Say what `hit` would answer: the core decides about a copy."""
+        """Return what `hit` would answer, by deciding on a copy of the windows."""
         self.expect_open()
         refusal = self.bans.decide(checks, subjects)
         if refusal is not None:
@@ -88,20 +87,20 @@ class DictStore(Store):
             return decision
 
     def charge(self, checks: Sequence[Check]) -> Decision:
-        """Record every cost, whatever the limits."""
+        """Charge every cost, even beyond the limits."""
         with self._guard():
             now_us = self._now_us()
             return charge_all(checks, self._find(checks, self._windows, now_us), now_us)
 
     def refund(self, reservations: Sequence[Reservation]) -> bool:
-        """Hand back what was charged, where it still counts."""
+        """Refund charges that still count."""
         with self._guard():
             now_us = self._now_us()
             places = self._find([reservation.check for reservation in reservations], self._windows, now_us)
             return refund_all(reservations, places, now_us, latest_us=self._latest_us, floor_us=self._reset_us)
 
     def reset(self, key: str) -> bool:
-        """Forget the windows of a key; an empty window remembers when that was."""
+        """Forget the units of a key; the empty windows record the time of the reset."""
         with self._guard():
             now_us, found = self._clock(), False
             for name, limit in self._limits.items():
@@ -112,7 +111,7 @@ class DictStore(Store):
             return found
 
     def reset_all(self) -> bool:
-        """Forget the windows of all keys, but for the permits of requests that are under way."""
+        """Forget the windows of all keys, except the permits of requests in progress."""
         with self._guard():
             forgotten = [name for name, limit in self._limits.items() if not isinstance(limit, Concurrency)]
             for name in forgotten:
@@ -129,22 +128,22 @@ class DictStore(Store):
             return Snapshot(now_us, [windows[name] for _, _, _, name in places])
 
     def permits_held(self) -> int:
-        """Return how many requests are under way, so that rules may limit concurrency."""
+        """Return how many permits are taken; without this method, rules could not limit concurrency."""
         with self._lock:
             held = [name for name, limit in self._limits.items() if isinstance(limit, Concurrency)]
             return sum(self._limits[name].counter.state(self._windows[name])[0] for name in held)
 
     def close(self) -> None:
-        """Answer no question any more."""
+        """Close the store and its bans."""
         super().close()
         self.bans.close()
 
     def answers_threads(self) -> bool:
-        """Say that `Limiter.sync` needs no event loop: no answer has to be awaited."""
+        """Return True: `Limiter.sync` needs no event loop, because no method returns an awaitable."""
         return True
 
     def _guard(self) -> Lock:
-        """Return the lock for a question, which a store that was closed does not answer."""
+        """Return the lock, after checking that the store is open."""
         self.expect_open()
         return self._lock
 
@@ -154,7 +153,7 @@ class DictStore(Store):
         return now_us
 
     def _find(self, checks: Sequence[Check], windows: Windows, now_us: int) -> list[WindowRef]:
-        """Return where the windows of a question lie; those that are not there yet begin empty."""
+        """Return the locations of the windows of a question, creating missing windows."""
         asked = [
             (limit, cost, (bucket.rule, limit.same_window, key))
             for bucket, key, cost in checks
@@ -162,7 +161,7 @@ class DictStore(Store):
         ]
         missing = {name: limit for limit, _, name in asked if name not in windows}
         if windows is self._windows and len(windows) + len(missing) > self._most:
-            self._let_go(now_us)
+            self._delete_expired(now_us)
             if len(windows) + len(missing) > self._most:
                 raise StoreError(f"all {self._most} windows are in use; raise most")
         windows |= dict.fromkeys(missing, b"")
@@ -172,8 +171,8 @@ class DictStore(Store):
         enter_periods(places, now_us, self._unix_us())
         return places
 
-    def _let_go(self, now_us: int) -> None:
-        """Let go of the windows whose units have all left. No live window is pushed out: then nothing more fits."""
+    def _delete_expired(self, now_us: int) -> None:
+        """Delete the windows whose units have all left; live windows are never evicted."""
         for name, limit in list(self._limits.items()):
             if limit.expires_us(self._windows[name]) <= now_us:
                 del self._windows[name], self._limits[name]

@@ -1,4 +1,4 @@
-"""What a limiter and a middleware report: events and outcomes to observers, and findings at the start."""
+"""The reports of a limiter and a middleware: events and outcomes for observers, and findings at start-up."""
 
 from __future__ import annotations
 

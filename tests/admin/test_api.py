@@ -112,7 +112,7 @@ LENGTH = 'duration: expected a length of time up to 400 days, for example "1h", 
         # Mistyped addresses and names, which nobody's key is.
         *(({"target": text}, TARGET) for text in ("203.0.113.O", "example.com", "example.com:443", "not-an-ip", "ann")),
         *(({"target": text}, TARGET) for text in ("300.1.1.1", "192.0.2.0/33", "2001:db8::g", ":x", "user:", "")),
-        ({"target": "0.0.0.0/0"}, "ban: '0.0.0.0/0' is every address there is"),
+        ({"target": "0.0.0.0/0"}, "ban: '0.0.0.0/0' contains every address"),
         ({"unit": 1}, "unit: there is no such parameter"),
         (True, "body: expected an object, got true"),
     ],

@@ -210,7 +210,7 @@ def test_what_is_exported_is_read_again_as_often_as_you_like(
         (HEAD + "".join(map(row, range(2_500))) + '{"ban": 3}\n', "row 2502: cannot be read"),
         ('{"slidegate": "other"}\n', "row 1: cannot be read"),
         ("203.0.113.7\n", "line 1: expected JSON, not '203.0.113.7"),
-        ("", "there is nothing to read"),
+        ("", "there are no rows"),
     ],
 )
 def test_a_file_with_a_line_that_cannot_be_read_changes_nothing_and_the_line_comes_first(

@@ -138,7 +138,7 @@ def test_sets_are_equal_by_what_they_hold_and_cannot_be_changed() -> None:
     assert repr(Networks(["192.0.2.0/24", "2001:db8::/32"])) == "<Networks: 1 IPv4 and 1 IPv6 ranges>"
     with pytest.raises(TypeError):
         found | ["192.0.2.0/24"]  # type: ignore[operator]
-    with pytest.raises(AttributeError, match="make another set"):
+    with pytest.raises(AttributeError, match="create another set"):
         found._ranges = {}
 
 

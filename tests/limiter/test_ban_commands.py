@@ -96,8 +96,8 @@ async def test_what_was_meant_as_an_address_is_refused_by_each_command(limiter: 
             with pytest.raises(ConfigurationError) as raised:
                 await rng.choice(commands(limiter))(typed)
             refused += 1
-            example = f'write for example "192.0.2.7", "192.0.2.0/24" or "user:42", and "key:{typed}" if it is a key'
-            assert str(raised.value) == f"ban: {typed!r} is no address or network; {example}"
+            example = f'write for example "192.0.2.7", "192.0.2.0/24" or "user:42", or "key:{typed}" if it is a key'
+            assert str(raised.value) == f"ban: {typed!r} is not an address or network; {example}"
     assert refused > 1_500
     assert await keys(limiter) == []
 
@@ -115,7 +115,7 @@ async def test_what_applications_call_a_client_is_banned_as_it_is_counted(limite
 def test_commands_of_threads_refuse_what_was_meant_as_an_address() -> None:
     with Limiter().sync as limiter:
         for command in commands(limiter):
-            with pytest.raises(ConfigurationError, match=r"ban: '203\.0\.113\.O' is no address or network; write"):
+            with pytest.raises(ConfigurationError, match=r"ban: '203\.0\.113\.O' is not an address or network; write"):
                 command("203.0.113.O")
         assert limiter.ban("ann", "1h").key == "ann"
 
@@ -231,7 +231,7 @@ async def test_an_import_takes_all_or_nothing(limiter: Limiter) -> None:
         (b"{}", "line 3: expected JSON, not b'{}': no text"),
     )
     whole: tuple[tuple[Any, str], ...] = (
-        ([], "there is nothing to read"),
+        ([], "there are no rows"),
         (["x" * 500], "line 1: expected JSON, not 'xxx"),
         ("".join(lines), "expected lines, for example an open file, not '{"),
         (5, "expected lines, for example an open file, not 5"),

@@ -59,7 +59,7 @@ async def test_a_closed_limiter_raises_at_every_question_and_request(store: Any,
     assert await statuses(app, 1) == [200]
     decision = await limiter.hit("user:ann", "5/minute")
     await limiter.close()
-    closed = f"^the limiter on {re.escape(repr(store))} was closed, and answers nobody any more; make a new one$"
+    closed = f"^the limiter on {re.escape(repr(store))} was closed and can no longer be used; create a new one$"
     for ask in QUESTIONS:
         with pytest.raises(StoreUnavailable, match=closed):
             await ask(limiter)

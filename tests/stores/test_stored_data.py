@@ -110,7 +110,7 @@ def test_the_command_leaves_a_file_of_layout_2_alone_and_names_the_way_out(
     (tmp_path / "lock.mdb").touch()  # as beside every file that a worker has opened
     assert main(["bans", words[0], *words[1:], "--store", f"lmdb://{tmp_path}"]) != 0
     told = capsys.readouterr().err
-    assert "was written with layout version 2" in told
+    assert "has layout version 2" in told
     assert "`slidegate bans export` of the version that wrote it" in told
     assert (tmp_path / "data.mdb").read_bytes().startswith((DATA / "data.mdb").read_bytes())
     assert not list(tmp_path.glob("*corrupt*")), "it is in order, so it is not set aside"

@@ -156,7 +156,7 @@ BAD: list[tuple[str | bytes, str]] = [
     ('limits = "1/s"\n[client]\ntrusted = ["0.0.0.0/0"]', "client.trusted: these networks cover most addresses"),
     ('limits = "1/s"\nblocklist = ["0.0.0.0/1", "128.0.0.0/1"]', "blocklist: covers half of all"),
     ('limits = "1/s"\nblocklist = ["192.0.2.1", { path = "a" }]', "blocklist: expected networks or tables, not both"),
-    (BANS + 'after = "5/s; 6/m"', "bans.s.after: expected one, for example \"20/10m\", not '5/s; 6/m'"),
+    (BANS + 'after = "5/s; 6/m"', "bans.s.after: expected one limit, for example \"20/10m\", not '5/s; 6/m'"),
     (BANS + 'key = { path_param = "id" }', "bans.s.key: <key path:id> does not identify a client"),
     (
         BANS + "key = { client = { ipv4_prefix = 8 } }",

@@ -1,4 +1,4 @@
-"""The arithmetic: pure, synchronous, standard library only. `now_us` is always an argument."""
+"""The pure core: synchronous, standard library only, without I/O or a clock. `now_us` is always an argument."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .windows.rolling_totals import RollingTotals
 from .windows.slices import MetricSummary
 
 compiled: bool = not _decision.__file__.endswith(".py")
-"""Whether the core runs as extension modules, from a compiled wheel, or as the source that it was made of."""
+"""Whether the core consists of extension modules from a compiled wheel, rather than of Python source."""
 
 __all__ = [
     "NEVER",

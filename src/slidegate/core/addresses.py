@@ -1,8 +1,8 @@
-"""IPv4 and IPv6 addresses and networks, read and written.
+"""Parsing and formatting of IPv4 and IPv6 addresses and networks.
 
 An address is handled as (version, integer): never as an `ipaddress` object, whose hash collides on crafted
-addresses, and never as text, of which one address has many. IPv4 mapped into IPv6 (``::ffff:0:0/96``) *is* IPv4,
-however it is spelled, decided from its bits.
+addresses, and never as text, because one address has many spellings. IPv4 mapped into IPv6 (``::ffff:0:0/96``) *is*
+IPv4, however it is spelled, decided from its bits.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ Address: TypeAlias = tuple[int, int]
 """(4 or 6, the address as an integer)."""
 
 IPV6_PREFIX: Final = 64
-"""One customer's line is usually a /64 (RFC 6177, RIPE-690), so that is one client."""
+"""The default prefix length of one client: a subscriber is usually assigned a /64 (RFC 6177, RIPE-690)."""
 
 BITS: Final = {4: 32, 6: 128}
-"""The length of an address by version."""
+"""The length of an address in bits, by version."""
 
 _PREFIX = re.compile("0|[1-9][0-9]{0,2}")
 _MAPPED: Final = 0xFFFF
 _FIRST: Final = frozenset("0123456789abcdefABCDEF:")
-"""The characters that an address begins with."""
+"""The characters that an address can begin with."""
 
 
 def parse_address(text: object) -> Address | None:
-    """Read an address as a peer or a header gives it; None if it is not one.
+    """Parse an address as it appears in a peer name or a header; None if it is not one.
 
     Strict: no leading zeros, no shortened or numeric IPv4, ASCII digits only. An IPv6 zone is dropped.
 
     Raises:
-        ConfigurationError: It is no text.
+        ConfigurationError: It is not text.
     """
-    if not isinstance(text, str):  # compiled, an argument of the type `str` would be a TypeError before this
+    if not isinstance(text, str):  # annotated as `str`, compiled code would raise TypeError before this check
         raise ConfigurationError(f'address: expected text such as "192.0.2.7", not {quoted(text)}')
     if text[:1] not in _FIRST:
-        return None  # most keys are names: asking the system about them takes a microsecond
+        return None  # most keys are names, and a call of `inet_pton` takes a microsecond
     try:
         if ":" not in text:
             return 4, int.from_bytes(socket.inet_pton(socket.AF_INET, text), "big")
@@ -51,7 +51,7 @@ def parse_address(text: object) -> Address | None:
 
 
 def is_unspecified(address: Address) -> bool:
-    """Return whether an address is ``0.0.0.0`` or ``::``, which no client has."""
+    """Return whether an address is ``0.0.0.0`` or ``::``, which no client can have."""
     return not address[1]
 
 
@@ -60,9 +60,9 @@ def _ipv6(text: str) -> int:
 
 
 def format_network(version: int, value: int, prefix: int) -> str:
-    """Write the network of `prefix` bits around an address; a whole IPv4 address without its prefix length.
+    """Format the network of `prefix` bits that contains an address; a single IPv4 address has no prefix length.
 
-    RFC 5952 text: lower case, zeros compressed. A bare IPv6 address would mean its /64, so that keeps its length.
+    RFC 5952 text: lower case, zeros compressed. A single IPv6 address keeps its /128: without it, it means its /64.
     """
     bits = BITS[version]
     base = value >> (bits - prefix) << (bits - prefix)
@@ -71,14 +71,14 @@ def format_network(version: int, value: int, prefix: int) -> str:
 
 
 def parse_network(text: str, *, strict: bool = True) -> tuple[int, int, int]:
-    """Read an address or a network in CIDR notation as (version, first address, last address).
+    """Parse an address or a network in CIDR notation; return (version, first address, last address).
 
     Args:
         text: ``"192.0.2.7"``, ``"192.0.2.0/24"``, ``"2001:db8::/32"``.
-        strict: Whether bits behind the prefix are an error; otherwise they are cleared.
+        strict: Whether host bits are an error; otherwise they are cleared.
 
     Raises:
-        ConfigurationError: The text is neither, or has host bits set while `strict`, or it is no text.
+        ConfigurationError: The value is not text, not an address or network, or has host bits set while `strict`.
     """
     if not isinstance(text, str):
         raise ConfigurationError(f'network: expected text such as "192.0.2.0/24", not {quoted(text)}')
@@ -98,7 +98,7 @@ def parse_network(text: str, *, strict: bool = True) -> tuple[int, int, int]:
     if bits == 128 and version == 4:
         if prefix < 96:
             raise ConfigurationError(
-                f"network: {quoted(text)} holds every IPv4 address; write 0.0.0.0/0 or ::/0 if that is meant"
+                f"network: {quoted(text)} contains all IPv4 addresses; write 0.0.0.0/0 or ::/0 if you mean that"
             )
         bits, prefix = 32, prefix - 96
     size = 1 << (bits - prefix)
@@ -117,7 +117,7 @@ def prefix_length(version: int, first: int, last: int) -> int:
 
 
 def canonical_key(key: str) -> str:
-    """Return the one spelling of a key that is an address or network, any other key as it is."""
+    """Return the canonical spelling of a key that is an address or network, and any other key unchanged."""
     if not key[0].isalnum() and key[0] != ":":
         return key
     address = parse_address(key)
@@ -133,5 +133,5 @@ def canonical_key(key: str) -> str:
 
 
 def address_key(version: int, value: int, ipv4_prefix: int = 32, ipv6_prefix: int = IPV6_PREFIX) -> str:
-    """Return the key of a client's address: the network of its prefix length, as text."""
+    """Return the key of a client's address: the network that contains it, as text."""
     return format_network(version, value, ipv4_prefix if version == 4 else ipv6_prefix)

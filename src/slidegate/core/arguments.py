@@ -1,7 +1,7 @@
-"""Checks of arguments that users give: unknown names of options, flags, and functions that take something else.
+"""Checks of users' arguments: unknown option names, flags, and functions with the wrong parameters.
 
-Whoever comes from another library writes what an option is called there. `_CALLED_HERE` has the most frequent of these
-names and answers in every class alike; the pages about other limiters have all of them.
+Users of other libraries try the option names they know. `_CALLED_HERE` maps the most frequent of these names to hints,
+which every class gives alike; the documentation of migrations lists all of them.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _CALLED_HERE: Final[dict[tuple[str, ...], str]] = {
     ("whitelist", "blacklist"): ('write allowlist=Networks(["192.0.2.0/24"]), or blocklist=, at RateLimitMiddleware'),
     ("threshold", "max", "maxretry"): 'write after="20/10m" at a BanPolicy',
 }
-"""The most frequent options of other libraries, with what is written here."""
+"""The most frequent options of other libraries, with hints to the equivalent option of slidegate."""
 
 
 def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Wrap an `__init__`: its error about an option that it does not know says what to write."""
+    """Wrap an `__init__` so that its error about an unknown option suggests the right one."""
     options_known = list(signature(init).parameters)[1:]
 
     @wraps(init)
@@ -73,7 +73,7 @@ def check_flag(what: str, value: object) -> bool:
 
 
 def expect(what: str, value: _T | None, kind: type[_T], example: str) -> _T | None:
-    """Return `value` if it is None or of a class.
+    """Return `value` if it is None or an instance of `kind`.
 
     Raises:
         ConfigurationError: It is not.
@@ -84,16 +84,16 @@ def expect(what: str, value: _T | None, kind: type[_T], example: str) -> _T | No
 
 
 def check_list(what: str, given: object, expected: str, kind: type[Any] = object) -> list[Any]:
-    """Return what is in a list, or whatever else can be iterated; a text is no list of letters.
+    """Return the items of a list or another iterable; text is refused, because it would be a list of characters.
 
     Args:
-        what: The option.
+        what: The name of the option.
         given: Its value.
-        expected: What stands behind "expected" in the error message: ``a list such as ["GET", "POST"]``.
-        kind: The class of everything in it.
+        expected: The text after "expected" in the error message: ``a list such as ["GET", "POST"]``.
+        kind: The class of every item.
 
     Raises:
-        ConfigurationError: It is no list, or something else is in it.
+        ConfigurationError: It is not iterable, is text, or contains an item of another class.
     """
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
         raise ConfigurationError(f"expected {expected}, not {quoted(given)}", what)
@@ -105,18 +105,18 @@ def check_list(what: str, given: object, expected: str, kind: type[Any] = object
 
 
 def signature_of(function: Callable[..., object], *, follow_wrapped: bool = True) -> Signature | None:
-    """Return the signature of a function of the user's, None if it does not tell."""
+    """Return the signature of a user's function; None if it cannot be inspected."""
     try:
         return signature(function, follow_wrapped=follow_wrapped)
-    except Exception:  # some functions in C have none; from Python 3.14 on annotations may name what is not there
+    except Exception:  # some C functions have none; since Python 3.14, annotations may contain undefined names
         return None
 
 
 def check_takes(what: str, function: _F, *given: str) -> _F:
-    """Return a function if it can be called with what it will be given: at a request its failure would be a log line.
+    """Return a function if it accepts the arguments `given`; during a request, its failure would only be logged.
 
     Raises:
-        ConfigurationError: It is not a function, or takes other arguments.
+        ConfigurationError: It is not callable, or has other parameters.
     """
     expected = f"expected a function of {' and '.join(given)}, for example lambda {', '.join(given)}: ..."
     if not callable(function):

@@ -1,13 +1,13 @@
-"""The periods of a calendar: which day, week, month or year a moment belongs to, in a time zone.
+"""Calendar periods: the day, week, month or year that contains a point in time, in a time zone.
 
-A period lasts from one start to the next, whatever lies between: a day on which clocks are set forward has 23 hours,
-and February has 28 days or 29. A start is a date and a time of day on the clocks of the zone:
+A period lasts from one start to the next, whatever its length: a day on which clocks are set forward has 23 hours, and
+February has 28 or 29 days. A start is a date and a local time of day:
 
-* where clocks are set forward over it, it is as long after the change as it would have been (2:30 is 3:30 then);
-* where clocks are set back and show it twice, it is the first of the two;
-* a day that a month or a year does not have is the last one before it: the 31st, or 29 February.
+* a local time that a change to daylight saving time skips is shifted by the change (2:30 becomes 3:30);
+* of a local time that occurs twice, because clocks are set back, the first counts;
+* a day that a month or year lacks (the 31st, 29 February) is replaced by the last day before it.
 
-Moments are Unix times in microseconds, as everywhere in the core.
+Times are Unix times in microseconds.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ _DATE: Final = "(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _US: Final = timedelta(microseconds=1)
 _LAST_US: Final = (datetime(9990, 1, 1, tzinfo=UTC) - _EPOCH) // _US
-"""Any later moment counts as this one: dates end with the year 9999."""
+"""Later times are treated as this one, because `datetime` ends with the year 9999."""
 
 
 class Anchor(NamedTuple):
-    """Where in the calendar a period starts; a unit of time uses the fields that concern it."""
+    """The start of a period within its unit; each unit uses only its own fields."""
 
     minute: int = 0
-    """Of a day: minutes after midnight, 0 to 1439."""
+    """For days: minutes after midnight, 0 to 1439."""
     weekday: int = 0
-    """Of a week: 0 is Monday."""
+    """For weeks: 0 is Monday."""
     day: int = 1
-    """Of a month or a year: 1 to 31."""
+    """For months and years: 1 to 31."""
     month: int = 1
-    """Of a year: 1 to 12."""
+    """For years: 1 to 12."""
 
 
 class Period(NamedTuple):
-    """The period of a moment, and the one behind it, in microseconds of Unix time."""
+    """A period and the end of the next one, in microseconds of Unix time."""
 
     start_us: int
     end_us: int
@@ -58,12 +58,12 @@ class Period(NamedTuple):
 
 
 class Calendar:
-    """The periods of one unit, anchor and zone.
+    """Computes the periods of one unit, anchor and time zone.
 
     Args:
         unit: ``"day"``, ``"week"``, ``"month"`` or ``"year"``.
-        anchor: Where in the calendar they start.
-        zone: The time zone, with its rules.
+        anchor: The start of a period within the unit.
+        zone: The time zone.
     """
 
     __slots__ = ("_latest", "anchor", "unit", "zone")
@@ -75,7 +75,7 @@ class Calendar:
         self._latest = Period(0, 0, 0)
 
     def period_at(self, unix_us: int) -> Period:
-        """Return the period that `unix_us` belongs to: its start does, its end does not."""
+        """Return the period that contains `unix_us`; a period includes its start and excludes its end."""
         period = self._latest
         if not period.start_us <= unix_us < period.end_us:
             period = self._latest = self._find(min(unix_us, _LAST_US))
@@ -83,10 +83,10 @@ class Calendar:
 
     def _find(self, unix_us: int) -> Period:
         day = (_EPOCH + unix_us * _US).astimezone(self.zone).date()
-        # A zone that skips a whole day makes two starts one.
+        # A zone that skips a whole day makes two starts coincide.
         starts = sorted({self._moment_us(start) for start in self._days_around(day)})
-        place = bisect_right(starts, unix_us)
-        return Period(starts[place - 1], starts[place], starts[place + 1])
+        following = bisect_right(starts, unix_us)
+        return Period(starts[following - 1], starts[following], starts[following + 1])
 
     def _moment_us(self, start: date) -> int:
         hour, minute = divmod(self.anchor.minute, 60)
@@ -94,7 +94,7 @@ class Calendar:
         return (local - _EPOCH) // _US
 
     def _days_around(self, day: date) -> Iterator[date]:
-        """Yield the days on which periods start, from two before the one of `day` to five after it."""
+        """Yield the first days of periods, from two periods before that of `day` to five after it."""
         anchor = self.anchor
         if self.unit in ("day", "week"):
             step = timedelta(days=1 if self.unit == "day" else 7)
@@ -108,13 +108,13 @@ class Calendar:
 
 
 def _clamped(year: int, month: int, day: int) -> date:
-    """Return a date, the last of its month where the month is shorter."""
+    """Return a date, with a day beyond the end of the month replaced by its last day."""
     following = date(year + month // 12, month % 12 + 1, 1)
     return date(year, month, min(day, (following - timedelta(days=1)).day))
 
 
 def read_anchor(unit: Unit, starts: int | str | None) -> tuple[Anchor, str]:
-    """Return where periods of a unit start, and how that is spelled."""
+    """Parse the start of a unit's periods; return its anchor and its canonical spelling."""
     given = starts if isinstance(starts, str) else ""
     if unit == "day":
         match = re.fullmatch(_TIME, "00:00" if starts is None else given)
@@ -140,17 +140,17 @@ def read_anchor(unit: Unit, starts: int | str | None) -> tuple[Anchor, str]:
 
 
 def load_zone(name: object) -> tzinfo:
-    """Return a time zone with its rules; UTC has none, and needs no database.
+    """Return the time zone of a name; UTC needs no time zone database.
 
     Raises:
-        ConfigurationError: There is no such zone, or no time zone database; the message says what would help.
+        ConfigurationError: The zone is unknown, or there is no time zone database; the message names the remedy.
     """
     example = 'for example "Europe/Berlin" or "UTC"'
     if not isinstance(name, str):
         raise ConfigurationError(f"expected the name of a time zone, {example}, not {quoted(name)}", "zone")
     if name == "UTC":
         return UTC
-    # Imported here, because few applications need them.
+    # Imported here, because few applications use time zones.
     from difflib import get_close_matches
     from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
@@ -159,9 +159,7 @@ def load_zone(name: object) -> tzinfo:
     except (ZoneInfoNotFoundError, ValueError, OSError):  # OSError: a folder of zones, for example "Europe"
         zones = available_timezones()
     if not zones:
-        raise ConfigurationError(
-            f"there is no time zone database to find {quoted(name)} in: pip install tzdata", "zone"
-        )
+        raise ConfigurationError(f"no time zone database to look up {quoted(name)}: pip install tzdata", "zone")
     near = get_close_matches(name, zones, 3) or [zone for zone in sorted(zones) if name.lower() in zone.lower()][:3]
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if name and near else ""
     raise ConfigurationError(f"expected the name of a time zone, {example}, not {quoted(name)}{hint}", "zone")

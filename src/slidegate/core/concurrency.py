@@ -1,7 +1,6 @@
-"""Concurrency limits: how many requests of a key are under way, and their count as bytes (uint32, little-endian).
+"""Concurrency limits: the number of concurrent requests of a key, stored as bytes (uint32, little-endian).
 
-A permit is taken when a request is admitted, and free again when it is given back. So there is no moment at which the
-next one is free.
+An admitted request takes a permit and returns it when it ends, so it is unknown when the next permit becomes free.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ PERMITS: Final = Struct("<I")
 
 @dataclass(frozen=True, init=False, repr=False, slots=True)
 class Concurrency(AnyLimit):
-    """At most `amount` requests of a key at a time. Immutable; equal ones hash equal.
+    """At most `amount` concurrent requests of a key. Immutable; equal limits hash equal.
 
-    It has no window: a unit of it, a *permit*, leaves when it is handed back, and never because time has passed.
+    It has no window of time: a unit, called a *permit*, is taken until it is returned, however long that takes.
 
     Args:
         amount: Permits, 1 to 2**31 - 1, as a whole number or its text.
@@ -40,7 +39,7 @@ class Concurrency(AnyLimit):
         self._fill(amount=_amount(amount), name=name)
 
     def spend(self, window: bytes, now_us: int, cost: int, ahead: int = 0) -> tuple[bytes, WindowState]:
-        """See `Ring.spend`; where all permits are taken the wait is `OPEN`."""
+        """See `Ring.spend`; if all permits are taken, the wait is `OPEN`."""
         wanted = cost or 1
         if taken(window) + wanted > self.amount:
             return window, self.state(window, NEVER if ahead + wanted > self.amount else OPEN)
@@ -52,39 +51,39 @@ class Concurrency(AnyLimit):
         return PERMITS.pack(taken(window) + units), units
 
     def remove(self, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
-        """See `Ring.remove`; permits are given back by their number."""
+        """See `Ring.remove`; only the number of permits matters."""
         left = taken(window) - units
         return PERMITS.pack(left) if units > 0 and left >= 0 else None
 
     def settle(self, window: bytes, now_us: int) -> bytes:
-        """See `Ring.settle`: nothing leaves by itself."""
+        """See `Ring.settle`; permits do not expire."""
         return window
 
     def state(self, window: bytes, wait_us: int = 0) -> WindowState:
-        """See `Ring.state`; the moments are 0, because nobody knows them."""
+        """See `Ring.state`; the times are 0, because permits have none."""
         return taken(window), 0, 0, wait_us
 
     def reset(self, window: bytes, now_us: int, latest_us: int = 0) -> bytes:
-        """See `Ring.reset`: requests that are under way stay so."""
+        """See `Ring.reset`; requests in progress keep their permits."""
         return window
 
     def expires_us(self, window: bytes) -> int:
-        """See `AnyLimit.expires_us`: never while one is taken."""
+        """See `AnyLimit.expires_us`; never while a permit is taken."""
         return 2**63 - 1 if taken(window) else 0
 
     def mark(self, window: bytes) -> int:
-        """See `Ring.mark`: permits are given back by their number."""
+        """See `Ring.mark`; permits are not told apart."""
         return 0
 
     def leaves_us(self, at_us: int) -> int:
-        """See `AnyLimit.leaves_us`; a permit may come back at any time."""
+        """See `AnyLimit.leaves_us`; a permit may be returned at any time."""
         return at_us
 
     def listed(self) -> Self:
-        """Raise: a concurrency limit cannot be one of `limits`.
+        """Raise an error, because a concurrency limit cannot be one of `limits`.
 
         Raises:
-            ConfigurationError: Always; the message says what to write.
+            ConfigurationError: Always; the message shows the right option.
         """
         raise ConfigurationError(
             f"a concurrency limit is a separate option; write concurrency={self.amount}, as in "
@@ -99,7 +98,7 @@ class Concurrency(AnyLimit):
 
     @property
     def same_window(self) -> Identity:
-        """A rule has one count of permits for each key."""
+        """The same for all: a rule has one count of permits for each key."""
         return 0, 1
 
     def with_amount(self, amount: int) -> Concurrency:

@@ -1,7 +1,7 @@
-"""A question asks several limits at once: all of its windows are charged, or none.
+"""Decides a question, which is a sequence of checks: all of its windows are charged, or none.
 
-A store says where the windows of a question lie, and holds their locks or a transaction around the call. A question
-may ask one window twice; then it has to fit twice.
+The store locates the windows of a question, and holds their locks or a transaction during the call. A question may
+contain one window twice; then both costs have to fit.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ LIMITED: Final = Reason.LIMITED
 TOO_LARGE: Final = Reason.TOO_LARGE
 
 Counter: TypeAlias = Ring | Quota | Concurrency
-"""What counts the units of a limit, see `Ring`: quotas and permits are counted by their limit itself."""
+"""Counts the units of a limit, see `Ring`; quotas and concurrency limits are their own counters."""
 WindowRef: TypeAlias = tuple[Counter, int, MutableMapping[Any, bytes], Any]
-"""The counter of a limit, the cost, and where the window lies: a mapping, which has it, and its key there.
+"""The counter of a limit, the cost, and the location of the window: the mapping that contains it, and its key there.
 
-A question has one for each limit of each check, in turn.
+A question has one for each limit of each check, in order.
 """
 
 
 def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> Decision:
-    """Charge all windows of a question if all of them have room, else none.
+    """Charge all windows of a question if all of them have room, else none; return the decision.
 
     Args:
         checks: The question.
-        refs: Where its windows lie. Those of quotas have entered the period of now, see `enter_periods`.
-        now_us: The moment.
+        refs: Its windows; those of quotas are in their current period, see `enter_periods`.
+        now_us: The store's time, in microseconds.
     """
     if len(refs) == 1:
         counter, cost, windows, key = refs[0]
@@ -53,7 +53,7 @@ def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> D
 
 
 def _spend_all(refs: Sequence[WindowRef], now_us: int) -> list[WindowState]:
-    """Charge several windows, all or none; return their states."""
+    """Charge all of several windows, or none; return their states."""
     before: list[bytes] = []
     states: list[WindowState] = []
     refused = False
@@ -65,7 +65,7 @@ def _spend_all(refs: Sequence[WindowRef], now_us: int) -> list[WindowState]:
         if state[3]:
             refused = True
     if refused:
-        for at in range(len(refs) - 1, -1, -1):  # backwards, because two may have a window in common
+        for at in range(len(refs) - 1, -1, -1):  # backwards, because two refs may share a window
             if not states[at][3]:
                 counter, _, windows, key = refs[at]
                 windows[key] = window = counter.settle(before[at], now_us)
@@ -74,9 +74,9 @@ def _spend_all(refs: Sequence[WindowRef], now_us: int) -> list[WindowState]:
 
 
 def _refuse(checks: Sequence[Check], refs: Sequence[WindowRef], states: list[WindowState], now_us: int) -> Decision:
-    """Refuse a question for which some window has no room.
+    """Refuse a question for which at least one window has no room.
 
-    One that asks a window twice may be charged all the same: keys that share the window fit each by itself.
+    A question that contains a window twice may still be admitted: keys that share a window only have to fit one by one.
     """
     if len(checks) > 1 and len({(id(windows), key) for _, _, windows, key in refs}) < len(refs):
         waits = _waits(checks, refs, now_us)
@@ -97,7 +97,7 @@ def _refuse(checks: Sequence[Check], refs: Sequence[WindowRef], states: list[Win
 
 
 def _charge_refusal(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> None:
-    """Charge a refusal to the limits that count such."""
+    """Charge a refusal to the limits with `count_denied`."""
     counts = [bucket.count_denied for bucket, _, _ in checks for _ in bucket.limits]
     for (counter, cost, windows, key), counted in zip(refs, counts, strict=True):
         if counted:
@@ -105,7 +105,7 @@ def _charge_refusal(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: 
 
 
 def charge_all(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> Decision:
-    """Charge all windows of a question, whatever their limits."""
+    """Charge all windows of a question, even beyond their limits; return the decision."""
     states: list[WindowState] = []
     units: list[int] = []
     for counter, cost, windows, key in refs:
@@ -118,7 +118,7 @@ def charge_all(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) 
 def _reserved(
     refs: Sequence[WindowRef], checks: Sequence[Check], now_us: int, units: Sequence[int]
 ) -> list[Reservation]:
-    """Return what a question has charged."""
+    """Return the reservations of a question that was charged."""
     marks = [counter.mark(windows[key]) for counter, _, windows, key in refs]
     return reserved(checks, now_us, marks, units)
 
@@ -131,22 +131,22 @@ def refund_all(
     latest_us: int,
     floor_us: int = -1,
 ) -> bool:
-    """Hand back what was charged, in every window that still holds it; return whether any does.
+    """Refund reservations in every window that still contains their units; return whether any does.
 
     Args:
-        reservations: What was charged.
-        refs: Where its windows lie, those of each check in turn.
-        now_us: The moment.
-        latest_us: The latest moment that the store has seen. What has left by then is not handed back, also where the
-            clock has stepped back since and its moment comes again.
-        floor_us: When everything was reset: nothing that was charged up to then is handed back.
+        reservations: The reservations.
+        refs: Their windows, those of each check in order.
+        now_us: The store's time, in microseconds.
+        latest_us: The latest time that the store has seen. Units that had left by then are not refunded, even if the
+            clock has stepped back since.
+        floor_us: The time of the last reset of everything; charges up to then are not refunded.
     """
     changed = False
     noted = [
         (one.decided_us, mark, units) for one in reservations for mark, units in zip(one.marks, one.units, strict=True)
     ]
     for (decided_us, mark, units), (counter, _, windows, key) in zip(noted, refs, strict=True):
-        kept = isinstance(counter, Concurrency)  # a permit is held, whatever time it is
+        kept = isinstance(counter, Concurrency)  # a permit does not depend on the time
         if kept or (decided_us > floor_us and (isinstance(counter, Quota) or latest_us < mark + counter.span_us)):
             left = counter.remove(windows[key], now_us, decided_us, mark, units)
             if left is not None:
@@ -155,12 +155,12 @@ def refund_all(
 
 
 def enter_periods(refs: Sequence[WindowRef], now_us: int, unix_us: int) -> None:
-    """Let the counts of quotas enter the periods of now, before anything is asked of them.
+    """Move the windows of quotas into their current period; this has to precede every other use of them.
 
     Args:
-        refs: Where the windows of a question lie.
-        now_us: The time of the store.
-        unix_us: Unix time at the same moment.
+        refs: The windows of a question.
+        now_us: The store's time, in microseconds.
+        unix_us: The Unix time, read together with `now_us`.
     """
     for counter, _, windows, key in refs:
         if isinstance(counter, Quota):
@@ -174,11 +174,10 @@ def _states(refs: Sequence[WindowRef], waits: Sequence[int]) -> list[WindowState
 
 
 def _waits(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> list[int]:
-    """Return how long each limit holds a question up, and charge nothing.
+    """Return how long each limit delays a question, without charging anything.
 
-    What a question asks of one window for one key has to fit together. Keys that share a window have to fit each by
-    itself: then each keeps its bound, and a question that would pass if they had windows of their own is not refused
-    for ever.
+    The costs of one key in one window have to fit together. Keys that share a window have to fit one by one: each key
+    stays within its limit, and a question that would pass if each had its own window is not refused for ever.
     """
     waits = []
     imagined: dict[tuple[int, Any, str], tuple[bytes, int]] = {}
@@ -187,7 +186,7 @@ def _waits(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> l
         window, ahead = imagined.get((id(windows), key, client), (windows[key], 0))
         window, state = counter.spend(window, now_us, cost, ahead)
         if state[3]:
-            window, _ = counter.charge(window, now_us, cost)  # what comes after it in this window waits for it, too
+            window, _ = counter.charge(window, now_us, cost)  # later costs in this window have to wait for it, too
         imagined[id(windows), key, client] = window, ahead + cost
         waits.append(state[3])
     return waits

@@ -1,7 +1,7 @@
-"""The answer to one request, whole: nothing about it needs a second question.
+"""The complete answer to one question: reading it never needs another call of the store.
 
-A store makes a `Decision` on every request, so a decision holds the bare readings, and everything that people
-read from it is worked out when they ask.
+A store creates a `Decision` for every request, so it contains only the bare readings, and properties compute the rest
+when they are read.
 """
 
 from __future__ import annotations
@@ -18,58 +18,57 @@ from .reservation import Reservation, reserved
 from .ring import WindowState
 
 _ENDLESS: Final = 2**62
-"""Longer than any wait that ends. `NEVER` and `OPEN` are added to it, and the first of them is the longest of all."""
+"""Longer than any finite wait. `NEVER` and `OPEN` rank above it, and `NEVER` above `OPEN`."""
 
 
 class Reason(StrEnum):
-    """Why a request was let through or refused."""
+    """Why a request was allowed or refused."""
 
     OK = "ok"
     """Every limit had room."""
     WAITED = "waited"
-    """Let through after a wait for room."""
+    """Allowed after waiting for room."""
     LIMITED = "limited"
-    """A limit had no room; `Decision.retry_after` says when it will."""
+    """A limit had no room; `Decision.retry_after` is the time until it has."""
     TOO_LARGE = "too_large"
-    """The cost is larger than a limit: it can never pass."""
+    """The cost exceeds the amount of a limit, so the request can never pass."""
     BANNED = "banned"
-    """A ban is in force; `Decision.ban` says which."""
+    """A ban is in force: `Decision.ban`."""
     BLOCKED = "blocked"
-    """The client's address is on the blocklist, or a rule blocks the request; `Decision.by` says which."""
+    """The client's address is on the blocklist, or a rule blocks the request; `Decision.by` names the list or rule."""
     NOBODY = "nobody"
-    """The limits function of a rule says that nobody may pass; nothing was counted."""
+    """The limits function of a rule returned that no request may pass; nothing was counted."""
     ALLOWLISTED = "allowlisted"
     """The client's address is on the allowlist; nothing was counted."""
     EXEMPT = "exempt"
     """No limit applies to this request; nothing was counted."""
     UNAVAILABLE = "unavailable"
-    """The store did not answer, and `on_error` says "allow" or "deny"; nothing was counted."""
+    """The store did not answer, and `on_error` is "allow" or "deny"; nothing was counted."""
 
 
 class LimitSet:
-    """A rule as a store sees it: its name and its limits. It is made once, kept, and compared by identity.
+    """The name and the limits of a rule, as a store uses them. Created once, reused, and compared by identity.
 
     Args:
-        rule: The rule that the windows belong to, 1 to 64 characters; two buckets of one rule share their windows.
-        limits: The limits that apply together, no two with one window and resolution; or one `Concurrency` alone.
+        rule: The rule that the windows belong to, 1 to 64 characters; limit sets of one rule share their windows.
+        limits: The limits that apply together, no two with the same window and resolution; or one `Concurrency`.
         names: The name of each limit on the wire; by default the rule, or ``rule-<seconds>`` where it has several.
-        count_denied: Whether requests that are refused for lack of room are charged as well.
-        wait_us: How long a request may wait for room here instead of being refused, in microseconds.
-        wait_max: How many requests of one key may wait for room here at a time.
-        unit: What is counted, where that is not requests: ``"tokens"``.
+        count_denied: Whether requests that are refused for lack of room are also charged.
+        wait_us: How long a request may wait for room instead of being refused, in microseconds.
+        wait_max: How many requests of one key may wait for room at the same time.
+        unit: The unit that is counted, if not requests: ``"tokens"``.
         label: The name of the rule in stats; by default `rule`.
-        on_error: What decides about these limits when the store fails: "local", "allow" or "deny"; by default what the
-            limiter was made with.
-        fallback: Whether they stand for limits that a function returns for each request, and apply where it fails.
-        tenant: Whose share of the permits a request takes, where waiting requests are let in fairly; None if they
-            are let in as they came.
-        source: The bucket that this one is made of, if it is.
+        on_error: The failure policy for these limits: "local", "allow" or "deny"; by default that of the limiter.
+        fallback: Whether these limits replace those of a limits function, because it failed.
+        tenant: The tenant whose share of the permits a request takes, if waiting requests are admitted by fair shares;
+            None for first come, first served.
+        source: The limit set that this one is derived from, if it is.
 
     Attributes:
-        source: The bucket in the code of which this one is made, step by step; itself if it is made of none.
-        held: Whether a request holds what it is charged until it is handed back: a permit, and not units of a window.
-        plain: Whether all its limits are windows that slide.
-        uncounted: The same limits and windows where no refusal is charged.
+        source: The limit set in the code from which this one is derived, directly or indirectly; else itself.
+        held: Whether a charge is a permit, which a request holds until it ends, and not units of a window.
+        plain: Whether all limits are sliding windows.
+        uncounted: The same limits and windows without `count_denied`.
     """
 
     __slots__ = (
@@ -135,7 +134,7 @@ class LimitSet:
         tenant: str | None = None,
         limits: Sequence[AnyLimit] | None = None,
     ) -> LimitSet:
-        """Return the same limits with the windows of another rule; names on the wire, tenant and limits if given."""
+        """Return a copy that uses the windows of another rule, with other values for the arguments that are given."""
         return LimitSet(
             rule,
             self.limits if limits is None else limits,
@@ -166,7 +165,7 @@ class LimitSet:
 
 
 def wire_names(rule: str, limits: Sequence[AnyLimit]) -> tuple[str, ...]:
-    """Name each limit for the response headers: its own name, else its rule's, told apart by the window's seconds."""
+    """Name each limit for the response headers: its own name, else its rule's, made unique by the window's seconds."""
     if len(limits) == 1:
         return (limits[0].name or rule,)
     names: list[str] = []
@@ -185,11 +184,11 @@ def unique_name(name: str, taken: Collection[str]) -> str:
 
 
 Check: TypeAlias = tuple[LimitSet, str, int]
-"""One thing to charge: the bucket, the key (at most 64 bytes) and the cost in units (0 or more)."""
+"""One charge of a question: the limit set, the key (at most 64 bytes) and the cost in units (0 or more)."""
 
 
 class LimitState(NamedTuple):
-    """One limit's part in a decision. All spans are microseconds from `Decision.now_us`."""
+    """The result for one limit of a decision. All spans are microseconds from `Decision.now_us`."""
 
     name: str
     rule: str
@@ -198,28 +197,27 @@ class LimitState(NamedTuple):
     remaining: int
     """Units left now, never below 0."""
     retry_after_us: int | None
-    """How long this limit refuses the request's cost: 0 if it does not, None if for ever, or until a permit is handed
-    back."""
+    """How long this limit refuses the request's cost: 0 if it does not, None if for ever or until a permit is free."""
     more_after_us: int
-    """How long until the oldest spent unit leaves: 0 if nothing is spent, or if it is a place."""
+    """How long until the oldest spent unit leaves; 0 if nothing is spent, and for permits."""
     reset_after_us: int
-    """How long until everything spent has left: 0 if nothing is spent, or if these are permits."""
+    """How long until all spent units have left; 0 if nothing is spent, and for permits."""
     cost: int = 1
-    """Units that the request asked for."""
+    """The cost of the request, in units."""
 
 
 class Decision:
-    """One complete answer. True in a condition if the request may pass.
+    """The complete answer to a question. It is true if the request may pass.
 
     Attributes:
         allowed: Whether the request may pass.
         reason: Why.
         now_us: The store's time at the decision, in microseconds.
-        checks: The checks of the question: (bucket, key, cost) each.
-        readings: The readings of the store, one for each limit of each check in turn; `states` says it in words.
+        checks: The checks of the question: (limit set, key, cost) each.
+        readings: The state of each window, in the order of the limits of each check; `states` gives them names.
 
     Args:
-        reservations: What was charged; None if that was the cost of each check, to windows that slide alone.
+        reservations: What was charged; None if each check charged its cost, and to sliding windows only.
     """
 
     __slots__ = ("_reservations", "allowed", "checks", "now_us", "readings", "reason")
@@ -244,7 +242,7 @@ class Decision:
         return self.allowed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Copies and pickles read the same, and have nothing to hand back: what was charged is handed back once.
+        # Copies and pickles have no reservations, because a charge can only be refunded once.
         return self.__class__, (self.allowed, self.reason, self.now_us, self.checks, self.readings)
 
     def __repr__(self) -> str:
@@ -260,12 +258,12 @@ class Decision:
 
     @property
     def by(self) -> str:
-        """The refuser where no limit refuses: the maker of the ban, the name of the list, or the rule; else empty."""
+        """The source of a refusal without a limit: the ban's maker, the name of the list, or the rule; else empty."""
         return ""
 
     @property
     def states(self) -> tuple[LimitState, ...]:
-        """Every limit's part in the decision, in the order in which they were asked."""
+        """The result for every limit, in the order of the checks."""
         return tuple(self._state(*asked, reading) for asked, reading in zip(self._asked(), self.readings, strict=True))
 
     @property
@@ -276,11 +274,11 @@ class Decision:
             return None
         asked = self._asked()
         amounts = [bucket.limits[at].amount for bucket, _, _, at in asked]
-        place = tightest_first(amounts, readings, unequal_costs(self.checks))[0]
-        return self._state(*asked[place], readings[place])
+        tightest = tightest_first(amounts, readings, unequal_costs(self.checks))[0]
+        return self._state(*asked[tightest], readings[tightest])
 
     def _asked(self) -> list[tuple[LimitSet, str, int, int]]:
-        """Return (bucket, key, cost, place of the limit in the bucket) of each reading."""
+        """Return (limit set, key, cost, index of the limit in the set) of each reading."""
         return [(bucket, key, cost, at) for bucket, key, cost in self.checks for at in range(len(bucket.limits))]
 
     def _state(self, bucket: LimitSet, key: str, cost: int, at: int, reading: WindowState) -> LimitState:
@@ -293,7 +291,7 @@ class Decision:
             limit,
             remaining=max(limit.amount - spent, 0),
             retry_after_us=None if wait_us < 0 else wait_us,
-            # The moments of permits are 0, because nobody knows them.
+            # Permits have no times: both are 0.
             more_after_us=max(leaves_us - self.now_us, 0) if spent else 0,
             reset_after_us=max(newest_us + limit.span_us - self.now_us, 0) if spent else 0,
             cost=cost,
@@ -301,8 +299,8 @@ class Decision:
 
     @property
     def reservations(self) -> Sequence[Reservation]:
-        """What is still charged, check by check, in their order; empty if nothing was."""
-        if self._reservations is None:  # the newest units of each window are those of the question
+        """What is still charged, one for each check in order; empty if nothing was charged."""
+        if self._reservations is None:  # the newest units of each window are those that this question charged
             marks = [newest_us for _, _, newest_us, _ in self.readings]
             units = [cost for bucket, _, cost in self.checks for _ in bucket.limits]
             self._reservations = reserved(self.checks, self.now_us, marks, units)
@@ -315,12 +313,12 @@ class Decision:
     def take_back(
         self, index: int | None = None, units: int | None = None, *, held: bool | None = None
     ) -> list[Reservation]:
-        """Take off what was charged, for `Store.refund`; the decision then reads as if it had not been charged.
+        """Remove charges from the decision and return them for `Store.refund`; `remaining` then includes their units.
 
         Args:
-            index: The number of the check; by default all of them.
-            units: How many units of each limit at most; by default all that are left.
-            held: True for permits alone, False for units of windows alone.
+            index: The index of the check; by default all checks.
+            units: The most units of each limit; by default all that are left.
+            held: True for permits only, False for units of windows only.
         """
         taken: list[Reservation] = []
         for own in self.reservations:
@@ -334,7 +332,7 @@ class Decision:
         return taken
 
     def _uncount(self, part: Reservation) -> None:
-        """Read as if the limits of a check had been charged fewer units."""
+        """Subtract the units of a charge from the readings of its check."""
         first = sum(len(bucket.limits) for bucket, _, _ in self.checks[: part.index])
         readings = list(self.readings)
         for at, units in enumerate(part.units, first):
@@ -350,15 +348,15 @@ class Decision:
 
     @property
     def remaining(self) -> int | None:
-        """Units left under the binding limit; None if no limit was asked."""
+        """Units left under the binding limit; None if no limit was checked."""
         state = self.binding
         return state.remaining if state else None
 
     @property
     def retry_after_us(self) -> int | None:
-        """Microseconds until the same cost is admitted if nobody else spends: 0 if allowed, None if never or unknown.
+        """Microseconds until the same cost is admitted if nothing else is charged; 0 if allowed, None if never.
 
-        It is unknown where all permits of a concurrency limit are taken.
+        None also means unknown, while all permits of a concurrency limit are taken.
         """
         if self.allowed:
             return 0
@@ -384,7 +382,7 @@ class Decision:
 
     @property
     def reset_after_us(self) -> int:
-        """Microseconds until everything spent under the binding limit has left."""
+        """Microseconds until all units spent under the binding limit have left."""
         state = self.binding
         return state.reset_after_us if state else 0
 
@@ -395,14 +393,14 @@ class Decision:
 
     @property
     def violated(self) -> tuple[LimitState, ...]:
-        """The limits that had no room at once."""
+        """The limits that had no room."""
         return tuple(state for state in self.states if state.retry_after_us != 0)
 
 
 def unequal_costs(checks: Sequence[Check]) -> Sequence[int]:
-    """Return the cost under each limit, in the order of the readings; empty where all costs are the same.
+    """Return the cost under each limit, in the order of the readings; empty if all costs are equal.
 
-    A cost of 0 counts as 1: such a request says its cost only afterwards, and no other number of requests is known.
+    A cost of 0 counts as 1: it means that the cost is only known after the request.
     """
     first = checks[0][2]
     for _, _, cost in checks:
@@ -412,19 +410,19 @@ def unequal_costs(checks: Sequence[Check]) -> Sequence[int]:
 
 
 def tightest_first(amounts: Sequence[int], readings: Sequence[WindowState], costs: Sequence[int] = ()) -> list[int]:
-    """Return the indexes of some readings, the limit that decides first.
+    """Return the indexes of readings, ordered from the tightest limit to the loosest.
 
-    That is the limit with the longest wait, else the one that admits the fewest further requests of this cost; of
-    several, the one that stays so for longest.
+    The tightest is the limit with the longest wait, else the one that admits the fewest further requests of this cost;
+    among equals, the one whose oldest units leave last.
 
     Args:
         amounts: The amount of each limit.
         readings: The reading of each limit.
-        costs: The cost under each limit, where they differ.
+        costs: The cost under each limit, if costs differ.
     """
     if len(readings) == 2 and not costs:
         (spent, leaves_us, _, wait_us), (other_spent, other_leaves_us, _, other_wait_us) = readings
-        if wait_us == other_wait_us:  # as of every admitted request: no ranks to make and compare
+        if wait_us == other_wait_us:  # the fast path, which includes every admitted request
             left, other_left = amounts[0] - spent, amounts[1] - other_spent
             is_first = left < other_left or (left == other_left and leaves_us >= other_leaves_us)
             return [0, 1] if is_first else [1, 0]
@@ -433,19 +431,19 @@ def tightest_first(amounts: Sequence[int], readings: Sequence[WindowState], cost
         for amount, (spent, leaves_us, _, wait_us) in zip(amounts, readings, strict=True)
     ]
     if costs:
-        # Units that are left are compared as numbers of requests; a common multiple of the costs keeps those whole.
+        # Remaining units are compared as numbers of requests; a common multiple of the costs avoids fractions.
         multiple = lcm(*costs)
         ranks = [(wait, left * multiple // cost, more) for (wait, left, more), cost in zip(ranks, costs, strict=True)]
     return sorted(range(len(ranks)), key=ranks.__getitem__)
 
 
 def refused_later(readings: Sequence[WindowState], decided_us: int, now_us: int, checks: Sequence[Check]) -> Decision:
-    """Return a refusal for lack of room as it reads at a later moment, as long as its windows are the same.
+    """Return a refusal for lack of room as of a later time, provided that its windows have not changed.
 
     Args:
-        readings: The readings on which it was decided.
-        decided_us: When that was.
-        now_us: The later moment.
+        readings: The readings of the original decision.
+        decided_us: The time of the original decision, in microseconds.
+        now_us: The later time, in microseconds.
         checks: The question.
     """
     passed_us = now_us - decided_us
@@ -462,11 +460,11 @@ def ceil_s(span_us: int) -> int:
 
 
 class StruckRefusal(Decision):
-    """A refusal by a limit whose strike has banned the client: it is let in again when the ban has ended, too.
+    """A refusal by a limit whose strike has banned the client; `retry_after` includes the ban.
 
     Args:
         refused: The refusal by the limit.
-        banned_us: How long the ban lasts from then on.
+        banned_us: How long the ban lasts from the refusal on, in microseconds.
     """
 
     __slots__ = ("_banned_us",)
@@ -491,14 +489,14 @@ class StruckRefusal(Decision):
 
 
 class BanRefusal(Decision):
-    """A refusal of a client as such: by a ban, a list, or a rule for nobody. Nothing was counted.
+    """A refusal without a limit: by a ban, a list, or a rule that admits no request. Nothing was counted.
 
     Args:
         by: See `Decision.by`.
         ban: The ban, if there is one.
-        now_us: The store's time, in which the ban ends.
+        now_us: The store's time at the decision, in microseconds.
         checks: The checks of the question.
-        reason: Why, where there is no ban.
+        reason: The reason, if there is no ban.
     """
 
     __slots__ = ("_ban", "_by")
@@ -533,12 +531,12 @@ class BanRefusal(Decision):
 
     @property
     def states(self) -> tuple[LimitState, ...]:
-        """Nothing: no limit was asked."""
+        """Empty, because no limit was checked."""
         return ()
 
     @property
     def retry_after_us(self) -> int | None:
-        """Microseconds until the ban ends; None for a permanent one and where there is none."""
+        """Microseconds until the ban ends; None if it is permanent or there is none."""
         return None if self._ban is None else self._ban.left_us(self.now_us)
 
 

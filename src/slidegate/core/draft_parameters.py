@@ -1,6 +1,6 @@
-"""The names of the parameters of RateLimit and RateLimit-Policy, as draft-ietf-httpapi-ratelimit-headers-11 has them.
+"""The parameter names of RateLimit and RateLimit-Policy in draft-ietf-httpapi-ratelimit-headers-11.
 
-It is a draft, and another one may name them otherwise: nothing else in the package writes these names.
+A later draft may rename them, so the rest of the package uses these constants.
 """
 
 from __future__ import annotations

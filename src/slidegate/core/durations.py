@@ -1,4 +1,4 @@
-"""Spans of time as people write them: ``"30s"``, ``"2 hours"``, ``"minute"``."""
+"""Durations in text form: ``"30s"``, ``"2 hours"``, ``"minute"``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from .errors import ConfigurationError, closest, quoted
 
 SPACES: Final = " \t\n\r\v\f"
-"""The white space that may stand around the parts of a text; no other counts as such."""
+"""The whitespace that is allowed around the parts of a text."""
 
 _MAX_LENGTH: Final = 64
 _UNITS_US: Final = {
@@ -30,15 +30,15 @@ _DURATION: Final = re.compile(r"([0-9]{0,18}+)\s*+([A-Za-z]++)", re.ASCII)
 
 
 def read_span_us(text: str, what: str, example: str) -> int:
-    """Return microseconds for a number and a unit, or a unit alone.
+    """Parse a number and a unit, or a unit alone; return microseconds.
 
     Args:
-        text: The span.
-        what: What the value is, for the error message.
-        example: How the message goes on, with a correct example.
+        text: The duration.
+        what: The name of the value, for the error message.
+        example: The end of the error message, with a correct example.
 
     Raises:
-        ConfigurationError: It is no span.
+        ConfigurationError: The text is not a duration.
     """
     match = _DURATION.fullmatch(text.strip(SPACES)) if len(text) <= _MAX_LENGTH else None
     unit = match[2].lower() if match else ""
@@ -53,7 +53,7 @@ def read_span_us(text: str, what: str, example: str) -> int:
 
 
 def format_duration(span_us: int) -> str:
-    """Write microseconds in the largest unit that divides them: 90_000_000 is ``"90s"``."""
+    """Format microseconds in the largest unit that divides them: 90_000_000 is ``"90s"``."""
     for unit, unit_us in _SHORTEST:
         if span_us % unit_us == 0:
             return f"{span_us // unit_us}{unit}"

@@ -1,14 +1,14 @@
-"""What slidegate raises.
+"""The exceptions that slidegate raises.
 
 SlidegateError
-├── ConfigurationError (also a ValueError)   wrong value at construction; says what to write instead
-│   └── InvalidKey                           a value that cannot be a key, an address or a network
-├── StoreError                               a store could not answer; a `Limiter` does what `on_error` says
-│   ├── StoreUnavailable                     it is broken, full, gone or closed
+├── ConfigurationError (also a ValueError)   an invalid value at construction; the message suggests a valid one
+│   └── InvalidKey                           a value that is not a valid key, address or network
+├── StoreError                               a store could not answer; a `Limiter` then applies its `on_error`
+│   ├── StoreUnavailable                     it is broken, full, unreachable or closed
 │   └── StoreTimeout                         it did not answer in time
 └── RateLimitExceeded                        a call under `Limiter.limited`, or a request at an endpoint, was refused
 
-A refusal is a `Decision` with `allowed` false. It is an exception only where a function is not called because of it.
+A refusal is a `Decision` with `allowed` false. It raises an exception only where it prevents a function call.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ MAX_QUOTED: Final = 80
 _LONGEST_WORD: Final = 100
 
 Whole: TypeAlias = SupportsIndex
-"""A whole number from a user, which is checked. As an `int`, compiled code would refuse others before the check."""
+"""A user's integer argument. Annotated as `int`, compiled code would raise TypeError before our own check."""
 
 Concerns: TypeAlias = Literal["key", "slot", "server"]
 
 
 class SlidegateError(Exception):
-    """The root of everything slidegate raises."""
+    """The base class of all exceptions that slidegate raises."""
 
 
 class ConfigurationError(SlidegateError, ValueError):
-    """A value that slidegate was given at construction cannot work; the message says what would.
+    """A value passed at construction is invalid; the message suggests a valid one.
 
     Args:
-        text: What is wrong with the value, and what would work.
-        option: The name of the option that has the value; the message begins with it. Empty if it is about none.
+        text: What is wrong with the value, and what is valid.
+        option: The name of the option, with which the message begins; empty if the error concerns no single option.
     """
 
     def __init__(self, text: str = "", option: str = "") -> None:
@@ -49,11 +49,11 @@ class ConfigurationError(SlidegateError, ValueError):
 
 
 class InvalidKey(ConfigurationError):
-    """A value cannot be a key, an address or a network. A service that was given it by a client answers 422.
+    """A value is not a valid key, address or network. A service that received it from a client answers 422.
 
     Args:
         message: The whole sentence, with the value.
-        expected: The values that can be one, for people: ``'text that is not empty, for example "user:42"'``.
+        expected: The valid values, in words: ``'text that is not empty, for example "user:42"'``.
     """
 
     def __init__(self, message: str = "", expected: str = "") -> None:
@@ -62,13 +62,12 @@ class InvalidKey(ConfigurationError):
 
 
 class StoreError(SlidegateError):
-    """A store could not answer. Whether anything was charged is not known.
+    """A store could not answer. It is unknown whether anything was charged.
 
     Args:
         message: The failure, in words.
-        concerns: The part in trouble: one ``"key"`` or ``"slot"`` while the others are served, as with a value of a
-            foreign type or a file that has no room for new keys; or the ``"server"``, which is then left alone for a
-            while.
+        concerns: The scope of the failure: one ``"key"`` or ``"slot"`` while the others are served, for example a value
+            of a foreign type or a file without room for new keys; or the ``"server"``, whose circuit breaker may open.
     """
 
     def __init__(self, message: str = "", *, concerns: Concerns = "server") -> None:
@@ -81,25 +80,25 @@ class StoreUnavailable(StoreError):
 
 
 class StoreTimeout(StoreError):
-    """A store did not answer in time; a request that was given up before it was sent has charged nothing."""
+    """A store did not answer in time; a request that timed out before it was sent has charged nothing."""
 
 
 class RateLimitExceeded(SlidegateError):
-    """A call under `Limiter.limited`, or a request at an endpoint under `RateLimit`, was refused and has not run.
+    """A call under `Limiter.limited`, or a request to an endpoint under `RateLimit`, was refused and did not run.
 
-    At an endpoint it is Starlette's `HTTPException` too, so an exception handler may answer it.
+    At an endpoint it is also a Starlette `HTTPException`, so an exception handler may answer it.
 
     Attributes:
         decision: The refusal.
     """
 
-    # Nothing calls `super().__init__`: beside this class there may be an `HTTPException`, which takes other arguments.
+    # Does not call `super().__init__`: the next class may be `HTTPException`, which takes other arguments.
     def __init__(self, decision: Decision) -> None:
         self.decision = decision
 
     @property
     def retry_after_s(self) -> float | None:
-        """Seconds until the same call is admitted if nobody else spends; None if never."""
+        """Seconds until the same call is admitted if nothing else is charged; None if never."""
         wait_us = self.decision.retry_after_us
         return None if wait_us is None else wait_us / 1_000_000
 
@@ -111,10 +110,10 @@ class RateLimitExceeded(SlidegateError):
 
 
 def closest(word: str, choices: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the choice most like `word`, or an empty string."""
+    """Return ``"; did you mean 'x'?"`` for the choice most similar to `word`, or an empty string."""
     if len(word) > _LONGEST_WORD:
-        return ""  # to compare words takes time in proportion to the product of their lengths
-    # Only a mistake needs this, and it ends the start.
+        return ""  # comparing words takes time proportional to the product of their lengths
+    # Imported here, because only error messages need it.
     import difflib
 
     matches = difflib.get_close_matches(word, list(choices), n=1)
@@ -122,13 +121,13 @@ def closest(word: str, choices: Iterable[str]) -> str:
 
 
 def quoted(value: object) -> str:
-    """Return a given value as messages show it: as in Python, and at most 80 characters of it."""
+    """Return the `repr` of a value for an error message, cut to 80 characters."""
     text = written(value)
     return text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 1] + "…"
 
 
 def check_positive(value: object, what: str, example: str = "10") -> int:
-    """Return a length if it is a whole number above 0.
+    """Return `value` if it is a whole number above 0.
 
     Raises:
         ConfigurationError: It is not.

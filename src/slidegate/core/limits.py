@@ -1,11 +1,11 @@
-"""Limits and how they are written: ``"5/minute; 100 per 2 hours; 10/30s"``.
+"""Limits and their text form: ``"5/minute; 100 per 2 hours; 10/30s"``.
 
-A limit admits at most `amount` units in any half-open interval of `window_us` microseconds. Its `resolution`, the count
-of numbers that a window may remember, decides its ring (see `ring`):
+A limit admits at most `amount` units in any half-open interval of `window_us` microseconds. Its `resolution`, the
+number of counters that a window may store, determines the contents of its ring (see `ring`):
 
-* ``amount <= resolution``: the time of every unit is kept, and the window is exact;
+* ``amount <= resolution``: the time of every unit is stored, and the window is exact;
 * otherwise: counts of slices of ``s = ceil(window_us / resolution)`` microseconds. The slice is rounded *up*: rounded
-  down, ``k * s`` is shorter than the window and twice the amount fits into it.
+  down, ``k * s`` would be shorter than the window, and the window could admit twice the amount.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .decide import Counter
 
 Identity: TypeAlias = tuple[int, int | str]
-"""A rule tells its counts apart by these two; the first is the length of a window, and 0 for other kinds."""
+"""Distinguishes the windows of one rule; the first element is the window length, or 0 for other kinds of limits."""
 
 MAX_AMOUNT: Final = 2**31 - 1
 MIN_WINDOW_US: Final = 1_000
@@ -34,14 +34,14 @@ MAX_WINDOW_US: Final = 400 * 86_400_000_000
 MAX_RESOLUTION: Final = 3_600
 MAX_NAME: Final = 64
 MAX_TEXT: Final = 4_096
-"""Characters of a text with limits; forty of them with names fit in."""
+"""The longest text of limits, in characters; about forty named limits fit."""
 _MAX_SPAN_US: Final = 2**63 - 1
-# 64 counters of 4 bytes are a quarter of a kilobyte, and keep the needless wait below 2 % of the window.
+# 64 entries of 12 bytes take three quarters of a kilobyte, and keep the extra wait below 2 % of the window.
 DEFAULT_RESOLUTION: Final = 64
 
 EXAMPLE: Final = '"5/minute; 100 per 2 hours; 10/30s"'
 
-# Possessive (`++`), and no two runs of spaces side by side: a hostile text is walked once.
+# Possessive quantifiers (`++`), and no two adjacent runs of spaces: hostile text is scanned only once.
 _LIMIT: Final = re.compile(
     r"""(?P<amount>[0-9]{1,18}+)\s*+
     (?:/|per\b)\s*+
@@ -53,14 +53,14 @@ _NO_UNIT: Final = re.compile(r"([0-9]{1,18}+)\s*+(?:/|per\b)\s*+([0-9]{1,18}+)",
 
 
 def parse_duration_us(value: str | float | timedelta, what: str = "duration") -> int:
-    """Return a span of time in microseconds.
+    """Return a duration in microseconds.
 
     Args:
         value: ``"30s"``, ``"5m"``, ``"2 hours"``, ``"minute"``, a `timedelta`, or a number of seconds.
-        what: What the value is, for the error message.
+        what: The name of the value, for the error message.
 
     Raises:
-        ConfigurationError: The value is not a positive, finite span of whole microseconds.
+        ConfigurationError: The value is not a positive, finite duration.
     """
     example = f'for example "30s", "2 hours", timedelta(minutes=5) or a number of seconds, not {quoted(value)}'
     if isinstance(value, timedelta):
@@ -72,7 +72,7 @@ def parse_duration_us(value: str | float | timedelta, what: str = "duration") ->
     elif isinstance(value, float) and math.isfinite(value * 1_000_000):
         span_us = round(value * 1_000_000)
     else:
-        raise ConfigurationError(f"expected a span of time, {example}", what)
+        raise ConfigurationError(f"expected a duration, {example}", what)
     if span_us <= 0:
         raise ConfigurationError(f"must be greater than zero, {example}", what)
     if span_us > _MAX_SPAN_US:
@@ -81,10 +81,10 @@ def parse_duration_us(value: str | float | timedelta, what: str = "duration") ->
 
 
 def parse_span_us(value: str | float | timedelta, what: str, low_us: int, high_us: int, example: str) -> int:
-    """Return a span of time in microseconds, see `parse_duration_us`, if it is from `low_us` to `high_us`.
+    """Return a duration in microseconds, see `parse_duration_us`, if it is from `low_us` to `high_us`.
 
     Raises:
-        ConfigurationError: It is not; the message says what `what` is, and shows the example.
+        ConfigurationError: It is not; the message contains `what` and the example.
     """
     span_us = parse_duration_us(value, what)
     if not low_us <= span_us <= high_us:
@@ -94,10 +94,11 @@ def parse_span_us(value: str | float | timedelta, what: str, low_us: int, high_u
 
 
 def check_name(name: object, what: str) -> str:
-    """Return `name` if it can stand in a header field and in a limit string.
+    """Return `name` if it is valid in a header field and in a limit string.
 
     Raises:
-        ConfigurationError: Not 1 to 64 printable ASCII characters, or one of ``:`` and ``;`` among them.
+        ConfigurationError: It is not 1 to 64 printable ASCII characters, contains ``:`` or ``;``, or starts or ends
+            with a space.
     """
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
         raise ConfigurationError(f'expected 1 to {MAX_NAME} characters, for example "api", not {quoted(name)}', what)
@@ -117,7 +118,7 @@ def check_whole(value: object, low: int, high: int, what: str, example: str) -> 
     """Return `value` if it is a whole number from `low` to `high`.
 
     Raises:
-        ConfigurationError: It is not; the message says what `what` is, and shows the example.
+        ConfigurationError: It is not; the message contains `what` and the example.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ConfigurationError(f"expected a whole number from {low} to {high}, {example}, not {quoted(value)}", what)
@@ -127,21 +128,21 @@ def check_whole(value: object, low: int, high: int, what: str, example: str) -> 
 class AnyLimit:
     """At most `amount` units of something: the base of `Limit`, `Quota` and `Concurrency`. Immutable.
 
-    A bucket takes limits of any kind, and a question charges all or none. What a key has spent is a *window*, which is
-    bytes: ``b""`` if that is nothing. The counter of a limit knows how to read and change its own; a store only keeps
-    them.
+    A `LimitSet` accepts limits of any kind, and a question charges all of them or none. The units that a key has spent
+    form a *window*, stored as bytes: ``b""`` if there are none. Only the counter of the limit reads and changes these
+    bytes; to a store they are opaque.
 
     Attributes:
         amount: Units, 1 to 2**31 - 1.
-        name: What the limit is called in the response headers; by default its rule's name.
-        resolution: How many numbers a window may remember; 0 for other kinds.
-        exact: Whether the time of every unit is kept.
-        slice_us: How far the end of a unit may be from its own, in microseconds.
+        name: The name of the limit in the response headers; by default its rule's name.
+        resolution: The number of counters that a window may store; 0 for other kinds.
+        exact: Whether the time of every unit is stored.
+        slice_us: The length of a slice, in microseconds; 0 for other kinds.
         span_us: How long a unit counts after it was spent, in microseconds.
-        life_us: How long anything may count in a window of this length, in microseconds; 0 where nobody knows.
+        life_us: The longest time that a unit may count in a window of this length, in microseconds; 0 if unknown.
     """
 
-    # No ABC: every answer asks what kind a limit is, and with that metaclass `isinstance` takes ten times as long.
+    # Not an ABC: every decision calls `isinstance` on limits, which ABCMeta makes ten times slower.
     __slots__ = ()
 
     amount: int
@@ -153,49 +154,49 @@ class AnyLimit:
     life_us: int = 0
 
     def listed(self) -> Self:
-        """Return this limit, as one of those that apply together.
+        """Return this limit, for use in a list of limits.
 
         Raises:
-            ConfigurationError: A limit of this kind stands by itself.
+            ConfigurationError: A limit of this kind is configured by an option of its own.
         """
         return self
 
     @property
     @abstractmethod
     def counter(self) -> Counter:
-        """What counts its units."""
+        """The object that counts the limit's units."""
 
     @property
     @abstractmethod
     def same_window(self) -> Identity:
-        """Limits of one rule that agree in this share their counts, whatever their amounts."""
+        """The identity of the window: limits of one rule with equal identities share a window."""
 
     @abstractmethod
     def with_amount(self, amount: int) -> AnyLimit:
-        """Return the same limit with another amount; the two share their counts."""
+        """Return the same limit with another amount; the two share their windows."""
 
     @property
     @abstractmethod
     def suffix(self) -> str:
-        """The part of a name on the wire that tells the limit apart from others of its rule."""
+        """The suffix that distinguishes the limit's name on the wire from others of its rule."""
 
     @property
     def window_s(self) -> int | None:
-        """The length of the window in whole seconds: `w` of RateLimit-Policy; None if there is no such number."""
+        """The length of the window in seconds, `w` of RateLimit-Policy; None if that is not a whole number."""
         return None
 
     @property
     @abstractmethod
     def said(self) -> str:
-        """The limit in a sentence for people: ``"100 per 1m"``."""
+        """The limit in words: ``"100 per 1m"``."""
 
     @abstractmethod
     def leaves_us(self, at_us: int) -> int:
-        """Return the moment at which to look whether units that were spent at `at_us` have left."""
+        """Return when to check whether units that were spent at `at_us` have left, in microseconds."""
 
     @abstractmethod
     def expires_us(self, window: bytes) -> int:
-        """Return the moment from which a window holds nothing any more, if nothing is added to it."""
+        """Return when a window becomes empty if nothing is added to it, in microseconds."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self}>"
@@ -215,8 +216,8 @@ class Limit(AnyLimit):
     Args:
         amount: Units, 1 to 2**31 - 1.
         window: ``"30s"``, ``"2 hours"``, a `timedelta` or seconds; 1 ms to 400 days.
-        resolution: How many numbers a window may remember, 1 to 3600 and at most ``window_us / 10``.
-        name: What the limit is called in the response headers; by default its rule's name.
+        resolution: The number of counters that a window may store, 1 to 3600 and at most ``window_us / 10``.
+        name: The name of the limit in the response headers; by default its rule's name.
 
     Raises:
         ConfigurationError: A value is outside its range.
@@ -231,11 +232,11 @@ class Limit(AnyLimit):
     slices: int = field(compare=False)
     """k, the number of slices that make up the window: ``ceil(window_us / slice_us)``."""
     exact: bool = field(compare=False)
-    """Whether the time of every unit is kept (``amount <= resolution``)."""
+    """Whether the time of every unit is stored (``amount <= resolution``)."""
     span_us: int = field(compare=False)
     """How long a unit counts after its moment, which is the last microsecond of its slice."""
     life_us: int = field(compare=False)
-    """How long a unit counts at most, whatever the amount: k + 1 slices."""
+    """The longest time that a unit counts, whatever the amount: k + 1 slices."""
     counter: Ring = field(compare=False)
 
     def __init__(
@@ -267,7 +268,7 @@ class Limit(AnyLimit):
 
     @property
     def same_window(self) -> Identity:
-        """Window and resolution: limits of one rule that agree in both share their counts, whatever their amounts."""
+        """Window and resolution: limits of one rule with both equal share a window, whatever their amounts."""
         return self.window_us, self.resolution
 
     def with_amount(self, amount: int) -> Limit:
@@ -292,11 +293,11 @@ class Limit(AnyLimit):
         return f"{self.amount} per {format_duration(self.window_us)}"
 
     def leaves_us(self, at_us: int) -> int:
-        """Return when a unit spent at `at_us` has left."""
+        """Return when a unit spent at `at_us` leaves, in microseconds."""
         return self.counter.moment_us(at_us) + self.span_us
 
     def expires_us(self, window: bytes) -> int:
-        """See `AnyLimit.expires_us`, whatever the amount."""
+        """See `AnyLimit.expires_us`; the result does not depend on the amount."""
         return expires_us(window, self.life_us)
 
     def __str__(self) -> str:
@@ -313,13 +314,13 @@ def parse_limits(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[Any
 
 
 def parse_limits(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[AnyLimit, ...]:
-    """Read a set of limits that all apply; one that is an object already, such as a quota, stays as it is.
+    """Parse a set of limits that all apply; objects in it, such as quotas, are returned unchanged.
 
     Each is ``AMOUNT/WINDOW`` or ``AMOUNT per WINDOW``, separated by ``;``, with an optional
-    ``NAME:`` before and ``@RESOLUTION`` behind: ``"burst: 10/s; 600/minute @10"``.
+    ``NAME:`` prefix and ``@RESOLUTION`` suffix: ``"burst: 10/s; 600/minute @10"``.
 
     Raises:
-        ConfigurationError: A part cannot be read, the set is empty, or two limits have one window and resolution.
+        ConfigurationError: A part is invalid, the set is empty, or two limits have the same window and resolution.
     """
     parts = (limits,) if isinstance(limits, (str, AnyLimit)) else limits
     if not isinstance(parts, Iterable):
@@ -365,7 +366,7 @@ def _parse_text(text: str) -> list[Limit]:
 
 
 def _parse_limit(text: str) -> Limit:
-    """Read one limit.
+    """Parse one limit.
 
     Raises:
         ConfigurationError: The text is not a limit. The message is a suffix; the caller adds the prefix.
@@ -373,7 +374,7 @@ def _parse_limit(text: str) -> Limit:
     name, colon, rest = text.partition(":")
     match = _LIMIT.fullmatch((rest if colon else name).strip(SPACES))
     if match is None or (colon and not name.strip(SPACES)):
-        raise ConfigurationError(f" is not AMOUNT/WINDOW{_what_others_write(text)}")
+        raise ConfigurationError(f" is not AMOUNT/WINDOW{_foreign_syntax_hint(text)}")
     try:
         return Limit(
             int(match["amount"]),
@@ -385,8 +386,8 @@ def _parse_limit(text: str) -> Limit:
         raise ConfigurationError(f": {error}") from None
 
 
-def _what_others_write(text: str) -> str:
-    """Return what to write instead of what other libraries read as limits, if it is that."""
+def _foreign_syntax_hint(text: str) -> str:
+    """Return a hint for text in the syntax of another library, or an empty string."""
     no_unit = _NO_UNIT.fullmatch(text)
     if no_unit:
         return f'; which unit? write "{no_unit[1]}/{no_unit[2]}s" if seconds are meant'

@@ -1,11 +1,11 @@
-"""The log, into which nobody writes but us.
+"""The package's logger, protected from log injection.
 
-A message may hold text that a client has sent: a key, a path, the message of an exception that a function of the user's
-raised over it. A line break in that would be a line of the log that nobody wrote, and an escape sequence would speak to
-the operator's terminal. So everything goes through one filter on the logger: a message is one line of printable
-characters, and a traceback is lines of them. The exception itself stays on the record for whoever reports it elsewhere.
+A message may contain text from a client: a key, a path, or the message of an exception that it caused in a user's
+function. A line break in it would forge a log line, and an escape sequence could control the operator's terminal. So
+one filter on the logger reduces each message to one line of printable characters, and each traceback to several. The
+exception itself stays on the record, for error reporting tools.
 
-Each message begins with our name: a log of many libraries may show nothing but messages.
+Each message begins with the package's name, because some log formats show only messages.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from traceback import TracebackException
 from typing import Final
 
 SPEAKER: Final = "slidegate: "
-"""The beginning of every message."""
+"""The prefix of every message."""
 MAX_CHARS: Final = 4_096
-"""How many characters of a message are logged."""
+"""The most characters of a message that are logged."""
 MAX_LINE_CHARS: Final = 512
 MAX_LINES: Final = 200
 MAX_FRAMES: Final = 32
 PAUSE_S: Final = 60.0
-"""The time between two lines about one failure, if nothing else is said."""
+"""The default time between two log lines about one failure, in seconds."""
 MAX_SUBJECTS: Final = 1_000
-"""How many subjects are known as written about; with one more all are forgotten."""
+"""The most subjects that a `Throttle` remembers; one more clears it."""
 
 _CAUSE: Final = "The above exception was the direct cause of the following exception:"
 _CONTEXT: Final = "During handling of the above exception, another exception occurred:"
 
 
 def escaped(text: str, max_chars: int = MAX_CHARS) -> str:
-    """Return a text cut to a number of printable characters; others are escaped, as in Python."""
+    """Return a text with unprintable characters escaped as in Python, cut to at most `max_chars` characters."""
     if len(text) <= max_chars and text.isprintable():
         return text
     clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:max_chars])
@@ -40,9 +40,9 @@ def escaped(text: str, max_chars: int = MAX_CHARS) -> str:
 
 
 def written(value: object, how: Callable[[object], str] = repr) -> str:
-    """Return what `repr` or `str` makes of a value; where that fails, what the value is.
+    """Return the `repr` or `str` of a value, or a placeholder with its type if that raises.
 
-    Exceptions of drivers and functions of users come by here, and must not raise where somebody reports them.
+    The objects of drivers and users that appear in reports must not make the report fail.
     """
     try:
         return how(value)
@@ -59,30 +59,30 @@ def trace(error: BaseException) -> str:
     return "\n".join(lines)
 
 
-def _lines(told: TracebackException, margin: str) -> Iterator[str]:
-    if told.__cause__ is not None:
-        yield from _lines(told.__cause__, margin)
+def _lines(report: TracebackException, margin: str) -> Iterator[str]:
+    if report.__cause__ is not None:
+        yield from _lines(report.__cause__, margin)
         yield margin + _CAUSE
-    elif told.__context__ is not None and not told.__suppress_context__:
-        yield from _lines(told.__context__, margin)
+    elif report.__context__ is not None and not report.__suppress_context__:
+        yield from _lines(report.__context__, margin)
         yield margin + _CONTEXT
     yield f"{margin}Traceback (most recent call last):"
-    for frame in told.stack.format():
+    for frame in report.stack.format():
         yield from (margin + escaped(line, MAX_LINE_CHARS) for line in frame.splitlines())
-    yield margin + escaped("".join(told.format_exception_only()).rstrip("\n"), MAX_LINE_CHARS)
-    for part in told.exceptions or ():
+    yield margin + escaped("".join(report.format_exception_only()).rstrip("\n"), MAX_LINE_CHARS)
+    for part in report.exceptions or ():
         yield from _lines(part, f"{margin}  | ")
 
 
 def _clean(record: logging.LogRecord) -> bool:
-    """Make a record one that can be written as it is, and says who speaks."""
-    if isinstance(record.msg, str) and not record.msg.startswith(SPEAKER):  # else it was here before, as a copy
+    """Escape the message and the traceback of a record, and add the prefix."""
+    if isinstance(record.msg, str) and not record.msg.startswith(SPEAKER):  # else a copy of it was filtered before
         record.msg = SPEAKER + record.msg
     try:
         message = record.getMessage()
-    except Exception:  # something that cannot even say what it is
+    except Exception:  # an argument whose `str` or `repr` raises
         args = record.args if isinstance(record.args, tuple) else ()
-        record.args = tuple(map(_sayable, args))
+        record.args = tuple(map(_printable, args))
         message = record.getMessage()
     clean = escaped(message)
     if clean is not message:
@@ -90,13 +90,13 @@ def _clean(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     if error is not None:
         try:
-            record.exc_text = trace(error)  # formatters take it, if it is there
+            record.exc_text = trace(error)  # formatters use it if it is set
         except Exception as failure:
             record.exc_text = f"{type(error).__name__}, whose traceback cannot be written: {type(failure).__name__}"
     return True
 
 
-def _sayable(value: object) -> object:
+def _printable(value: object) -> object:
     try:
         str(value), repr(value)
     except Exception:
@@ -105,10 +105,10 @@ def _sayable(value: object) -> object:
 
 
 class Throttle:
-    """Says which lines are written, of those about one subject that may be repeated with every request.
+    """Limits the rate of log lines per subject, where the same line could be repeated with every request.
 
     Args:
-        pause: The time between two lines about a subject, in the unit of the moments that `left_out` is given.
+        pause: The minimum time between two lines about a subject, in the unit of `now` of `left_out`.
     """
 
     def __init__(self, pause: float = PAUSE_S) -> None:
@@ -116,7 +116,7 @@ class Throttle:
         self._next: dict[object, tuple[float, int]] = {}
 
     def left_out(self, subject: object, now: float) -> int | None:
-        """Return how many lines about a subject were left out since the last one; None if this one is, too."""
+        """Return how many lines about a subject were suppressed since the last one; None to suppress this one, too."""
         next_time, left_out = self._next.get(subject, (now, 0))
         if now < next_time:
             self._next[subject] = next_time, left_out + 1
@@ -127,11 +127,11 @@ class Throttle:
         return left_out
 
     def rest(self) -> list[tuple[object, int]]:
-        """Return the subjects of which lines were left out since the last one, with how many, and forget all."""
+        """Return the subjects with suppressed lines, and the number of these lines, and forget all subjects."""
         known, self._next = self._next, {}
         return [(subject, left_out) for subject, (_, left_out) in known.items() if left_out]
 
 
 logger: Final = logging.getLogger("slidegate")
-"""Where all of the project writes."""
+"""The logger of the whole package."""
 logger.addFilter(_clean)

@@ -1,8 +1,8 @@
-"""Remembering answers in bounded memory.
+"""Memoization in bounded memory.
 
-A question is often a text that a client chose, as long as the server lets it be, so a memo is bounded in bytes and not
-only in entries: a question that weighs more than `MEMO_BYTES` is answered anew each time. That way a memo weighs at
-most `MEMO_SIZE` times `MEMO_BYTES`, 4 MiB, and what the answers weigh.
+A memo is bounded in bytes and not only in entries, because its keys often contain text chosen by a client. A key of
+more than `MEMO_BYTES` is not stored, and its answer is computed each time. So the keys of a memo take at most
+`MEMO_SIZE` times `MEMO_BYTES`, which is 4 MiB.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Final, TypeVar
 
 MEMO_SIZE: Final = 4_096
 MEMO_BYTES: Final = 1_024
-"""What the texts of one question may weigh; any address, key and ordinary path is far lighter."""
+"""The most bytes of the texts in one memo key; addresses, client keys and ordinary paths are far smaller."""
 MAX_PATHS: Final = 16_384
-"""How many paths of requests are remembered: there are more of them than of anything else."""
+"""How many request paths are memoized; there are more of them than of other texts."""
 PATH_BYTES: Final = 512
-"""What a path that is remembered may weigh, with the type, the method and the root of its request."""
+"""The most bytes of a memoized path, with the type, method and root path of its request."""
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -25,9 +25,9 @@ _V = TypeVar("_V")
 def remember(
     memo: dict[_K, _V], question: _K, answer: _V, max_size: int = MEMO_SIZE, max_bytes: int = MEMO_BYTES
 ) -> _V:
-    """Put an answer into a memo, which is emptied first when it is full, and return the answer.
+    """Store an answer in a memo, after clearing the memo if it is full, and return the answer.
 
-    Emptying costs nothing for an ordinary load, and no more than working everything out again under a flood.
+    Clearing is rare under ordinary load; under a flood it costs no more than computing every answer again.
     """
     if text_bytes(question) <= max_bytes:
         if len(memo) >= max_size:
@@ -37,7 +37,7 @@ def remember(
 
 
 def text_bytes(question: object) -> int:
-    """Return what the texts in a question weigh, in bytes of memory."""
+    """Return the memory that the texts in a memo key take, in bytes."""
     if isinstance(question, (str, bytes)):
         return getsizeof(question)
     return sum(map(text_bytes, question)) if isinstance(question, tuple) else 0

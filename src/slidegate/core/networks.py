@@ -1,10 +1,10 @@
 """A set of IPv4 and IPv6 networks.
 
-It is a sorted list of ranges that neither overlap nor touch, one list for each version, and a lookup is one binary
-search. It never changes: to change a list, make another one and swap it.
+For each version it has a sorted list of ranges that neither overlap nor touch, and a lookup is one binary search. A set
+is immutable: to change a list, create another set and swap it.
 
-Plain lists of integers: 200,000 networks are read in half a second and found in less than a microsecond, and hold
-about 90 bytes each; arrays would hold less, and make an integer at each step of a search.
+The ranges are plain lists of integers: 200,000 networks load in half a second, are found in less than a microsecond,
+and take about 90 bytes each. Arrays would be smaller, but create an integer object at each step of a search.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _EVERYBODY: Final = {4: (0, (1 << 32) - 1), 6: (0x2000 << 112, (0x4000 << 112) -
 class Networks:
     """An immutable set of IPv4 and IPv6 networks.
 
-    ``"192.0.2.7" in networks`` takes text or an `ipaddress` object; a value that is no address is in no network.
+    ``"192.0.2.7" in networks`` accepts text or an `ipaddress` object; it is false for a value that is not an address.
 
     Args:
         networks: Addresses and networks as text or `ipaddress` objects.
-        strict: Whether host bits behind a prefix are an error; otherwise they are cleared.
+        strict: Whether host bits are an error; otherwise they are cleared.
 
     Raises:
-        ConfigurationError: An entry cannot be read.
+        ConfigurationError: An entry is not an address or network.
     """
 
     __slots__ = ("_ranges",)
 
     _ranges: dict[int, tuple[list[int], list[int]]]
-    """The first and the last addresses of the ranges, by 4 and 6; it is read once for a lookup."""
+    """The first and the last addresses of the ranges, by version (4 or 6)."""
 
     def __init__(self, networks: Iterable[object] = (), *, strict: bool = True) -> None:
         if isinstance(networks, (str, bytes)) or not isinstance(networks, Iterable):
@@ -48,7 +48,7 @@ class Networks:
 
     @classmethod
     def of_ranges(cls, ranges: Iterable[tuple[int, int, int]]) -> Self:
-        """Make a set of ranges, each (4 or 6, first address, last address)."""
+        """Return the set of some ranges, each (4 or 6, first address, last address)."""
         made = cls()
         made._merge(ranges)
         return made
@@ -58,13 +58,13 @@ class Networks:
         return parsed is not None and self.covers(*parsed)
 
     def covers(self, version: int, value: int) -> bool:
-        """Return whether an address that was read before lies in one of the networks."""
+        """Return whether a parsed address is in one of the networks."""
         starts, ends = self._ranges[version]
         at = bisect_right(starts, value) - 1
         return at >= 0 and value <= ends[at]
 
     def find(self, version: int, value: int) -> str | None:
-        """Return the name of the list that holds an address: empty, since a set has none; None if it is not held."""
+        """Return the name of the list that contains an address: empty, since a set has no name; None if none does."""
         return "" if self.covers(version, value) else None
 
     def overlaps(self, version: int, first: int, last: int) -> bool:
@@ -74,9 +74,9 @@ class Networks:
         return at >= 0 and first <= ends[at]
 
     def covers_most_of(self) -> str | None:
-        """Return the version, ``"IPv4"`` or ``"IPv6"``, of which half or more lies in the networks; None if none does.
+        """Return ``"IPv4"`` or ``"IPv6"`` if the networks cover at least half of its addresses; else None.
 
-        Of IPv6 only 2000::/3 counts, all that is given out: lists of addresses that nobody has hold the rest.
+        Of IPv6 only 2000::/3 counts, because only that is allocated; bogon lists legitimately contain the rest.
         """
         for version, (low, high) in _EVERYBODY.items():
             ranges = zip(*self._ranges[version], strict=True)
@@ -86,7 +86,7 @@ class Networks:
         return None
 
     def __or__(self, other: object) -> Self:
-        """Return the set of all addresses of both."""
+        """Return the union of both sets."""
         if not isinstance(other, Networks):
             return NotImplemented
         return self.of_ranges(chain(self.ranges(), other.ranges()))
@@ -109,10 +109,10 @@ class Networks:
         return type(self).of_ranges, (list(self.ranges()),)
 
     def __setattr__(self, field: str, value: object) -> None:
-        raise AttributeError("Networks are immutable; make another set instead")
+        raise AttributeError("Networks are immutable; create another set instead")
 
     def ranges(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the ranges after merging, in their order, each as `of_ranges` takes it."""
+        """Yield the merged ranges in ascending order, in the form that `of_ranges` accepts."""
         for version, (starts, ends) in self._ranges.items():
             for first, last in zip(starts, ends, strict=True):
                 yield version, first, last
@@ -130,7 +130,7 @@ class Networks:
 
 
 def _in_order(ranges: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Sort in short runs: no other thread gets a turn during a sort, and one of 200,000 ranges takes 150 ms."""
+    """Sort in short runs: a sort of 200,000 ranges takes 150 ms, during which no other thread can run."""
     rest = iter(ranges)
     runs = list(iter(lambda: sorted(islice(rest, _RUN)), []))
     return merge(*runs)

@@ -1,6 +1,6 @@
-"""The bytes of a ring, see `ring`. A compiled wheel has functions of the same names here, without `struct`.
+"""Packing and unpacking of the bytes of a ring, see `ring`.
 
-Those are in `scripts/compiled_packing.py`, and the same tests hold them.
+In a compiled wheel, `scripts/compiled_packing.py` replaces this module: the same functions without `struct`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from struct import Struct
 from typing import Final, TypeAlias
 
 Head: TypeAlias = tuple[int, int, int, int, int]
-"""Units in all, of the newest entry; moments of the newest entry, of the oldest; `floor_us`."""
+"""Total units, units of the newest entry, moments of the newest and of the oldest entry, `floor_us`."""
 
 _HEAD: Final = Struct("<IIqqq")
 _ENTRY: Final = Struct("<qI")
@@ -18,10 +18,10 @@ HEAD_BYTES: Final = 32
 ENTRY_BYTES: Final = 12
 
 read_head: Final[Callable[[bytes], Head]] = _HEAD.unpack_from
-"""Returns the head of a ring that is not empty."""
+"""Returns the head of a non-empty ring."""
 pack_head: Final[Callable[[int, int, int, int, int], bytes]] = _HEAD.pack
-"""Returns a head. It raises where a number has no room: units beyond 32 bits, a moment beyond 63."""
+"""Returns a packed head. It raises if a number does not fit: units beyond 32 bits, a moment beyond 63."""
 pack_entry: Final[Callable[[int, int], bytes]] = _ENTRY.pack
-"""Returns an entry: a moment and its units. It raises as `pack_head` does."""
+"""Returns a packed entry: a moment and its units. It raises as `pack_head` does."""
 read_entries: Final[Callable[[bytes], Iterator[tuple[int, int]]]] = _ENTRY.iter_unpack
-"""Yields (moment, units) of packed entries, one behind the other."""
+"""Yields (moment, units) of consecutive packed entries."""

@@ -1,13 +1,12 @@
-"""Quotas: a number of units in each period of the calendar, and their count as bytes.
+"""Quotas: limits on the units of each calendar period, and their counts as bytes.
 
-A period is known by its end, a moment of Unix time, because that is all that matters of it: when the count starts anew.
-A count begins another period only where that ends later, so a clock that is set back goes on counting in the newer one,
-whose units and whose end stay.
+A count identifies its period by the period's end in Unix time, when it starts again from zero. It enters another period
+only if that ends later: when the clock is set back, counting continues in the newer period.
 
-`Quota.enter` comes before every other question: it brings the period of the moment, and how far the time of the store
-is ahead of Unix time. From then on the count answers in the time of the store, as a ring does.
+`Quota.enter` has to be called before every other method: it selects the current period, and stores the difference
+between the store's time and Unix time. All other methods use the store's time, as those of a ring do.
 
-The bytes: the end of the period in Unix time, the time of the store less Unix time, `floor_us` as in `ring`, and units
+The bytes: the end of the period in Unix time, the store's time minus Unix time, `floor_us` as in `ring`, and the units
 (int64 each, little-endian).
 """
 
@@ -24,10 +23,10 @@ from .limits import MAX_AMOUNT, AnyLimit, Identity, check_name, check_whole
 from .ring import NEVER, WindowState
 
 MAX_UNITS: Final = 2**52
-"""No debt grows beyond it; stores write such numbers without loss."""
+"""The most units of a count, debts included; every store can represent this number exactly."""
 KEPT_US: Final = 3_600_000_000
-"""How long a count is kept after its period, for system clocks that are set back."""
-PERIOD: Final = Struct("<qqqqx")  # no ring is as long, so a store can tell them apart
+"""How long a count is kept after its period, in case the system clock is set back."""
+PERIOD: Final = Struct("<qqqqx")  # no ring has this length, so a store can distinguish them
 
 QUOTA_EXAMPLE: Final = 'Quota("10000/month")'
 _QUOTA: Final = re.compile(r"(?P<amount>[0-9]{1,18}+) *+(?:/|per\b) *+(?P<unit>[A-Za-z]++)", re.ASCII)
@@ -35,22 +34,22 @@ _QUOTA: Final = re.compile(r"(?P<amount>[0-9]{1,18}+) *+(?:/|per\b) *+(?P<unit>[
 
 @dataclass(frozen=True, init=False, repr=False, slots=True)
 class Quota(AnyLimit):
-    """At most `amount` units in each day, week, month or year of the calendar. Immutable; equal quotas hash equal.
+    """At most `amount` units in each calendar day, week, month or year. Immutable; equal quotas hash equal.
 
-    It stands wherever a limit stands, and goes by Unix time, also where windows of the same store go by a clock that is
-    never set. It is no sliding window: at the turn of a period everything is free again, so up
-    to twice the amount passes within a moment. A sliding limit beside it keeps bursts small: ``["10/second", quota]``.
+    It can be used wherever a limit can, and follows Unix time, even in a store whose windows use a monotonic clock. It
+    is not a sliding window: at the end of a period all units become free, so up to twice the amount can pass around
+    that time. Combine it with a sliding limit to keep bursts small: ``["10/second", quota]``.
 
     Args:
         text: ``"10000/month"``: the amount, 1 to 2**31 - 1, and ``day``, ``week``, ``month`` or ``year``.
-        zone: The time zone by whose clocks periods start, as in the time zone database: ``"Europe/Berlin"``.
-        starts: Where in the calendar they start. For a day ``"06:00"``, a time of day; for a week ``"sunday"``; for a
-            month the day, 1 to 31, where 31 is the last day of a shorter month; for a year ``"04-01"``, month and day.
-            By default midnight, Monday, the 1st, and 1 January.
-        name: What the quota is called in the response headers; by default its rule's name.
+        zone: The time zone in which periods start, by its name in the time zone database: ``"Europe/Berlin"``.
+        starts: When a period starts. For a day a time, ``"06:00"``; for a week ``"sunday"``; for a month the day, 1 to
+            31, where 31 is the last day of a shorter month; for a year month and day, ``"04-01"``. By default midnight,
+            Monday, the 1st, and 1 January.
+        name: The name of the quota in the response headers; by default its rule's name.
 
     Raises:
-        ConfigurationError: A value cannot be read, or there is no such zone, or no time zone database.
+        ConfigurationError: A value is invalid, the zone is unknown, or there is no time zone database.
     """
 
     amount: int
@@ -82,7 +81,7 @@ class Quota(AnyLimit):
         self._fill(amount=amount, unit=unit, starts=spelled, zone_name=zone, name=name, calendar=calendar)
 
     def enter(self, window: bytes, now_us: int, unix_us: int) -> bytes:
-        """Return a count in the period of a moment, which the store and Unix call by different numbers."""
+        """Return a count in its current period; `now_us` and `unix_us` are the same time on both clocks."""
         known_us, _, floor_us, spent = _read(window)
         until_us = self.period_at(unix_us).end_us
         if until_us > known_us:
@@ -107,18 +106,18 @@ class Quota(AnyLimit):
         return _pack(until_us, ahead_us, floor_us, spent + kept), kept
 
     def remove(self, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
-        """See `Ring.remove`; a charge is found by the end of its period, in Unix time."""
+        """See `Ring.remove`; the mark of a charge is the end of its period, in Unix time."""
         until_us, ahead_us, floor_us, spent = _read(window)
         if mark != until_us or not 0 < units <= spent or spent_us <= floor_us:
             return None
         return _pack(until_us, ahead_us, floor_us, spent - units)
 
     def settle(self, window: bytes, now_us: int) -> bytes:
-        """See `Ring.settle`: nothing leaves before the period ends."""
+        """See `Ring.settle`; nothing leaves before the period ends."""
         return window
 
     def state(self, window: bytes, wait_us: int = 0) -> WindowState:
-        """See `Ring.state`: a unit counts until the period ends, whenever it was spent."""
+        """See `Ring.state`; all units leave when the period ends."""
         until_us, ahead_us, _, spent = _read(window)
         return spent, until_us + ahead_us, until_us + ahead_us, wait_us
 
@@ -128,12 +127,12 @@ class Quota(AnyLimit):
         return _pack(until_us, ahead_us, max(floor_us, now_us, latest_us), 0) if spent else window
 
     def expires_us(self, window: bytes) -> int:
-        """See `AnyLimit.expires_us`: by Unix time as it was at the last look."""
+        """See `AnyLimit.expires_us`; computed with the Unix time of the last `enter`."""
         until_us, ahead_us, _, _ = _read(window)
         return until_us + ahead_us + KEPT_US
 
     def mark(self, window: bytes) -> int:
-        """See `Ring.mark`: the end of the period, in Unix time."""
+        """See `Ring.mark`; it is the end of the period, in Unix time."""
         return end_us(window)
 
     @property
@@ -143,7 +142,7 @@ class Quota(AnyLimit):
 
     @property
     def same_window(self) -> Identity:
-        """Unit, zone and start: quotas of one rule that agree in them share their counts, whatever their amounts."""
+        """Unit, zone and start: quotas of one rule with all three equal share a count, whatever their amounts."""
         return 0, f"{self.unit} {self.starts} {self.zone_name}"
 
     def with_amount(self, amount: int) -> Quota:
@@ -152,7 +151,7 @@ class Quota(AnyLimit):
 
     @property
     def suffix(self) -> str:
-        """See `AnyLimit.suffix`: the unit."""
+        """See `AnyLimit.suffix`; it is the unit."""
         return self.unit
 
     @property
@@ -161,11 +160,11 @@ class Quota(AnyLimit):
         return f"{self.amount} per {self.unit}"
 
     def period_at(self, unix_us: int) -> Period:
-        """Return the period of a moment of Unix time, in microseconds."""
+        """Return the period that contains a Unix time in microseconds."""
         return self.calendar.period_at(unix_us)
 
     def leaves_us(self, at_us: int) -> int:
-        """See `AnyLimit.leaves_us`; a period may end at any time."""
+        """See `AnyLimit.leaves_us`; the result does not depend on when the period ends."""
         return at_us + KEPT_US
 
     def __str__(self) -> str:
@@ -173,7 +172,7 @@ class Quota(AnyLimit):
 
 
 def end_us(window: bytes) -> int:
-    """Return when the period of a count ends, in Unix time."""
+    """Return the end of a count's period, in microseconds of Unix time."""
     return _read(window)[0]
 
 

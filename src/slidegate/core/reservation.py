@@ -1,4 +1,4 @@
-"""What a decision has charged, check by check, until it is handed back."""
+"""Reservations: what each check of a decision has charged, until it is refunded."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 
 class Permit:
-    """A permit of a concurrency limit that a request of this process holds; a `Reservation` keeps it.
+    """A permit of a concurrency limit that a request of this process holds; a `Reservation` refers to it.
 
     Args:
-        row: By what the store finds the permits of the same key and rule.
+        row: The store's key of the permits of the same key and rule.
         amount: How many permits there are.
-        units: How many of them it is.
-        member: Its name among them, where the store gives names.
+        units: How many of them the request holds.
+        member: The permit's own name, if the store names permits.
 
     Attributes:
-        ended: Whether the request has ended. Then the permit is renewed no more, whether or not the store hears of it.
-        lost: Whether it has run out because its worker was stopped for too long.
+        ended: Whether the request has ended. The permit is then no longer renewed, even if it could not be returned.
+        lost: Whether its lease has expired because its worker was stopped for too long.
     """
 
     __slots__ = ("__weakref__", "amount", "ended", "lost", "member", "row", "units")
@@ -35,19 +35,19 @@ class Permit:
 
 
 class Reservation:
-    """What one check of a decision has charged: units of its windows, or a permit. It is handed back once.
+    """What one check of a decision has charged: units of its windows, or a permit. It can be refunded once.
 
     Args:
-        index: The number of the check in its question.
+        index: The index of the check in its question.
         check: The check.
-        decided_us: The moment of the decision, by the clock of the store that charged it.
-        marks: By what each limit finds the units in its window, see `Ring.mark`.
-        units: How many units of each limit are left to hand back.
+        decided_us: When it was decided, in microseconds of the time of the store that charged it.
+        marks: The mark of the units in the window of each limit, see `Ring.mark`.
+        units: How many units of each limit can still be refunded.
 
     Attributes:
-        permit: The permit, where the store knows permits by name.
-        store: The store that charged it, where that is not the limiter's own.
-        ended: Whether it was handed back, or settled: what is left stays charged.
+        permit: The permit, in a store that tracks each permit.
+        store: The store that charged it, if it is not the limiter's own.
+        ended: Whether it was refunded or settled; the remaining units stay charged.
     """
 
     __slots__ = ("check", "decided_us", "ended", "index", "marks", "permit", "store", "units")
@@ -63,10 +63,10 @@ class Reservation:
         self.ended = False
 
     def take(self, units: int | None = None) -> Reservation | None:
-        """Split units off, to hand them back; None if there is nothing to hand back.
+        """Split off units in order to refund them; None if there is nothing to refund.
 
         Args:
-            units: How many of each limit at most; by default all of them.
+            units: The most units of each limit; by default all of them.
         """
         left = self.units
         if self.ended:
@@ -82,13 +82,13 @@ class Reservation:
 
 
 def reserved(checks: Sequence[Check], decided_us: int, marks: Sequence[int], units: Sequence[int]) -> list[Reservation]:
-    """Return what a question has charged, check by check.
+    """Return the reservations of a question, one for each check.
 
     Args:
         checks: The question.
-        decided_us: The moment of the decision.
-        marks: By what each limit finds the units in its window, for each limit of each check in turn.
-        units: How many units that are, in the same order.
+        decided_us: The store's time of the decision, in microseconds.
+        marks: The mark of the charged units in each window, in the order of the limits of each check.
+        units: How many units were charged, in the same order.
     """
     reservations, first = [], 0
     for index, check in enumerate(checks):
@@ -99,7 +99,7 @@ def reserved(checks: Sequence[Check], decided_us: int, marks: Sequence[int], uni
 
 
 def end_permits(reservations: Sequence[Reservation]) -> None:
-    """Record that a request has ended, with each permit that it holds."""
+    """Mark each permit of a request as ended."""
     for reservation in reservations:
         if reservation.permit is not None:
             reservation.permit.ended = True

@@ -1,36 +1,35 @@
-"""The ring: what one key has spent under one limit, as bytes.
+"""The ring: the units that one key has spent under one limit, as bytes.
 
 A ring is a list of (moment, units), oldest first. The moment is the last microsecond of the slice in which the units
-were spent; where a limit is exact, a slice is one microsecond long. So both kinds of limits are one piece of code, and
-an amount that crosses the resolution converts nothing: an old entry leaves late, never early::
+were spent; for an exact limit, a slice is one microsecond long. So one implementation serves both kinds of limits, and
+changing an amount across the resolution converts no data: old entries leave late, never early::
 
         slice    q        q+1             q+k      q+k+1
                  |--------|-- . . . . . --|--------|--------
         spent    ^ anywhere in here       |        ^ slice q leaves here: k + 1 slices after its start
                          ^ its moment
 
-A window of length W touches at most k + 1 aligned slices (k = ceil(W / s)), so as long as the sum over them stays
-within N, no window of length W holds more than N, wherever it starts. The classic reading of k slices lets twice as
-many through: N late in one slice, and N again (1 - 1/k) W later. The price of the extra slice is that a unit holds its
-place longer than W: at most W + s where s divides W, else less than W + 2 s. Of an exact limit a unit leaves W after
-its own time. The wait is known to the microsecond: entries leave one after the other, oldest first, and the first
-moment when enough have left is the answer.
+A window of length W touches at most k + 1 aligned slices (k = ceil(W / s)), so as long as their sum is at most N, no
+window of length W contains more than N, wherever it starts. The classic algorithm with k slices admits up to twice as
+many: N late in one slice, and N again (1 - 1/k) W later. The price of the extra slice is that a unit counts longer than
+W: at most W + s if s divides W, else less than W + 2 s. Under an exact limit a unit leaves W after its own time. The
+wait is exact to the microsecond: entries leave in order, oldest first, and the wait ends when enough units have left.
 
 The bytes are the same in memory, in LMDB and in Redis, little-endian:
 
 =====================  ===============================================================================================
-head, 32 bytes         units in all, units of the newest entry (uint32 each); moment of the newest entry, of the oldest
-                       entry, and `floor_us` (int64 each)
+head, 32 bytes         total units, units of the newest entry (uint32 each); moment of the newest entry, moment of the
+                       oldest entry, and `floor_us` (int64 each)
 entries, 12 bytes      those before the newest, oldest first: moment (int64), units (uint32)
 =====================  ===============================================================================================
 
-Charges made up to `floor_us` cannot be handed back: the key was reset, or the clock stepped back (-1 for none).
+Charges made up to `floor_us` cannot be refunded, because the key was reset or the clock stepped back (-1 for none).
 
-Nothing at all is ``b""``. What changes a ring returns new bytes: who asks several limits keeps the old ones until all
-agree.
+An empty ring is ``b""``. Methods that change a ring return new bytes, so a caller that charges several limits keeps the
+old ones until all limits have admitted.
 
-Where a clock runs back, moments ahead of now are moved back to now. Nothing spent comes back, and a key is held no
-longer than a window and a slice, however far the clock stepped.
+If a clock steps back, moments in the future are moved to the current time. No units are lost, and a key is refused no
+longer than a window and a slice, however large the step.
 """
 
 from __future__ import annotations
@@ -41,28 +40,28 @@ from typing import Final, TypeAlias, final
 from .packing import ENTRY_BYTES, HEAD_BYTES, Head, pack_entry, pack_head, read_entries, read_head
 
 NEVER: Final = -1
-"""The wait of a cost that is larger than the limit."""
+"""The wait of a cost that exceeds the limit."""
 OPEN: Final = -2
-"""The wait for a permit: it ends when somebody gives one back, and nobody knows when."""
+"""The wait for a permit: it ends when another request returns one, and it is unknown when."""
 MAX_UNITS: Final = 2**32 - 1
-"""The most units of one ring, debts included; an amount is less than half of it."""
+"""The most units of one ring, debts included; amounts are less than half of it."""
 
 WindowState: TypeAlias = tuple[int, int, int, int]
-"""The state of one window after a question: units spent, when the oldest leave (a moment), the newest moment, and how
-long the request has to wait here (0, microseconds, `NEVER` or `OPEN`)."""
+"""The state of one window after a question: units spent, when the oldest leave (a time), the newest moment, and how
+long the request has to wait (0, microseconds, `NEVER` or `OPEN`)."""
 
 _NOTHING: Final[Head] = (0, 0, 0, 0, -1)
 
 
 @final
 class Ring:
-    """Counts the units of a limit that slides. Immutable.
+    """Counts the units of a sliding limit. Immutable.
 
     Args:
-        amount: Units that a window may hold.
-        resolution: How many numbers a window may remember.
-        step_us: Length of a slice; 1 for an exact limit.
-        span_us: How long units count after their moment.
+        amount: The most units in a window.
+        resolution: The number of counters that a window may store.
+        step_us: Length of a slice, in microseconds; 1 for an exact limit.
+        span_us: How long units count after their moment, in microseconds.
     """
 
     __slots__ = ("amount", "resolution", "span_us", "step_us")
@@ -73,7 +72,7 @@ class Ring:
         self.step_us = step_us
         self.span_us = span_us
 
-    # Compiled classes are made with their arguments also for copies and pickles.
+    # Copies and pickles of compiled classes are created with their arguments.
     def __getnewargs__(self) -> tuple[int, int, int, int]:
         return self.amount, self.resolution, self.step_us, self.span_us
 
@@ -82,12 +81,13 @@ class Ring:
 
         Args:
             window: The ring.
-            now_us: The moment.
-            cost: Units; 0 spends nothing, and passes while there is room for one.
-            ahead: Units in the ring that this question has just spent: a cost that fits only without them never fits.
+            now_us: The store's time, in microseconds.
+            cost: Units; 0 spends nothing, and is admitted if there is room for one.
+            ahead: Units in the ring that the same question has spent: a cost that would only fit without them never
+                fits.
 
         Returns:
-            The ring afterwards, brought up to now, and its state.
+            The ring afterwards, settled, and its state.
         """
         span_us, step_us = self.span_us, self.step_us
         spent, units, newest_us, oldest_us, floor_us = read_head(window) if window else _NOTHING
@@ -121,37 +121,37 @@ class Ring:
         return window, (spent, leaves_us, moment_us, 0)
 
     def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
-        """Spend units whatever the limit, as many as a ring can count; return the ring and how many that were."""
+        """Spend units regardless of the limit, as many as a ring can count; return the ring and their number."""
         window = self.settle(window, now_us)
         kept = min(units, MAX_UNITS - self.state(window)[0])
         boundless = Ring(MAX_UNITS, self.resolution, self.step_us, self.span_us)
         return boundless.spend(window, now_us, kept)[0], kept
 
     def remove(self, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
-        """Hand back units that were spent.
+        """Refund units that were spent.
 
         Args:
             window: The ring.
-            now_us: The moment.
-            spent_us: When they were spent.
-            mark: The moment of their entry: the newest one of the state after they were spent.
-            units: How many.
+            now_us: The store's time, in microseconds.
+            spent_us: When they were spent, in microseconds.
+            mark: The moment of their entry, which is the newest moment of the state after they were spent.
+            units: Their number.
 
         Returns:
-            The ring without them; None if they have expired, or can no longer be distinguished from others.
+            The ring without them; None if they have left, or can no longer be distinguished from others.
         """
         window = self.settle(window, now_us)
         if not window or units <= 0 or spent_us <= _read(window)[4]:
             return None
         kept = list(entries(window))
-        for place, (at_us, there) in enumerate(kept):
+        for index, (at_us, there) in enumerate(kept):
             if at_us == mark and units <= there:
-                kept[place] = at_us, there - units
+                kept[index] = at_us, there - units
                 return _with(_read(window)[4], [entry for entry in kept if entry[1]])
         return None
 
     def settle(self, window: bytes, now_us: int) -> bytes:
-        """Return a ring without what has left, and with what lies ahead of now moved back to now."""
+        """Return a ring without the units that have left, and with moments in the future moved to now."""
         if not window:
             return window
         spent, _, newest_us, oldest_us, floor_us = _read(window)
@@ -161,7 +161,7 @@ class Ring:
             return window
         kept = [(at_us, units) for at_us, units in entries(window) if now_us < at_us + span_us]
         if steps_back:
-            # Another charge may come to have the moment of an earlier one, so none of before can be handed back.
+            # A later charge may get the same moment as an earlier one, so earlier charges can no longer be refunded.
             floor_us = max(floor_us, newest_us)
             latest_us = self.moment_us(now_us)
             moved = sum(units for at_us, units in kept if at_us >= latest_us)
@@ -169,31 +169,31 @@ class Ring:
         return b"" if not kept and now_us >= floor_us + span_us else _with(floor_us, kept)
 
     def state(self, window: bytes, wait_us: int = 0) -> WindowState:
-        """Return the state of a ring that is settled, with a wait."""
+        """Return the state of a settled ring, with the given wait."""
         if not window:
             return 0, 0, 0, wait_us
         spent, _, newest_us, oldest_us, _ = _read(window)
         return spent, oldest_us + self.span_us if spent else 0, newest_us, wait_us
 
     def reset(self, window: bytes, now_us: int, latest_us: int = 0) -> bytes:
-        """Return an empty ring that remembers for a window that no earlier charge can be handed back, if it need.
+        """Return an empty ring, which if necessary records that earlier charges cannot be refunded.
 
         Args:
             window: The ring.
-            now_us: The moment.
-            latest_us: The latest moment that the store has seen: charges may lie ahead of now where its clock has
-                stepped back, though none behind the newest entry.
+            now_us: The store's time, in microseconds.
+            latest_us: The latest time that the store has seen: if its clock has stepped back, charges may be later than
+                now, but not later than the newest entry.
         """
         spent, _, newest_us, _, floor_us = _read(window)
         floor_us = max(floor_us, now_us, min(latest_us, newest_us)) if spent or floor_us >= 0 else -1
         return pack_head(0, 0, 0, 0, floor_us) if floor_us >= 0 else b""
 
     def mark(self, window: bytes) -> int:
-        """Return by what `remove` finds the units that were spent last: the newest moment."""
+        """Return the mark by which `remove` finds the units that were spent last: the newest moment."""
         return self.state(window)[2]
 
     def _wait_us(self, window: bytes, now_us: int, excess: int) -> int:
-        """Return the time until a number of units have expired."""
+        """Return the time until `excess` units have left, in microseconds."""
         left = entries(window)
         while excess > 0:
             moment_us, units = next(left)
@@ -201,16 +201,16 @@ class Ring:
         return moment_us + self.span_us - now_us
 
     def moment_us(self, now_us: int) -> int:
-        """Return the moment of units that are spent now."""
+        """Return the moment of units that are spent at `now_us`: the last microsecond of their slice."""
         return now_us - now_us % self.step_us + self.step_us - 1
 
 
 def expires_us(window: bytes, life_us: int) -> int:
-    """Return the moment from which a ring holds nothing any more, if nothing is added to it.
+    """Return when a ring becomes empty if nothing is added to it, in microseconds.
 
     Args:
         window: The ring.
-        life_us: How long a unit counts at most, whatever the amount of the limit.
+        life_us: The longest time that a unit counts, whatever the amount of the limit, in microseconds.
     """
     if not window:
         return 0
@@ -219,7 +219,7 @@ def expires_us(window: bytes, life_us: int) -> int:
 
 
 def entries(window: bytes) -> Iterator[tuple[int, int]]:
-    """Yield (moment, units), oldest first."""
+    """Yield the entries of a ring as (moment, units), oldest first."""
     if window:
         spent, units, newest_us, _, _ = _read(window)
         yield from read_entries(window[HEAD_BYTES:])
@@ -232,7 +232,7 @@ def _read(window: bytes) -> Head:
 
 
 def _with(floor_us: int, kept: list[tuple[int, int]]) -> bytes:
-    """Return a ring with these entries."""
+    """Return a ring with the given entries."""
     if not kept:
         return pack_head(0, 0, 0, 0, floor_us)
     newest_us, units = kept[-1]
@@ -241,10 +241,10 @@ def _with(floor_us: int, kept: list[tuple[int, int]]) -> bytes:
 
 
 def _merge_oldest(window: bytes) -> bytes:
-    """Let the oldest units leave with those after them.
+    """Merge the oldest entry into the next one, so that its units leave later.
 
-    Debts and counted refusals alone bring so many entries. The newest `resolution` of them hold as many units as any
-    exact amount, so no answer changes by it but the count.
+    Only debts and counted refusals cause so many entries. The newest `resolution` entries contain at least the amount
+    of any exact limit, so the merge changes only the reported count of units, and no decision.
     """
     (_, first), (moment_us, second), *kept = entries(window)
     return _with(_read(window)[4], [(moment_us, first + second), *kept])

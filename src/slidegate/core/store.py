@@ -1,7 +1,7 @@
-"""What a store answers, and the events that it tells of.
+"""The interface of stores, and the events that they emit.
 
-A store of one's own derives from `Store`. It has to answer seven methods and to have `bans`; the other methods have
-defaults, which say what the store cannot do, and a limiter does without that.
+A custom store derives from `Store`, implements its seven abstract methods and sets `bans`. Other methods have defaults,
+which report that the store lacks a feature; a limiter works without it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from .reservation import Reservation
 from .views import Snapshot
 
 Clock: TypeAlias = Callable[[], int]
-"""Returns the time in whole microseconds, not below 0. Its start does not matter, its rate does."""
+"""Returns the time in whole microseconds, not below 0. Its epoch does not matter, only its rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something an operator may want to know. docs/guides/metrics.md has all kinds and their details.
+    """An event that may interest an operator. docs/guides/metrics.md lists all kinds and their details.
 
     Attributes:
-        kind: What kind of event it is, for example ``"banned"``.
+        kind: The kind of the event, for example ``"banned"``.
         message: One line of printable characters for people.
         details: The subjects of the message by name: the key, the policy, the path.
-        time_us: The Unix time in microseconds at which the limiter was told; 0 before that.
+        time_us: The Unix time in microseconds at which the limiter received the event; 0 before that.
     """
 
     kind: str
@@ -41,12 +41,12 @@ class Event:
     time_us: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
-        # Observers write the message to logs of their own; the details are left as they are.
+        # Observers may write the message to other logs; the details are not escaped.
         object.__setattr__(self, "message", escaped(self.message))
 
 
 EventListener: TypeAlias = Callable[[Event], object]
-"""Is called with an event of a store; its exceptions are logged and dropped."""
+"""A function that is called with each event of a store; its exceptions are logged and suppressed."""
 
 
 class Observers:
@@ -59,11 +59,11 @@ class Observers:
         return observer in self._observers
 
     def add(self, observer: EventListener) -> None:
-        """Tell `observer` about further events."""
+        """Call `observer` with further events."""
         self._observers.append(observer)
 
     def tell(self, event: Event) -> None:
-        """Pass an event on."""
+        """Pass an event to all observers."""
         for observer in self._observers:
             try:
                 observer(event)
@@ -71,56 +71,56 @@ class Observers:
                 logger.exception("observer %r failed", observer)
 
     def tell_all(self, events: Iterable[Event]) -> None:
-        """Pass events on. The limiters of the store write them to the log."""
+        """Pass events to all observers. The limiters of the store log them."""
         for event in events:
             self.tell(event)
 
 
 class BanStore(ABC):
-    """The bans of a store. Methods return their answer or an awaitable of it, as those of the store do."""
+    """The bans of a store. As in `Store`, methods return their answer or an awaitable of it."""
 
     def may_refuse(self) -> bool:
-        """Return False if it is known, without asking anybody, that no ban is in force."""
+        """Return False if this process knows, without I/O, that no ban is in force."""
         return True
 
     @abstractmethod
     def find(self, subjects: Sequence[BanSubject]) -> Ban | Awaitable[Ban | None] | None:
-        """Return the ban in force that refuses one of `subjects`, the one that lasts longest. Changes nothing."""
+        """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
 
     @abstractmethod
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | Awaitable[Ban | None] | None:
-        """Count a strike, and ban the key if that is one too many; return the ban that was made by it.
+        """Count a strike, and ban the key if it reaches the policy's threshold; return the new ban, if any.
 
         Nothing is counted while the key is banned. A policy with ``shadow=True`` reports and never bans.
 
         Args:
             policy: The policy under which the strike counts.
-            key: The key that is struck, as `ban_key` spells it.
-            weight: The number of strikes that this one stands for, 1 or more.
-            reason: For the operator, if it bans.
+            key: The key that is struck, as returned by `ban_key`.
+            weight: The number of strikes to count, 1 or more.
+            reason: The reason of a ban, for the operator.
         """
 
     def strike_later(self, policy: BanPolicy, key: str, weight: int, reason: str) -> bool:
-        """Count a strike as soon as the store answers again, if that is within ten seconds; nobody waits for it.
+        """Count a strike in the background, if the store answers again within ten seconds.
 
-        A `Limiter` calls this instead of `strike` while it leaves a store alone that has failed.
+        A `Limiter` calls this instead of `strike` while the circuit breaker of a failed store is open.
 
         Returns:
-            False, by default, where the strike is lost.
+            Whether the strike is kept; by default False, and the strike is lost.
         """
         return False
 
     @abstractmethod
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
-        """Ban a key by hand, None for ever; a ban that it has is replaced.
+        """Ban a key by hand, replacing a ban that it already has; a length of None means for ever.
 
         Raises:
-            ConfigurationError: 1,000 networks are banned already, and it is another one.
+            ConfigurationError: The key is a network, and 1,000 other networks are already banned.
         """
 
     @abstractmethod
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
-        """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
+        """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
 
     @abstractmethod
     def active(self) -> Iterable[Ban] | Awaitable[Iterable[Ban]]:
@@ -128,41 +128,41 @@ class BanStore(ABC):
 
     @abstractmethod
     def dump(self) -> Sequence[Row] | Awaitable[Sequence[Row]]:
-        """Return everything known about bans, strikes and levels, as rows of `core.bans.rows`."""
+        """Return all bans, strikes and levels, as rows of `core.bans.rows`."""
 
     @abstractmethod
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
-        """Take over what `dump` returned; of two bans of a key the one that lasts longer stays. Returns the bans read.
+        """Import the rows of a `dump` and return the number of bans read; of two bans of a key the longer one is kept.
 
         Raises:
-            ConfigurationError: A row cannot be read. Nothing is taken over then.
+            ConfigurationError: A row is invalid. Nothing is imported then.
         """
 
     def count(self) -> int | None:
-        """Return how many bans are in force, as far as this process knows; some that ended lately may be in it.
+        """Return how many bans are in force, as far as this process knows; recently expired ones may be included.
 
-        None, by default, where nobody can say without asking for each.
+        By default None: the number is unknown.
         """
         return None
 
 
 def closed(what: str) -> StoreUnavailable:
-    """Return the error for a question to a store that was closed."""
-    return StoreUnavailable(f"{what} was closed, and answers nobody any more; make a new one")
+    """Return the error for a call of a closed store."""
+    return StoreUnavailable(f"{what} was closed and can no longer be used; create a new one")
 
 
 CHANGED_LIMITS: Final = "limits"
-"""The rollup of what operators have changed: few small rows, which have room also where stats have none."""
+"""The rollup of limits that operators have changed: few small rows, which are written even if stats have no room."""
 
 
 class StatsRow(NamedTuple):
     """A row of statistics that a worker publishes.
 
     Attributes:
-        rollup: Which rows it stands with, 1 to 40 characters of ``a-z``, ``0-9``, ``-`` and ``_``.
-        number: Its number there, 0 or more, for example that of a slice of time.
+        rollup: The group of rows it belongs to, 1 to 40 characters of ``a-z``, ``0-9``, ``-`` and ``_``.
+        number: Its number in the group, 0 or more, for example that of a time slice.
         value: The bytes that all workers can read, at most 1 MiB.
-        kept_us: How long it is kept; one of 0 or less is gone at once.
+        kept_us: How long it is kept, in microseconds; with 0 or less it is deleted immediately.
     """
 
     rollup: str
@@ -172,9 +172,9 @@ class StatsRow(NamedTuple):
 
 
 class SharedStats(ABC):
-    """The rows that the workers of a shared store publish now and then, for all of them to read.
+    """The rows that the workers of a shared store publish periodically, readable by all of them.
 
-    A row belongs to the worker that wrote it, and goes when its time is over, also if the worker is gone.
+    A row belongs to the worker that wrote it, and expires even if that worker has ended.
     """
 
     @abstractmethod
@@ -183,10 +183,10 @@ class SharedStats(ABC):
 
     @abstractmethod
     def write(self, worker: bytes, rows: Sequence[StatsRow]) -> Awaitable[None] | None:
-        """Write rows of a worker; a row that it has under the same rollup and number is replaced.
+        """Write rows of a worker, replacing its rows with the same rollup and number.
 
         Args:
-            worker: Tells workers apart: 8 bytes.
+            worker: The identity of the worker, 8 bytes.
             rows: The rows.
 
         Raises:
@@ -197,7 +197,7 @@ class SharedStats(ABC):
     def read(
         self, rollup: str, first: int, last: int
     ) -> Sequence[tuple[int, bytes, bytes]] | Awaitable[Sequence[tuple[int, bytes, bytes]]]:
-        """Return (number, worker, value) of the rows of a rollup between two numbers, both included.
+        """Return (number, worker, value) of the rows of a rollup from `first` to `last`, both included.
 
         Raises:
             StoreError: The store does not answer.
@@ -205,20 +205,20 @@ class SharedStats(ABC):
 
 
 class Store:
-    """Remembers windows and bans. Time belongs to the store.
+    """Stores windows and bans, and provides the time.
 
-    A method that needs no waiting returns its answer; one that does returns an awaitable of it. All of them
-    may be called from several threads and event loops at once.
+    A method returns its answer, or an awaitable of it if it has to wait. All methods may be called from several threads
+    and event loops at the same time.
     """
 
     bans: BanStore
-    """The bans that `hit` and `peek` obey."""
+    """The bans that `hit` and `peek` enforce."""
     shared_stats: SharedStats | None = None
-    """The statistics of several workers; None if the store keeps none."""
+    """The statistics of several workers; None if the store does not support them."""
 
     def __init__(self) -> None:
-        # What an ABC does, without its metaclass: a compiled store would share the caches of that with all other
-        # stores, so that each of them were an instance of it.
+        # The check of an ABC without its metaclass: a compiled store would share the caches of ABCMeta with all other
+        # stores, so that `isinstance` would be true for each of them.
         kind = type(self)
         lacks = [name for name in dir(kind) if getattr(getattr(kind, name, None), "__isabstractmethod__", False)]
         if lacks:
@@ -226,118 +226,118 @@ class Store:
         self.observers = Observers()
         """The observers of this store."""
         self.closed = False
-        """Whether it is closed; a closed store answers no questions."""
+        """Whether the store is closed, so that its methods raise `StoreUnavailable`."""
 
     def prepare(self, checks: Sequence[Check]) -> Sequence[Check]:
-        """Return the same checks in a form that this store answers faster, for who asks the same again and again.
+        """Return the same checks in a form that this store answers faster, for callers that repeat a question.
 
-        It stands wherever checks stand, in another store as well, at any time and in any thread. By default these are
-        the checks themselves.
+        The result can be used like the checks, in any store and thread and at any time. By default it is the checks
+        themselves.
         """
         return checks
 
     @abstractmethod
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
-        """Charge every check or none, in one step, and say everything about it.
+        """Charge every check or none, atomically, and return the decision.
 
-        A ban of a key of `checks`, or of one of `subjects`, refuses; nothing is charged then.
+        A ban of a key in `checks`, or of one of `subjects`, refuses the question; nothing is charged then.
 
         Args:
             checks: The question.
-            subjects: Further keys, and addresses, whose bans refuse.
+            subjects: Further keys and addresses whose bans refuse it.
         """
 
     @abstractmethod
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
-        """Say what `hit` would answer now. Changes nothing."""
+        """Return what `hit` would answer now, without changing anything."""
 
     @abstractmethod
     def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
-        """Record every cost in one step, whatever the limits, and say what is left.
+        """Charge every cost atomically, even beyond the limits, and return the decision.
 
-        The decision is allowed, and can be refunded. A window counts at most 2**32 - 1 units, which is enough to refuse
-        everything until they leave.
+        The decision is always allowed, and can be refunded. A window counts at most 2**32 - 1 units, which is enough to
+        refuse all requests until they leave.
         """
 
     @abstractmethod
     def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
-        """Hand back what one decision has charged, or a part of it; False if none of it is there any more.
+        """Refund the charges of one decision, or a part of them; return False if none of them is left.
 
         Args:
-            reservations: What to hand back, as `Decision.take_back` returns it.
+            reservations: The charges, as returned by `Decision.take_back`.
         """
 
     @abstractmethod
     def reset(self, key: str) -> bool | Awaitable[bool]:
-        """Forget the windows of `key` under every rule; False if there were none.
+        """Forget the windows of `key` under every rule; return whether it had spent units.
 
-        It is true as long as a unit counts, also where the amount of a limit has changed since it was spent.
+        Units count until they leave, even if the amount of their limit has changed since they were spent.
         """
 
     @abstractmethod
     def reset_all(self) -> bool | Awaitable[bool]:
-        """Forget the windows of all keys under every rule; False if there were none.
+        """Forget the windows of all keys under every rule; return False if there were none.
 
-        Quotas are forgotten with them, and no earlier charge is handed back any more. Permits stay taken, because the
-        requests are under way; bans and strikes stay. Afterwards every process asks the windows as they are now: a
-        refusal that it remembers is given up in about a second.
+        This includes quotas, and earlier charges can no longer be refunded. Permits stay taken, because their requests
+        are still in progress; bans and strikes stay, too. A process that has cached a refusal drops it within about a
+        second.
         """
 
     @abstractmethod
     def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot | Awaitable[Snapshot]:
-        """Return the windows that count `key` under each limit of some buckets. Changes nothing."""
+        """Return the windows of `key` under each limit of some limit sets, without changing anything."""
 
     def observe(self, observer: EventListener) -> None:
-        """Tell `observer` about this store's events from now on."""
+        """Call `observer` with this store's events from now on."""
         self.observers.add(observer)
 
     def close(self) -> Awaitable[None] | None:
-        """Let go of what the store holds open. A second call does nothing.
+        """Release the resources of the store. A second call does nothing.
 
-        Every question after that raises `StoreUnavailable`, see `expect_open`: nothing is opened again.
+        Every later question raises `StoreUnavailable`, see `expect_open`: nothing is opened again.
         """
         self.closed = True
         return None
 
     def expect_open(self) -> None:
-        """See that the store was not closed, as each question does.
+        """Check that the store is open; each question does this.
 
         Raises:
-            StoreUnavailable: It was.
+            StoreUnavailable: The store was closed.
         """
         if self.closed:
             raise closed(repr(self))
 
     def permits_held(self) -> int | None:
-        """Return how many permits of concurrency limits requests of this process hold now, of all keys.
+        """Return how many permits of concurrency limits the requests of this process hold now, over all keys.
 
-        None, by default, where the store cannot hold requests to such limits; rules that have one are refused then.
+        By default None: the store does not support concurrency limits, and rules with one are rejected.
         """
         return None
 
     def keep_deadline(self, deadline_s: float) -> bool:
         """Set the deadline of this thread's next calls, in seconds; a call that exceeds it raises `StoreTimeout`.
 
-        A `Limiter` calls this before each question, because several with different deadlines may share a store, and
-        commands of operators have more time than requests.
+        A `Limiter` calls this before each question, because limiters with different deadlines may share a store, and
+        operators' commands have a longer deadline than requests.
 
         Returns:
-            False, by default, where the store cannot promise it; then the `Limiter` sets a timer for each question.
+            Whether the store enforces the deadline; by default False, and the `Limiter` sets a timer for each question.
         """
         return False
 
     def answers_threads(self) -> bool:
-        """Return answers, and no awaitables of them, where no event loop runs, and keep the deadline there.
+        """Return whether the store answers without an event loop, within the deadline and never with an awaitable.
 
         Returns:
-            False, by default, where the store cannot promise it; then `Limiter.sync` asks it on an event loop.
+            By default False, and `Limiter.sync` calls the store on an event loop.
         """
         return False
 
     def part_of(self, checks: Sequence[Check]) -> Hashable:
-        """Return which of several servers answers a question about checks; about bans, where there are none.
+        """Return which of several servers answers a question with these checks; without checks, one about bans.
 
-        A `Limiter` counts the failures of each by itself. None, by default, means the whole store. Anything else is
-        shown in the events ``store_failed`` and ``store_recovered``.
+        A `Limiter` counts failures for each of them separately. None, the default, means the whole store. Other values
+        appear in the events ``store_failed`` and ``store_recovered``.
         """
         return None

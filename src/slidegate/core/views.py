@@ -1,14 +1,13 @@
-"""A window as people look at it: slice by slice, with the units that are left, and when the others leave.
+"""Views of windows for display: the units of each slice, when they leave, and how many are left.
 
-A store gives its windows and the moment of the look, a `Snapshot`; everything else is worked out here, for each kind of
-limit alike::
+A store returns a `Snapshot` of its windows, from which this module computes the view for each kind of limit::
 
-    counts   |  3  |  0  |  7  |  1  |     slices of one length, the running one last
-    times    |           |    | |          a slice of no length for each moment at which units were spent
+    counts   |  3  |  0  |  7  |  1  |     slices of equal length, the running one last
+    times    |           |    | |          a slice of zero length for each time at which units were spent
     quota    |          11           |     one slice, the period
-    permits  no slices: nobody knows when one is given back
+    permits  no slices: it is unknown when a permit is returned
 
-The units of all slices are those that are used.
+The units of all slices add up to those in use.
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ from .ring import entries
 
 
 class Snapshot(NamedTuple):
-    """The windows of one key at one moment."""
+    """The windows of one key at one time."""
 
     now_us: int
-    """The store's time of the look."""
+    """The store's time of the snapshot, in microseconds."""
     windows: Sequence[bytes]
-    """One for each limit of each bucket that was asked for, in turn; those of quotas are in the period of now."""
+    """One for each limit of each requested limit set, in order; those of quotas are in their current period."""
 
 
 class WindowSlice(NamedTuple):
-    """A part of a window. All moments are microseconds of the store's time."""
+    """A part of a window. All times are microseconds of the store's time."""
 
     start_us: int
     end_us: int
-    """The first moment after it; equal to `start_us` if the moment of each unit is known."""
+    """The exclusive end; equal to `start_us` if the time of each unit is stored."""
     leaves_us: int
     """When its units leave the window."""
     units: int
 
 
 class WindowView(NamedTuple):
-    """One limit's window of a key. All spans are microseconds from the moment of the look."""
+    """The window of a key under one limit. All spans are microseconds from the time of the snapshot."""
 
     rule: str
     """The identity of the rule that the window belongs to."""
@@ -56,15 +55,15 @@ class WindowView(NamedTuple):
     remaining: int
     """Units left, never below 0."""
     retry_after_us: int | None
-    """How long one more unit is refused: 0 if it is not, None if nobody knows, because it takes a permit."""
+    """How long one more unit is refused: 0 if it is not, None if unknown, because all permits are taken."""
     more_after_us: int
-    """How long until the oldest unit leaves: 0 if nothing is used, or if it is a permit."""
+    """How long until the oldest unit leaves; 0 if none is used, and for permits."""
     reset_after_us: int
-    """How long until everything has left: 0 if nothing is used, or if these are permits."""
+    """How long until all units have left; 0 if none is used, and for permits."""
     slices: tuple[WindowSlice, ...]
-    """The parts of the window, the oldest first; their units add up to `used`. Empty for permits, and for nothing."""
+    """The parts of the window, oldest first; their units add up to `used`. Empty if none is used, and for permits."""
     fallback: bool = False
-    """Whether the limit is the fall-back of a limits function, because the key's own is not known here."""
+    """Whether the limit is the fallback of a limits function, because the key's own limit is unknown here."""
 
 
 def view_of(rule: str, label: str, name: str, limit: AnyLimit, window: bytes, now_us: int) -> WindowView:
@@ -75,8 +74,8 @@ def view_of(rule: str, label: str, name: str, limit: AnyLimit, window: bytes, no
         label: The rule's name in stats.
         name: The limit's name on the wire.
         limit: The limit.
-        window: The window. A quota's is in the period of now.
-        now_us: The store's time.
+        window: The window; that of a quota is in its current period.
+        now_us: The store's time, in microseconds.
     """
     counter = limit.counter
     window = counter.settle(window, now_us)
@@ -109,5 +108,5 @@ def _slices(window: bytes, limit: AnyLimit, now_us: int) -> Iterator[WindowSlice
             for moment_us in range(last_us - limit.slices * limit.slice_us, last_us + 1, limit.slice_us):
                 start_us = moment_us - limit.slice_us + 1
                 yield WindowSlice(start_us, moment_us + 1, limit.leaves_us(start_us), counts.pop(moment_us, 0))
-        for moment_us, units in counts.items():  # of an exact limit, or spent while the limit was exact
+        for moment_us, units in counts.items():  # those of an exact limit, or spent while the limit was exact
             yield WindowSlice(moment_us, moment_us, moment_us + limit.span_us, units)

@@ -1,6 +1,6 @@
-"""The stores, which remember windows and bans: in memory for one process, LMDB for one host, Redis for many.
+"""The stores of windows and bans: memory for one process, LMDB for one host, Redis for many hosts.
 
-A store of one's own derives from `slidegate.core.Store`, and may keep its bans in `MemoryBans`.
+A custom store derives from `slidegate.core.Store`, and may keep its bans in `MemoryBans`.
 """
 
 from __future__ import annotations

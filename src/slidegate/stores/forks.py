@@ -1,8 +1,8 @@
-"""What `fork` does to locks, and to what belongs to the parent alone.
+"""Locks and state across `fork`.
 
-A lock in the hands of a thread that a child does not have would never be free again there. So the thread that forks
-takes all of them before, and both processes let them go after; what they guard is whole at that moment. Then the child
-begins anew with what only its parent can go on with: its threads, event loops and counts.
+If another thread held a lock during a fork, nobody would ever release it in the child. So the forking thread acquires
+all registered locks before the fork, when the data that they guard is consistent, and both processes release them
+afterwards. The child then resets state that only its parent can use: threads, event loops and counts.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from typing import Final
 from weakref import WeakKeyDictionary, WeakMethod
 
 PATIENCE_S: Final = 1.0
-"""Others hold these locks for microseconds; one that is not free so long is held by the thread that forks."""
+"""Other threads hold these locks for microseconds; a lock that takes longer is held by the forking thread itself."""
 
 
 class _Held(local):
-    """The locks that each thread has taken to fork: others may fork at the same time."""
+    """The locks that each thread has acquired for its fork; several threads may fork at the same time."""
 
     def __init__(self) -> None:
         self.locks: list[Lock] = []
 
 
 _known: Final[WeakKeyDictionary[Lock, None]] = WeakKeyDictionary()
-"""In the order in which they are taken."""
+"""The registered locks, in the order in which they are acquired."""
 _listing: Final = Lock()
 _held: Final = _Held()
-_begins_anew: Final[list[WeakMethod[Callable[[], object]]]] = []
+_resets_in_child: Final[list[WeakMethod[Callable[[], object]]]] = []
 
 
 def hold_over_fork(lock: Lock) -> None:
-    """Take a lock before every fork, and let it go after.
+    """Acquire a lock before every fork, and release it afterwards.
 
-    Where two are held at once, the one that is taken first has to be named here first.
+    If two locks are held at the same time, the one that is acquired first has to be registered first.
     """
     with _listing:
         _known[lock] = None
 
 
 def begin_anew_in_child(method: Callable[[], object]) -> None:
-    """Have a method of an object called in every child, as long as the object lives. It must take no lock."""
+    """Call a method of an object in every child, as long as the object exists. It must not acquire locks."""
     with _listing:
-        _begins_anew[:] = [known for known in _begins_anew if known() is not None]
-        _begins_anew.append(WeakMethod(method))
+        _resets_in_child[:] = [known for known in _resets_in_child if known() is not None]
+        _resets_in_child.append(WeakMethod(method))
 
 
 def _before() -> None:
@@ -53,7 +53,7 @@ def _before() -> None:
     _release_all()
     for lock in known:
         _take(lock)
-    _take(_listing)  # not before those: who holds one of them may be about to name another
+    _take(_listing)  # after those, because a thread that holds one of them may be about to register another
     for lock in [lock for lock in _known if lock not in known]:
         _take(lock)
 
@@ -70,10 +70,10 @@ def _release_all() -> None:
 
 def _in_child() -> None:
     _release_all()
-    for known in _begins_anew:
+    for known in _resets_in_child:
         if (method := known()) is not None:
             method()
 
 
-if hasattr(os, "register_at_fork"):  # Windows has none
+if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(before=_before, after_in_parent=_release_all, after_in_child=_in_child)

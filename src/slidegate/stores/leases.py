@@ -1,11 +1,11 @@
 """The permits of concurrency limits that requests of this process hold in a shared store, and their lease.
 
-A worker holds its permits until a moment, and puts that moment off as long as their requests are under way: every third
-of a lease, for all of them together, so two renewals may be lost. So the permits of a worker that was killed come free.
-Those whose decision is gone are renewed no more, because nobody can hand them back.
+The permits of a worker expire with its lease, so those of a killed worker become free. A worker renews all permits of
+requests in progress together, three times per lease, so two renewals may fail. A permit whose decision was garbage
+collected is no longer renewed, because nothing can return it.
 
-A permit that has run out is lost, because its worker was stopped for longer than a lease, or its store has lost data:
-its request goes on, and nobody puts it back.
+A permit that expires while its request is in progress is lost: its worker was stopped for longer than a lease, or its
+store has lost data. The request continues, and the permit is not restored.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .forks import hold_over_fork
 DEFAULT_PERMIT_LEASE: Final = "10s"
 WORKER_BYTES: Final = 8
 RENEWALS: Final = 3
-"""How often a worker renews in the length of a lease."""
+"""How often a worker renews its permits per lease."""
 AGAIN: Final = 4
-"""A failed renewal is retried after 1/AGAIN of the usual pause."""
+"""A failed renewal is retried after 1/AGAIN of the usual interval."""
 
 _MIN_US: Final = 1_000_000
 _MAX_US: Final = 600_000_000
@@ -39,37 +39,37 @@ def permit_lease_us(value: str | float | timedelta) -> int:
     """Return the length of a lease in microseconds.
 
     Raises:
-        ConfigurationError: The value is no span of time from 1 s to 10 minutes.
+        ConfigurationError: The value is not a duration from 1 s to 10 minutes.
     """
     return parse_span_us(value, "permit_lease", _MIN_US, _MAX_US, "10s")
 
 
 def permits_lost(store: str, lost: int) -> Event:
-    """Return the event for permits of requests under way that have run out.
+    """Return the event for permits that expired while their requests were in progress.
 
     Args:
-        store: What to call the store.
-        lost: How many there were.
+        store: The name of the store.
+        lost: The number of lost permits.
     """
-    message = f"{store}: {lost} permits of requests under way are lost: they were not renewed in time, or data was lost"
+    message = f"{store}: {lost} permits of requests in progress expired: not renewed in time, or the store lost data"
     return Event("permits_lost", message, {"lost": lost})
 
 
 class HeldPermits:
-    """The permits that requests of this process hold, those whose decisions are still there.
+    """The permits that requests of this process hold, as long as their decisions exist.
 
     Args:
-        lease_us: How long a permit stays taken that is not renewed.
+        lease_us: How long a permit stays taken without a renewal, in microseconds.
 
     Attributes:
-        lease_us: The same.
+        lease_us: The argument.
         worker: The name of this process in the store.
     """
 
     def __init__(self, lease_us: int) -> None:
         self.lease_us = lease_us
         self.worker = b""
-        # `weakref.WeakSet` raises while it is walked if another thread adds to it.
+        # Iteration over `weakref.WeakSet` raises if another thread adds to it.
         self._by_id: WeakValueDictionary[int, Permit] = WeakValueDictionary()
         self._process = 0
         self._entering = Lock()
@@ -77,11 +77,11 @@ class HeldPermits:
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether this process has asked for permits; a child of `fork` has not, what it got belongs to its parent."""
+        """Whether this process has used permits itself; a forked child inherits only those of its parent."""
         return self._process == os.getpid()
 
     def enter_process(self) -> bool:
-        """Begin anew in a child of `fork`, which holds none of its parent's permits; tell whether this is one."""
+        """In a new process, drop the permits inherited by `fork`; return whether this is a new process."""
         if self.is_of_this_process:
             return False
         with self._entering:
@@ -92,22 +92,22 @@ class HeldPermits:
         return True
 
     def holds_any(self) -> bool:
-        """Return whether there is anything to renew."""
+        """Return whether there are permits to renew."""
         return self.is_of_this_process and bool(self._by_id)
 
     def __contains__(self, permit: Permit) -> bool:
         return id(permit) in self._by_id
 
     def add(self, permit: Permit) -> None:
-        """Hold a permit, for as long as its decision is there."""
+        """Add a permit, which is held as long as its decision exists."""
         self._by_id[id(permit)] = permit
 
     def discard(self, permit: Permit) -> None:
-        """Hold a permit no more; it need not be held."""
+        """Remove a permit, if it is held."""
         self._by_id.pop(id(permit), None)
 
     def under_way(self) -> list[Permit]:
-        """Return the permits of requests that are under way, and forget the others."""
+        """Return the permits of requests in progress, and remove the others."""
         under_way = []
         for reference in self._by_id.valuerefs():
             permit = reference()
@@ -118,29 +118,29 @@ class HeldPermits:
         return under_way
 
     def count(self) -> int:
-        """Return how many permits this process holds, without those that were lost."""
+        """Return how many permits this process holds, without lost ones."""
         if not self.is_of_this_process:
             return 0
         return sum(permit.units for permit in self.under_way() if not permit.lost)
 
 
 class LeaseRenewer:
-    """Renews permits from each event loop that has taken one, as long as there are any.
+    """Renews permits from each event loop that has taken one, until none are left.
 
     Args:
         held: The permits.
-        renew: Renews them; returns an awaitable where that has to wait.
+        renew: Renews them; returns an awaitable if it has to wait.
     """
 
     def __init__(self, held: HeldPermits, renew: Callable[[], Any]) -> None:
         self._held = held
         self._renew = renew
         self._tasks: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
-        self._usual_s = held.lease_us / RENEWALS / 1_000_000
+        self._interval_s = held.lease_us / RENEWALS / 1_000_000
         self._is_open = True
 
     def start(self) -> None:
-        """Renew from the running event loop as long as there are permits; do nothing where none of asyncio runs."""
+        """Start renewing from the running event loop, until no permits are left; does nothing without asyncio."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -149,11 +149,11 @@ class LeaseRenewer:
             self._tasks[loop] = loop.create_task(self._keep_renewing(loop))
 
     def close(self) -> None:
-        """Renew no more."""
+        """Stop renewing."""
         self._is_open = False
 
     async def _keep_renewing(self, loop: asyncio.AbstractEventLoop) -> None:
-        pause_s = self._usual_s
+        pause_s = self._interval_s
         try:
             while True:
                 await asyncio.sleep(pause_s)
@@ -163,8 +163,8 @@ class LeaseRenewer:
                     answer = self._renew()
                     if isawaitable(answer):
                         await answer
-                    pause_s = self._usual_s
-                except Exception:  # the renewal itself says what is wrong
-                    pause_s = self._usual_s / AGAIN
+                    pause_s = self._interval_s
+                except Exception:  # `renew` reports its own failures
+                    pause_s = self._interval_s / AGAIN
         finally:
             del self._tasks[loop]

@@ -1,4 +1,4 @@
-"""What several stores say alike."""
+"""Defaults, events and checks that several stores share."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.store import Clock, Event
 from .forks import hold_over_fork
 
-# nginx counts 160,000 addresses in the 10 MB of its manual's example; at 200 to 900 bytes each, these are 20 to 90 MB.
+# nginx stores 160,000 addresses in the 10 MB of its manual's example; ours take 200 to 900 bytes each, 20 to 90 MB.
 DEFAULT_MAX_KEYS: Final = 100_000
 DEFAULT_MAX_BANS: Final = 100_000
 SHARED_CELLS: Final = 4_096
 SHARED_PAUSE_US: Final = 1_000_000
-"""How long nothing more is told of hits in shared cells, at least: a window may be short, and a permit has none."""
+"""The least time between two events about shared cells; windows may be short, and permits have none."""
 
 
 def keys_shared(max_keys: int) -> Event:
@@ -25,17 +25,17 @@ def keys_shared(max_keys: int) -> Event:
 
 
 def check_clock(name: str, given: Clock | None) -> None:
-    """Check a clock of the user's.
+    """Check a user's clock.
 
     Raises:
-        ConfigurationError: It cannot be called.
+        ConfigurationError: It is not callable.
     """
     if given is not None and not callable(given):
         raise ConfigurationError(f"{name}: expected a function that returns microseconds, not {quoted(given)}")
 
 
 def non_decreasing(clock: Clock) -> Clock:
-    """Return a clock for several threads that never runs back: if the given one does, it continues from there."""
+    """Return a thread-safe clock that never runs backwards: if the given one does, it continues from there."""
     time, lock = NonDecreasingClock(), Lock()
     hold_over_fork(lock)
 

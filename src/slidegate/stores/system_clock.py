@@ -1,4 +1,4 @@
-"""The clock of the system, by which quotas go where no other one is given."""
+"""The system clock, the default clock of quotas and of the times shown for bans."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_an_address_lies_in_the_networks_that_the_standard_library_finds(
 def test_networks_whose_bans_are_over_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slidegate.core.bans.networks.MAX_NETWORKS", 2)
     networks = BannedNetworks([ban("192.0.2.0/24", 100, level=0), ban("198.51.100.0/24", None, level=0)])
-    with pytest.raises(ConfigurationError, match=r"networks are banned, which is the most; put 203\.0\.113\.0/24 into"):
+    with pytest.raises(ConfigurationError, match=r"already banned, which is the maximum; put 203\.0\.113\.0/24 into"):
         networks.with_ban(ban("203.0.113.0/24", 500, level=0, made_us=99))
     after = networks.with_ban(ban("203.0.113.0/24", 500, level=0, made_us=100))
     assert sorted(after.bans) == ["198.51.100.0/24", "203.0.113.0/24"]

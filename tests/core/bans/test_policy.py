@@ -39,7 +39,7 @@ def test_a_policy_without_words_is_the_documented_one() -> None:
 
 
 def test_a_policy_cannot_be_changed() -> None:
-    with pytest.raises(AttributeError, match="a BanPolicy is immutable; make another one instead of setting name"):
+    with pytest.raises(AttributeError, match="a BanPolicy is immutable; create another one instead of setting name"):
         BanPolicy().name = "other"
     with pytest.raises(TypeError):
         BanPolicy().signals["refused"] = 2  # type: ignore[index]

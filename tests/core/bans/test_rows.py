@@ -30,7 +30,7 @@ BAN, STRIKES = 1, 3
 SPOILED = [
     (0, "slidegate", "windows", "not an export of bans of version 3"),
     (0, "written_us", "now", "expected a whole number"),
-    (BAN, "ban", "010.0.0.1", "is no address"),
+    (BAN, "ban", "010.0.0.1", "is not an address"),
     (BAN, "reason", 5, "expected text"),
     (BAN, "level", -1, "expected a whole number"),
     (BAN, "made_us", 1.5, "expected a whole number"),
@@ -95,6 +95,6 @@ def test_what_is_no_row_is_named(row: Any, place: int) -> None:
 
 
 def test_nothing_at_all_is_not_an_export() -> None:
-    with pytest.raises(ConfigurationError, match="there is nothing to read, not even the row"):
+    with pytest.raises(ConfigurationError, match="there are no rows, not even the header row"):
         from_rows([], 0, WALL_US)
     assert from_rows(rows()[:1], 0, WALL_US) == Bans([], [])

@@ -105,7 +105,7 @@ async def test_an_import_that_ends_half_way_says_how_far_it_came_and_goes_on_whe
         await importing
     written = store.bans.count()
     assert 0 < written < 400
-    assert caught.value.__notes__ == [f"{written} of 400 bans were taken over"]
+    assert caught.value.__notes__ == [f"{written} of 400 bans were imported"]
     assert await limiter.import_bans(export(400)) == store.bans.count() == 400
 
 

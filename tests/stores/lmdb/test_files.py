@@ -120,7 +120,7 @@ def test_what_is_no_data_file_is_set_aside(place: Path, content: bytes | None) -
     data = place / "data.mdb"
     data.write_bytes(data.read_bytes()[: 8 * 4_096] if content is None else content)  # None: it is cut off
     store, heard = opened(place)
-    assert content is not None or "it ends after 32768 bytes" in heard.events[0].message
+    assert content is not None or "it has 32768 bytes" in heard.events[0].message
     assert heard.kinds[:1] == ([] if content == b"" else ["store_set_aside"])
     assert store.hit(ASKED).remaining == 4
 
@@ -129,7 +129,7 @@ def test_the_environment_of_another_program_is_left_alone(tmp_path: Path) -> Non
     with lmdb.open(str(tmp_path / "lmdb"), map_size=1 << 20) as other, other.begin(write=True) as txn:
         txn.put(b"theirs", b"1")
     before = (tmp_path / "lmdb" / "data.mdb").read_bytes()
-    with pytest.raises(ConfigurationError, match="holds other data; choose a directory for slidegate alone"):
+    with pytest.raises(ConfigurationError, match="contains other data; choose a directory for slidegate alone"):
         LmdbStore(tmp_path / "lmdb", **SMALL)
     with lmdb.open(str(tmp_path / "lmdb")) as other, other.begin() as txn:
         assert txn.get(b"theirs") == b"1"
@@ -169,7 +169,7 @@ def test_another_layout_ends_the_start_and_is_left_alone(
     rewrite_version(place, version)
     before = (place / "data.mdb").read_bytes()
     error = StoreUnavailable if read_only else ConfigurationError
-    message = f"layout version {version}, and this slidegate reads {SCHEMA_VERSION}; .*{way_out}"
+    message = f"layout version {version}, and this slidegate reads only {SCHEMA_VERSION}; .*{way_out}"
     with pytest.raises(error, match=message):
         LmdbStore(place, read_only=read_only, **SMALL)
     assert sorted(os.listdir(place)) == ["data.mdb", "lock.mdb"]
@@ -323,7 +323,7 @@ def test_a_process_with_the_same_number_in_another_container_is_an_error_that_sa
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, mine)  # as LMDB says that this number is alive
         return file
 
-    refused = pytest.raises(ConfigurationError, match=f"another process with the number {mine}, in another cont")
+    refused = pytest.raises(ConfigurationError, match=f"another process with the id {mine}, in another cont")
     with child(lock), refused:
         LmdbStore(place, **SMALL)
     opened(place)
@@ -459,7 +459,7 @@ def test_what_is_no_file_is_refused_by_what_it_is_and_hangs_nobody(place: Path, 
 
 @pytest.mark.parametrize("name", [".", "data.mdb", "lock.mdb"])
 @pytest.mark.parametrize(
-    ("mode", "who", "remedy"), [(0o020, f"group {os.getegid()}", "g-w"), (0o002, "everybody", "o-w")]
+    ("mode", "who", "remedy"), [(0o020, f"group {os.getegid()}", "g-w"), (0o002, "every user", "o-w")]
 )
 def test_what_others_may_write_to_is_refused_with_what_to_do(
     place: Path, name: str, mode: int, who: str, remedy: str
@@ -503,13 +503,13 @@ def test_the_file_system_is_that_of_the_longest_mount_point() -> None:
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p"])
 def test_a_file_system_over_a_network_is_refused_by_its_name(kind: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"/var/lib/app lies on {kind}, over which locks"):
+    with pytest.raises(ConfigurationError, match=f"/var/lib/app is on {kind}, which does not share locks"):
         check_file_system(Path("/var/lib/app"), mounts(lib=kind))
 
 
 @pytest.mark.parametrize("kind", ["overlay", "fuseblk"])
 def test_a_doubtful_file_system_is_warned_about(kind: str) -> None:
-    assert f"lies on {kind}" in check_file_system(Path("/etc"), mounts(root=kind))
+    assert f"is on {kind}" in check_file_system(Path("/etc"), mounts(root=kind))
     assert check_file_system(Path("/var/lib/app"), mounts(root=kind)) == ""
 
 
@@ -517,7 +517,7 @@ def test_a_directory_is_made_where_its_parent_is_there_and_nothing_else_is_in_it
     check_directory(tmp_path / "new")
     assert (tmp_path / "new").is_dir()
     (tmp_path / "file").write_bytes(b"")
-    for path, said in (("file", "is a file; expected a directory"), ("missing/new", "does not exist; make it, or")):
+    for path, said in (("file", "is a file; expected a directory"), ("missing/new", "does not exist; create it, or")):
         with pytest.raises(ConfigurationError, match=said):
             check_directory(tmp_path / path)
 

@@ -198,7 +198,7 @@ def test_that_there_is_no_room_is_told_once_a_minute(kind: str) -> None:
     assert len(told) == 3
     assert told[0].details["max_bans"] == 5
     assert "raise max_bans" in told[0].message
-    assert ("no room is left among 5 bans" in told[0].message) is (kind == "bans_full")
+    assert ("all 5 bans are in use" in told[0].message) is (kind == "bans_full")
 
 
 def test_an_import_keeps_the_later_strikes() -> None:

@@ -1,1 +1,1 @@
-"""Bans as a state machine: policies, the strike records of keys, the bans in force, and the rules between them."""
+"""Bans as a state machine: policies, strike records of keys, bans, and the rules that connect them."""

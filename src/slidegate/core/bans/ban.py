@@ -1,4 +1,4 @@
-"""A ban, and the one spelling of its key."""
+"""A ban, and the canonical spelling of its key."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from ..errors import ConfigurationError, InvalidKey, quoted
 from ..logs import escaped
 
 BanSubject: TypeAlias = str | Address
-"""A key whose own ban refuses a request, or an address that may lie in a banned network."""
+"""A key, which its own ban refuses, or an address, which the ban of a network may refuse."""
 
 MAX_REASON: Final = 256
-"""How many characters of a reason, and of a key in a message, are shown."""
+"""The most characters of a reason, and of a key in a message."""
 MAX_KEY_BYTES: Final = 64
-"""How long a key in a store may be; longer ones come as digests."""
+"""The longest key in a store; longer keys are replaced by digests."""
 OWN_PREFIX: Final = {4: 32, 6: 64}
-"""Prefix lengths of what is one client. Its ban is found by its key, that of any other network by an address in it."""
+"""Prefix lengths of a single client. Its ban is looked up by key, and the ban of any other network by address."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_ADDRESS: Final = 64
 _KIND: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*[:#].")
-"""How a key begins that says what it is of; a digest has # behind its kind."""
+"""The beginning of a key with a kind, such as ``user:``; a digest has # after its kind."""
 _LIKE_AN_ADDRESS: Final = r"\d+|0[xX][0-9a-fA-F.]+|[\da-fA-F%\[\]]*[.:/][\da-fA-F.:/%\[\]]*"
 _AS_DIGITS: Final = str.maketrans("oOlI|", "00111")
-"""Letters that look like digits."""
+"""Translates letters that look like digits."""
 _NUMBER: Final = re.compile("[0-9]{1,3}")
 _HEXADECIMAL: Final = re.compile("[0-9a-fA-F]{0,4}")
 
 
 class Ban(NamedTuple):
-    """A key that is refused until a moment.
+    """A key that is refused until a point in time. All times are in microseconds.
 
     Attributes:
-        key: An address or network in its one spelling, or any other key.
-        reason: Why, for the operator: at most 256 printable characters. Clients never see it.
+        key: An address or network in its canonical spelling, or any other key.
+        reason: The reason, for the operator: at most 256 printable characters. Clients never see it.
         by: The policy or the person that made it.
-        level: Its number in a row of bans, from 1; 0 for one made by hand.
+        level: Its number in a series of bans, from 1; 0 for one made by hand.
         made_us: When it began, in the store's time.
         ends_us: When it ends, in the store's time; None for never.
         wall_us: When it began, in Unix time.
@@ -64,30 +64,30 @@ class Ban(NamedTuple):
         return None if self.ends_us is None else _moment(self.wall_us + self.ends_us - self.made_us)
 
     def left_us(self, now_us: int) -> int | None:
-        """Return how long it still lasts at a moment of the store's time; None for ever."""
+        """Return the time left at a time of the store, in microseconds; None for ever."""
         return None if self.ends_us is None else max(self.ends_us - now_us, 0)
 
     def is_over(self, now_us: int) -> bool:
-        """Return whether it has ended at a moment of the store's time."""
+        """Return whether it has ended at a time of the store."""
         return self.ends_us is not None and now_us >= self.ends_us
 
     def network(self) -> tuple[int, int, bytes] | None:
-        """Return version, prefix length and prefix of the network of which it refuses every address.
+        """Return (version, prefix length, prefix) if it refuses all addresses of a network.
 
-        None if it refuses its own key alone: any that is not a network, one client, and whatever a policy has banned,
-        because that is the key of a client.
+        None if it refuses only its own key: one that is not a network, a single client, or any key banned by a policy,
+        because a policy bans keys of clients.
         """
-        place = None if self.level else network_place(self.key)
-        return None if place is None or place[1] == OWN_PREFIX[place[0]] else place
+        network = None if self.level else network_place(self.key)
+        return None if network is None or network[1] == OWN_PREFIX[network[0]] else network
 
 
 def lasts_longer(ban: Ban, than: Ban) -> bool:
-    """Return whether one ban ends later than another, in one store's time."""
+    """Return whether a ban ends later than another one of the same store."""
     return _end_us(ban) > _end_us(than)
 
 
 def longest(bans: Iterable[Ban], after_us: float = -inf) -> Ban | None:
-    """Return the ban that ends last, the first of several; None if none ends after a moment."""
+    """Return the ban that ends last, the first if several do; None if none ends after `after_us`."""
     found, found_end_us = None, after_us
     for ban in bans:
         end_us = inf if ban.ends_us is None else ban.ends_us
@@ -101,35 +101,35 @@ def _end_us(ban: Ban) -> float:
 
 
 def ban_key(key: object) -> str:
-    """Return the one spelling of the key of a ban: an address or network, or any other key.
+    """Return the canonical spelling of the key of a ban: an address, a network, or any other key.
 
     Raises:
-        InvalidKey: It is empty or no text; it was probably meant as an address and is none, as ``203.0.113.O``; or it
-            is every address there is.
+        InvalidKey: It is empty or not text, is probably a mistyped address such as ``203.0.113.O``, or contains every
+            address of a version.
     """
     example = 'for example "192.0.2.7", "192.0.2.0/24" or "user:42"'
     expected = f"an address, a network or a key, {example}"
     if not isinstance(key, str) or not key:
         raise InvalidKey(f"ban: expected {expected}, not {quoted(key)}", expected)
     spelled = canonical_key(key)
-    place = network_place(spelled)
-    if place is None and len(key) <= _LONGEST_ADDRESS and _was_meant_as_address(key.strip()):
+    network = network_place(spelled)
+    if network is None and len(key) <= _LONGEST_ADDRESS and _was_meant_as_address(key.strip()):
         raise InvalidKey(
-            f'ban: {quoted(key)} is no address or network; write {example}, and "key:{key}" if it is a key', expected
+            f'ban: {quoted(key)} is not an address or network; write {example}, or "key:{key}" if it is a key', expected
         )
-    if place is not None and place[1] == 0:
+    if network is not None and network[1] == 0:
         raise InvalidKey(
-            f"ban: {quoted(key)} is every address there is; to close the service, use its front end", expected
+            f"ban: {quoted(key)} contains every address; to take the service offline, use its front end", expected
         )
     return spelled
 
 
 def _was_meant_as_address(text: str) -> bool:
-    """Return whether a text that is no address was probably meant as one.
+    """Return whether a text that is not an address was probably meant as one.
 
-    It has the characters of addresses alone, or all of its groups but one are those of an address, where letters that
-    look like digits are read as such: ``203.0.113.O``, ``203.0.113.x/24``, ``2001:db8::g``. Before a colon, a word that
-    no address has is a kind.
+    It contains only characters of addresses, or all but one of its groups are valid in an address, after replacing
+    letters that look like digits: ``203.0.113.O``, ``203.0.113.x/24``, ``2001:db8::g``. A word before a colon that
+    cannot be part of an address is a kind.
     """
     if re.fullmatch(_LIKE_AN_ADDRESS, text):
         return True
@@ -144,10 +144,10 @@ def _was_meant_as_address(text: str) -> bool:
 
 
 def check_has_kind(text: str) -> str:
-    """Return what an operator has typed, if it is an address, a network or a key of the form ``kind:value``.
+    """Return an operator's input if it is an address, a network or a key of the form ``kind:value``.
 
     Raises:
-        InvalidKey: It is neither. A mistyped address would be the key of nobody, and its ban one that nobody meets.
+        InvalidKey: It is not; for example a mistyped address, whose ban would never match a client.
     """
     expected = 'an address, a network or kind:value, for example "192.0.2.7", "192.0.2.0/24" or "user:42"'
     if not isinstance(text, str) or (network_place(canonical_key(text or " ")) is None and not _KIND.match(text)):
@@ -156,7 +156,7 @@ def check_has_kind(text: str) -> str:
 
 
 def network_place(key: str) -> tuple[int, int, bytes] | None:
-    """Return version, prefix length and the bits of the prefix, packed, of a key that is a network; else None."""
+    """Return (version, prefix length, packed bits of the prefix) of a key that is a network; else None."""
     try:
         version, first, last = parse_network(key)
     except ConfigurationError:
@@ -166,10 +166,10 @@ def network_place(key: str) -> tuple[int, int, bytes] | None:
 
 
 def clean_reason(reason: object) -> str:
-    """Return a reason of at most 256 printable characters; others are escaped, as in Python.
+    """Return a reason, escaped as in Python and cut to 256 printable characters.
 
     Raises:
-        ConfigurationError: It is no text.
+        ConfigurationError: It is not text.
     """
     if not isinstance(reason, str):
         raise ConfigurationError(f'reason: expected text, for example "scanner", not {quoted(reason)}')

@@ -1,4 +1,4 @@
-"""The banned networks, found by an address that lies in one."""
+"""Lookup of the banned networks that contain an address."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ..errors import ConfigurationError
 from .ban import Ban
 
 MAX_NETWORKS: Final = 1_000
-"""More belong in a blocklist, which is searched in another way."""
+"""The most banned networks; longer lists belong in a blocklist, which has a faster lookup."""
 
 
 class BannedNetworks:
-    """Bans of networks by version and prefix length: a look-up asks one table for each length in use.
+    """Bans of networks by version and prefix length: a lookup searches one table for each prefix length in use.
 
-    It changes by another one taking its place, so readers need no lock.
+    Immutable: a change creates a new object, so readers need no lock.
 
     Args:
-        bans: The bans; those that refuse their own key alone are left out.
+        bans: The bans; those that refuse only their own key are ignored.
 
     Attributes:
         bans: The bans by key.
@@ -29,14 +29,14 @@ class BannedNetworks:
 
     def __init__(self, bans: Iterable[Ban] = ()) -> None:
         self.bans: dict[str, Ban] = {}
-        # By version: how many bits of an address to drop, and the bans by the bits that are left. These are packed,
-        # because a client can choose integers of one hash: it is modulo 2**61 - 1.
+        # By version: the number of low bits to drop from an address, and the bans by the remaining bits. The bits are
+        # packed into bytes, because clients could choose integers with equal hashes (they are modulo 2**61 - 1).
         self._tables: dict[int, dict[int, dict[bytes, Ban]]] = {4: {}, 6: {}}
         for ban in bans:
             self._add(ban)
 
     def of(self, address: Address) -> list[Ban]:
-        """Return the bans of the networks that hold an address, also those that are over."""
+        """Return the bans of the networks that contain an address, including expired ones."""
         version, value = address
         found = []
         for shift, table in self._tables[version].items():
@@ -45,10 +45,10 @@ class BannedNetworks:
         return found
 
     def with_ban(self, ban: Ban) -> BannedNetworks:
-        """Return them with a ban in the place of that of its key; without those that are over when it begins.
+        """Return a copy with a ban added or replaced, without the bans that have expired when it begins.
 
         Raises:
-            ConfigurationError: There are too many.
+            ConfigurationError: There are more than `MAX_NETWORKS`.
         """
         others = self.without(ban.key, *(key for key, one in self.bans.items() if one.is_over(ban.made_us)))
         others._add(ban)
@@ -57,7 +57,7 @@ class BannedNetworks:
         return others
 
     def without(self, *keys: str) -> BannedNetworks:
-        """Return them without the bans of some keys."""
+        """Return a copy without the bans of some keys."""
         others = BannedNetworks()
         others.bans = self.bans.copy()
         gone = {id(ban) for key in keys if (ban := others.bans.pop(key, None)) is not None}
@@ -77,8 +77,8 @@ class BannedNetworks:
 
 
 def too_many_networks(key: str) -> ConfigurationError:
-    """Return the error for the ban of one network too many."""
+    """Return the error for a ban of more than `MAX_NETWORKS` networks."""
     return ConfigurationError(
-        f"ban: {MAX_NETWORKS:,} networks are banned, which is the most; put {key} into a blocklist, "
+        f"ban: {MAX_NETWORKS:,} networks are already banned, which is the maximum; put {key} into a blocklist, "
         'for example RateLimitMiddleware(..., blocklist="blocked.netset")'
     )

@@ -1,4 +1,4 @@
-"""The numbers and words of a ban policy, checked once; `strikes` says how they are used."""
+"""The options of a ban policy, validated at construction; `strikes` explains their effect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_EXACT: Final = 64
 Weight: TypeAlias = int | Literal["ban"]
 
 SIGNAL: Final = "refused"
-"""The signal besides statuses and paths."""
+"""The signal of a refusal by a limit; the other signals are statuses and paths."""
 
 PRIVATE: Final = Networks(
     [
@@ -34,10 +34,10 @@ PRIVATE: Final = Networks(
 """Loopback (RFC 1122, 4291), private (RFC 1918, 4193), shared (RFC 6598) and link-local (RFC 3927, 4291) addresses."""
 
 REGISTRY: Final = {4: 8, 6: 19}
-"""Prefix lengths of the widest networks that registries hand out."""
+"""Prefix lengths of the widest networks that registries allocate."""
 WIDEST: Final = {4: 24, 6: 48}
-"""Prefix lengths of the most that one customer is given: a /48 (RFC 6177), or a /24, the least that is routed. A wider
-network that strikes is nobody: a user may have called himself 192.0.0.0/16."""
+"""Prefix lengths of the widest network of one customer: a /48 (RFC 6177), or a /24, the smallest that is routed. A
+wider network that is struck is not a client: a user may have chosen the name 192.0.0.0/16."""
 
 _EXAMPLE: Final = '{"refused": 1, 401: 1, "/wp-login.php": "ban"}'
 _STATUS: Final = "[0-9]{3}"
@@ -47,25 +47,25 @@ _MIN_FACTOR: Final = 1.1
 
 
 class BanPolicy:
-    """Shuts out keys that keep abusing. Immutable.
+    """Bans keys that keep abusing the service. Immutable.
 
     Args:
-        after: How many strikes within which time ban: ``"20/10m"``.
+        after: The number of strikes that cause a ban, and the time within which they count: ``"20/10m"``.
         duration: How long the first ban lasts, 1 s to 400 days.
         factor: How many times longer each further ban lasts: 1, or 1.1 to 1000.
-        longest: How long a ban lasts at most; by default 7 days, or `duration` if that is longer.
-        forgive: How long a key has to be clean to step one level down.
+        longest: The maximum duration of a ban; by default 7 days, or `duration` if that is longer.
+        forgive: How long a key must be without strikes and bans to step one level down.
         signals: The weight of each signal: ``"refused"`` (a limit refused the request), a status of the
-            application's answers (404, ``"4xx"``), or a path (``"/.env"``, as in a rule). A weight is a whole number,
-            or ``"ban"`` for all that a ban takes. `strike` works without being named here.
-        name: What the policy is called; policies of one name share their strikes.
+            application's responses (404, ``"4xx"``), or a path (``"/.env"``, as in a rule). A weight is a whole number,
+            or ``"ban"`` for an immediate ban. `strike` works without being listed here.
+        name: The name of the policy; policies with the same name share their strikes.
         key: The key that is struck and banned, such as `header`; by default the client's address.
-        shadow: Report who would be banned, and ban nobody.
-        status: The status of the answer to a banned client, 403 or 429.
+        shadow: Whether to report bans without enforcing them.
+        status: The status of the response to a banned client, 403 or 429.
         ban_private: Whether loopback, private and link-local addresses can be banned.
 
     Raises:
-        ConfigurationError: A value cannot work; the message says what would.
+        ConfigurationError: A value is invalid; the message suggests a valid one.
     """
 
     @names_checked
@@ -95,19 +95,19 @@ class BanPolicy:
             raise ConfigurationError(f"expected 403 or 429, not {quoted(status)}", "status")
         self.status = status
         self.grain_us = 1 if self.after.amount <= MAX_EXACT else -(-self.after.window_us // MAX_EXACT)
-        """Strikes are counted from multiples of this."""
-        self.ban_private = check_flag("ban_private", ban_private)  # the last one: from now on nothing changes
+        """The length of the slices in which strikes are counted, in microseconds; 1 if they are exact."""
+        self.ban_private = check_flag("ban_private", ban_private)  # set last: from now on the policy is immutable
 
     def __setattr__(self, field: str, value: object) -> None:
         if "ban_private" in self.__dict__:
-            raise AttributeError(f"a BanPolicy is immutable; make another one instead of setting {field}")
+            raise AttributeError(f"a BanPolicy is immutable; create another one instead of setting {field}")
         super().__setattr__(field, value)
 
     def __repr__(self) -> str:
         return f"<BanPolicy {self.name!r} after {self.after}, {format_duration(self.duration_us)}>"
 
     def length_us(self, level: int) -> int:
-        """Return how long the ban on a level lasts, 1 for the first."""
+        """Return the duration of the ban on a level, from 1, in microseconds."""
         return self.ladder_us[min(level, len(self.ladder_us)) - 1]
 
     def _set_ladder(self, duration: Any, factor: Any, longest: Any) -> None:
@@ -124,7 +124,7 @@ class BanPolicy:
         while factor != 1 and ladder[-1] < self.longest_us:
             ladder.append(min(int(self.duration_us * factor ** len(ladder)), self.longest_us))
         self.ladder_us = tuple(ladder)
-        """How long the first, second ... ban lasts; the last is for all further ones."""
+        """The durations of the first, second ... ban; the last applies to all further bans."""
 
 
 def _one_limit(value: str | Limit, what: str, example: str) -> Limit:
@@ -133,7 +133,7 @@ def _one_limit(value: str | Limit, what: str, example: str) -> Limit:
     except ConfigurationError as error:
         raise ConfigurationError(f"{error}", what) from None
     if len(limits) != 1:
-        raise ConfigurationError(f'expected one, for example "{example}", not {quoted(value)}', what)
+        raise ConfigurationError(f'expected one limit, for example "{example}", not {quoted(value)}', what)
     return limits[0]
 
 
@@ -148,7 +148,7 @@ def _is_number(value: object) -> bool:
 def _check_signals(signals: object) -> Mapping[str | int, Weight]:
     if not isinstance(signals, Mapping):
         raise ConfigurationError(
-            f"expected what strikes and how heavily, for example {_EXAMPLE}, not {quoted(signals)}", "signals"
+            f"expected a mapping of signals to weights, for example {_EXAMPLE}, not {quoted(signals)}", "signals"
         )
     checked: dict[str | int, Weight] = {}
     for signal, weight in signals.items():
@@ -176,17 +176,17 @@ def _is_signal(signal: object) -> bool:
 
 
 class NetworkSet(Protocol):
-    """Networks, one list of them or several."""
+    """One or several lists of networks."""
 
     def overlaps(self, version: int, first: int, last: int) -> bool:
-        """Return whether one of them has an address in common with the range from `first` to `last`."""
+        """Return whether one of the networks has an address in common with the range from `first` to `last`."""
 
 
 def hand_ban_key(key: object) -> str:
-    """Return the one spelling of what people ban by hand; see `ban_key`.
+    """Return the canonical spelling of a key that is banned by hand; see `ban_key`.
 
     Raises:
-        InvalidKey: `ban_key` refuses it, or it is a network wider than an IPv4 /8 or an IPv6 /19.
+        InvalidKey: `ban_key` rejects it, or it is a network wider than an IPv4 /8 or an IPv6 /19.
     """
     spelled = ban_key(key)
     try:
@@ -196,8 +196,8 @@ def hand_ban_key(key: object) -> str:
     widest = REGISTRY[version]
     if prefix_length(version, first, last) < widest:
         raise InvalidKey(
-            f"ban: {quoted(key)} is wider than an IPv{version} /{widest}, the most that one registry is given; "
-            'ban the networks that you mean, for example "192.0.2.0/24"',
+            f"ban: {quoted(key)} is wider than an IPv{version} /{widest}, the largest block that a registry has; "
+            'ban smaller networks, for example "192.0.2.0/24"',
             f'a network no wider than an IPv{version} /{widest}, for example "192.0.2.0/24"',
         )
     return spelled
@@ -208,8 +208,8 @@ def may_ban(policy: BanPolicy, key: str, protected: NetworkSet | None = None) ->
 
     Args:
         policy: The policy.
-        key: The key in its one spelling.
-        protected: Trusted proxies and the allowlist: no network that meets one of theirs is banned.
+        key: The key in its canonical spelling.
+        protected: Trusted proxies and the allowlist; no network that overlaps one of these is banned.
     """
     try:
         version, first, last = parse_network(key)

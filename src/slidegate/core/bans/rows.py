@@ -1,8 +1,8 @@
-"""Bans as rows of plain values, to take them from one store to another: to a new process, to another tier.
+"""Bans as rows of plain values, for export from one store and import into another.
 
-Times in rows are Unix microseconds. A row is read as time that has passed since it was written, and no time passes
-backwards: with the clock set back meanwhile, a ban lasts as long as it still had then, and never longer. Strikes that
-are dated later than their row is read count as of then: in the future none would ever leave its window.
+Times in rows are Unix microseconds. An import shifts them by the time that has passed since the export, never by a
+negative one: if the clock was set back in between, a ban lasts as long as it had left, and never longer. Strikes that
+would be in the future are dated at the time of the import, because otherwise they would count for too long.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Row: TypeAlias = Mapping[str, Any]
 _VERSION: Final = 3
 _MOST: Final = 2**53
 _MAX_LEVEL: Final = 2**31
-"""A higher one is read as this, so that there is room for more."""
+"""Higher levels are reduced to this one on import, so that they can still be incremented."""
 
 
 class Bans(NamedTuple):
-    """The bans and strike records that a store knows.
+    """The bans and strike records of a store.
 
     Attributes:
         bans: The bans in force.
-        strike_records: (policy, key, record) of each key that has one.
+        strike_records: The records, as (policy, key, record).
     """
 
     bans: list[Ban]
@@ -38,7 +38,7 @@ class Bans(NamedTuple):
 
 
 def to_rows(stored: Bans, now_us: int, wall_us: int) -> Iterator[dict[str, Any]]:
-    """Write rows at a moment: `now_us` in the store's time, `wall_us` in Unix time."""
+    """Yield the rows of an export at `now_us` in the store's time, which is `wall_us` in Unix time."""
     ahead_us = wall_us - now_us
     yield {"slidegate": "bans", "version": _VERSION, "written_us": wall_us}
     for ban in stored.bans:
@@ -64,10 +64,10 @@ def to_rows(stored: Bans, now_us: int, wall_us: int) -> Iterator[dict[str, Any]]
 
 
 def from_rows(rows: Iterable[Row], now_us: int, wall_us: int) -> Bans:
-    """Read rows at another moment, perhaps of another store. Bans that are over by now are left out.
+    """Parse the rows of an export, perhaps for another store, at `now_us`; expired bans are omitted.
 
     Raises:
-        ConfigurationError: A row cannot be read; the message says which, counted from 1.
+        ConfigurationError: A row is invalid; the message has its number, counted from 1.
     """
     stored = Bans([], [])
     behind_us = 0
@@ -87,7 +87,7 @@ def from_rows(rows: Iterable[Row], now_us: int, wall_us: int) -> Bans:
                 f"bans, row {number}: cannot be read: {escaped(repr(error), MAX_REASON)}"
             ) from None
     if not number:
-        raise ConfigurationError("bans: there is nothing to read, not even the row that an export begins with")
+        raise ConfigurationError("bans: there are no rows, not even the header row of an export")
     return stored
 
 
@@ -116,7 +116,7 @@ def _strike_record(row: Row, behind_us: int, now_us: int) -> tuple[str, str, Str
     if len(strikes) > MAX_EXACT + 1:
         raise ValueError(f"expected at most {MAX_EXACT + 1} strikes, not {len(strikes)}")
     last_us = min(_whole(row["last_us"]) + behind_us, now_us)
-    # A ban in force ends later than now: its level is clean from then on. None lasts longer than this.
+    # The end of a ban in force is in the future: clean time starts there. No ban lasts longer than MAX_WINDOW_US.
     until_us = last_us if row["until_us"] is None else min(_whole(row["until_us"]) + behind_us, now_us + MAX_WINDOW_US)
     over_us = _whole(row["over_us"]) + behind_us
     record = StrikeRecord(min(_whole(row["level"], 0), _MAX_LEVEL), last_us, until_us, over_us, tuple(strikes))
@@ -130,7 +130,7 @@ def _whole(value: object, least: int = -_MOST) -> int:
 
 
 def _key(value: object) -> str:
-    # Longer keys come as digests; rows that a person wrote cannot hold them, because digests take the secret.
+    # Stores replace longer keys by digests. Handwritten rows cannot contain these, because they depend on a secret.
     key = ban_key(value)
     if len(key.encode()) > MAX_KEY_BYTES:
         raise ValueError(f"expected a key of at most {MAX_KEY_BYTES} bytes, not {quoted(key)}")

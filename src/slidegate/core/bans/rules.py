@@ -1,7 +1,7 @@
-"""The rules by which strikes, bans and unbans change what a store remembers, and the events of them.
+"""The rules by which strikes, bans and unbans change the data of a store, and their events.
 
-`BanRules` decides; it reads and changes the `BanStorage` of a store: dicts in memory, rows in a file. How strikes of
-one key count under one policy is in `core.bans.strikes`; here they meet the ban in force and the room that there is.
+`BanRules` decides, and changes the `BanStorage` of a store: dicts in memory, rows in a file. `core.bans.strikes` counts
+the strikes of one key under one policy; this module adds the ban in force and the limits on stored data.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from .strikes import StrikeRecord
 
 LOG_EVERY_US: Final = 60_000_000
 STEP: Final = 64
-"""How many entries that are over are removed at once where there is no room."""
+"""How many expired entries are removed in one step if there is no room."""
 PAUSED_BY: Final = "outbound"
 PAUSED_KEYS: Final = "to:"
-"""Who makes the bans that are pauses, and how their keys begin: a server wants no requests of ours for a while."""
+"""The maker and the key prefix of bans that are pauses: a remote server asked us to send no requests for some time."""
 
 
 class BanStorage(Protocol):
-    """A ban for each key, and a strike record for each policy and key. Those that are over may still be there."""
+    """At most one ban for each key, and one strike record for each policy and key; may include expired ones."""
 
     def ban(self, key: str) -> Ban | None:
         """Return the ban of exactly this key."""
 
     def put_ban(self, ban: Ban) -> None:
-        """Put a ban in the place of one of the same key.
+        """Store a ban, replacing one of the same key.
 
         Raises:
-            ConfigurationError: It is of one network too many.
+            ConfigurationError: Too many networks are banned.
         """
 
     def remove_ban(self, key: str) -> None:
@@ -52,7 +52,7 @@ class BanStorage(Protocol):
         """Return the strike record of a key under a policy."""
 
     def put_record(self, policy: str, key: str, record: StrikeRecord) -> None:
-        """Put a strike record in the place of the one that the key has."""
+        """Store a strike record, replacing that of the same policy and key."""
 
     def remove_records(self, key: str) -> list[StrikeRecord]:
         """Remove the strike records of a key under all policies, and return them."""
@@ -68,15 +68,15 @@ class BanStorage(Protocol):
 
 
 class BanRules:
-    """The rules, at work on the storage of a store. The store holds its lock, or a transaction, around each call.
+    """Applies the rules to the storage of a store. The store holds a lock or a transaction during each call.
 
     Args:
-        storage: What the store remembers.
-        max_bans: How many bans, and how many strike records, to hold.
-        throttle: Which events that may go on and on are logged.
+        storage: The bans and strike records of the store.
+        max_bans: The most bans, and the most strike records, to store.
+        throttle: Limits the rate of events that could be repeated with every strike.
 
     Attributes:
-        events: The events that observers were not told yet; the store takes them from here.
+        events: Pending events; the store takes them from here and emits them.
     """
 
     def __init__(self, storage: BanStorage, max_bans: int, throttle: Throttle) -> None:
@@ -86,7 +86,7 @@ class BanRules:
         self.events: list[Event] = []
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, now_us: int, wall_us: int) -> Ban | None:
-        """Count a strike, and ban the key if that is one too many; return the ban that was made by it."""
+        """Count a strike, and ban the key if it reaches the policy's threshold; return the new ban, if any."""
         storage = self._storage
         storage.remove_expired(now_us, 2)
         ban = storage.ban(key)
@@ -108,10 +108,10 @@ class BanRules:
         return made
 
     def ban(self, key: str, length_us: int | None, reason: str, by: str, now_us: int, wall_us: int) -> Ban:
-        """Ban a key by hand, None for ever; a ban that it has is replaced.
+        """Ban a key by hand, replacing a ban that it already has; a length of None means for ever.
 
         Raises:
-            ConfigurationError: It is one network too many.
+            ConfigurationError: Too many networks are banned.
         """
         self._storage.remove_expired(now_us, 2)
         ban = Ban(key, reason, by, 0, now_us, None if length_us is None else now_us + length_us, wall_us)
@@ -120,7 +120,7 @@ class BanRules:
         return ban
 
     def unban(self, key: str, by: str, now_us: int) -> bool:
-        """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
+        """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
         ban = self._storage.ban(key)
         self._storage.remove_ban(key)
         forgotten = any(record.over_us > now_us for record in self._storage.remove_records(key))
@@ -130,7 +130,7 @@ class BanRules:
         return True
 
     def take_over(self, stored: Bans) -> None:
-        """Take over bans and strike records; of two of a key the ban that ends later and the newer record stay."""
+        """Import bans and strike records; of two for a key, the ban that ends later and the newer record are kept."""
         storage = self._storage
         for ban in stored.bans:
             other = storage.ban(ban.key)
@@ -142,7 +142,7 @@ class BanRules:
                 storage.put_record(policy, key, record)
 
     def check_room(self, stored: Bans) -> None:
-        """See that bans and strike records can be taken over; bans made by hand are always recorded, and need no room.
+        """Check that there is room to import bans and strike records; bans made by hand are always recorded.
 
         Raises:
             ConfigurationError: There is no room.
@@ -152,12 +152,12 @@ class BanRules:
         records = sum(1 for policy, key, _ in stored.strike_records if storage.record(policy, key) is None)
         check_room(self._max_bans, bans, storage.ban_count(), records, storage.record_count())
         networks = storage.networks()
-        for ban in stored.bans:  # the error is that of the one that is too many
+        for ban in stored.bans:  # raises for the first network that does not fit
             networks = networks.with_ban(ban) if ban.network() is not None else networks
 
     def _has_room(self, key: str, now_us: int) -> bool:
         """Return whether one more automatic ban can be recorded."""
-        self._storage.remove_ban(key)  # the ban that it has is over, and the new one takes its place
+        self._storage.remove_ban(key)  # an expired ban of the key, which the new one replaces
         more = True
         while (is_full := self._storage.ban_count() >= self._max_bans) and more:
             more = self._storage.remove_expired(now_us, STEP)
@@ -174,20 +174,20 @@ class BanRules:
             self._emit(strikes_dropped(self._max_bans), now_us)
 
     def _emit(self, event: Event, now_us: int) -> None:
-        """Tell of something that may go on and on, at most once a minute."""
+        """Emit an event that could be repeated with every strike, at most once a minute."""
         if self._throttle.left_out(event.kind, now_us) is not None:
             self.events.append(event)
 
 
 class NonDecreasingClock:
-    """Time that never runs back: where a clock steps back, it continues from its latest value."""
+    """A clock that never runs backwards: if the underlying clock steps back, it continues from its latest value."""
 
     def __init__(self) -> None:
         self._latest_us = 0
         self._ahead_us = 0
 
     def at(self, clock_us: int) -> int:
-        """Return the time at a moment of the clock."""
+        """Return the time for a reading of the underlying clock, both in microseconds."""
         now_us = clock_us + self._ahead_us
         if now_us < self._latest_us:
             self._ahead_us += self._latest_us - now_us
@@ -197,10 +197,10 @@ class NonDecreasingClock:
 
 
 def check_room(max_bans: int, new_bans: int, bans: int, new_records: int, records: int) -> None:
-    """See that a store has room for what it shall take over.
+    """Check that a store has room for the bans and strike records of an import.
 
     Raises:
-        ConfigurationError: It has none.
+        ConfigurationError: There is no room.
     """
     for what, new, have in (("bans", new_bans, bans), ("strike records", new_records, records)):
         if new and new + have > max_bans:
@@ -208,7 +208,7 @@ def check_room(max_bans: int, new_bans: int, bans: int, new_records: int, record
 
 
 def banned(ban: Ban) -> Event:
-    """Tell that a ban was made."""
+    """Return the event for a new ban."""
     until = "for ever" if ban.until is None else f"until {ban.until:%Y-%m-%dT%H:%M:%SZ}"
     details = {"key": ban.key, "by": ban.by, "reason": ban.reason, "ban_level": ban.level, "until": ban.until}
     told = f"paused {until}" if _is_pause(ban) else f"banned {until} by {ban.by}"
@@ -216,7 +216,7 @@ def banned(ban: Ban) -> Event:
 
 
 def unbanned(ban: Ban, by: str) -> Event:
-    """Tell that a ban was taken back."""
+    """Return the event for a lifted ban."""
     told = f"the pause of {ban.key} was ended" if _is_pause(ban) else f"{ban.key} was unbanned"
     return Event("unbanned", f"{told} by {by}", {"key": ban.key, "by": by, "was_by": ban.by})
 
@@ -226,7 +226,7 @@ def _is_pause(ban: Ban) -> bool:
 
 
 def shadow_banned(ban: Ban) -> Event:
-    """Tell of the ban that a policy would have made which only reports."""
+    """Return the event for a ban that a shadow policy would have made."""
     length = format_duration((ban.ends_us or 0) - ban.made_us)
     message = f"policy {ban.by!r} would have banned {ban.key} for {length}: {ban.reason}"
     details = {"policy": ban.by, "key": ban.key, "ban_level": ban.level, "reason": ban.reason}
@@ -234,12 +234,12 @@ def shadow_banned(ban: Ban) -> Event:
 
 
 def bans_full(max_bans: int, key: str) -> Event:
-    """Tell that an automatic ban was not recorded for want of room."""
-    message = f"no room is left among {max_bans} bans, so {key} stays unbanned; raise max_bans"
+    """Return the event for an automatic ban that was not recorded for lack of room."""
+    message = f"all {max_bans} bans are in use, so {key} was not banned; raise max_bans"
     return Event("bans_full", message, {"max_bans": max_bans, "key": key})
 
 
 def strikes_dropped(max_bans: int) -> Event:
-    """Tell that the oldest strikes are forgotten for want of room."""
-    message = f"the strikes of {max_bans} keys are remembered, so others are forgotten; raise max_bans"
+    """Return the event for strike records that were deleted for lack of room."""
+    message = f"all {max_bans} strike records are in use, so others are deleted; raise max_bans"
     return Event("strikes_dropped", message, {"max_bans": max_bans})

@@ -1,7 +1,7 @@
-"""When a key is banned, and for how long.
+"""Strike records: when a key is banned, and for how long.
 
-A policy counts *strikes* of a key. The strike that makes `after.amount` of them within `after.window_us` bans the key;
-the n-th ban in a row lasts ``min(duration * factor ** (n - 1), longest)``::
+A policy counts *strikes* of a key. The key is banned when it reaches `after.amount` strikes within `after.window_us`,
+and the n-th ban in a series lasts ``min(duration * factor ** (n - 1), longest)``::
 
     strikes   x x x|                 x x|                        x x x|
     ban            [== duration ==]     .[== duration * factor ==].    [= duration * factor =]
@@ -11,13 +11,13 @@ the n-th ban in a row lasts ``min(duration * factor ** (n - 1), longest)``::
 Rules of the state machine (`StrikeRecord`, one for each key and policy):
 
 1. During a ban, strikes are not counted: requests that were in progress when it began change nothing.
-2. Banning clears the strikes that caused it; the next ban needs as many again.
-3. Clean time runs from the later of the last strike and the end of the last ban; each whole `forgive` of it is
-   one level less. No timer is needed: it is computed at the next strike.
-4. Up to 64, strikes are exact. Beyond, they are counted by slices, from the start of the slice that they fell in: a ban
-   may come a slice late, and never on fewer than `after` in its window.
+2. Banning clears the strikes that caused it; the next ban needs the same number again.
+3. Clean time starts at the later of the last strike and the end of the last ban; each full `forgive` of it reduces the
+   level by one. This is computed at the next strike, without a timer.
+4. Up to 64 strikes are counted exactly. Beyond, they are counted by slices and dated to the start of their slice: a ban
+   may come one slice late, but never after fewer than `after` strikes in the window.
 5. Time never runs backwards. If a store's clock steps back, its time continues from where it was, so the step extends
-   nothing.
+   no ban.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from .ban import Ban
 from .policy import BanPolicy
 
 LATEST_US: Final = 2**53
-"""No record is over later than this, whatever level an import gives it: rows hold no larger number."""
+"""The latest expiry of a record, whatever the level in an import; rows cannot contain larger numbers."""
 
 
 class StrikeRecord(NamedTuple):
-    """How a key stands under a policy. Moments are microseconds of the store's time.
+    """The state of a key under a policy. Times are microseconds of the store's time.
 
     Attributes:
-        level: How many bans in a row there were when the last one was made.
-        last_us: The moment of the last strike.
+        level: The level of the last ban: its number in a series of bans.
+        last_us: The time of the last strike.
         until_us: The end of the last ban, 0 if there was none.
-        over_us: When nothing is left to remember, if no strike comes until then.
-        strikes: (moment, weight) of the strikes that count towards the next ban, oldest first; never more than
-            `MAX_EXACT` + 1. Where they are counted by slices, the moment is the beginning of the slice.
+        over_us: When the record expires, if no further strike comes.
+        strikes: (time, weight) of the strikes that count towards the next ban, oldest first; never more than
+            `MAX_EXACT` + 1. If they are counted by slices, the time is the start of the slice.
     """
 
     level: int = 0
@@ -53,8 +53,8 @@ class StrikeRecord(NamedTuple):
     def struck(self, policy: BanPolicy, now_us: int, weight: int) -> tuple[StrikeRecord, bool]:
         """Return the record with one more strike, and whether a ban is due.
 
-        The ban is made by `banned`, or not at all, and then it is due again with the next strike. A key that is banned
-        is not struck; one that a shadow policy would have banned is not counted until that ban would have ended.
+        The caller may then make the ban with `banned`; otherwise it is due again at the next strike. Callers skip keys
+        that are banned. Under a shadow policy, nothing is counted until the ban that it reported would have ended.
         """
         until_us = self.until_us if policy.shadow else min(self.until_us, now_us)
         if now_us < until_us:
@@ -74,7 +74,7 @@ class StrikeRecord(NamedTuple):
         return StrikeRecord(level, now_us, until_us, min(over_us, LATEST_US), tuple(strikes)), total >= amount
 
     def banned(self, policy: BanPolicy, key: str, reason: str, wall_us: int) -> tuple[StrikeRecord, Ban]:
-        """Return the record after the ban that the last strike has made due, and the ban."""
+        """Return the ban that is due after the last strike, as (record after the ban, ban)."""
         level, now_us = self.level + 1, self.last_us
         until_us = now_us + policy.length_us(level)
         record = StrikeRecord(level, now_us, until_us, min(until_us + level * policy.forgive_us, LATEST_US))

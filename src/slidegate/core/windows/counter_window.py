@@ -1,4 +1,4 @@
-"""Counts by the slice, to be read in three ways."""
+"""Counts per slice, with three readings: k + 1 slices, the last k, and the k completed ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..ring import MAX_UNITS, Ring, entries
 
 
 class CounterWindow:
-    """Counts of the running slice and the k full ones before it: a ring that refuses nothing.
+    """Counts of the running slice and the k completed ones before it: a ring without a limit.
 
     Args:
         slices: k, the number of slices that make up the window.
@@ -25,15 +25,15 @@ class CounterWindow:
         self._counter = Ring(MAX_UNITS, self._slices, self._slice_us, self._slices * self._slice_us + 1)
         self._window = b""
 
-    # Compiled classes are made with their arguments also for copies and pickles.
+    # Copies and pickles of compiled classes are created with their arguments.
     def __getnewargs__(self) -> tuple[int, int]:
         return self._slices, self._slice_us
 
     def add(self, now_us: int, units: int = 1) -> None:
-        """Count units now. Where the clock has stepped back, what lies ahead moves back into the slice of now.
+        """Count units. If the clock has stepped back, counts in the future are moved into the slice of `now_us`.
 
         Args:
-            now_us: The moment, in microseconds.
+            now_us: The current time, in microseconds.
             units: 0 or more; 0 changes nothing.
 
         Raises:
@@ -47,11 +47,11 @@ class CounterWindow:
         self._window = window
 
     def total(self, now_us: int) -> int:
-        """Return the units in the k + 1 slices that end with that of `now_us`: the sum that limits hold to N."""
+        """Return the units in the k + 1 slices that end with that of `now_us`: the sum that a limit compares with N."""
         return self._sum(now_us, 0, self._slices)
 
     def classic(self, now_us: int) -> int:
-        """Return the units in the last k slices, the running one included: the reading of most libraries."""
+        """Return the units in the last k slices, the running one included, as most libraries count."""
         return self._sum(now_us, 0, self._slices - 1)
 
     def completed(self, now_us: int) -> int:
@@ -62,7 +62,7 @@ class CounterWindow:
         """Return (start in microseconds, count) of all k + 1 slices, oldest first.
 
         Args:
-            now_us: The moment to look at; by default the newest slice that counted something.
+            now_us: The time of the running slice, in microseconds; by default that of the newest non-empty slice.
         """
         slice_us = self._slice_us
         counts = {moment_us - slice_us + 1: units for moment_us, units in entries(self._window)}
@@ -72,6 +72,6 @@ class CounterWindow:
         return [(start_us, counts.get(start_us, 0)) for start_us in starts]
 
     def _sum(self, now_us: int, youngest: int, oldest: int) -> int:
-        """Sum the slices from `youngest` to `oldest` slices before the running one."""
+        """Return the sum of the slices that are `youngest` to `oldest` slices before the running one."""
         last = self._slices
         return sum(count for _, count in self.slices(now_us)[last - oldest : last + 1 - youngest])

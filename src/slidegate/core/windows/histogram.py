@@ -1,10 +1,10 @@
-"""Times in a fixed histogram, whose quantiles have a relative error of 5 %.
+"""A histogram of times with fixed buckets, whose quantiles have a relative error of 5 %.
 
-The buckets are those of DDSketch: each bound is ``g = (1 + a) / (1 - a)`` times the one before, so the value ``2 * low
-* high / (low + high)`` is nowhere in a bucket further than a share a of the true value away (Masson, Rim, Lee:
+The buckets are those of DDSketch: each bound is ``g = (1 + a) / (1 - a)`` times the previous one, so the value ``2 *
+low * high / (low + high)`` has a relative error of at most a for every time in the bucket (Masson, Rim, Lee:
 "DDSketch: A Fast and Fully-Mergeable Quantile Sketch with Relative-Error Guarantees", VLDB 2019, section 2.1; arXiv
-1908.10693). Here a = 0.05, from 10 us to 100 s; a shorter time reads as 5 us, a longer one as 100 s. Two histograms are
-merged by adding them up.
+1908.10693). Here a = 0.05, from 10 us to 100 s; shorter times are reported as 5 us, longer ones as 100 s. Histograms
+are merged by adding their counts.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ LONGEST_US: Final = 100_000_000
 
 _GROWTH: Final = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _STEPS: Final = math.ceil(math.log(LONGEST_US / SHORTEST_US, _GROWTH))
-# Times are whole microseconds, so the floor of a bound parts them as the bound itself does.
+# Times are whole microseconds, so the floor of a bound divides them like the bound itself.
 BOUNDS_US: Final = (*(math.floor(SHORTEST_US * _GROWTH**step) for step in range(_STEPS)), LONGEST_US)
 BUCKETS: Final = len(BOUNDS_US) + 1
 
 
 @dataclass(slots=True)
 class ResponseTimes:
-    """Times of one slice or of several.
+    """The times of one slice or of several.
 
     Args:
-        sum_us: Their sum.
-        min_us: The shortest, None if there is none.
-        buckets: How many lie in each bucket of the histogram that has any.
+        sum_us: Their sum, in microseconds.
+        min_us: The shortest, in microseconds; None if there is none.
+        buckets: The counts of the non-empty buckets, by index.
     """
 
     sum_us: int = 0
     min_us: int | None = None
     buckets: dict[int, int] = field(default_factory=dict, repr=False)
 
-    # A compiled class is made with its arguments, also for copies and pickles.
+    # Copies and pickles of compiled classes are created with their arguments.
     def __reduce__(self) -> tuple[Any, ...]:
         return ResponseTimes, (self.sum_us, self.min_us, self.buckets.copy())
 
     @property
     def count(self) -> int:
-        """How many were recorded."""
+        """The number of recorded times."""
         return sum(self.buckets.values())
 
     def average(self) -> float | None:
@@ -56,7 +56,7 @@ class ResponseTimes:
     def quantile(self, share: float) -> float | None:
         """Return the time in microseconds that `share` (0 to 1) of them do not exceed (nearest rank).
 
-        Within 5 % between 10 us and 100 s; below it reads 5 us, above 100 s, and None if nothing was recorded.
+        The result is within 5 % between 10 us and 100 s, 5 us below, 100 s above, and None if nothing was recorded.
 
         Raises:
             ValueError: `share` is not between 0 and 1.
@@ -81,7 +81,7 @@ class ResponseTimes:
         self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
 
     def count_all(self, times_us: Sequence[int]) -> None:
-        """Count some times in ascending order: those of one bucket stand together, and are looked up once."""
+        """Count times that are sorted in ascending order, with one bucket lookup for all times of a bucket."""
         self.sum_us += sum(times_us)
         if self.min_us is None or times_us[0] < self.min_us:
             self.min_us = times_us[0]
@@ -105,7 +105,7 @@ class ResponseTimes:
 
     @classmethod
     def merged(cls, several: Iterable[ResponseTimes]) -> ResponseTimes:
-        """Return all of several together."""
+        """Return the sum of several histograms."""
         whole = cls()
         for times in several:
             whole.add(times)

@@ -1,7 +1,6 @@
-"""Counts of the last k slices, for everybody: events, response times, custom events.
+"""Counts of the last k slices: events, response times and custom events.
 
-One lock for each window. Without it two threads that meet the first moment of a slice both begin it, and what the first
-of them has counted is lost.
+Each window has a lock. Without it, two threads could both begin a new slice, and the counts of the first would be lost.
 """
 
 from __future__ import annotations
@@ -23,20 +22,19 @@ _FIXED: Final = (*EVENTS, OVERFLOW)
 
 
 class MetricWindow:
-    """Events, response times and custom events of the last k slices, for all threads.
+    """Events, response times and custom events of the last k slices. Thread-safe.
 
-    The events ``pass``, ``block``, ``exception``, ``success`` and ``occupied_pass`` (admitted by waiting) always have a
-    place. Other names get one as they first come, up to `max_names`; a name that comes later, or is longer than 64
-    characters, is counted as ``other``. So memory is bounded whatever names are made of: 0.4 KB are usual for a slice
-    with times in thirty buckets.
+    The events ``pass``, ``block``, ``exception``, ``success`` and ``occupied_pass`` (admitted by waiting) are always
+    counted by name. So are the first `max_names` other names; later names, and those of more than 64 characters, are
+    counted as ``other``. So memory is bounded: typically 0.4 KB for a slice with times in thirty buckets.
 
     Args:
-        slices: k, 1 to 3600.
+        slices: k, the number of slices, 1 to 3600.
         slice_us: Length of a slice, in microseconds. Slices start at multiples of it.
         max_names: How many custom names have a count of their own, 0 to 1000.
 
     Attributes:
-        dropped: Records that came when their slice had left the ring already.
+        dropped: Records that arrived after their slice had left the ring.
 
     Raises:
         ConfigurationError: An argument is outside its range.
@@ -55,7 +53,7 @@ class MetricWindow:
         self._ring = SliceRing(self.slice_count, self.slice_us)
 
     def record(self, now_us: int, *events: str, rt_us: int | None = None) -> None:
-        """Count events, each once, and a time: all or, where their slice has left the ring, nothing.
+        """Count events, each once, and a response time; drop them if their slice has left the ring.
 
         Args:
             now_us: When it happened, in microseconds.
@@ -80,10 +78,10 @@ class MetricWindow:
                 running.rt.count_one(rt_us)
 
     def add(self, now_us: int, counts: Slice) -> None:
-        """Count what others have counted of one slice; nothing where that has left the ring.
+        """Add counts to a slice; drop them if it has left the ring.
 
         Args:
-            now_us: A moment of the slice.
+            now_us: A time in the slice, in microseconds.
             counts: Events and times.
         """
         with self._lock:
@@ -99,15 +97,15 @@ class MetricWindow:
             return self._ring.read(first, slices)
 
     def take_changed(self, *, every: bool = False) -> set[int]:
-        """Return the numbers of the slices to which `add` has added since the last call, or of all."""
+        """Return the numbers of the slices that `add` has changed since the last call, or of all slices."""
         with self._lock:
             return self._ring.take_changed(every=every)
 
     def read(self, now_us: int, slices: int | None = None) -> MetricSummary:
-        """Return the counts of the last `slices` slices, the running one included, all seen at one moment.
+        """Return a consistent sum of the last `slices` slices, the running one included.
 
         Args:
-            now_us: The moment to look at.
+            now_us: The time of the running slice, in microseconds.
             slices: 1 to k; by default all k.
 
         Raises:
@@ -135,23 +133,23 @@ class MetricWindow:
         return self.read(now_us).count(event)
 
     def qps(self, now_us: int, event: str = "pass") -> float:
-        """Return events a second over k slices; the running one counts as if it were over."""
+        """Return the events per second over k slices; the running one counts at its full length."""
         return self.read(now_us).qps(event)
 
     def average_rt(self, now_us: int) -> float | None:
-        """Return the mean response time in microseconds, None if there is none."""
+        """Return the mean response time in microseconds; None if none was recorded."""
         return self.read(now_us).rt.average()
 
     def min_rt(self, now_us: int) -> int | None:
-        """Return the shortest response time in microseconds, None if there is none."""
+        """Return the shortest response time in microseconds; None if none was recorded."""
         return self.read(now_us).rt.min_us
 
     def quantile(self, share: float, now_us: int) -> float | None:
-        """Return the response time in microseconds that `share` of them do not exceed: see `ResponseTimes.quantile`."""
+        """Return the `share` quantile of the response times, in microseconds; see `ResponseTimes.quantile`."""
         return self.read(now_us).rt.quantile(share)
 
     def _named(self, event: str) -> str:
-        """Return the name under which an event without a place is counted."""
+        """Return the name under which a new event is counted."""
         if len(self._names) == self._size or len(event) > MAX_NAME_LENGTH:
             return OVERFLOW
         self._names.add(event)

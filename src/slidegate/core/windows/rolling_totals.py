@@ -1,21 +1,20 @@
-"""Totals of amounts over several windows at once, from one ring of prefix sums.
+"""Totals of amounts over several windows, computed from one ring of prefix sums.
 
-The ring keeps, for each slice, the sum of everything that was added before the slice started::
+For each slice, the ring stores the sum of all amounts that were added before the slice started::
 
         slice     q-m        q-m+1              q        q+1
                   |----------|-- . . . . . . . .|--------|       q is the running slice
-        prefix    P(q-m)     P(q-m+1)           P(q)     T       T: the sum of everything
+        prefix    P(q-m)     P(q-m+1)           P(q)     T       T: the sum of all amounts
 
         completed(m) = P(q) - P(q-m)            the m full slices before the running one
         running(m)   = T    - P(q-m+1)          the running slice and the m - 1 before it
 
-An amount that enters a window is added to T, one that leaves it is in the prefix that is taken away: an addition
-touches one number, whatever the number of windows and their lengths, and a window costs one subtraction when it is
-read. Nothing is ever summed up again, and because amounts are whole numbers of any size nothing drifts.
+A new amount is added to T, and an expired one is part of the prefix that is subtracted. So an addition changes one
+number, whatever the number and length of the windows, and reading a window is one subtraction. Because amounts are
+integers of any size, there is no rounding error.
 
-Opening a slice writes one prefix for every slice passed, at most one turn of the ring. An amount for an earlier slice
-that the ring still holds is added to the prefixes behind it: one for a thread that was held up at the change of a
-slice.
+Opening a slice writes one prefix for every slice since the last one, at most the whole ring. A late amount for an
+earlier slice in the ring is added to the later prefixes: only one, for a thread that was delayed at the end of a slice.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ _BEFORE_ALL: Final = -(2**63)
 
 
 class RollingTotals:
-    """Sums of amounts, money in and out for example, over several windows, for all threads.
+    """Sums of amounts, for example of incoming and outgoing money, over several windows. Thread-safe.
 
-    Memory: one whole number for each slice of the longest window, at most 40 bytes while amounts stay below 2**60.
+    It stores one integer for each slice of the longest window, at most 40 bytes while sums are below 2**60.
 
     Args:
         slice_us: Length of a slice, in microseconds. Slices start at multiples of it.
         windows_us: Lengths of the windows, in microseconds; each a whole number of slices, at most 1,000,000.
 
     Attributes:
-        dropped: Amounts that came when their slice had left the ring already.
+        dropped: Amounts that arrived after their slice had left the ring.
 
     Raises:
-        ConfigurationError: No window, the same one twice, or one that is not a whole number of slices.
+        ConfigurationError: There is no window, one is given twice, or is not a whole number of slices.
     """
 
     __slots__ = ("_before", "_held", "_lock", "_newest", "_total", "_windows", "dropped", "slice_us")
@@ -65,30 +64,30 @@ class RollingTotals:
                     f"use a multiple, for example {(window_us // self.slice_us + 1) * self.slice_us}"
                 )
             if window_us in self._windows:
-                raise ConfigurationError(f"windows_us: {window_us} comes twice; name each window once")
+                raise ConfigurationError(f"windows_us: {window_us} is given twice; write each window once")
             self._windows[window_us] = window_us // self.slice_us
         if not self._windows:
             raise ConfigurationError(f"windows_us: expected at least one window, {example}")
         self._lock = Lock()
-        self._held = max(self._windows.values()) + 1  # the running slice, and the full ones of the longest window
+        self._held = max(self._windows.values()) + 1  # the running slice, and the completed ones of the longest window
         self._before = [0] * self._held
         self._newest = _BEFORE_ALL
         self._total = 0
 
     @property
     def windows_us(self) -> tuple[int, ...]:
-        """The windows, in the order they were given."""
+        """The lengths of the windows in microseconds, in the order in which they were given."""
         return tuple(self._windows)
 
     def add(self, now_us: int, amount: Whole) -> None:
-        """Add an amount to the slice of `now_us`, or to nothing if that has left the ring.
+        """Add an amount to the slice of `now_us`; drop it if the slice has left the ring.
 
         Args:
-            now_us: When it came, in microseconds.
+            now_us: The time of the amount, in microseconds.
             amount: A whole number of any sign and size, for example cents.
 
         Raises:
-            ValueError: The amount is not a whole number: sums of floats would drift.
+            ValueError: The amount is not a whole number; sums of floats would accumulate rounding errors.
         """
         if type(amount) is not int:
             raise ValueError(f"amount: expected a whole number, for example 1999 cents, not {quoted(amount)}")
@@ -103,11 +102,11 @@ class RollingTotals:
             self._total += amount
 
     def completed(self, now_us: int) -> dict[int, int]:
-        """Return, by window in microseconds, the totals of its full slices before the running one."""
+        """Return the total of the completed slices of each window, by its length in microseconds."""
         return self._totals(now_us // self.slice_us)
 
     def running(self, now_us: int) -> dict[int, int]:
-        """Return, by window in microseconds, the totals of its slices up to and with the running one."""
+        """Return the total of each window up to and including the running slice, by its length in microseconds."""
         return self._totals(now_us // self.slice_us + 1)
 
     def _totals(self, end: int) -> dict[int, int]:
@@ -116,13 +115,13 @@ class RollingTotals:
             return {window_us: until - self._prefix(end - slices) for window_us, slices in self._windows.items()}
 
     def _prefix(self, number: int) -> int:
-        """Return the sum of the amounts before a slice, or before the oldest one that the ring still holds."""
+        """Return the sum of the amounts before a slice, or before the oldest slice in the ring if that is later."""
         if number > self._newest:
             return self._total
         return self._before[max(number, self._newest - self._held + 1) % self._held]
 
     def _open(self, number: int) -> None:
-        """Make a slice the newest one: before it, and before every slice passed over, lies all that there is."""
+        """Make a slice the newest one; its prefix, and that of every skipped slice, is the total."""
         passed = min(number - self._newest, self._held)
         first = (number - passed + 1) % self._held
         until_end = min(passed, self._held - first)
@@ -131,7 +130,7 @@ class RollingTotals:
         self._newest = number
 
     def _add_late(self, number: int, amount: int) -> bool:
-        """Add an amount to the prefixes behind an earlier slice; False if the ring does not hold it any more."""
+        """Add an amount to the prefixes after an earlier slice; return False if the slice has left the ring."""
         if number <= self._newest - self._held:
             return False
         for later in range(number + 1, self._newest + 1):

@@ -1,14 +1,14 @@
-"""Counts and times by the slice: the one form in which stats of requests are kept, added up, read and sent.
+"""Counts and times per slice: the form in which statistics of requests are stored, added, read and sent.
 
-A ring keeps the last k slices of one length. The slice of a moment is ``now_us // slice_us``, and a record goes to the
-slice of its own moment as long as the ring keeps that: a thread that was held up for a slice loses nothing. A record
-that is older, from a clock that ran back, is written nowhere::
+A ring keeps the last k slices of equal length. The slice of a time is ``now_us // slice_us``, and a record is added to
+the slice of its own time as long as that is in the ring, so a delayed thread loses nothing. Older records, from a clock
+that stepped back, are dropped::
 
         slice    q-k+1                      q-1       q
-                 |---------|-- . . . . --|---------|----x           q holds the newest record
+                 |---------|-- . . . . --|---------|----x           q contains the newest record
 
-Only the slice that was written last is an object. The others are packed as bytes: some 260 with six kinds of events and
-times in thirty buckets, a tenth of what the objects take, and nothing that the garbage collector visits.
+Only the slice that was written last is an object. The others are packed into bytes: about 260 for six kinds of events
+and times in thirty buckets, a tenth of the size of the objects, and not visited by the garbage collector.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _BEFORE_ALL: Final = -(2**63)
 
 @dataclass(slots=True)
 class Slice:
-    """Events and times, to add to.
+    """Mutable counts of events and times.
 
     Attributes:
-        events: Counts by name; a count of units may be below 0.
+        events: Counts by name; a count of units may be negative.
         rt: The response times.
     """
 
@@ -36,13 +36,13 @@ class Slice:
     rt: ResponseTimes = field(default_factory=ResponseTimes)
 
     def add(self, other: Slice | MetricSummary) -> None:
-        """Add everything of another slice, or of several."""
+        """Add all counts and times of a slice or summary."""
         for event, times in other.events.items():
             self.events[event] = self.events.get(event, 0) + times
         self.rt.add(other.rt)
 
     def summary(self, start_us: int, span_us: int) -> MetricSummary:
-        """Return what it holds, as the counts of a span."""
+        """Return its counts and times as a summary of a span of time, in microseconds."""
         return MetricSummary(start_us, span_us, self.events, self.rt)
 
 
@@ -51,9 +51,9 @@ class MetricSummary:
     """The counts of one slice or of several.
 
     Args:
-        start_us: When the first slice started.
-        span_us: Length of all of them together.
-        events: Counts by name; what never happened is not in it.
+        start_us: When the first slice started, in microseconds.
+        span_us: The total length of the slices, in microseconds.
+        events: Counts by name; events that never happened are missing.
         rt: The response times.
     """
 
@@ -62,7 +62,7 @@ class MetricSummary:
     events: Mapping[str, int]
     rt: ResponseTimes = field(default_factory=ResponseTimes)
 
-    # A frozen object of a compiled class cannot be filled later, so a copy goes through the constructor.
+    # The attributes of a frozen, compiled object cannot be set later, so copies are created by the constructor.
     def __reduce__(self) -> tuple[Any, ...]:
         return MetricSummary, (self.start_us, self.span_us, dict(self.events), self.rt)
 
@@ -71,15 +71,15 @@ class MetricSummary:
         return self.events.get(event, 0)
 
     def qps(self, event: str = "pass") -> float:
-        """Return events a second over `span_us`, the part that is still to come included."""
+        """Return the events per second over `span_us`, including the part that is still in the future."""
         return self.count(event) * 1_000_000 / self.span_us
 
     @staticmethod
     def merged(summaries: Sequence[MetricSummary]) -> MetricSummary:
-        """Return what several windows saw together over one span.
+        """Return the sum of the summaries of several windows over the same span.
 
         Raises:
-            ValueError: There is none, or their spans differ.
+            ValueError: There are no summaries, or their spans differ.
         """
         spans = {(summary.start_us, summary.span_us) for summary in summaries}
         if len(spans) != 1:
@@ -91,14 +91,14 @@ class MetricSummary:
 
 
 class SliceRing:
-    """The last slices of one length. Its owner sees to it that one thread uses it at a time.
+    """The last k slices of equal length. Not thread-safe: callers hold a lock.
 
     Args:
-        slices: k, how many it keeps.
-        slice_us: The length of a slice. Slices start at multiples of it.
+        slices: k, the number of slices to keep.
+        slice_us: The length of a slice, in microseconds. Slices start at multiples of it.
 
     Attributes:
-        changed: The numbers of the slices to which `add` has added since `take_changed` was called.
+        changed: The numbers of the slices that `add` has changed since the last `take_changed`.
     """
 
     __slots__ = ("_newest", "_number", "_packed", "_running", "changed", "slice_us", "slices")
@@ -112,7 +112,7 @@ class SliceRing:
         self._running = Slice()
 
     def open(self, now_us: int) -> Slice | None:
-        """Return the slice of a moment, to be written at once; None if it has left the ring."""
+        """Return the slice of a time, for immediate use only; None if it has left the ring."""
         number = now_us // self.slice_us
         if number != self._number:
             if number <= self._newest - self.slices:
@@ -127,7 +127,7 @@ class SliceRing:
         return self._running
 
     def add(self, now_us: int, some: Slice) -> None:
-        """Add to the slice of a moment, or to nothing if it has left the ring."""
+        """Add counts to the slice of a time; drop them if it has left the ring."""
         running = self.open(now_us)
         if running is not None:
             running.add(some)
@@ -145,14 +145,14 @@ class SliceRing:
         return slices_by_number
 
     def take_changed(self, *, every: bool = False) -> set[int]:
-        """Return the numbers of the slices that were added to since the last call, or of all."""
+        """Return the numbers of the slices that `add` has changed since the last call, or of all slices."""
         taken = {self._number, *self._packed} - {_BEFORE_ALL} if every else self.changed
         self.changed = set()
         return taken
 
     def _forget(self, last: int) -> None:
-        """Forget the slices up to one."""
-        # They stand nearly in their order. One that was written late stands behind newer ones, and goes after them.
+        """Delete the slices up to number `last`."""
+        # The dict is nearly sorted. A slice that was written late comes after newer ones, and is deleted after them.
         while (oldest := next(iter(self._packed))) <= last:
             del self._packed[oldest]
             self.changed.discard(oldest)

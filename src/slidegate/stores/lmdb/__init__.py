@@ -1,4 +1,4 @@
-"""All processes of one host, through a file: `store` is where to begin."""
+"""The LMDB store, for all processes of one host, in a file; start reading at `store`."""
 
 from __future__ import annotations
 

@@ -2,15 +2,15 @@
 
     bans      key                  record of the ban
     strikes   key 0xff policy      strike record as JSON
-    ban_ends  moment, row          when to look at a row again, and which database it is in
-    meta      "networks"           the keys of the bans that refuse networks, behind 8 random bytes for each version
-    meta      "lifted " key        record of a ban that was lifted, as long as it would have lasted
+    ban_ends  time, row            when to check a row again, and its database
+    meta      "networks"           the keys of the bans of networks, after 8 random bytes as their version
+    meta      "lifted " key        record of a lifted ban, kept until the ban would have ended
 
-A *record* can be found again in a file whose pages nobody can follow any more::
+A *record* can be found in a damaged file whose page structure can no longer be followed::
 
-    mark (4 bytes)   length (uint16)   CRC-32 of what follows   JSON: number, whether it was lifted, ban
+    mark (4 bytes)   length (uint16)   CRC-32 of the rest   JSON: number, whether it was lifted, ban
 
-Numbers go up with every change, so the newest record of a key says whether it is banned.
+Numbers increase with every change, so the newest record of a key determines whether it is banned.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _VERSION_BYTES: Final = 8
 _MARK: Final = b"\xb5SG3"
 _RECORD: Final = Struct("=4sHI")
 _LONGEST: Final = _RECORD.size + 0xFFFF
-"""The most bytes of a record."""
+"""The largest size of a record, in bytes."""
 _BLOCK: Final = 1 << 20
-"""How much of a damaged file is read at a time."""
+"""The size of the blocks in which a damaged file is read, in bytes."""
 _NUMBER: Final = Struct(">Q")
 BANS: Final = b"bans"
 STRIKES: Final = b"strikes"
@@ -44,10 +44,10 @@ _LIFTED: Final = b"lifted "
 
 
 class KnownNetworks:
-    """The banned networks as a process has read them last.
+    """The banned networks as this process last read them.
 
     Attributes:
-        read: The bytes that name their version, and the bans.
+        read: The bytes of their version, and the bans.
     """
 
     def __init__(self) -> None:
@@ -55,13 +55,13 @@ class KnownNetworks:
 
 
 class LmdbBanStorage:
-    """All that is remembered about bans, in one transaction.
+    """The stored bans and strike records, in one transaction.
 
     Args:
         txn: LMDB's transaction.
         dbs: The databases.
-        now_us: The store's time.
-        known: The banned networks that were read last.
+        now_us: The store's time, in microseconds.
+        known: The cached bans of networks.
     """
 
     __slots__ = ("_dbs", "_known", "_now_us", "_txn")
@@ -78,7 +78,7 @@ class LmdbBanStorage:
         return None if packed is None else ban_of(packed)
 
     def put_ban(self, ban: Ban) -> None:
-        """Put a ban in the place of one of the same key."""
+        """Store a ban, replacing one of the same key."""
         networks = self.networks()
         if ban.network() is not None or ban.key in networks.bans:
             self._keep_networks(networks.with_ban(ban))
@@ -88,7 +88,7 @@ class LmdbBanStorage:
             look_later(self._txn, self._dbs.ban_ends, ban.ends_us, row, BANS)
 
     def remove_ban(self, key: str) -> None:
-        """Remove the ban of a key, if it has one; one in force is noted as lifted."""
+        """Remove the ban of a key, if it has one; a ban in force is recorded as lifted."""
         ban = self.ban(key)
         if ban is None:
             return
@@ -107,7 +107,7 @@ class LmdbBanStorage:
         return int(self._txn.stat(self._dbs.bans)["entries"])
 
     def networks(self) -> BannedNetworks:
-        """Return the bans of networks, which are read again when they have another version."""
+        """Return the bans of networks, reading them again if their version has changed."""
         packed = self._txn.get(NETWORKS, None, self._dbs.meta) or b""
         version, networks = self._known.read
         if packed[:_VERSION_BYTES] != version:
@@ -122,7 +122,7 @@ class LmdbBanStorage:
         return None if packed is None else record_of(packed)
 
     def put_record(self, policy: str, key: str, record: StrikeRecord) -> None:
-        """Put a strike record in the place of the one that the key has."""
+        """Store a strike record, replacing that of the same policy and key."""
         row = row_of(key, policy.encode())
         if self._txn.get(row, None, self._dbs.strikes) is None:
             look_later(self._txn, self._dbs.ban_ends, record.over_us, row, STRIKES)
@@ -146,7 +146,7 @@ class LmdbBanStorage:
                 cursor.delete()
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
-        """Look at so many rows whose time has come, and remove those that are over; return if there may be more."""
+        """Check at most `max_count` due rows, and remove expired ones; return whether there may be more."""
         return sweep(self._txn, self._dbs, self._dbs.ban_ends, self._now_us, max_count, _due_us)[1]
 
     def _keep_networks(self, networks: BannedNetworks) -> None:
@@ -179,22 +179,22 @@ def struck_of(row: bytes) -> tuple[str, str]:
 
 
 def _due_us(kind: bytes, row: bytes, packed: bytes) -> int | None:
-    """Return when a row of bans, strikes or lifted bans can be deleted; None for never."""
+    """Return when a row of `bans`, `strikes` or `meta` can be deleted; None for never."""
     if kind == STRIKES:
         return record_of(packed).over_us
     ban = ban_of(packed)
     if ban is None:
-        return 0  # it cannot be read any more
+        return 0  # a damaged record is useless
     return ban.made_us + MAX_WINDOW_US if kind == META and ban.ends_us is None else ban.ends_us
 
 
 def salvage(path: Path) -> list[Ban]:
-    """Return the bans whose records can be found in a damaged file, except those that were lifted since."""
+    """Return the bans whose records can be found in a damaged file, except those that were lifted later."""
     newest: dict[str, tuple[int, bool, Ban]] = {}
     window = b""
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
-            window = window[-_LONGEST:] + block  # a record may lie in two blocks
+            window = window[-_LONGEST:] + block  # a record may extend over two blocks
             at = window.find(_MARK)
             while at >= 0:
                 record = _read_record(window[at : at + _LONGEST])
@@ -206,14 +206,14 @@ def salvage(path: Path) -> list[Ban]:
 
 
 def rescue(path: Path, txn: Any, dbs: Databases, now_us: int, unix_us: int) -> int:
-    """Take over the bans that are found in a damaged file; return how many of them are in force.
+    """Import the bans that are found in a damaged file; return how many of them are in force.
 
     Args:
         path: The damaged file.
-        txn: A transaction of the environment that takes them over.
-        dbs: Its databases.
-        now_us: Its time, in which the bans are dated anew.
-        unix_us: Unix time at the same moment.
+        txn: A write transaction of the new environment.
+        dbs: The databases of the new environment.
+        now_us: The time of the new environment, to which the times of the bans are converted, in microseconds.
+        unix_us: The Unix time, read together with `now_us`.
     """
     storage, count = LmdbBanStorage(txn, dbs, now_us, KnownNetworks()), 0
     for ban in salvage(path):
@@ -232,6 +232,6 @@ def _read_record(packed: bytes) -> tuple[int, bool, Ban] | None:
     mark, length, checksum = _RECORD.unpack_from(packed)
     body = packed[_RECORD.size : _RECORD.size + length]
     if mark != _MARK or not length or len(body) < length or crc32(body) != checksum:
-        return None  # of nothing the checksum is 0, as zeros behind half a record say
+        return None  # an empty body is invalid: zeros after half a record would match its checksum, 0
     number, lifted, *fields = json.loads(body)
     return number, lifted, Ban(*fields)

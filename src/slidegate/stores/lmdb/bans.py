@@ -1,7 +1,7 @@
-"""The bans of an LMDB environment, which are rows of it and nowhere else; `ban_rows` says what stands in them.
+"""The bans of an LMDB environment, which are stored only in its rows; `ban_rows` describes the format.
 
-Every hit looks for the bans of its client in its own transaction, so it meets a ban that any process has made just
-before. The rules are those of `core.bans.rules`, at work on the rows.
+Every hit reads the bans of its client in its own transaction, so a new ban of any process takes effect immediately.
+The rules of `core.bans.rules` are applied to the rows.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from .transaction import Transaction, Transactions
 T = TypeVar("T")
 
 STEP: Final = 200
-"""How many rows are read at once: an event loop waits for them, a millisecond or two."""
+"""How many rows are read in one transaction, which blocks an event loop for a millisecond or two."""
 LOAD_STEP: Final = 100
-"""How many bans of an import are written at once: other processes wait for them, a few milliseconds."""
+"""How many bans of an import are written in one transaction, which blocks other writers for a few milliseconds."""
 LOAD_PAUSE_S: Final = 2 * PAUSE_S
-"""Then comes a pause in which those that wait try again."""
+"""The pause after such a transaction, in which waiting writers get the gate."""
 
 
 class LmdbBans(BanStore):
-    """Bans for all processes of a host; made by `LmdbStore`.
+    """Bans for all processes of a host; created by `LmdbStore`.
 
     Args:
         transactions: Runs transactions.
-        batcher: Runs jobs that write.
+        batcher: Runs write jobs.
     """
 
     def __init__(self, transactions: Transactions, batcher: Batcher) -> None:
@@ -48,34 +48,34 @@ class LmdbBans(BanStore):
         self._settings = transactions.settings
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
-        """Return the ban in force that refuses one of `subjects`, the one that lasts longest. This changes nothing."""
+        """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
         refusal = self._transactions.read(Transaction.refusal_by_ban, (), subjects)
         return None if refusal is None else refusal.ban
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | Awaitable[Ban | None] | None:
-        """Count a strike, and ban the key if that is one too many; return the ban that this makes."""
+        """Count a strike, and ban the key if it reaches the policy's threshold; return the new ban, if any."""
         return self._change(lambda rules, now_us, wall_us: rules.strike(policy, key, weight, reason, now_us, wall_us))
 
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
-        """Ban a key by hand, None for ever; a ban that it has is replaced."""
+        """Ban a key by hand, replacing a ban that it already has; a length of None means for ever."""
         return self._change(lambda rules, now_us, wall_us: rules.ban(key, length_us, reason, by, now_us, wall_us))
 
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
-        """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
+        """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
         return self._change(lambda rules, now_us, _: rules.unban(key, by, now_us))
 
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
-        """Take over the rows of a `dump`; of two bans of a key the one that lasts longer stays.
+        """Import the rows of a `dump`; of two bans of a key the longer one is kept.
 
-        They are written a part at a time, with pauses in which other processes write. Where the store fails half way, a
-        note of the error says how far this came, and the same rows again bring the rest.
+        They are written in parts, with pauses in which other processes can write. If the store fails in between, a note
+        of the error has the number of imported bans, and another import of the same rows adds the rest.
         """
-        # The deadline is this call's: while it waits, others on the same loop ask with theirs.
+        # The deadline of this call: while it waits, other tasks of the same loop set theirs.
         stored = from_rows(rows, self._settings.ban_now_us(), self._settings.unix_us())
         return _answer(self._load(stored, self._batcher.patience_s))
 
     def count(self) -> int:
-        """Return how many bans are written: those in force, and those that ended lately."""
+        """Return how many bans are stored: those in force, and some that have recently expired."""
         return self._transactions.read(lambda transaction: transaction.ban_rows.ban_count())
 
     def active(self) -> list[Ban] | Awaitable[list[Ban]]:
@@ -83,7 +83,7 @@ class LmdbBans(BanStore):
         return _answer(self._active())
 
     def dump(self) -> list[Row] | Awaitable[list[Row]]:
-        """Return all bans, strikes and levels, as `core.bans.rows` writes them."""
+        """Return all bans, strikes and levels, as rows of `core.bans.rows`."""
         return _answer(self._dump())
 
     async def _active(self) -> list[Ban]:
@@ -101,7 +101,7 @@ class LmdbBans(BanStore):
         return list(to_rows(Bans(await self._active(), records), now_us, self._settings.unix_us()))
 
     async def _rows(self, database: str) -> AsyncIterator[tuple[bytes, bytes]]:
-        """Yield the rows of a database, read a part at a time, each in a transaction of its own."""
+        """Yield the rows of a database, read in parts, each in its own transaction."""
         row: bytes | None = b""
         while row is not None:
             rows, row = self._transactions.read(rows_from, database, row)
@@ -120,9 +120,9 @@ class LmdbBans(BanStore):
         done = 0
         for some in parts:
             try:
-                await self._run(patience_s, partial(_take_over, some))
+                await self._run(patience_s, partial(_import, some))
             except StoreError as error:
-                error.add_note(f"{done} of {len(bans)} bans were taken over")
+                error.add_note(f"{done} of {len(bans)} bans were imported")
                 raise
             done += len(some.bans)
             await _pause(LOAD_PAUSE_S)
@@ -137,12 +137,12 @@ class LmdbBans(BanStore):
             await answer
 
 
-def _take_over(stored: Bans, transaction: Transaction) -> None:
+def _import(stored: Bans, transaction: Transaction) -> None:
     transaction.change_bans(lambda rules, *_: rules.take_over(stored))
 
 
 def rows_from(transaction: Transaction, database: str, row: bytes) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
-    """Return `STEP` rows of a database, from `row` on, and the row to go on with; None at the end."""
+    """Return up to `STEP` rows of a database from `row` on, and the row to continue with; None at the end."""
     with transaction.txn.cursor(getattr(transaction.dbs, database)) as cursor:
         if not cursor.set_range(row):
             return [], None
@@ -159,7 +159,7 @@ def _on_asyncio() -> bool:
 
 
 def _answer(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
-    """Return what work in parts comes to; on an event loop an awaitable of it, and the loop turns between the parts."""
+    """Return the result of a coroutine; on an event loop the coroutine itself, so that other tasks run in between."""
     if _on_asyncio():
         return work
     try:

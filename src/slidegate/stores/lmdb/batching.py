@@ -1,16 +1,17 @@
-"""When a job gets its transaction: at once, with others, or later.
+"""Batching: when a write job gets its transaction, immediately, together with others, or later.
 
-A *job* is a method of `Transaction` that needs one that writes, with its arguments. On an event loop of asyncio:
+A *job* is a method of `Transaction` that writes, with its arguments. On an asyncio event loop:
 
-* a lone job is done at once, and its answer is no awaitable;
-* after one job in `LOOK_EVERY`, the jobs that follow in the same turn of the loop wait for the end of the turn. If they
-  are many, they are done in one transaction, and so are those of further turns, until they are few again;
-* while another process writes, jobs wait and are tried again, and the loop goes on meanwhile. A job ends with
-  `StoreTimeout` after the deadline, which is `PATIENCE_S` where nobody has set one;
-* if every commit waits for a disk, a thread of the loop does all jobs: in each transaction those that came meanwhile.
+* a single job runs immediately, and its answer is not an awaitable;
+* after one job in `LOOK_EVERY`, the jobs that follow in the same iteration of the loop wait for its end. If there are
+  many, they run in one transaction, and so do those of the next iterations, until there are few again;
+* while another process writes, jobs wait and are retried without blocking the loop. After the deadline, by default
+  `PATIENCE_S`, a job fails with `StoreTimeout`;
+* if every commit waits for the disk, a thread runs all jobs; each transaction contains those that arrived during the
+  one before.
 
-Without such a loop, a caller waits for a job that cannot be done at once, as long as a job is tried on a loop. A job
-that was given up before it was done has charged nothing.
+Without an event loop, the caller blocks until the job has run or its deadline has passed. A job that is cancelled or
+times out before it has run has charged nothing.
 """
 
 from __future__ import annotations
@@ -33,26 +34,26 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 Job: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
-"""What to call with a transaction, and the arguments behind it."""
+"""A function that is called with a transaction, and its further arguments."""
 Transact: TypeAlias = Callable[[Sequence[Job]], list[Any] | None]
 
 LOOK_EVERY: Final = 16
 MANY: Final = 4
-"""A turn of the loop costs about as much as two or three transactions."""
+"""From this many jobs on, batching pays: an iteration of the loop costs about as much as two or three transactions."""
 EAGER_TRIES: Final = 50
-"""A job is retried in this many consecutive turns of the loop, then with pauses, to save CPU."""
+"""A job is retried in this many consecutive iterations of the loop, then with pauses, to save CPU."""
 PAUSE_S: Final = 0.001
 
 _Item: TypeAlias = tuple[asyncio.Future[Any], Job, float, float]
-"""A job, the future that somebody awaits, the time until which it is tried, and how long that is."""
+"""The future of a job, the job, the loop time of its deadline, and the span of the deadline in seconds."""
 _Tried: TypeAlias = tuple[_Item, Any, BaseException | None]
-"""A job after an attempt: its answer, or its error, `_HELD_UP` if it is to be tried again."""
+"""A job after an attempt, with its answer or its error; the error is `_BLOCKED` if it has to be retried."""
 
-_HELD_UP: Final = StoreTimeout("another process writes")
+_BLOCKED: Final = StoreTimeout("another process writes")
 
 
 class _Patience(threading.local):
-    """How long the jobs of each thread are tried."""
+    """The deadline of each thread's jobs, in seconds."""
 
     span_s = PATIENCE_S
 
@@ -62,7 +63,7 @@ class Batcher:
 
     Args:
         transactions: Runs transactions.
-        in_thread: Whether a transaction takes so long that a loop must not wait for it.
+        in_thread: Whether jobs run in a thread, because commits wait for the disk and would block an event loop.
     """
 
     def __init__(self, transactions: Transactions, *, in_thread: bool) -> None:
@@ -73,47 +74,47 @@ class Batcher:
         self._last: tuple[asyncio.AbstractEventLoop | None, _LoopJobs | None] = None, None
 
     def run(self, do: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T | Awaitable[T]:
-        """Do a job; return its answer, or an awaitable of it. It is tried until the deadline of this thread.
+        """Run a job within the deadline of this thread; return its answer, or an awaitable of it.
 
         Args:
             do: Called with the transaction, then with `args`.
             args: Its arguments.
-            named: None: jobs have no arguments by name.
+            named: Unused; jobs have no keyword arguments.
         """
         answer: T | Awaitable[T] = self.run_job((do, args), self._patience.span_s)
         return answer
 
     def run_job(self, job: Job, patience_s: float, instead: Callable[..., Any] | None = None) -> Any:
-        """Do what `run` does with a job.
+        """Run a job, as `run` does.
 
         Args:
             job: The job.
-            patience_s: How long it is tried.
-            instead: A method of `Transaction` that only reads, with the arguments of the job: what it answers is the
-                answer where the job has to wait for another process or a disk, unless that is None.
+            patience_s: Its deadline, in seconds.
+            instead: A read-only method of `Transaction` with the same arguments. If the job has to wait for another
+                process or the disk, it is called first, and its answer is used unless it is None.
         """
         jobs = self._jobs()
         if jobs is None:
             return self._wait(job, patience_s, instead)
-        held_up = jobs.tries > 0 or self.in_thread
+        blocked = jobs.tries > 0 or self.in_thread
         if not jobs.busy and not self.in_thread:
             answers = self._transactions.write((job,))
             if answers is not None:
                 jobs.count_lone()
                 return answers[0]
-            held_up = True
-        if held_up and instead is not None and (answer := self.read(instead, *job[1])) is not None:
+            blocked = True
+        if blocked and instead is not None and (answer := self.read(instead, *job[1])) is not None:
             return answer
         return jobs.queue(job, patience_s)
 
     def read(self, ask: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T | None:
-        """Ask a transaction that only reads and waits for nobody; None if the files cannot be read now."""
-        with suppress(StoreError):  # of which the job itself will tell
+        """Run a method in a read transaction without waiting; None if the files cannot be read now."""
+        with suppress(StoreError):  # the job itself will raise it
             return self._transactions.read_within(0.0, ask, *args, **named)
         return None
 
     def _wait(self, job: Job, patience_s: float, instead: Callable[..., Any] | None) -> Any:
-        """Do a job without an event loop."""
+        """Run a job without an event loop."""
         until_s = time.monotonic() + patience_s
         while (answers := self._transactions.write((job,))) is None:
             if instead is not None and (answer := self.read(instead, *job[1])) is not None:
@@ -126,11 +127,11 @@ class Batcher:
 
     @property
     def patience_s(self) -> float:
-        """How long jobs of this thread are tried."""
+        """The deadline of this thread's jobs, in seconds."""
         return self._patience.span_s
 
     def _jobs(self) -> _LoopJobs | None:
-        """Return the jobs of the event loop that runs in this thread; None if none of asyncio does."""
+        """Return the jobs of the asyncio event loop that runs in this thread; None if there is none."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -142,24 +143,24 @@ class Batcher:
         return jobs
 
     def keep_deadline(self, deadline_s: float) -> bool:
-        """Set the timeout of this thread's jobs, in seconds; return False if it cannot be kept."""
+        """Set the deadline of this thread's jobs, in seconds; return whether it is enforced."""
         self._patience.span_s = deadline_s
         return not self.in_thread
 
     def begin(self, loop: asyncio.AbstractEventLoop, items: list[_Item]) -> asyncio.Future[list[_Tried]] | None:
-        """Have a thread of a loop do jobs; None if that is not what it is for, or the loop has ended its threads."""
+        """Run jobs in a thread of a loop; None if jobs run on the loop, or its executor has been shut down."""
         if self.in_thread:
             with suppress(RuntimeError):
                 return loop.run_in_executor(None, _persist, self._transactions.write, items)
         return None
 
     def attempt(self, items: list[_Item]) -> list[_Tried]:
-        """Do jobs together, as far as somebody waits for them."""
+        """Run jobs together, without those that were cancelled."""
         return _attempt(self._transactions.write, items)
 
 
 class _LoopJobs:
-    """The jobs of one event loop. `busy` is true while new ones have to wait, and `tries` counts vain attempts."""
+    """The jobs of one event loop. `busy` is true while new jobs are queued, and `tries` counts failed attempts."""
 
     __slots__ = ("_batcher", "_lone", "_waiting", "busy", "tries")
 
@@ -171,14 +172,14 @@ class _LoopJobs:
         self.busy = False
 
     def count_lone(self) -> None:
-        """Count a job that was done alone; after some, look whether more come in a turn."""
+        """Count a job that ran alone; after `LOOK_EVERY` of them, queue the next jobs to see how many there are."""
         self._lone -= 1
         if not self._lone:
             self._lone = LOOK_EVERY
             self._schedule(asyncio.get_running_loop())
 
     def queue(self, job: Job, patience_s: float) -> asyncio.Future[Any]:
-        """Do a job later."""
+        """Queue a job; return the future of its answer."""
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         self._waiting.append((future, job, loop.time() + patience_s, patience_s))
@@ -191,7 +192,7 @@ class _LoopJobs:
         if self.tries >= EAGER_TRIES:
             loop.call_later(PAUSE_S, self._next, loop)
         else:
-            # This comes after all callbacks that are ready now: the jobs that they bring are done together.
+            # Runs after all callbacks that are ready now, so that the jobs that they add run together.
             loop.call_soon(self._next, loop)
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -200,40 +201,40 @@ class _LoopJobs:
         if not items:
             self.busy, self.tries = False, 0
         elif (working := self._batcher.begin(loop, items)) is not None:
-            working.add_done_callback(partial(self._worked, loop, items))
+            working.add_done_callback(partial(self._thread_done, loop, items))
         else:
             self._settle(loop, self._batcher.attempt(items))
 
-    def _worked(self, loop: asyncio.AbstractEventLoop, items: list[_Item], working: asyncio.Future[Any]) -> None:
-        """Settle what the thread has tried, or tell all who wait why it could not."""
+    def _thread_done(self, loop: asyncio.AbstractEventLoop, items: list[_Item], working: asyncio.Future[Any]) -> None:
+        """Settle the results of the thread, or fail all its jobs with its error."""
         error = asyncio.CancelledError() if working.cancelled() else working.exception()
         self._settle(loop, working.result() if error is None else [(item, None, error) for item in items])
 
     def _settle(self, loop: asyncio.AbstractEventLoop, tried: list[_Tried]) -> None:
-        """Give answers and errors to those who wait, and decide when to go on."""
-        held_up = False
+        """Set the results of the futures, and schedule the next attempt."""
+        blocked = False
         for item, answer, error in tried:
             future, _, until_s, patience_s = item
-            held_up |= error is _HELD_UP
+            blocked |= error is _BLOCKED
             if future.done():
                 continue
             if error is None:
                 future.set_result(answer)
-            elif error is not _HELD_UP:
-                # No future takes the error by which an iterator ends, which a clock of the user's may be.
+            elif error is not _BLOCKED:
+                # Futures reject StopIteration, which a user's clock that is an iterator may raise.
                 future.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
             elif loop.time() < until_s:
                 self._waiting.append(item)
             else:
                 future.set_exception(_too_long(patience_s))
-        self.tries = self.tries + 1 if held_up else 0
-        self.busy = held_up or bool(self._waiting) or len(tried) >= MANY
+        self.tries = self.tries + 1 if blocked else 0
+        self.busy = blocked or bool(self._waiting) or len(tried) >= MANY
         if self.busy:
             self._schedule(loop)
 
 
 def _attempt(transact: Transact, items: list[_Item]) -> list[_Tried]:
-    """Do jobs together; if that fails, do each by itself, so that a failing one fails alone."""
+    """Run jobs together; if that fails, run each separately, so that only the failing ones fail."""
     items = [item for item in items if not item[0].done()]
     try:
         answers = transact([item[1] for item in items]) if items else []
@@ -242,16 +243,16 @@ def _attempt(transact: Transact, items: list[_Item]) -> list[_Tried]:
             return [(items[0], None, error)]
         return [tried for item in items for tried in _attempt(transact, [item])]
     if answers is None:
-        return [(item, None, _HELD_UP) for item in items]
+        return [(item, None, _BLOCKED) for item in items]
     return [(item, answer, None) for item, answer in zip(items, answers, strict=True)]
 
 
 def _persist(transact: Transact, items: list[_Item]) -> list[_Tried]:
-    """Do jobs in a thread, which may block while another process writes, no longer than `PATIENCE_S`."""
+    """Run jobs in a thread, waiting up to `PATIENCE_S` while another process writes."""
     until_s = time.monotonic() + PATIENCE_S
     while True:
         tried = _attempt(transact, items)
-        if not tried or any(error is not _HELD_UP for _, _, error in tried) or time.monotonic() > until_s:
+        if not tried or any(error is not _BLOCKED for _, _, error in tried) or time.monotonic() > until_s:
             return tried
         time.sleep(POLL_S)
 

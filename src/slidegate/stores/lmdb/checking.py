@@ -1,11 +1,11 @@
-"""The files of an LMDB environment: where they may lie, and whether they can be trusted.
+"""Checks of the files of an LMDB environment: their location and permissions, and whether they are damaged.
 
-A directory holds ``data.mdb`` and ``lock.mdb``, which are LMDB's own. A data file that turned out to be damaged is kept
-as ``data.mdb.corrupt-<time>``.
+The directory contains LMDB's files, ``data.mdb`` and ``lock.mdb``. A damaged data file is renamed to
+``data.mdb.corrupt-<time>``.
 
-LMDB maps its file into memory and follows the page numbers that it finds there, which in a damaged file ends the
-process. So a file is read first, without LMDB: always its head, and every page if no other process has it open.
-Other processes that have it open trust it already, and may be writing to it.
+LMDB maps its file into memory and follows the page numbers in it, so a damaged file can crash the process. So a file is
+verified before LMDB opens it: always its head, and every page if no other process has it open. If another process has
+it open, it was verified before, and may be changing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ...core.errors import ConfigurationError, StoreUnavailable
 DATA: Final = "data.mdb"
 LOCK: Final = "lock.mdb"
 
-# On these, other hosts do not see locks and shared memory, and on some of them not even other processes do.
+# On these, other hosts do not share locks and memory maps, and on some of them not even other processes do.
 NETWORKED: Final = frozenset(
     (
         *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.cephfs", "fuse.glusterfs", "fuse.rclone", "fuse.s3fs"),
@@ -56,13 +56,13 @@ _META: Final = Struct("=IIQQ IHHQQQQQ IHHQQQQQ QQ")  # see MDB_meta in LMDB's md
 _META_FLAG: Final = 0x08
 _MAGIC: Final = 0xBEEFC0DE
 _FORMAT: Final = 1
-_NEWER_HEAD: Final = 24  # where LMDB 1.0 writes its mark
+_NEWER_HEAD: Final = 24  # the offset of the magic number in LMDB 1.0
 
 
 def check_directory(path: Path) -> None:
-    """Make the directory of an environment if it is not there, and check that nobody else can write what it holds.
+    """Create the directory of an environment if it is missing, and check that no other user can write to its files.
 
-    Root can do so in any case. Whoever else can cut a file off that is mapped, and so end the process.
+    Another user with write access could truncate a mapped file, and so crash the process. Root is not checked.
 
     Raises:
         ConfigurationError: It cannot be used; the message names the reason, the owner and the remedy.
@@ -71,33 +71,33 @@ def check_directory(path: Path) -> None:
         path.mkdir(mode=0o700, exist_ok=True)
         found = path.stat()
     except FileNotFoundError:
-        raise ConfigurationError(f"lmdb: {path.parent} does not exist; make it, or choose another path") from None
+        raise ConfigurationError(f"lmdb: {path.parent} does not exist; create it, or choose another path") from None
     except FileExistsError:
         raise ConfigurationError(
-            f"lmdb: {path} is a file; expected a directory, or a path where one can be made"
+            f"lmdb: {path} is a file; expected a directory, or a path where one can be created"
         ) from None
     except OSError as error:
         raise unusable(path, error) from error
-    for place, status in {path: found, **check_files(path)}.items():
-        for who, bit, remedy in (("everybody", stat.S_IWOTH, "o-w"), (f"group {status.st_gid}", stat.S_IWGRP, "g-w")):
+    for checked, status in {path: found, **check_files(path)}.items():
+        for who, bit, remedy in (("every user", stat.S_IWOTH, "o-w"), (f"group {status.st_gid}", stat.S_IWGRP, "g-w")):
             if status.st_mode & bit:
                 raise ConfigurationError(
-                    f"lmdb: {who} may write to {place}, and change counts and bans; chmod {remedy} {place}"
+                    f"lmdb: {who} may write to {checked}, and change counts and bans; chmod {remedy} {checked}"
                 )
     if found.st_uid not in (0, os.geteuid()):
         raise ConfigurationError(
-            f"lmdb: {path} {_belongs(found)}: give it to that user, run as its owner, or choose a path that is not "
-            "there yet; all workers have to be one user"
+            f"lmdb: {path} {_belongs(found)}: give it to that user, run as its owner, or choose a path that does not "
+            "exist yet; all workers have to run as the same user"
         )
 
 
 def check_files(path: Path) -> dict[Path, os.stat_result]:
-    """Check that the files of an environment are files, as far as they are there, and return their status.
+    """Check that the existing files of an environment are regular files, and return their status.
 
-    Others may hang whoever opens them, as a FIFO does.
+    Opening another kind, such as a FIFO, could block.
 
     Raises:
-        ConfigurationError: One is something else, or cannot be looked at.
+        ConfigurationError: One is not a regular file, or its status cannot be read.
     """
     found = {}
     for place in (path / DATA, path / LOCK):
@@ -112,35 +112,35 @@ def check_files(path: Path) -> dict[Path, os.stat_result]:
 
 
 def check_kind(place: Path, status: os.stat_result) -> None:
-    """Check that what is at a place is a file.
+    """Check that a path is a regular file, by its status.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: It is not.
     """
     if not stat.S_ISREG(status.st_mode):
-        what = _KINDS.get(stat.S_IFMT(status.st_mode), "no file")
+        what = _KINDS.get(stat.S_IFMT(status.st_mode), "not a regular file")
         raise ConfigurationError(f"lmdb: {place} is {what}; remove it, or choose another path")
 
 
 def check_file_system(path: Path, mounts: Iterable[str] | None = None) -> str:
-    """Return a warning about the file system of a path, empty if there is nothing to say; see `file_system`.
+    """Return a warning about the file system of a path, or an empty string; see `file_system`.
 
     Raises:
-        ConfigurationError: Other hosts or processes may use the files there without seeing our locks.
+        ConfigurationError: On this file system, other hosts or processes may not see our locks.
     """
     kind = file_system(path, mounts)
     if kind in NETWORKED:
         raise ConfigurationError(
-            f"lmdb: {path} lies on {kind}, over which locks and shared memory do not reach; choose a path on a local "
+            f"lmdb: {path} is on {kind}, which does not share locks and memory maps; choose a path on a local "
             "disk, or RedisStore for several hosts"
         )
     if kind in DOUBTFUL or kind.startswith("fuse"):
-        return f"{path} lies on {kind}: only processes that share this mount count together; a local disk is safer"
+        return f"{path} is on {kind}: only processes that share this mount count together; a local disk is safer"
     return ""
 
 
 def file_system(path: Path, mounts: Iterable[str] | None = None) -> str:
-    """Return the type of the file system that a path lies on, as `mount` calls it; empty if that is not known.
+    """Return the type of the file system of a path, as `mount` names it; empty if it is unknown.
 
     Args:
         path: A path without symbolic links.
@@ -161,17 +161,17 @@ def file_system(path: Path, mounts: Iterable[str] | None = None) -> str:
 
 
 def unusable(path: Path, error: OSError) -> ConfigurationError:
-    """Return an error that names a path that cannot be used, its owner and the remedy."""
-    place = Path(error.filename or path)
-    problem = f"lmdb: {place} cannot be used: {error.strerror or error}"
+    """Return the error for an unusable path, which names its owner and the remedy."""
+    failed = Path(error.filename or path)
+    problem = f"lmdb: {failed} cannot be used: {error.strerror or error}"
     if not isinstance(error, PermissionError):
         return ConfigurationError(f"{problem}; {_REMEDIES.get(error.errno or 0, '')}choose another path")
-    for owned in (place, *place.parents):
+    for owned in (failed, *failed.parents):
         with suppress(OSError):
             status = owned.stat()
             return ConfigurationError(
                 f"{problem}; {owned} {_belongs(status)}: give it to that user, or choose another path; all workers "
-                "have to be one user"
+                "have to run as the same user"
             )
     return ConfigurationError(problem)
 
@@ -182,19 +182,19 @@ def _belongs(status: os.stat_result) -> str:
 
 
 class Damaged(StoreUnavailable):
-    """A data file is damaged; the message says where."""
+    """A data file is damaged; the message describes the damage."""
 
 
 def check_data(path: Path, *, every_page: bool) -> None:
-    """Check that the data file of a directory can be given to LMDB. This process holds its gate: nobody writes to it.
+    """Check that LMDB can safely open the data file of a directory. The caller holds the gate.
 
     Args:
         path: The directory.
-        every_page: Whether to look at every page, and not only at the head.
+        every_page: Whether to verify every page, and not only the head.
 
     Raises:
-        Damaged: It cannot be given to LMDB.
-        ConfigurationError: It was written by another major version of LMDB: it may be in order, and is left alone.
+        Damaged: It is damaged.
+        ConfigurationError: It has the format of another major version of LMDB; it may be intact, and is not modified.
     """
     data = path / DATA
     short = _check_head(data)
@@ -212,7 +212,7 @@ def check_data(path: Path, *, every_page: bool) -> None:
 
 
 def is_file_at(file: int, path: Path) -> bool:
-    """Return whether an open file is still the one at a path."""
+    """Return whether an open file is still the file at a path."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -221,9 +221,9 @@ def is_file_at(file: int, path: Path) -> bool:
 
 
 def nobody_else_has(lock: Path) -> bool:
-    """Return whether no process has the environment open; each keeps a lock on the first byte of LMDB's lock file.
+    """Return whether no process has the environment open; each of them locks the first byte of LMDB's lock file.
 
-    This process must not have it open: closing the file here would end the lock of LMDB.
+    This process must not have it open, because closing the file here would release LMDB's lock.
     """
     try:
         file = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -239,9 +239,9 @@ def nobody_else_has(lock: Path) -> bool:
 
 
 def _check_head(path: Path) -> str:
-    """Check the two first pages; if the file is shorter than they say, return a sentence about that, else nothing.
+    """Check the first two pages; return a message if the file is shorter than they specify, else an empty string.
 
-    Pages at the end that were freed before they were written need not be there.
+    A shorter file may be intact: pages at its end that were freed before they were written may be missing.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -250,7 +250,7 @@ def _check_head(path: Path) -> str:
         if first is None:
             if head[_NEWER_HEAD : _NEWER_HEAD + 4] == _MAGIC.to_bytes(4, sys.byteorder):
                 raise _of_another_format(path, int.from_bytes(head[_NEWER_HEAD + 4 : _NEWER_HEAD + 8], sys.byteorder))
-            raise Damaged("it is no LMDB file")
+            raise Damaged("it is not an LMDB file")
         file_format, page_bytes, _, _ = first
         file.seek(page_bytes)
         second = _meta(file.read(_PAGE_HEAD.size + _META.size))
@@ -260,14 +260,14 @@ def _check_head(path: Path) -> str:
         raise _of_another_format(path, file_format)
     last_page = max(first, second, key=lambda meta: meta[3])[2]
     if (last_page + 1) * page_bytes > size:
-        return f"it ends after {size} bytes, and says that it has {(last_page + 1) * page_bytes}"
+        return f"it has {size} bytes, and its head specifies {(last_page + 1) * page_bytes}"
     return ""
 
 
 def set_aside(path: Path) -> Path:
-    """Keep a damaged data file, whose gate this process holds, under another name, and return that name.
+    """Rename a damaged data file, whose gate this process holds, and return its new path.
 
-    LMDB's lock file goes first: as soon as the name is free, another process may make both files anew.
+    LMDB's lock file is removed first: after the rename, another process may immediately create both files.
     """
     kept = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
     (path.parent / LOCK).unlink(missing_ok=True)
@@ -280,7 +280,7 @@ def _of_another_format(path: Path, file_format: int) -> ConfigurationError:
 
 
 def _meta(head: bytes) -> tuple[int, int, int, int] | None:
-    """Return format, size of a page, and numbers of the last page and transaction; None if this is no head."""
+    """Return format, page size, and numbers of the last page and transaction; None if the head is invalid."""
     if len(head) < _PAGE_HEAD.size + _META.size:
         return None
     _, _, flags, _, _ = _PAGE_HEAD.unpack_from(head)

@@ -1,17 +1,17 @@
 """An open LMDB environment, and the gate that lets one process write at a time.
 
-A process that writes holds the *gate*, an advisory lock (`flock`) on the data file itself: nobody gets past it, even
-if other files are deleted. LMDB has a lock of its own, but a wait for that cannot be given up: one stopped process
-would hang every event loop of the host. The gate is only ever tried, so it hangs nobody. LMDB's lock is free for the
-process that holds the gate; if a process dies, the kernel opens its gate.
+A writer holds the *gate*, an advisory lock (`flock`) on the data file itself, which works even if other files are
+deleted. LMDB has its own lock, but waiting for that cannot be cancelled: one stopped process would block every event
+loop of the host. The gate is acquired without blocking. LMDB's lock is always free for the process that holds the
+gate, and if a process dies, the kernel releases its gate.
 
-A process may write through its map of the file, and LMDB cuts the file to the size of the map. So a process that maps
-the file anew, because it or another process made the file larger, holds the gate, and maps at least the whole file: the
-file never shrinks.
+A process may write through its map of the file, and LMDB truncates the file to the size of the map. So a process that
+maps the file again, because the file has grown, holds the gate and maps at least the whole file: the file never
+shrinks.
 
-Neither an LMDB environment nor a lock on a file survives `fork`, so a child opens the files anew. It must not *close*
-the environment that it has inherited: that would empty the places of its parent's readers. It drops the environment,
-while nobody is in a transaction.
+Neither an LMDB environment nor a file lock survives `fork`, so a child opens the files again. It must not *close* the
+inherited environment, because that would clear the reader slots of its parent. It only drops its reference, at a time
+when no transaction is open.
 """
 
 from __future__ import annotations
@@ -40,41 +40,41 @@ from .opening import BROKEN, POLL_S, Options, open_files, take_room, takes_room,
 IN_PROCESS_S: Final = 0.05
 """How long an event loop may wait for another thread, or for files that have to be opened or have grown."""
 RECORD_EVERY_US: Final = 1_000_000
-_LOOK_EVERY: Final = 16  # commits, between two looks at how full the file is
+_CHECK_EVERY: Final = 16  # commits between two checks of how full the file is
 _GROW_AGAIN_S: Final = 1.0
 _DOUBT_AGAIN_S: Final = 1.0
 _NO_DAMAGE: Final = (OSError, lmdb.DiskError, lmdb.MapFullError, lmdb.MemoryError, lmdb.ReadersFullError)
 RESERVE: Final = 16
-"""A file at its largest size may grow by 1/RESERVE of it for keys that it already has."""
+"""A file at its largest size may grow by another 1/RESERVE for keys that it already contains."""
 MIN_RESERVE: Final = 2**21
 NO_WINDOWS: Final = 1
 NO_ROWS: Final = 2
 NO_CHANGES: Final = 3
-"""What a full file takes no more of: first windows of further keys, then rows of any kind, then changes, until empty
-rows have been deleted, for which pages have to be copied."""
+"""The changes that a full file rejects: first windows of new keys, then all new rows, then all changes, until expired
+rows have been deleted; that also needs room, because it copies pages."""
 _FAR_BEHIND: Final = 100  # transactions; a read takes as long as one or two
 _TOO_SHORT: Final = "its head names pages that the file does not have"
 _NO_DATABASES: Final = Databases(*(None,) * len(Databases._fields))  # type: ignore[arg-type]
 
 
 class Environment:
-    """An environment; `open_environment` returns one.
+    """An LMDB environment; `open_environment` returns one.
 
     Args:
         path: Its directory, without symbolic links.
-        options: How to open it.
+        options: The options with which to open it.
 
     Attributes:
         dbs: The databases.
-        opened: How often the files have been opened.
+        opened: How many times the files have been opened.
         held: How many bytes are mapped.
-        untold: Events that no observer was told yet.
-        stuck: Why the file could not grow when that was last tried; empty if it could.
+        untold: Pending events.
+        stuck: Why the file could not grow at the last attempt; empty if it could.
         fullness: How full a file is that cannot grow: 0, `NO_WINDOWS`, `NO_ROWS` or `NO_CHANGES`.
-        users: How many stores of this process use it; the files are not opened again once the last was closed.
+        users: How many open stores of this process use it; after the last is closed, the files are not opened again.
 
     Raises:
-        ConfigurationError: The files cannot be used; the message says what would help.
+        ConfigurationError: The files cannot be used; the message names the remedy.
         StoreTimeout: Another process holds the gate.
     """
 
@@ -100,7 +100,7 @@ class Environment:
         self._grow_again_s = 0.0
         self._most = options.max_map_size + max(options.max_map_size // RESERVE, MIN_RESERVE)
         self._readers = Readers(path, self._most)
-        self._leaves = False  # whether to close the files after this transaction
+        self._must_close = False  # whether to close the files after the current transaction
         self._checking: threading.Thread | None = None
         self._check_failed: Exception | None = None
         self._open(opening.PATIENCE_S)
@@ -112,7 +112,7 @@ class Environment:
     # -- writing and reading -----------------------------------------------------------------------------------------
 
     def begin(self) -> Any:
-        """Begin to write; None while somebody else writes. `commit` or `abort` has to follow, in the same thread."""
+        """Begin a write transaction, for this thread to `commit` or `abort`; None while another writer has the gate."""
         if self.options.read_only:
             raise StoreUnavailable(f"lmdb: {self.path} is open for reading only")
         if not self._take_gate():
@@ -130,41 +130,41 @@ class Environment:
             raise
 
     def commit(self, txn: Any, *, looks: bool = False) -> None:
-        """Commit a transaction, make the map larger before it is full, and let others write.
+        """Commit a transaction, enlarge the map if it is nearly full, and release the gate.
 
         Args:
             txn: The transaction.
-            looks: Whether to check now how full the file is, instead of at the next regular check.
+            looks: Whether to check how full the file is now, and not only at the next regular check.
         """
         try:
             self._commits += 1
-            looks = looks or not self._commits % _LOOK_EVERY
+            looks = looks or not self._commits % _CHECK_EVERY
             used = self._used() if looks else 0
             if looks:
                 self.fullness = self._measure(txn, used)
             txn.commit()
             if looks and self.held < self._most and self.held - used < self._spare():
-                with suppress(lmdb.Error, OSError):  # all is written, and who needs the room tries again
+                with suppress(lmdb.Error, OSError):  # the data is written, and a full map is enlarged when needed
                     self._grow()
         except BaseException:
-            txn.abort()  # a look may have failed before the commit; behind one it does nothing
+            txn.abort()  # the check may have failed before the commit; after a commit this does nothing
             raise
         finally:
             self._leave_gate()
 
     def abort(self, txn: Any) -> None:
-        """Abort a transaction, and let others write."""
+        """Abort a transaction, and release the gate."""
         try:
             txn.abort()
         finally:
             self._leave_gate()
 
     def read(self, patience_s: float = IN_PROCESS_S) -> Any:
-        """Begin to read; `end_read` has to follow. It waits for another process only where the file has grown."""
+        """Begin a read transaction, which `end_read` has to end; it may wait for a writer if the file has grown."""
         self._map.acquire()
         txn = None
         try:
-            if self._lmdb is not None:  # as it is now: another thread may have closed the files meanwhile
+            if self._lmdb is not None:  # checked under the lock, because another thread may have closed the files
                 txn = self._begin_read()
         except lmdb.MapResizedError:
             pass
@@ -181,7 +181,7 @@ class Environment:
             self._map.release()
 
     def grow(self) -> bool:
-        """Make the map larger; return False if it cannot be, and True if others may do it."""
+        """Enlarge the map; return False if that is impossible, and True if another process may be doing it."""
         if not self._take_gate():
             return True
         try:
@@ -193,9 +193,9 @@ class Environment:
         with self._map:
             self.untold += self._readers.look(self._lmdb)
             if self._lmdb.reader_check():
-                return True  # the pages that were kept for dead readers can be used again
+                return True  # pages that were kept for dead readers have become free
             before = self._lmdb.info()["map_size"]
-            self._map_whole()  # another process may have made it larger
+            self._map_whole()  # another process may have enlarged it
             if self._lmdb.info()["map_size"] > before:
                 return True
             size = min(2 * before, self._most)
@@ -220,11 +220,11 @@ class Environment:
             return self._lmdb.begin(self.dbs.windows)
 
     def _read_behind_gate(self, patience_s: float) -> Any:
-        """Begin to read files that have to be opened, or mapped anew because another process has made them larger."""
+        """Begin to read after opening the files, or mapping them again because another process has enlarged them."""
         until_s = time.monotonic() + patience_s
         while not self._take_gate():
             if time.monotonic() > until_s:
-                raise StoreTimeout(f"lmdb: {self.path} has to be mapped, and somebody writes; is a process stopped?")
+                raise StoreTimeout(f"lmdb: {self.path} has to be mapped, but another process writes; is it stopped?")
             time.sleep(POLL_S)
         txn = None
         self._map.acquire()
@@ -232,7 +232,7 @@ class Environment:
             self._map_whole()
             txn = self._begin_read()
             return txn
-        except lmdb.MapResizedError:  # now that nobody makes it larger
+        except lmdb.MapResizedError:  # impossible while this process holds the gate
             raise lmdb.CorruptedError(_TOO_SHORT) from None
         finally:
             if txn is None:
@@ -240,7 +240,7 @@ class Environment:
             self._leave_gate()
 
     def _map_whole(self) -> None:
-        # If no room was taken, the file is shorter than the map, nothing is written through it, and nothing cut off.
+        # If no room is allocated, the file may be shorter than the map: nothing is written through it or truncated.
         size = max(whole_size(self._file), self._lmdb.info()["map_size"]) if takes_room(self.options) else 0
         self._lmdb.set_mapsize(size)
         self._hold(self._lmdb.info()["map_size"])
@@ -251,11 +251,11 @@ class Environment:
         self.held = size
 
     def look_after(self, txn: Any, now_us: int) -> None:
-        """About once a second, record the time, and check that files and layout are still those that were opened.
+        """About once a second, record the time, and check that the files and the layout have not been replaced.
 
         Args:
-            txn: The transaction to write in.
-            now_us: The time, by any clock.
+            txn: The write transaction.
+            now_us: The time of any clock, in microseconds.
         """
         if self._looked_us <= now_us < self._looked_us + RECORD_EVERY_US:
             return
@@ -264,14 +264,14 @@ class Environment:
         txn.put(CLOCK, written(record, boot_id(), self._offset_us, boot_us(), system_us()), db=self.dbs.meta)
         self._lmdb.reader_check()
         self.untold += self._readers.look(self._lmdb)
-        self._leaves = not self._are_ours() or txn.get(SCHEMA, None, self.dbs.meta) != WRITTEN_SCHEMA
+        self._must_close = not self._are_ours() or txn.get(SCHEMA, None, self.dbs.meta) != WRITTEN_SCHEMA
 
     def sizes(self, txn: Any) -> tuple[int, int, int]:
-        """Return the number of windows, and how many bytes of the file have been used and are held."""
+        """Return the number of windows, the bytes of the file that have ever been used, and the size of the map."""
         return txn.stat(self.dbs.windows)["entries"], self._used(), self._lmdb.info()["map_size"]
 
     def _measure(self, txn: Any, used: int) -> int:
-        """Return how full a file is, given its used bytes; free pages do not count."""
+        """Return the `fullness` of the file, given its used bytes; free pages do not count."""
         most = self.held if self.stuck else self._most
         room = min(self.options.max_map_size, most - self._spare())
         if used < room:
@@ -282,7 +282,7 @@ class Environment:
         return 0 if used < room else min(1 + 4 * (used - room) // (most - room), NO_CHANGES)
 
     def _spare(self) -> int:
-        """Return how many bytes of the file are for keys that are known, and for changing pages."""
+        """Return the reserve for known keys and for copies of changed pages, in bytes."""
         return int(min(max(self.held // RESERVE, MIN_RESERVE), self.held // 4))
 
     def _used(self) -> int:
@@ -291,10 +291,11 @@ class Environment:
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     def failure(self, error: Exception) -> StoreUnavailable:
-        """Return the error to raise for one that LMDB or the system raised.
+        """Return the error to raise for an error of LMDB or the system.
 
-        LMDB says nearly anything of a file that was damaged in place. So the files are closed, and opened anew at the
-        next use: another process may have mended them, and else they are checked. What LMDB calls damaged is set aside.
+        LMDB reports nearly any error for a file that was damaged in place. So the files are closed, and opened again at
+        the next use, with a check unless another process has replaced them. Files that LMDB reports as damaged are set
+        aside.
         """
         broken, no_room = isinstance(error, BROKEN), os.strerror(errno.EDQUOT) in str(error)
         if broken or not (isinstance(error, _NO_DAMAGE) or no_room or time.monotonic() < self._doubt_again_s):
@@ -310,8 +311,8 @@ class Environment:
             self._close()
 
     def forked(self) -> None:
-        """Drop the environment of the parent, and close its file. The child calls this."""
-        self._lock, self._map = _lock_over_fork(), _lock_over_fork()  # a thread of the parent may have kept the old
+        """In a forked child, drop the environment of the parent, and close its file."""
+        self._lock, self._map = _lock_over_fork(), _lock_over_fork()  # a thread of the parent may have held the old
         self._checking = self._check_failed = None
         if self._lmdb is not None:
             self._lmdb = None
@@ -319,14 +320,14 @@ class Environment:
             os.close(self._file)
 
     def _are_ours(self) -> bool:
-        """Return whether the data file and LMDB's lock file are still those of the path."""
+        """Return whether the data file and LMDB's lock file at the path are still the opened ones."""
         try:
             return ((self.path / DATA).stat().st_ino, (self.path / LOCK).stat().st_ino) == self._inodes
         except OSError:
             return False
 
     def _take_gate(self) -> bool:
-        """Keep everybody else from writing; False while somebody else writes, or the files are checked."""
+        """Acquire the gate without blocking; return False if another writer holds it or the files are being checked."""
         if self._checking is not None or not self._lock.acquire(timeout=IN_PROCESS_S):
             return False
         taken = False
@@ -339,23 +340,23 @@ class Environment:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             taken = True
         except (BlockingIOError, StoreTimeout):
-            pass  # the latter where the files have to be opened first
+            pass  # StoreTimeout: raised when the files have to be opened first
         finally:
             if not taken:
                 self._lock.release()
         return taken
 
     def _check_in_thread(self) -> None:
-        """Have files opened that may be damaged: each of their pages is read, which no event loop can wait for.
+        """Check and open possibly damaged files in a thread, because reading every page would block an event loop.
 
         Raises:
-            StoreError: The check before this one could not open them.
+            StoreError: The previous check failed.
         """
         failed, self._check_failed = self._check_failed, None
         if failed is not None:
             raise failed
         checking = threading.Thread(target=self._open_checked, name="slidegate-lmdb-check", daemon=True)
-        checking.start()  # it waits for the lock, which is held here
+        checking.start()  # it waits for the lock, which this thread holds
         self._checking = checking
 
     def _open_checked(self) -> None:
@@ -370,7 +371,7 @@ class Environment:
     def _leave_gate(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_UN)
-            if self._leaves:
+            if self._must_close:
                 with self._map:
                     self._close()
         finally:
@@ -378,7 +379,7 @@ class Environment:
 
     def _close(self) -> None:
         environment, self._lmdb = self._lmdb, None
-        self._leaves = False
+        self._must_close = False
         if environment is not None:
             environment.close()
             os.close(self._file)
@@ -400,11 +401,11 @@ class Environment:
 
 
 class Readers:
-    """Compares the readers of one look with those of the look before it.
+    """Finds stopped readers, by comparing the readers of two successive checks.
 
     Args:
         path: The directory of the environment.
-        max_map_size: How many bytes the file may grow to.
+        max_map_size: The largest size of the file, in bytes.
     """
 
     def __init__(self, path: Path, max_map_size: int) -> None:
@@ -414,7 +415,7 @@ class Readers:
         self._told: set[tuple[int, int]] = set()
 
     def look(self, environment: Any) -> list[Event]:
-        """Return an event for each process that has been in the same transaction since an earlier look."""
+        """Return an event for each process that has been in the same transaction since an earlier check."""
         last = environment.info()["last_txnid"]
         behind = set()
         for line in environment.readers().splitlines()[1:]:
@@ -428,13 +429,13 @@ class Readers:
     def _event(self, pid: int, transactions: int) -> Event:
         message = (
             f"process {pid} has been reading {self._path} for {transactions} transactions, is it stopped? "
-            f"The file grows until it goes on or ends, up to {self._max_map_size} bytes"
+            f"The file grows until it continues or exits, up to {self._max_map_size} bytes"
         )
         return Event("reader_stopped", message, {"pid": pid, "transactions": transactions})
 
 
 def _lock_over_fork() -> threading.Lock:
-    """Return a lock that nobody holds while the process forks, so that nobody is in a transaction then."""
+    """Return a lock that the forking thread holds during a fork, so that no transaction is open then."""
     lock = threading.Lock()
     hold_over_fork(lock)
     return lock
@@ -445,11 +446,11 @@ _open: Final[dict[Path, Environment]] = {}
 
 
 def open_environment(path: str | PathLike[str], options: Options) -> Environment:
-    """Return the environment at a path, and open it if this process has not. `close_environment` has to follow.
+    """Return the environment at a path, opened once per process; `close_environment` has to be called for each result.
 
     Raises:
         ConfigurationError: The path cannot be used, or is open with other options.
-        StoreUnavailable: It is to be read only, and cannot be.
+        StoreUnavailable: It is opened for reading only, and cannot be read.
         StoreTimeout: Another process holds the lock of the files and does not respond.
     """
     text = fspath(path) if isinstance(path, (str, PathLike)) else ""
@@ -460,21 +461,21 @@ def open_environment(path: str | PathLike[str], options: Options) -> Environment
     with _lock:
         if not options.read_only:
             check_directory(Path(text))
-        place = Path(text).resolve()
-        environment = _open.get(place)
+        real_path = Path(text).resolve()
+        environment = _open.get(real_path)
         if environment is None:
-            environment = _open[place] = Environment(place, options)
+            environment = _open[real_path] = Environment(real_path, options)
         elif environment.options != options:
             raise ConfigurationError(
-                f"lmdb: {place} is open in this process with {environment.options._asdict()}, not {options._asdict()}; "
-                "use the same options"
+                f"lmdb: {real_path} is open in this process with {environment.options._asdict()}, "
+                f"not {options._asdict()}; use the same options"
             )
         environment.users += 1
         return environment
 
 
 def close_environment(environment: Environment) -> None:
-    """Close an environment if nobody else of this process uses it."""
+    """Close an environment if no other store of this process uses it."""
     with _lock:
         environment.users -= 1
         if not environment.users:

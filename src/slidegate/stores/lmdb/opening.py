@@ -1,8 +1,8 @@
-"""Opening the files of an LMDB environment, under its gate: nobody else opens them or writes meanwhile.
+"""Opening the files of an LMDB environment under its gate, so that no other process opens or writes them meanwhile.
 
-Who opens them to write makes what is missing, and sets aside what is damaged. Who opens them to read makes, mends and
-writes nothing, but takes a slot in LMDB's lock file, as every reader does, so that writers leave alone the pages that
-it reads: a file that is missing, damaged or older is refused with a sentence, and to put it right is for the workers.
+Opening for writing creates missing files, and sets a damaged file aside. Opening for reading only creates, repairs and
+writes nothing, except for a slot in LMDB's lock file, which keeps writers from reusing the pages that it reads. If the
+files are missing, damaged or of an older version it raises an error, and leaves the repair to the workers.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from .layout import NAMES, Databases, boot_us, load
 T = TypeVar("T")
 
 PATIENCE_S: Final = 5.0
-"""How long to wait for the gate if no deadline is shorter."""
+"""How long to wait for the gate without a deadline."""
 POLL_S: Final = 0.000_5
 CHECKED_PER_S: Final = 32 * 2**20
-"""The least bytes of a file that are verified in a second; another process waits accordingly longer."""
-# If the room was not taken beforehand, a full disk ends a process that writes through its map.
+"""The least bytes per second at which a file is verified; other processes extend their wait accordingly."""
+# Without allocated disk space, a full disk kills a process that writes through its map.
 CAN_TAKE_ROOM: Final = hasattr(os, "posix_fallocate")
 
-# LMDB raises these errors for pages that it never wrote in this form.
+# LMDB raises these errors for pages that it cannot have written.
 BROKEN: Final = (
     *(lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.PageFullError),
     *(lmdb.CursorFullError, lmdb.IncompatibleError),
@@ -62,7 +62,7 @@ _ROOM_TO_OPEN: Final = 2**20
 
 
 class Options(NamedTuple):
-    """How an environment is opened; the same for all stores of a process that share it."""
+    """The options of an environment; all stores of a process that share it have to use the same."""
 
     map_size: int
     max_map_size: int
@@ -71,19 +71,19 @@ class Options(NamedTuple):
 
 
 class _Moved(StoreUnavailable):
-    """The data file was deleted or replaced while it was opened."""
+    """The data file was deleted or replaced while this process was opening it."""
 
 
 class Opened(NamedTuple):
-    """An open environment, and the findings of its opening.
+    """An open environment, and the events of its opening.
 
     Attributes:
         lmdb: LMDB's environment.
-        file: The data file, open for the gate and for taking room.
+        file: A descriptor of the data file, for the gate and for allocating disk space.
         dbs: The databases.
-        offset_us: What to add to the boot clock.
+        offset_us: The store's time minus the boot clock, in microseconds.
         inodes: The inodes of the data file and of LMDB's lock file.
-        events: Events to tell.
+        events: The events to emit.
     """
 
     lmdb: Any
@@ -95,18 +95,18 @@ class Opened(NamedTuple):
 
 
 def open_files(path: Path, options: Options, patience_s: float, suspect: tuple[int, str]) -> Opened:
-    """Open an environment. To write, make one if there is none, and set a damaged one aside.
+    """Open an environment. For writing, create a missing one, and set a damaged one aside.
 
     Args:
         path: Its directory, without symbolic links.
-        options: How to open it.
-        patience_s: How long to wait for another process that writes or opens it.
-        suspect: The inode of a data file that must not be used any more, and why; without a reason it is checked.
+        options: The options of the environment.
+        patience_s: How long to wait for another process that is writing or opening it, in seconds.
+        suspect: The inode of a data file that may be damaged, and the known damage; if that is empty, it is checked.
 
     Raises:
-        ConfigurationError: The files cannot be used; the message says what would help.
-        StoreUnavailable: They are to be read only, and are not there.
-        StoreTimeout: Another process holds the files.
+        ConfigurationError: The files cannot be used; the message names the remedy.
+        StoreUnavailable: They are opened for reading only, and do not exist.
+        StoreTimeout: Another process holds the gate.
     """
     events: list[Event] = []
     damaged: list[Path] = []
@@ -122,20 +122,20 @@ def open_files(path: Path, options: Options, patience_s: float, suspect: tuple[i
             opened = _open(path, options, file, suspect, events, damaged)
         except BaseException as error:
             try:
-                if not _put_right(path / DATA, options, file, error, events, damaged):
+                if not _handle_failure(path / DATA, options, file, error, events, damaged):
                     raise
             finally:
                 os.close(file)
         else:
             fcntl.flock(file, fcntl.LOCK_UN)
             return opened
-    raise ConfigurationError(f"lmdb: {path} is damaged again as soon as it is made; is the disk in order?")
+    raise ConfigurationError(f"lmdb: {path} is damaged again after each attempt to create it; check the disk")
 
 
 def take_room(file: int, size: int, options: Options) -> None:
-    """Take all room from the disk at once: with a writable map, a disk that is full later would end the process.
+    """Allocate disk space for the whole map: with a writable map, a disk that becomes full would kill the process.
 
-    Where pages are written by calls, every commit would fail on it, also those of keys that are known.
+    Without a writable map, every commit would fail on a full disk, including those for known keys.
 
     Raises:
         OSError: The disk is full.
@@ -145,28 +145,28 @@ def take_room(file: int, size: int, options: Options) -> None:
 
 
 def takes_room(options: Options) -> bool:
-    """Return whether the file has room for the whole map, so that a full disk never ends a transaction."""
+    """Return whether disk space is allocated for the whole map, so that a full disk never fails a transaction."""
     return CAN_TAKE_ROOM and not options.read_only
 
 
 def whole_size(file: int) -> int:
-    """Return how large a map has to be, so that it cuts nothing off that another process may have mapped.
+    """Return the size of a map that truncates nothing that another process may have mapped, in bytes.
 
-    A writable map cuts the file to its own size. The file is never shorter than the largest map, so a map of the whole
-    file is safe as long as nobody else makes the file larger meanwhile. That is why a process holds the gate to map it.
+    A writable map truncates the file to its own size. The file is never shorter than the largest map, so a map of the
+    whole file is safe if no other process enlarges the file meanwhile; so a process holds the gate while it maps.
     """
     return -(-os.fstat(file).st_size // _PAGE) * _PAGE
 
 
 def _lock_data(path: Path, options: Options, patience_s: float) -> int:
-    """Open the data file and take its gate, which keeps everybody else from writing to it and from opening it.
+    """Open the data file and acquire its gate, which keeps other processes from writing and opening it.
 
     Raises:
         ConfigurationError: It cannot be opened.
-        StoreUnavailable: It is to be read only, and is not there.
+        StoreUnavailable: It is opened for reading only, and does not exist.
         StoreTimeout: Another process has held the gate for too long.
     """
-    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # the last for what is no file
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK in case it is a FIFO or a device
     flags |= os.O_RDONLY if options.read_only else os.O_RDWR | os.O_CREAT
     until_s = time.monotonic() + patience_s
     while True:
@@ -182,7 +182,7 @@ def _lock_data(path: Path, options: Options, patience_s: float) -> int:
             if is_file_at(file, path / DATA):
                 return file
         except BlockingIOError:
-            # Another process may be checking the whole file before it opens it.
+            # Another process may be verifying the whole file before it opens it.
             if time.monotonic() > until_s + (patience_s >= PATIENCE_S and os.fstat(file).st_size / CHECKED_PER_S):
                 os.close(file)
                 raise StoreTimeout(
@@ -196,31 +196,31 @@ def _lock_data(path: Path, options: Options, patience_s: float) -> int:
 
 
 def _check_there(path: Path) -> None:
-    """Check that there are files to read; without LMDB's lock file nobody would see who reads.
+    """Check that the files exist; without LMDB's lock file, writers would not see the reader.
 
     Raises:
-        StoreUnavailable: There are none.
+        StoreUnavailable: They do not exist, or the data file is empty.
     """
     try:
         sizes = {name: (path / name).stat().st_size for name in (DATA, LOCK)}
     except (FileNotFoundError, NotADirectoryError) as error:
         raise StoreUnavailable(
-            f"lmdb: there is no store at {path}: {error.filename} is not there; a worker that opens it makes one"
+            f"lmdb: there is no store at {path}: {error.filename} does not exist; the first worker creates it"
         ) from None
     if not sizes[DATA]:
         raise StoreUnavailable(f"lmdb: there is no store at {path}: {DATA} is empty")
 
 
-def _put_right(
+def _handle_failure(
     data: Path, options: Options, file: int, error: BaseException, events: list[Event], damaged: list[Path]
 ) -> bool:
-    """Set a damaged data file aside; return whether another attempt may succeed.
+    """Handle an error of opening: set a damaged data file aside, and return whether another attempt may succeed.
 
-    A file that is not at its path any more was moved or deleted meanwhile, whatever the error says.
+    If the file is no longer at its path, it was moved or deleted, and the error has no other meaning.
 
     Raises:
-        ConfigurationError: It is not damaged, and cannot be used.
-        StoreUnavailable: It is damaged, and to be read only.
+        ConfigurationError: It is not damaged, but cannot be used.
+        StoreUnavailable: It is damaged, and opened for reading only.
     """
     if isinstance(error, (_Moved, FileNotFoundError)) or (isinstance(error, Exception) and not is_file_at(file, data)):
         return True
@@ -232,13 +232,13 @@ def _put_right(
         except OSError as failed:
             raise unusable(data, failed) from failed
         damaged.append(kept)
-        message = f"{data} was damaged ({error}): it is kept as {kept.name}, and counting starts afresh"
+        message = f"{data} was damaged ({error}): it was renamed to {kept.name}, and counting starts from zero"
         events.append(Event("store_set_aside", message, {"path": str(kept), "damage": str(error)}))
         return True
-    if isinstance(error, lmdb.LockError):  # LMDB locks a byte of its lock file for each process, by its number
+    if isinstance(error, lmdb.LockError):  # LMDB locks one byte of its lock file for each process id
         raise ConfigurationError(
-            f"lmdb: {data.parent} is in use by another process with the number {os.getpid()}, in another container; "
-            "let the containers share one namespace of process ids, or use RedisStore"
+            f"lmdb: {data.parent} is in use by another process with the id {os.getpid()}, in another container; "
+            "let the containers share a process namespace (--pid), or use RedisStore"
         ) from error
     if isinstance(error, lmdb.Error):
         raise ConfigurationError(f"lmdb: {data.parent} cannot be opened: {error}") from error
@@ -257,10 +257,10 @@ def _open(
         check_data(path, every_page=inode == suspect[0] or nobody_else_has(path / LOCK))
         if not (path / LOCK).exists():
             if not options.read_only:
-                _start_apart(path, file)
+                _replace_by_copy(path, file)
             raise _Moved
     elif not options.read_only:
-        # This lock file belongs to a data file that is gone; a stopped process may hold LMDB's own lock in it for ever.
+        # A lock file without data file is a leftover, and a stopped process may hold LMDB's own lock in it for ever.
         (path / LOCK).unlink(missing_ok=True)
     environment = _map(path, options, size if options.read_only else max(options.map_size, size))
     try:
@@ -271,7 +271,7 @@ def _open(
         dbs, offset_us = _with_room(environment, file, options, partial(load, path, environment, writes=writes))
         for kept in damaged:
             count = _with_room(environment, file, options, partial(_rescue, kept, environment, dbs, offset_us))
-            events.append(Event("bans_rescued", f"{count} bans were found in {kept}", {"bans": count}))
+            events.append(Event("bans_rescued", f"{count} bans were recovered from {kept}", {"bans": count}))
         return Opened(environment, file, dbs, offset_us, (inode, (path / LOCK).stat().st_ino), events)
     except BaseException:
         environment.close()
@@ -291,15 +291,15 @@ def _map(path: Path, options: Options, size: int) -> Any:
         metasync=options.safe,
         writemap=takes_room(options) and not options.safe,
         mode=0o600,
-        max_spare_txns=0,  # a reader's slot that is kept between reads does not survive a fork
+        max_spare_txns=0,  # reader slots that are kept between reads do not survive a fork
     )
 
 
-def _start_apart(path: Path, file: int) -> None:
-    """Go on in a copy of a data file that others have open, and leave them the one that they have.
+def _replace_by_copy(path: Path, file: int) -> None:
+    """Replace a data file that other processes have open by a copy of it, because LMDB's lock file was deleted.
 
-    That is done where LMDB's lock file was deleted: they still know of each other by the deleted one, and with another
-    lock file nobody would see who writes or reads. They notice within a second that the path has another file.
+    Those processes still coordinate through the deleted lock file, and would not see readers and writers of a new one.
+    They notice within a second that the path has another data file, and open it.
     """
     fresh = path / f"{DATA}.new"
     fresh.unlink(missing_ok=True)
@@ -314,13 +314,13 @@ def _start_apart(path: Path, file: int) -> None:
 
 
 def _rescue(damaged: Path, environment: Any, dbs: Databases, offset_us: int) -> int:
-    """Write the bans that are found in a damaged file into the new one, and return how many they are."""
+    """Import the bans that are found in a damaged file into the new one; return how many are in force."""
     with environment.begin(write=True) as txn:
         return rescue(damaged, txn, dbs, boot_us() + offset_us, system_us())
 
 
 def _with_room(environment: Any, file: int, options: Options, do: Callable[[], T]) -> T:
-    """Do something, and make room for it if need be: a full file that cannot be opened can never be emptied."""
+    """Call `do`, enlarging the map if it is full: a full file that cannot be opened could never be emptied."""
     while True:
         try:
             return do()

@@ -1,16 +1,16 @@
-"""The permits of concurrency limits that requests hold in LMDB, and the lease under which a process holds them.
+"""The permits of concurrency limits in LMDB, and the lease under which a process holds them.
 
     permits   key 0xff digest(rule) worker     how many permits the worker holds, and until when
 
-All permits of a worker last until one moment of the host's clock. It renews them every third of a lease, by writing
-that moment and their true number into each of its rows, in one transaction::
+All permits of a worker expire at the same time of the host's clock. The worker renews them three times per lease, by
+writing the new expiry and their current number into each of its rows, in one transaction::
 
     renewed  ^     ^     ^           then the worker is killed
     lease                |------- 10 s -------|
     permits  taken ---------------------------| free
 
-A row that was not renewed counts for nobody, and is deleted when its time comes, see `ends` in `windows`. A worker that
-was stopped for longer than a lease has lost its permits: others may have taken them. An event says so.
+An expired row does not count, and is deleted when it is due, see `ends` in `windows`. A worker that was stopped for
+longer than a lease has lost its permits, because others may have taken them; an event reports this.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class OwnPermits(HeldPermits):
     """The permits of this process.
 
     Attributes:
-        until_us: The moment until which they last, which the rows of all of them say.
+        until_us: When they expire; all their rows contain this time.
     """
 
     until_us = 0
@@ -51,17 +51,17 @@ class OwnPermits(HeldPermits):
 
 
 class PermitRows:
-    """The permits in one transaction. Nothing is written before `save`, unless they have to be renewed.
+    """The permits in one transaction. Nothing is written before `save`, except by a renewal.
 
     Args:
         txn: LMDB's transaction.
         env: The environment.
-        now_us: The store's time.
+        now_us: The store's time, in microseconds.
         own: The permits of this process.
 
     Attributes:
-        taken: How many permits are taken, for the core, by key and rule.
-        lost: The permits of this process that were found to be lost.
+        taken: The windows of permits for the core, by the row prefix of key and rule.
+        lost: The permits of this process that this transaction found expired.
     """
 
     def __init__(self, txn: Any, env: Environment, now_us: int, own: OwnPermits) -> None:
@@ -70,7 +70,7 @@ class PermitRows:
         self._has_room = env.fullness < NO_ROWS
         self._now_us = now_us
         self._own = own
-        self._stored: dict[bytes, int] = {}  # how many are taken, as the rows say
+        self._stored: dict[bytes, int] = {}  # how many are taken according to the rows
         self._held: list[Permit] = []
         self._ended: list[Permit] = []
         self._until_us = own.until_us
@@ -78,27 +78,27 @@ class PermitRows:
         self.lost: list[Permit] = []
 
     def ensure_lease(self) -> None:
-        """Renew the permits of this process if they do not last for half of a lease, before any is taken or ended."""
+        """Renew the permits of this process if they expire within half a lease; called before any is taken or ended."""
         self._own.enter_process()
         if self._own.until_us - self._now_us < self._own.lease_us // 2:
             self.renew()
 
     def find(self, row: bytes) -> tuple[dict[bytes, bytes], bytes]:
-        """Return where the core finds how many permits of a key and rule are taken."""
+        """Return the location of the window that counts the permits of a key and rule."""
         if row not in self.taken:
             self._stored[row] = sum(self._units(stored) for _, stored in rows_with(self._txn, self._dbs.permits, row))
             self.taken[row] = UNITS.pack(self._stored[row])
         return self.taken, row
 
     def hold(self, row: bytes, amount: int, units: int) -> Permit:
-        """Return a permit that this process holds from now on; the core has counted it."""
+        """Return a new permit of this process, which the core has already counted."""
         permit = Permit(row, amount, units)
         self._own.add(permit)
         self._held.append(permit)
         return permit
 
     def end(self, permit: Permit) -> bool:
-        """Hold a permit no more; False if it was handed back before, or was lost."""
+        """Release a permit; return False if it was released before, or was lost."""
         if permit not in self._own:
             return False
         self._own.discard(permit)
@@ -106,7 +106,7 @@ class PermitRows:
         return not permit.lost
 
     def renew(self) -> None:
-        """Let the permits of requests under way last for a lease from now, those excepted that ran out before."""
+        """Extend the permits of requests in progress to a full lease from now; expired ones are lost."""
         self._own.enter_process()
         self.save()
         under_way = [permit for permit in self._own.under_way() if not permit.lost]
@@ -122,7 +122,7 @@ class PermitRows:
             self._put(row, held)
 
     def save(self) -> None:
-        """Write what has changed.
+        """Write the rows that have changed.
 
         Raises:
             lmdb.MapFullError: The file has no room for another row.
@@ -135,7 +135,7 @@ class PermitRows:
                 self._stored[row] = before + change
 
     def roll_back(self) -> None:
-        """Let the permits of this process be as they were before this transaction, because it is not committed."""
+        """Restore the permits of this process as they were before this transaction, which was not committed."""
         for permit in self._held:
             self._own.discard(permit)
         for permit in self._ended:
@@ -145,7 +145,7 @@ class PermitRows:
         self._own.until_us = self._until_us
 
     def _units(self, stored: bytes) -> int:
-        """Return the number of permits in a row, 0 if its lease has ended."""
+        """Return the number of permits in a row, 0 if it has expired."""
         units, until_us = _HELD.unpack(stored)
         return int(units) if until_us > self._now_us else 0
 
@@ -164,5 +164,5 @@ class PermitRows:
 
 
 def ends_us(stored: bytes) -> int:
-    """Return when the permits of a row run out, if they are not renewed."""
+    """Return when the permits of a row expire if they are not renewed."""
     return int(_HELD.unpack(stored)[1])

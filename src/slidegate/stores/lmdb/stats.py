@@ -1,11 +1,11 @@
 """The rows of stats in an LMDB environment.
 
-    stats   rollup 0x00 number worker    the moment until which it is kept, and its value
+    stats   rollup 0x00 number worker    the time until which it is kept, and its value
 
-The numbers of a rollup stand in order, so those that are over stand in front. Each writing deletes some of them.
+The rows of a rollup are sorted by number, so expired ones come first. Each write deletes some expired rows.
 
-Stats must not take the room of windows and bans: they take an eighth of the largest file at most, and where the file
-cannot grow any more they leave its last part alone.
+Stats must not take the room of windows and bans: they use at most an eighth of the largest size of the file, and
+nothing of the reserve of a file that cannot grow.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .transaction import Transaction, Transactions
 SHARE: Final = 8
 """Stats may use 1/SHARE of the largest size of the file."""
 MOST_DELETED: Final = 512
-"""How many rows are looked at for every writing."""
+"""How many rows each write checks for expiry."""
 
 Rows: TypeAlias = list[tuple[int, bytes, bytes]]
 
 _UNTIL: Final = Struct("=q")
 _NUMBER: Final = Struct(">Q")
 _PER_ROW: Final = 64
-"""Bytes of a row besides its value."""
+"""The overhead of a row, in bytes."""
 
 
 class LmdbSharedStats(SharedStats):
@@ -37,21 +37,21 @@ class LmdbSharedStats(SharedStats):
 
     Args:
         transactions: Runs transactions.
-        batcher: Runs jobs that write.
+        batcher: Runs write jobs.
     """
 
     def __init__(self, transactions: Transactions, batcher: Batcher) -> None:
         self._env = transactions.env
         self._transactions = transactions
         self._batcher = batcher
-        self._looked_at = b"\0"
+        self._next_checked = b"\0"
 
     def time(self) -> int:
-        """See `SharedStats`: the time of this host."""
+        """See `SharedStats`; the time is that of this host."""
         return self._transactions.settings.now_us()
 
     def write(self, worker: bytes, rows: Sequence[StatsRow]) -> Awaitable[None] | None:
-        """See `SharedStats`. The rows take an eighth of `max_map_size` at most, and leave the rest alone.
+        """See `SharedStats`. All rows together take at most an eighth of `max_map_size`.
 
         Raises:
             StoreUnavailable: There is no room for more stats.
@@ -70,7 +70,7 @@ class LmdbSharedStats(SharedStats):
         self._expect_room(await writing)
 
     def _write(self, transaction: Transaction, worker: bytes, rows: Sequence[StatsRow]) -> bool:
-        """Write rows, and return True if there was room for them; rows that are over are deleted in any case."""
+        """Write rows if there is room for them, and return whether there was; expired rows are deleted in any case."""
         txn, stats = transaction.txn, transaction.dbs.stats
         self._delete_some(transaction)
         needed = sum(len(row.value) + _PER_ROW for row in rows if row.kept_us > 0)
@@ -89,13 +89,13 @@ class LmdbSharedStats(SharedStats):
         return True
 
     def read(self, rollup: str, first: int, last: int) -> Rows:
-        """See `SharedStats`; this waits for no other process."""
+        """See `SharedStats`; it waits for no other process."""
         return self._transactions.read(_read_rows, rollup, first, last)
 
     def _delete_some(self, transaction: Transaction) -> None:
-        """Delete rows that are over. Each writing goes on where the last one ended."""
+        """Delete expired rows. Each write continues where the last one ended."""
         with transaction.txn.cursor(transaction.dbs.stats) as cursor:
-            cursor.set_range(self._looked_at)
+            cursor.set_range(self._next_checked)
             for _ in range(MOST_DELETED):
                 if not cursor.key():
                     break
@@ -103,7 +103,7 @@ class LmdbSharedStats(SharedStats):
                     cursor.delete()  # moves the cursor to the next row, if there is one
                 else:
                     cursor.next()
-            self._looked_at = bytes(cursor.key()) or b"\0"
+            self._next_checked = bytes(cursor.key()) or b"\0"
 
 
 def _read_rows(transaction: Transaction, rollup: str, first: int, last: int) -> Rows:

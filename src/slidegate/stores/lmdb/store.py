@@ -1,12 +1,12 @@
-"""All processes of one host.
+"""The store for all processes of one host.
 
-Windows and bans are rows of an LMDB environment, a file that the processes map into memory. Every hit is one writing
-transaction, which only one process has at a time: it reads the rows, lets the core decide about the windows in them,
-and writes back those that changed. A repeated refusal, a `peek` and the check for bans only read, and wait for nobody.
+Windows and bans are rows of an LMDB environment, a file that the processes map into memory. Every hit is one write
+transaction, and only one process has one at a time: it reads the rows, calls `core.decide` on the windows in them, and
+writes back those that changed. A repeated refusal and a `peek` only read, and wait for no other process.
 
-A hit is a method of `transaction.Transaction`. `batching` chooses the moment at which `Transactions.write` runs it,
-alone or with others; `windows` and `permits` read and write the rows, and `core.decide` decides. `environment` has the
-files: the gate, their growth, and with `opening`, `checking` and `layout` what is checked before they are trusted.
+A hit is a method of `transaction.Transaction`. `batching` decides when `Transactions.write` runs it, alone or with
+others; `windows` and `permits` read and write the rows, and `core.decide` decides. `environment` manages the files:
+the gate and their growth. `opening`, `checking` and `layout` check the files before they are used.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ try:
     from os import register_at_fork  # noqa: F401
 except ImportError:
     raise ImportError(
-        "LmdbStore needs POSIX, as Linux and macOS have it; here use MemoryStore for one process, or RedisStore"
+        "LmdbStore needs POSIX, such as Linux or macOS; on this system use MemoryStore for one process, or RedisStore"
     ) from None
 
 try:
-    import lmdb  # noqa: F401 - without it, the error says what to install
+    import lmdb  # noqa: F401 - imported here for an error with the package to install
 except ImportError as error:
     raise ImportError('LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"') from error
 
@@ -59,11 +59,11 @@ class LmdbStats:
     """Counters of an `LmdbStore`.
 
     Attributes:
-        keys: Windows held now, those of all processes, shared cells not included.
-        bytes_used: Bytes of the file that have been used so far.
+        keys: The current number of windows, of all processes, without shared cells.
+        bytes_used: How many bytes of the file have ever been used.
         bytes_held: The size of the file.
-        evictions: Empty windows that this process has deleted.
-        shared_hits: Hits of this process that were counted in a shared cell.
+        evictions: How many expired windows this process has deleted.
+        shared_hits: How many hits of this process were counted in a shared cell.
     """
 
     keys: int
@@ -74,33 +74,33 @@ class LmdbStats:
 
 
 class LmdbStore(Store):
-    """Remembers windows and bans in a file, for all processes of one host, over restarts and reboots.
+    """Stores windows and bans in a file, for all processes of one host, across restarts and reboots.
 
-    Safe to use from several threads and event loops at once, and after `fork`. Every worker makes its own, with the
-    same path and options; two of one process share one environment. The files are opened here, because a path that
-    cannot work must not wait for the first request to say so.
+    It can be used from several threads and event loops at the same time, and after `fork`. Every worker creates its own
+    store with the same path and options; stores of one process share one environment. The constructor opens the files,
+    so that an unusable path fails at start-up and not at the first request.
 
     Args:
-        path: A directory on a local disk, for slidegate alone; it is made if only its last part is missing.
-        map_size: Bytes that the file takes at first, 64 KiB to 1 TiB.
-        max_map_size: Bytes that may be in use before new keys share cells; by default 1 GiB, or `map_size` if that is
-            more. The file doubles on the way there, and takes a sixteenth more, 2 MiB at least, for known keys.
-        max_keys: How many windows to hold. Beyond, further keys share cells, as in memory.
-        max_bans: How many bans in force to hold, and as many strikes: those of each key and policy count once. Beyond,
-            automatic bans are not recorded, and strikes are forgotten.
-        permit_lease: How long the permits of a process that is gone stay taken, 1 s to 10 minutes. A process renews its
-            lease three times as often.
-        durability: With ``"fast"``, counts and bans survive the end of any process. With ``"safe"`` they are on the
-            disk before the answer, and survive a loss of power too. All workers choose the same.
-        read_only: Whether nothing is ever written: the files have to be there, and every change is refused with
-            `StoreUnavailable`. For tools that look on.
+        path: A directory on a local disk, used only by slidegate; it is created if its parent exists.
+        map_size: The initial size of the file in bytes, 64 KiB to 1 TiB.
+        max_map_size: The bytes in use at which new keys begin to share cells; by default 1 GiB, or `map_size` if that
+            is more. The file doubles until then, and grows by another sixteenth, at least 2 MiB, for known keys.
+        max_keys: The most windows. Beyond it, further keys share cells, as in memory.
+        max_bans: The most bans in force, and the most strike records (one for each key and policy). Beyond it,
+            automatic bans are not recorded, and strike records are deleted.
+        permit_lease: How long the permits of a dead process stay taken, 1 s to 10 minutes. A process renews its lease
+            three times in this time.
+        durability: With ``"fast"``, counts and bans survive the end of any process. With ``"safe"``, they are on disk
+            before the answer, and also survive a power failure. All workers must use the same value.
+        read_only: Whether the store never writes: the files must exist, and every change raises `StoreUnavailable`. For
+            monitoring tools.
         clock: Returns microseconds; by default the clock of the host. Tests pass `slidegate.testing.FakeClock`.
         wall_clock: Returns Unix time in microseconds, for bans and quotas; by default `clock` if one is given, else
-            the clock of the system.
+            the system clock.
 
     Raises:
-        ConfigurationError: An option is out of range, or the files cannot be used; the message says what would help.
-        StoreUnavailable: `read_only`, and the files cannot be read.
+        ConfigurationError: An option is out of range, or the files cannot be used; the message names the remedy.
+        StoreUnavailable: `read_only` is set, and the files cannot be read.
         StoreTimeout: Another process holds the lock of the files and does not respond.
     """
 
@@ -155,12 +155,12 @@ class LmdbStore(Store):
         return LmdbStats(*sizes, transactions.evictions, transactions.shared_hits)
 
     def observe(self, observer: EventListener) -> None:
-        """Tell `observer` this store's events from now on, and those of its opening."""
+        """Call `observer` with this store's events from now on, and with those of its opening."""
         super().observe(observer)
         self._transactions.tell()
 
     def close(self) -> None:
-        """Close the files, unless another store of this process uses them. Who waits for an answer is told so."""
+        """Close the files, unless another store of this process uses them. Calls that are waiting raise an error."""
         if not self.closed:
             super().close()
             self._transactions.closed = True
@@ -168,15 +168,15 @@ class LmdbStore(Store):
             close_environment(self._env)
 
     def keep_deadline(self, deadline_s: float) -> bool:
-        """Set the deadline of this thread's calls, in seconds; False if it cannot be kept."""
+        """Set the deadline of this thread's calls, in seconds; return whether it is enforced."""
         return self._batcher.keep_deadline(deadline_s)
 
     def answers_threads(self) -> bool:
-        """Answer threads without an event loop in time; False if each commit waits for a disk."""
+        """Return whether the deadline is kept without an event loop; not if each commit waits for the disk."""
         return not self._batcher.in_thread
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
-        """Charge every check or none, in one step, and return the decision."""
+        """Charge every check or none, atomically, and return the decision."""
         checks, refused = tuple(checks), self._transactions.refused
         if refused and checks in refused:
             refusal = self._batcher.read(Transaction.refusal, checks, subjects)
@@ -193,36 +193,36 @@ class LmdbStore(Store):
         return decision
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
-        """Return what `hit` would answer now. This changes nothing, and waits for no other process."""
+        """Return what `hit` would answer now, without changing anything or waiting for another process."""
         return self._transactions.read(Transaction.peek, checks, subjects)
 
     def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
-        """Record every cost in one step, whatever the limits, and return the decision."""
+        """Charge every cost atomically, even beyond the limits, and return the decision."""
         return self._batcher.run(Transaction.charge, checks)
 
     def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
-        """Hand back what was charged; False if all of it has expired or was handed back before."""
+        """Refund charges; return False if all of them have expired or were refunded before."""
         return self._batcher.run(Transaction.refund, reservations) if reservations else False
 
     def reset(self, key: str) -> bool | Awaitable[bool]:
-        """Forget what `key` has spent under every rule; False if that was nothing.
+        """Forget the windows of `key` under every rule; return whether it had spent units.
 
-        Permits stay taken, because the requests are under way. The units of the key in a shared cell stay: they cannot
-        be told from those of other keys.
+        Permits stay taken, because their requests are still in progress. The units of the key in a shared cell stay,
+        because they are mixed with those of other keys.
         """
         known = self._transactions
         return self._batcher.run(lambda transaction: transaction.windows.reset(key, known.latest_us))
 
     def reset_all(self) -> bool | Awaitable[bool]:
-        """Delete the windows of all keys under every rule, and shared cells; False if there were none.
+        """Delete the windows of all keys under every rule, and all shared cells; return False if there were none.
 
-        Permits stay taken, because the requests are under way.
+        Permits stay taken, because their requests are still in progress.
         """
         known = self._transactions
         return self._batcher.run(lambda transaction: transaction.windows.reset_all(known.latest_us))
 
     def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot:
-        """Return the windows that count `key` under some buckets. This waits for no other process."""
+        """Return the windows of `key` under some limit sets, without waiting for another process."""
         return self._transactions.read(Transaction.inspect, key, buckets)
 
     def permits_held(self) -> int:
@@ -230,5 +230,5 @@ class LmdbStore(Store):
         return self._permits.count()
 
     def renew_permits(self) -> Awaitable[None] | None:
-        """Renew the lease on the permits of this process, which the store does by itself where asyncio runs."""
+        """Renew the lease of this process's permits; the store does this automatically on an asyncio event loop."""
         return self._batcher.run(lambda transaction: transaction.permit_rows().renew())

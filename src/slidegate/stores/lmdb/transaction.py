@@ -1,7 +1,7 @@
-"""The transactions of an LMDB store: the story of a hit from top to bottom.
+"""The transactions of an LMDB store, with all steps of a hit.
 
 `Transactions.write` runs one: gate and begin, clock, the jobs, save, sweep, commit. A job is a method of `Transaction`
-with its arguments; `Transaction.hit` asks bans, finds windows, has the core decide, and holds permits.
+with its arguments; `Transaction.hit` checks bans, finds windows, calls `core.decide`, and holds permits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .windows import Bound, WindowRows, bind
 SAY_FULL_EVERY_US: Final = 60_000_000
 SWEEP_STEP: Final = 16
 SWEEP_ALONE: Final = 512
-"""Where a file is full."""
+"""The step of a sweep in a transaction of its own, if the file is full."""
 SWEEP_PAUSE_US: Final = 100_000
 
 P = ParamSpec("P")
@@ -43,14 +43,14 @@ T = TypeVar("T")
 
 
 class Settings(NamedTuple):
-    """What a store is told that its transactions need.
+    """The options of a store that its transactions need.
 
     Attributes:
         now_us: The store's clock.
-        ban_now_us: The same for bans: it never runs back.
-        unix_us: Returns Unix time in microseconds, which quotas go by, and people read in bans.
-        max_keys: How many windows to hold.
-        max_bans: How many bans, and how many strike records, to hold.
+        ban_now_us: The store's clock for bans, which never runs backwards.
+        unix_us: Returns Unix time in microseconds, for quotas and for the displayed times of bans.
+        max_keys: The most windows.
+        max_bans: The most bans, and the most strike records.
     """
 
     now_us: Clock
@@ -61,24 +61,24 @@ class Settings(NamedTuple):
 
 
 class Transactions:
-    """Runs transactions, tells the events of each, and keeps what this process remembers from one to the next.
+    """Runs transactions, emits their events, and caches what this process needs across transactions.
 
     Args:
         env: The environment.
-        settings: What the store was told.
-        observers: Those who are told events.
+        settings: The options of the store.
+        observers: The observers of the store.
         permits: The permits of this process.
 
     Attributes:
-        ban_throttle: Which events of bans that may go on and on are told.
-        bound: A memo of the limits of each bucket, and of what their rows are called and begin with.
-        closed: Whether the store was closed, and has no transactions any more.
-        evictions: How many empty windows were deleted.
-        latest_us: The latest moment at which something was charged.
-        networks: The banned networks that were read last.
-        refused: Questions that were refused when they were last asked.
+        ban_throttle: Limits the rate of events of bans that could be repeated with every strike.
+        bound: A memo of the limits of each limit set, with the digests and heads of their rows.
+        closed: Whether the store was closed.
+        evictions: How many expired windows were deleted.
+        latest_us: The time of the latest charge.
+        networks: The cached bans of networks.
+        refused: Questions whose last answer was a refusal.
         shared_hits: How many hits were counted in shared cells.
-        tells: Whether events are told; until then they are kept for later observers.
+        tells: Whether events are emitted; until then they are kept for later observers.
     """
 
     def __init__(self, env: Environment, settings: Settings, observers: Observers, permits: OwnPermits) -> None:
@@ -96,9 +96,9 @@ class Transactions:
         self.evictions = self.latest_us = self.shared_hits = 0
 
     def read(self, ask: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T:
-        """Return the answer of a method of a transaction that writes nothing. This waits for nobody.
+        """Run a method of `Transaction` in a read transaction and return its answer, without waiting for writers.
 
-        Where the files have to be opened or have grown, it may wait for a moment, see `Environment.read`.
+        If the files have to be opened or have grown, it may wait up to `IN_PROCESS_S`, see `Environment.read`.
 
         Raises:
             StoreUnavailable: The files cannot be read, or the store was closed.
@@ -108,7 +108,7 @@ class Transactions:
     def read_within(
         self, patience_s: float, ask: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs
     ) -> T:
-        """Do what `read` does, and wait no longer than `patience_s` for files that have to be opened or have grown."""
+        """Do the same as `read`, but wait at most `patience_s` for files that have to be opened or have grown."""
         self._expect_open()
         try:
             txn = self.env.read(patience_s)
@@ -120,7 +120,7 @@ class Transactions:
             raise self.env.failure(error) from error
 
     def write(self, jobs: Sequence[Job]) -> list[Any] | None:
-        """Do jobs in one transaction and return their answers; None while another process or thread writes.
+        """Run jobs in one transaction and return their answers; None while another process or thread writes.
 
         Raises:
             StoreUnavailable: The files are damaged or full, or the store was closed.
@@ -146,7 +146,7 @@ class Transactions:
             try:
                 if self.env.fullness == NO_CHANGES:
                     raise lmdb.MapFullError("it has no room for changes; raise max_map_size")
-                # Not before: by an old time, units that others have spent since would leave too early.
+                # The clock is read behind the gate: under an older time, units of later charges would leave too early.
                 transaction = Transaction(self, txn, self.settings.now_us(), writes=True)
                 answers = [do(transaction, *args) for do, args in jobs]
                 transaction.save()
@@ -161,11 +161,11 @@ class Transactions:
             if transaction is not None:
                 transaction.roll_back()
             raise
-        self._tell_of(transaction)
+        self._record(transaction)
         return answers
 
     def _sweep(self, transaction: Transaction, max_count: int) -> bool:
-        """Delete rows whose time has come; return whether those were all."""
+        """Delete expired rows; return whether none are left."""
         evictions, is_swept = transaction.windows.sweep(max_count)
         more = transaction.ban_rows.remove_expired(transaction.now_us, max_count)
         self.evictions += evictions
@@ -173,8 +173,8 @@ class Transactions:
             self._sweep_due_us = transaction.now_us + SWEEP_PAUSE_US
         return is_swept and not more
 
-    def _tell_of(self, transaction: Transaction) -> None:
-        """Remember what has happened in a transaction, and tell it."""
+    def _record(self, transaction: Transaction) -> None:
+        """Record the results of a committed transaction, and emit its events."""
         now_us, windows = transaction.now_us, transaction.windows
         self.env.untold += transaction.events()
         if windows.shared_hits:
@@ -184,20 +184,20 @@ class Transactions:
                 self.env.untold.append(keys_shared(self.settings.max_keys))
         self.tell()
         if self.env.fullness:
-            self._say_full(now_us)
+            self._report_full(now_us)
 
     def _expect_open(self) -> None:
         if self.closed:
             raise closed(f"lmdb: the store at {self.env.path}")
 
     def tell(self) -> None:
-        """Tell the events that no observer was told yet."""
+        """Emit the pending events."""
         if self.tells and self.env.untold:
             events, self.env.untold = self.env.untold, []
             self._observers.tell_all(events)
 
     def _make_room(self, error: lmdb.MapFullError) -> None:
-        """Make the map larger; if it cannot grow, delete some rows that are empty.
+        """Enlarge the map; if it cannot grow, delete some expired rows.
 
         Raises:
             lmdb.MapFullError: There are none.
@@ -207,14 +207,14 @@ class Transactions:
             return
         fullness = self.env.fullness
         for max_count in (SWEEP_ALONE, SWEEP_STEP, 1):
-            with suppress(lmdb.MapFullError):  # deletions need room for copies of pages
+            with suppress(lmdb.MapFullError):  # deletions copy pages, which needs room
                 if self._sweep_alone(max_count) or self.env.fullness < fullness:
                     return
-        self._say_full(self.settings.now_us())
+        self._report_full(self.settings.now_us())
         raise error
 
     def _sweep_alone(self, max_count: int) -> bool:
-        """Delete rows that are empty; return whether there may be more, or another process writes."""
+        """Delete expired rows; return whether there may be more, or another process writes."""
         txn = self.env.begin()
         if txn is None:
             return True
@@ -226,7 +226,7 @@ class Transactions:
         self.env.commit(txn, looks=True)
         return not is_swept
 
-    def _say_full(self, now_us: int) -> None:
+    def _report_full(self, now_us: int) -> None:
         if self._throttle.left_out("map_full", now_us) is not None:
             stuck = self.env.stuck
             remedy = "free some space" if stuck else "raise max_map_size"
@@ -236,17 +236,17 @@ class Transactions:
 
 
 class Transaction:
-    """One transaction: what can be asked in it. One that reads writes nothing, whatever it tries out.
+    """The operations in one LMDB transaction. In a read transaction they simulate changes without writing them.
 
     Args:
-        process: What this process keeps from one transaction to the next.
+        process: The state that this process keeps across transactions.
         txn: LMDB's transaction.
-        now_us: The store's time.
+        now_us: The store's time, in microseconds.
         writes: Whether it may write.
 
     Attributes:
         dbs: The databases.
-        now_us: The store's time.
+        now_us: The store's time, in microseconds.
         txn: LMDB's transaction.
         windows: The rows of windows.
     """
@@ -277,7 +277,7 @@ class Transaction:
         return decision
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
-        """Return what `hit` would answer now; for a transaction that reads."""
+        """Return what `hit` would answer now; for a read transaction."""
         refusal = self.refusal_by_ban(checks, subjects)
         if refusal is not None:
             return refusal
@@ -286,31 +286,31 @@ class Transaction:
         return decision
 
     def refusal(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
-        """Return the answer to `hit` if it is a refusal, and nothing is to be written for it."""
+        """Return the answer of `hit` if it is a refusal that changes no row; else None."""
         decision = self.peek(checks, subjects)
         return None if decision.allowed or self.windows.changed() else decision
 
     def charge(self, checks: Sequence[Check]) -> Decision:
-        """Record every cost, whatever the limits, and return the decision."""
+        """Charge every cost, even beyond the limits, and return the decision."""
         refs = self._charged(checks)
         return self._hold_permits(charge_all(checks, refs, self.now_us), refs)
 
     def refund(self, reservations: Sequence[Reservation]) -> bool:
-        """Hand back what was charged; False if all of it has expired or was handed back before."""
+        """Refund charges; return False if all of them have expired or were refunded before."""
         left = [one for one in reservations if one.permit is None or self.permit_rows().end(one.permit)]
         refs = self._find([one.check for one in left], makes=False)
         latest_us = max(self._process.latest_us, self.now_us)
         return refund_all(left, refs, self.now_us, latest_us=latest_us, floor_us=self.windows.reset_us())
 
     def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot:
-        """Return the windows that count `key` under some buckets."""
+        """Return the windows of `key` under some limit sets."""
         refs = self._find([(bucket, key, 0) for bucket in buckets], makes=False)
         return Snapshot(self.now_us, [windows[row] for _, _, windows, row in refs])
 
     # -- bans ---------------------------------------------------------------------------------------------------------
 
     def refusal_by_ban(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> BanRefusal | None:
-        """Return the refusal of a question by a ban, if there is one."""
+        """Return the refusal of a question by a ban; None if no ban refuses it."""
         get, bans, found = self.txn.get, self.dbs.bans, []
         keys = {key for _, key, _ in checks}
         for subject in subjects:
@@ -328,29 +328,29 @@ class Transaction:
         return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
 
     def change_bans(self, do: Callable[[BanRules, int, int], T]) -> T:
-        """Let the rules of bans change something; they are told the time of bans, and Unix time."""
+        """Apply a change of `BanRules`; `do` is called with the rules, the time of bans, and Unix time."""
         if self._rules is None:
             self._rules = BanRules(self.ban_rows, self._process.settings.max_bans, self._process.ban_throttle)
         return do(self._rules, self._process.settings.ban_now_us(), self._process.settings.unix_us())
 
     @property
     def ban_rows(self) -> LmdbBanStorage:
-        """The rows about bans."""
+        """The rows of bans and strike records."""
         return LmdbBanStorage(self.txn, self.dbs, self.now_us, self._process.networks)
 
     # -- windows and permits ------------------------------------------------------------------------------------------
 
     def _charged(self, checks: Sequence[Check]) -> list[WindowRef]:
-        """Return where the windows of a question lie that is charged now."""
+        """Return the locations of the windows of a question that is about to be charged."""
         self._process.latest_us = max(self._process.latest_us, self.now_us)
         return self._find(checks)
 
     def _find(self, checks: Sequence[Check], *, makes: bool = True) -> list[WindowRef]:
-        """Return where the windows of a question lie.
+        """Return the locations of the windows of a question.
 
         Args:
             checks: The question.
-            makes: Whether keys get new windows.
+            makes: Whether to create missing windows.
         """
         refs: list[WindowRef] = []
         for bucket, key, cost in checks:
@@ -363,7 +363,7 @@ class Transaction:
         return refs
 
     def permit_rows(self) -> PermitRows:
-        """Return the rows of permits; where they may change, those of this process last for half of a lease."""
+        """Return the rows of permits; before a write, those of this process are valid for at least half a lease."""
         if self._permits is None:
             self._permits = PermitRows(self.txn, self._process.env, self.now_us, self._process.permits)
             if self._writes:
@@ -371,7 +371,7 @@ class Transaction:
         return self._permits
 
     def _hold_permits(self, decision: Decision, refs: Sequence[WindowRef]) -> Decision:
-        """Hold the permits that a decision has charged, and put them among its charges."""
+        """Hold the permits that a decision has charged, and attach them to its reservations."""
         if self._permits is None:
             return decision
         rows = [(limit.amount, row) for limit, _, _, row in refs if isinstance(limit, Concurrency)]
@@ -385,18 +385,18 @@ class Transaction:
     # -- its end ------------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write what has changed."""
+        """Write all changes."""
         self.windows.save()
         if self._permits is not None:
             self._permits.save()
 
     def roll_back(self) -> None:
-        """Let this process know nothing of what is not committed."""
+        """Undo the changes to the state of this process, because the transaction was not committed."""
         if self._permits is not None:
             self._permits.roll_back()
 
     def events(self) -> list[Event]:
-        """Return what observers shall hear once it is committed."""
+        """Return the events to emit after the commit."""
         events = [] if self._rules is None else self._rules.events
         if self._permits is not None and self._permits.lost:
             events.append(permits_lost("lmdb", len(self._permits.lost)))

@@ -2,17 +2,17 @@
 
 A window's row is found by its key and a digest of its rule, length and resolution::
 
-    windows   key 0xff digest(rule, window, resolution)    version, life, then the window as the core makes it
+    windows   key 0xff digest(rule, window, resolution)    version, life, then the bytes of the window
     cells     number of the cell, digest                   the same, for keys that share a cell
-    ends      when to look at it again, row                what the row is of: `windows`, `cells` or `permits`
+    ends      when to check the row again, row             the database of the row: `windows`, `cells` or `permits`
 
-So all windows of a client lie side by side, mostly on one page, and `WindowRows.reset` finds them.
+So all windows of a client are adjacent, usually on one page, and `WindowRows.reset` finds them.
 
-A row of another version is no window: nobody reads it, and the next hit of its key overwrites it. The life
-is how long a unit counts at most, and 0 for the count of a quota: for those who do not know the limit of a row.
+A row of another version is ignored, and the next hit of its key overwrites it. The life is the longest time that a unit
+counts, and 0 for the count of a quota; it tells code that does not know the limit when the row expires.
 
-`ends` is the index by time. A row gets an entry there when it is first written, and hits do not move the entry. When
-its time comes, the row is looked at; if it is still in use, the entry is written again for its new expiry.
+`ends` is an index by time. A row gets an entry when it is first written, and hits do not move the entry. When the entry
+is due, the row is checked; if it is still in use, the entry is written again for its new expiry.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .environment import NO_ROWS, Environment
 from .layout import RESET, look_later, row_of, rows_with, sweep
 
 ROW_VERSION: Final = 3
-"""A change of it raises `layout.SCHEMA_VERSION` too."""
+"""If it changes, `layout.SCHEMA_VERSION` has to change, too."""
 HEAD: Final = Struct("=Bq")
 HEAD_BYTES: Final = HEAD.size
 WINDOWS: Final = b"windows"
@@ -45,30 +45,30 @@ _CELL: Final = Struct(">H")
 _MOMENT: Final = Struct("=q")
 _ANY_LIMIT: Final = Limit(2, "400 days", resolution=1)
 _ANY_QUOTA: Final = Quota("1/day")
-"""To reset windows of unknown limits: from this ring nothing leaves, and nothing is ahead of now."""
+"""Used to reset windows whose limits are unknown: under these two, no unit leaves and no moment is in the future."""
 
 Bound: TypeAlias = tuple[tuple[bytes, bytes, AnyLimit], ...]
-"""The limits of a bucket: the digest that, with a key, names a window; what its row begins with; and the limit."""
+"""For each limit of a limit set: the digest in the names of its rows, the head of their values, and the limit."""
 Windows: TypeAlias = dict[bytes, bytes]
 _Loaded: TypeAlias = tuple[Windows, bytes, bytes, bytes, bool]
-"""Where a window is, its row, the head of its value, the window as it is stored, and whether the row is new."""
+"""The mapping of a window, its row, the head of its value, the window as stored, and whether the row is new."""
 
 
 class WindowRows:
-    """The windows in one transaction. Nothing is written before `save`, so one that only reads may try anything out.
+    """The windows in one transaction. Nothing is written before `save`, so read transactions can simulate changes.
 
     Args:
         txn: LMDB's transaction.
         env: The environment.
-        now_us: The store's time.
-        unix_us: Returns Unix time in microseconds, which quotas go by.
-        max_keys: How many windows to hold.
+        now_us: The store's time, in microseconds.
+        unix_us: Returns Unix time in microseconds, for quotas.
+        max_keys: The most windows.
 
     Attributes:
-        own: The windows of keys that were read or made, by row.
-        shared: The windows in shared cells that were read or made, by row.
+        own: The windows of keys that were read or created, by row.
+        shared: The windows in shared cells that were read or created, by row.
         shared_hits: How many hits were counted in shared cells.
-        shared_until_us: When those units leave.
+        shared_until_us: When the units of these hits leave, in microseconds.
     """
 
     __slots__ = (
@@ -90,20 +90,20 @@ class WindowRows:
         self.shared_hits = self.shared_until_us = 0
 
     def find(self, key: str, bound: tuple[bytes, bytes, AnyLimit], makes: bool) -> tuple[Windows, bytes]:
-        """Return where `key` is counted: in its own window, else in a new one if there is room, else in its cell.
+        """Return the location of a key's window: its own, else a new one if there is room, else its cell.
 
         A new window is a copy of the key's cell, because its units there are mixed with those of other keys.
 
         Args:
             key: The key.
             bound: The limit.
-            makes: Whether the key gets a new window.
+            makes: Whether to create a missing window.
         """
         digest, head, limit = bound
         row = row_of(key, digest)
         if row in self.own:
             return self.own, row
-        stored = self._txn.get(row)  # `txn` reads `windows` unless told otherwise
+        stored = self._txn.get(row)  # the default database of `txn` is `windows`
         if stored is not None and stored[0] == ROW_VERSION:
             self._load(self.own, row, head, limit, stored[HEAD_BYTES:])
             return self.own, row
@@ -127,11 +127,11 @@ class WindowRows:
         return self.shared, cell
 
     def changed(self) -> list[_Loaded]:
-        """Return the windows that are not as they are stored."""
+        """Return the windows that differ from their stored values."""
         return [loaded for loaded in self._loaded if loaded[0][loaded[1]] != loaded[3]]
 
     def save(self) -> None:
-        """Write what has changed."""
+        """Write the windows that have changed."""
         for windows, row, head, _, is_new in self.changed():
             stored, is_shared = head + windows[row], windows is self.shared
             self._txn.put(row, stored, db=self._dbs.cells if is_shared else self._dbs.windows)
@@ -140,11 +140,11 @@ class WindowRows:
                 look_later(self._txn, self._dbs.ends, due_us, row, CELLS if is_shared else WINDOWS)
 
     def reset(self, key: str, latest_us: int) -> bool:
-        """Forget what a key has spent in windows of its own; return whether that was anything.
+        """Forget the units in a key's own windows; return whether there were any.
 
-        The windows stay for their life, and remember that nothing of before can be handed back.
+        The empty windows are kept for their life, because they record that earlier charges cannot be refunded.
         """
-        self._begin_anew()
+        self._save_and_clear()
         had_units = False
         for row, stored in rows_with(self._txn, self._dbs.windows, row_of(key)):
             version, life_us = HEAD.unpack_from(stored)
@@ -157,59 +157,59 @@ class WindowRows:
         return had_units
 
     def reset_all(self, latest_us: int) -> bool:
-        """Forget the windows of all keys and what is in cells; return whether there were any."""
-        self._begin_anew()
+        """Delete the windows of all keys and all shared cells; return whether there were any."""
+        self._save_and_clear()
         databases = self._dbs.windows, self._dbs.cells
         had_windows = any(self._txn.stat(database)["entries"] for database in databases)
         for database in databases:
             self._txn.drop(database, delete=False)
         if had_windows:
-            # Where the clock has stepped back, charges lie ahead of now.
+            # If the clock has stepped back, charges are later than now.
             self._txn.put(RESET, _MOMENT.pack(max(latest_us, self._now_us)), db=self._dbs.meta)
         return had_windows
 
     def reset_us(self) -> int:
-        """Return when everything was reset, -1 for never: nothing that was charged up to then is handed back."""
+        """Return the time of the last reset of everything, -1 for never; charges up to then are not refunded."""
         moment = self._txn.get(RESET, None, self._dbs.meta)
         return -1 if moment is None else int(_MOMENT.unpack(moment)[0])
 
     def sweep(self, max_count: int) -> tuple[int, bool]:
-        """Look at rows whose time has come, and delete those that hold nothing.
+        """Check rows that are due, and delete those that have expired.
 
         Args:
-            max_count: How many to look at.
+            max_count: The most rows to check.
 
         Returns:
-            How many windows of keys were deleted; and whether no other row's time has come.
+            How many windows were deleted, without cells; and whether no other row is due.
         """
         deleted, more = sweep(self._txn, self._dbs, self._dbs.ends, self._now_us, max_count, self._due_us)
         return deleted.count(WINDOWS), not more
 
     def _due_us(self, kind: bytes, row: bytes, stored: bytes) -> int:
-        """Return when a row may hold nothing any more."""
+        """Return when a row may have expired."""
         if kind == permits.PERMITS:
             return permits.ends_us(stored)
         if stored[0] != ROW_VERSION:
             return 0
         due_us = expires_us(stored, self._now_us, self._unix_us)
-        if row in self.own:  # a key that was told to wait would else find what others spent in its cell
+        if row in self.own:  # else a refused key could find others' units in its cell, and wait longer than promised
             due_us = max(due_us, self._now_us + HEAD.unpack_from(stored)[1])
         return due_us
 
     def _load(
         self, windows: Windows, row: bytes, head: bytes, limit: AnyLimit, window: bytes, is_new: bool = False
     ) -> None:
-        """Take a window in as it was read, that of a quota in the period of now."""
+        """Add a window that was read from its row, with quotas moved into their current period."""
         before = window
         if isinstance(limit, Quota):
             window = limit.enter(before, self._now_us, self._unix_us())
             if is_new or limit.mark(window) == limit.mark(before):
-                before = window  # a later moment of a period is nothing to write
+                before = window  # a later time in the same period is not worth a write
         windows[row] = window
         self._loaded.append((windows, row, head, before, is_new))
 
-    def _begin_anew(self) -> None:
-        """Write what has changed, and know no window any more."""
+    def _save_and_clear(self) -> None:
+        """Write all changes, and discard the loaded windows."""
         self.save()
         self._loaded.clear()
         self.own.clear()
@@ -217,7 +217,7 @@ class WindowRows:
         self._key_count = -1
 
     def _takes_room(self) -> bool:
-        """Take room for a window, and return whether there is any."""
+        """Reserve room for a window; return whether there is any."""
         if self._key_count < 0:
             self._key_count = self._txn.stat(self._dbs.windows)["entries"]
         if self._fullness or self._key_count >= self._max_keys:
@@ -227,22 +227,22 @@ class WindowRows:
 
 
 def bind(bucket: LimitSet, memo: dict[LimitSet, Bound]) -> Bound:
-    """Work out the limits of a bucket, and put them into a memo."""
+    """Compute the `Bound` of a limit set, and store it in a memo."""
     bound = []
     for limit in bucket.limits:
-        name = "\n".join((bucket.rule, *map(str, limit.same_window)))  # whatever the amount
+        name = "\n".join((bucket.rule, *map(str, limit.same_window)))  # the same for every amount
         digest = blake2b(name.encode(), digest_size=8).digest()
         bound.append((digest, HEAD.pack(ROW_VERSION, limit.life_us), limit))
     return remember(memo, bucket, tuple(bound))
 
 
 def expires_us(stored: bytes, now_us: int, unix_us: Clock) -> int:
-    """Return when a row holds nothing any more, if nothing is added to it.
+    """Return when a row expires if nothing is added to it, in microseconds.
 
     Args:
         stored: Its value.
-        now_us: The store's time.
-        unix_us: Returns Unix time. That clock may have been set since, and a period ends by it.
+        now_us: The store's time, in microseconds.
+        unix_us: Returns Unix time in microseconds, by which periods end; its clock may have been set since the write.
     """
     _, life_us = HEAD.unpack_from(stored)
     window = stored[HEAD_BYTES:]

@@ -1,1 +1,1 @@
-"""One process, in memory."""
+"""The memory store, for one process."""

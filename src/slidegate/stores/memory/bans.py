@@ -1,8 +1,8 @@
-"""Bans in the memory of a process: dicts, and the lock around `core.bans.rules`.
+"""Bans in the memory of a process: dicts, and a lock around `core.bans.rules`.
 
-A hundred thousand bans may be in force, and a full run of Python's garbage collector would walk as many objects, which
-holds an event loop up for 30 to 130 ms. Exact tuples of text and numbers are left out of such a run, so bans and strike
-records are held as tuples, and become objects when somebody asks for them.
+With 100,000 bans, a full run of Python's garbage collector would visit as many objects and block an event loop for 30
+to 130 ms. The collector does not track plain tuples of text and numbers, so bans and strike records are stored as
+tuples, and converted to objects when they are read.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ T = TypeVar("T")
 
 SWEEP_STEP: Final = 64
 _COUNTED: Final = 1_000
-"""How many bans that have ended are forgotten when the others are counted."""
+"""How many expired bans are removed before the others are counted."""
 _BAN: Final = ""
-"""In the place of a policy: the entry of `_ends` is a ban's."""
+"""Replaces the policy in entries of `_ends` that belong to bans."""
 
 
 class MemoryBanStorage:
-    """What a memory store remembers about bans.
+    """The bans and strike records of a memory store.
 
     Attributes:
         bans: The fields of each ban by its key.
@@ -46,14 +46,14 @@ class MemoryBanStorage:
     def __init__(self) -> None:
         self.bans: dict[str, tuple[Any, ...]] = {}
         self._networks = BannedNetworks()
-        # Not a plain dict, which looks for its first entry among all that were deleted.
+        # Not a plain dict: finding its first entry takes time proportional to the number of deleted ones before it.
         self._records: OrderedDict[tuple[str, str], tuple[Any, ...]] = OrderedDict()
         self._policies: set[str] = set()
-        # A heap of (end, policy, key). Every change adds an entry, and one that is not right any more is passed over.
+        # A heap of (end, policy, key). Every change adds an entry, and outdated entries are skipped.
         self._ends: list[tuple[int, str, str]] = []
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Delete all bans and strike records."""
         self.bans.clear()
         self._networks = BannedNetworks()
         self._records.clear()
@@ -65,7 +65,7 @@ class MemoryBanStorage:
         return None if row is None else Ban(*row)
 
     def put_ban(self, ban: Ban) -> None:
-        """Put a ban in the place of one of the same key."""
+        """Store a ban, replacing one of the same key."""
         if ban.network() is not None or ban.key in self._networks.bans:
             self._networks = self._networks.with_ban(ban)
         self.bans[ban.key] = tuple(ban)
@@ -91,7 +91,7 @@ class MemoryBanStorage:
         return None if row is None else StrikeRecord(*row)
 
     def put_record(self, policy: str, key: str, record: StrikeRecord) -> None:
-        """Put a strike record in the place of the one that the key has."""
+        """Store a strike record, replacing that of the same policy and key."""
         self._records[policy, key] = tuple(record)
         self._records.move_to_end((policy, key))
         self._policies.add(policy)
@@ -130,7 +130,7 @@ class MemoryBanStorage:
 
     def _ends_at(self, end_us: int, policy: str, key: str) -> None:
         heappush(self._ends, (end_us, policy, key))
-        if len(self._ends) > 2 * (len(self.bans) + len(self._records)) + 64:  # the same keys again and again
+        if len(self._ends) > 2 * (len(self.bans) + len(self._records)) + 64:  # too many outdated entries
             ends = [(record.over_us, policy, key) for policy, key, record in self.records()]
             ends += [(ban.ends_us, _BAN, key) for key, ban in self._lasting()]
             heapify(ends)
@@ -141,18 +141,18 @@ class MemoryBanStorage:
 
 
 class MemoryBans(BanStore):
-    """Bans in the memory of this process, for `MemoryStore` and for stores that keep none of their own.
+    """Bans in the memory of this process, for `MemoryStore` and for custom stores without bans of their own.
 
-    Such a store asks `decide` before it looks at its windows.
+    Such a store calls `decide` before it reads its windows.
 
     Args:
-        clock: The store's clock; by default the monotonic one.
-        wall_clock: Returns Unix time in microseconds, in which bans are shown; by default that of the system.
-        emit: Passes events on, as `Store.observers.tell_all` does; called without a lock.
-        max_bans: How many bans, and the strikes of how many keys, to hold.
+        clock: The store's clock; by default the monotonic clock.
+        wall_clock: Returns Unix time in microseconds, in which bans are displayed; by default the system clock.
+        emit: Receives events, such as `Store.observers.tell_all`; called without a lock.
+        max_bans: The most bans, and the most strike records, to store.
 
     Attributes:
-        by_key: The fields of each ban, of those too that are over and not removed yet. To look at only.
+        by_key: The fields of each ban, by key; may include expired bans. Read-only.
     """
 
     def __init__(
@@ -174,19 +174,19 @@ class MemoryBans(BanStore):
         self._closed = False
 
     def close(self) -> None:
-        """Answer no question any more, as the store of these bans does."""
+        """Close the bans together with their store; later questions raise `StoreUnavailable`."""
         self._closed = True
 
     def may_refuse(self) -> bool:
-        """Return whether there are bans; some may have ended."""
+        """Return whether there are bans, which may have expired."""
         return bool(self.by_key)
 
     def decide(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> BanRefusal | None:
-        """Return the refusal of a question by a ban, if there is one.
+        """Return the refusal of a question by a ban; None if no ban refuses it.
 
         Args:
             checks: The question; bans of its keys refuse it.
-            subjects: Further keys, and addresses, whose bans refuse it.
+            subjects: Further keys and addresses whose bans refuse it.
         """
         storage, networks, found = self._storage, self._storage.networks(), []
         for subject in subjects:
@@ -205,36 +205,36 @@ class MemoryBans(BanStore):
         return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
-        """Return the ban in force that refuses one of `subjects`, the one that lasts longest. Changes nothing."""
+        """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
         self._expect_open()
         refusal = self.decide((), subjects)
         return None if refusal is None else refusal.ban
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
-        """Count a strike, and ban the key if that is one too many; return the ban that was made by it."""
+        """Count a strike, and ban the key if it reaches the policy's threshold; return the new ban, if any."""
         return self._change(lambda rules, now_us, wall_us: rules.strike(policy, key, weight, reason, now_us, wall_us))
 
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
-        """Ban a key by hand, None for ever; a ban that it has is replaced."""
+        """Ban a key by hand, replacing a ban that it already has; a length of None means for ever."""
         return self._change(lambda rules, now_us, wall_us: rules.ban(key, length_us, reason, by, now_us, wall_us))
 
     def unban(self, key: str, by: str) -> bool:
-        """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
+        """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
         return self._change(lambda rules, now_us, _: rules.unban(key, by, now_us))
 
     def forget_all(self) -> None:
-        """Forget all bans, strikes and levels, as a new store would. Observers are not told."""
+        """Delete all bans, strikes and levels, without events."""
         with self._lock:
             self._storage.clear()
 
     def sweep(self) -> None:
-        """Forget some bans and strikes that are over."""
+        """Delete some expired bans and strike records."""
         if self._storage.bans or self._storage.record_count():
             with self._lock:
                 self._storage.remove_expired(self._now_us(), SWEEP_STEP)
 
     def active(self) -> Iterator[Ban]:
-        """Return the bans in force. They become objects one by one: all at once would hold an event loop up."""
+        """Yield the bans in force, creating one object at a time: creating all of them would block an event loop."""
         self._expect_open()
         with self._lock:
             rows, now_us = list(self._storage.bans.values()), self._now_us()
@@ -247,7 +247,7 @@ class MemoryBans(BanStore):
             return self._storage.ban_count()
 
     def dump(self) -> list[Row]:
-        """Return everything known about bans, strikes and levels, as `core.bans.rows` writes it."""
+        """Return all bans, strikes and levels, as rows of `core.bans.rows`."""
         self._expect_open()
         with self._lock:
             now_us = self._now_us()
@@ -256,9 +256,9 @@ class MemoryBans(BanStore):
             return list(to_rows(Bans(bans, records), now_us, self._wall()))
 
     def load(self, rows: Sequence[Row]) -> int:
-        """Take over what `dump` returned; of two bans of a key the one that lasts longer stays."""
+        """Import the rows of a `dump`; of two bans of a key the longer one is kept."""
         self._expect_open()
-        stored = from_rows(rows, self._now_us(), self._wall())  # takes longer than all the rest, and needs no lock
+        stored = from_rows(rows, self._now_us(), self._wall())  # the slowest part, which needs no lock
 
         def take_over(rules: BanRules, now_us: int, wall_us: int) -> int:
             self._storage.remove_expired(now_us, self._storage.ban_count() + self._storage.record_count())

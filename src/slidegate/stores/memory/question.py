@@ -1,4 +1,4 @@
-"""A question that somebody asks a memory store again and again: it knows its lock and its tables."""
+"""A prepared question of a memory store, which caches its lock and the locations of its windows."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 @final
 class Question(Sequence[Check]):
-    """Checks that a store has prepared. Any other store takes them for what they are, and copies are plain checks.
+    """Checks that a store has prepared. Other stores treat it as a sequence of checks, and copies are plain tuples.
 
-    It refers to dicts of tables, which are emptied and never replaced, so it keeps nothing that is swept or reset.
+    It refers to the dicts of tables, which are cleared but never replaced, so it keeps no swept or reset windows alive.
 
     Args:
         checks: The checks.
-        store: The store.
-        lock: That of the shards of the keys.
+        store: The store that prepared them.
+        lock: The lock of the keys' shards.
 
     Attributes:
-        checks: The same.
-        store: The same.
-        lock: The same.
-        refs: Where the windows lie if they were asked for lately. Who holds the lock reads and writes it.
+        checks: The argument.
+        store: The argument.
+        lock: The argument.
+        refs: The locations of recently used windows. Read and written only under the lock.
         dated: Whether quotas are among the limits.
-        version: The version of the tables in it, which no other store has; 0 for none.
+        version: The version of the tables in `refs`, unique among all stores; 0 if there are none.
     """
 
     __slots__ = ("checks", "dated", "lock", "refs", "store", "version")

@@ -1,8 +1,8 @@
-"""A shard: dicts of windows, the lock of their keys, and their part of the sweep.
+"""A shard: dicts of windows, the lock of their keys, and the sweep of idle windows.
 
-Python's garbage collector walks every object that may refer to another, so a million windows that were objects would
-hold a process up for half a second at a time. It walks no dict of text to bytes. And a dict that grows copies itself,
-so the keys of a large store lie in several.
+Python's garbage collector visits every object that may contain references, so a million window objects would block a
+process for half a second at a time. It does not visit the entries of a dict of text to bytes. A dict is copied when it
+grows, so the keys of a large store are divided among several shards.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ...core.quotas import KEPT_US, Quota, end_us
 from ..shared import SHARED_CELLS
 
 STEP_WINDOWS: Final = 512
-"""How many windows a step of the sweep goes through: a fraction of a millisecond."""
+"""The most windows that one step of the sweep visits, in a fraction of a millisecond."""
 
 Identity: TypeAlias = tuple[str, Window]
-"""The rule, and what its limits share their counts by."""
+"""The rule, and the identity of the window within the rule."""
 Windows: TypeAlias = MutableMapping[Any, bytes]
 
 
 class Locks:
-    """The locks of several shards, taken in the order in which they are given."""
+    """The locks of several shards, acquired in the given order."""
 
     __slots__ = ("_locks",)
 
@@ -35,12 +35,12 @@ class Locks:
         self._locks = locks
 
     def acquire(self) -> None:
-        """Take all of them."""
+        """Acquire all locks."""
         for lock in self._locks:
             lock.acquire()
 
     def release(self) -> None:
-        """Let go of all of them."""
+        """Release all locks."""
         for lock in self._locks:
             lock.release()
 
@@ -52,11 +52,11 @@ class Locks:
 
 
 class Room:
-    """How many keys a store holds, over all its shards, and how many it may hold. Its lock is taken last.
+    """Counts the windows of a store over all shards, up to a maximum. Its lock is acquired last.
 
     Attributes:
-        keys: Keys that have windows of their own.
-        max_keys: The most of them.
+        keys: The number of windows, without shared cells.
+        max_keys: Their maximum.
     """
 
     __slots__ = ("_lock", "keys", "max_keys")
@@ -67,7 +67,7 @@ class Room:
         self._lock = Lock()
 
     def take(self) -> bool:
-        """Take room for one key; False if there is none."""
+        """Reserve room for one window; return False if there is none."""
         with self._lock:
             if self.keys >= self.max_keys:
                 return False
@@ -75,7 +75,7 @@ class Room:
             return True
 
     def give(self, keys: int) -> None:
-        """Give back the room of some keys."""
+        """Release the room of some windows."""
         with self._lock:
             self.keys -= keys
 
@@ -84,8 +84,8 @@ class Generations:
     """Windows by name, in two generations. Callers hold the shard's lock.
 
     A window that is used is in `fresh`. Once per window length, the windows in `stale` are removed, some in each step,
-    because nobody has used them for that long; then `fresh` becomes `stale`. So expired windows are found without
-    inspecting any, except those of quotas and permits, which have no window length.
+    because they have not been used for that long; then `fresh` becomes `stale`. So expired windows are found without
+    reading them, except those of quotas and permits, which have no window length.
 
     `fresh` is always the same dict, because prepared questions refer to it.
 
@@ -101,16 +101,16 @@ class Generations:
         self.stale: dict[str, bytes] = {}
 
     def of(self, name: str) -> dict[str, bytes] | None:
-        """Return the generation in which a window lies; None if there is no such window."""
+        """Return the generation that contains a window; None if there is no such window."""
         for windows in (self.fresh, self.stale):
             if name in windows:
                 return windows
         return None
 
     def step(self, now_us: int, unix_us: int) -> int:
-        """Let go of some stale windows; return how many.
+        """Delete some stale windows; return how many were deleted.
 
-        Windows with a life are let go of unseen: a life has passed since they became stale.
+        Windows of limits with a `life_us` are deleted without reading them: this time has passed since their last use.
         """
         gone = 0
         for _ in range(min(len(self.stale), STEP_WINDOWS)):
@@ -122,12 +122,12 @@ class Generations:
         return gone
 
     def turn(self) -> None:
-        """Let what is fresh become stale; nothing stale is left."""
+        """Make the fresh windows stale; there must be no stale ones left."""
         self.stale = self.fresh.copy()
         self.fresh.clear()
 
     def clear(self) -> list[dict[str, bytes]]:
-        """Let go of everything, and return it."""
+        """Delete all windows, and return them."""
         gone = [self.fresh.copy(), self.stale]
         self.fresh.clear()
         self.stale = {}
@@ -137,7 +137,7 @@ class Generations:
         return bool(self.fresh or self.stale)
 
     def _holds(self, window: bytes, now_us: int, unix_us: int) -> bool:
-        """Return whether a window holds anything; a quota's by the clock of the system, which may have been set."""
+        """Return whether a window is in use; for a quota according to Unix time, whose clock may have been set."""
         if isinstance(self.limit, Quota):
             return unix_us < end_us(window) + KEPT_US
         return now_us < self.limit.expires_us(window)
@@ -150,12 +150,12 @@ class Table(Generations):
         identity: The rule and the window that the limits have in common.
         limit: One of the limits.
         lock: The lock of the shard.
-        room: The room of the store.
+        room: Counts the windows of the store.
 
     Attributes:
-        cells: The windows that keys share for which there was no room, by their number.
-        dated: Whether the limit is a quota, which goes by the calendar.
-        holds_permits: Whether the limit is one of concurrency.
+        cells: The shared cells: windows of keys for which there was no room, by cell number.
+        dated: Whether the limit is a quota, which depends on the calendar.
+        holds_permits: Whether the limit is a concurrency limit.
     """
 
     __slots__ = ("cells", "dated", "holds_permits", "identity", "lock", "room")
@@ -170,14 +170,14 @@ class Table(Generations):
         self.holds_permits = isinstance(limit, Concurrency)
 
     def place(self, key: str, secret: bytes) -> tuple[Windows, str]:
-        """Return where a key is counted that does not lie in `fresh`: there, or in a cell if there is no room.
+        """Make a window for a key that is not in `fresh`, or a cell if there is no room; return its location.
 
         A new window is a copy of the key's cell, because its units there are mixed with those of other keys. Copies of
-        permits would never be released, so a key stays in a cell that holds some.
+        permits would never be released, so a key stays in a cell as long as that contains permits.
 
         Args:
             key: The key.
-            secret: The key of the digest that chooses a cell; nobody outside may know which keys meet there.
+            secret: The key of the keyed hash that selects a cell, so that clients cannot predict collisions.
         """
         window = self.stale.pop(key, None)
         if window is None:
@@ -196,7 +196,7 @@ class Table(Generations):
         return self.fresh, key
 
     def known(self, key: str, secret: bytes) -> tuple[Windows, str]:
-        """Return where a key is counted, as `place` does, but make nothing for a key that is not counted at all."""
+        """Return the location of a key's window or cell without creating one; a temporary mapping if there is none."""
         windows = self.of(key)
         if windows is not None:
             return windows, key
@@ -209,7 +209,13 @@ class Table(Generations):
         return windows[name], windows is self.fresh or windows is self.stale
 
     def reset(self, key: str, now_us: int, latest_us: int) -> bool:
-        """Forget what a key of its own has spent, by a clock that has been later; False if that was nothing."""
+        """Forget the units in a key's own window; return False if there were none.
+
+        Args:
+            key: The key.
+            now_us: The store's time, in microseconds.
+            latest_us: The latest time that the store has seen, see `Ring.reset`.
+        """
         window = (self.of(key) or {}).get(key)
         if not window:
             return False
@@ -218,15 +224,15 @@ class Table(Generations):
         if self.limit.life_us and now_us >= self.limit.expires_us(window):
             self.fresh[key] = b""
             return False
-        # The limit may have another amount now, under which units leave later, so they are not looked at one by one.
+        # Under a changed amount units may leave later, so they are not examined one by one.
         self.fresh[key] = counter.reset(window, now_us, latest_us)
         return counter.state(window)[0] > counter.state(self.fresh[key])[0]
 
     def sweep(self, now_us: int, unix_us: int) -> tuple[int, bool]:
-        """Let go of some windows that are over, cells as well.
+        """Delete some expired windows and cells.
 
         Returns:
-            How many of keys; and whether those were all, so that there is nothing to do for the life of a window.
+            How many windows were deleted, without cells; and whether the sweep has finished until the next expiry.
         """
         gone = self.step(now_us, unix_us)
         self.room.give(gone)
@@ -243,7 +249,7 @@ class Table(Generations):
         return sum(taken(window) for windows in generations for window in windows.values())
 
     def clear(self) -> list[dict[str, bytes]]:
-        """Let go of everything, and return it."""
+        """Delete all windows and cells, and return them."""
         self.room.give(len(self.fresh) + len(self.stale))
         return [*super().clear(), *self.cells.clear()]
 
@@ -252,6 +258,6 @@ class Table(Generations):
 
 
 def cell_of(key: str, secret: bytes) -> str:
-    """Return the number of the cell that a key shares with others, as text."""
+    """Return the number of the shared cell of a key, as text."""
     digest = blake2b(key.encode(), key=secret, digest_size=4).digest()
     return str(int.from_bytes(digest, "big") % SHARED_CELLS)

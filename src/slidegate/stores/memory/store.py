@@ -1,16 +1,16 @@
-"""All threads and tasks of one process.
+"""The store for all threads and tasks of one process.
 
-What keys have spent lies in *shards* (`shard`), each with a lock of its own. The hash of a key's text chooses the
-shard, so a question about one client takes one lock; a question about several keys takes theirs in order. One way leads
-from a question to its answer: lock, look up, `core.decide`, let go of the lock.
+Windows are stored in *shards* (`shard`), each with its own lock. The hash of a key selects the shard, so a question
+about one client acquires one lock; a question about several keys acquires their locks in order. Every hit takes the
+same steps: acquire the lock, look up the windows, `core.decide`, release the lock.
 
-Bounded memory works in three parts, none of which needs a thread or a timer:
+Memory is bounded without a thread or a timer:
 
-* the *sweep* lets idle keys go, some of one table with each call, as a part of ordinary calls;
-* at `max_keys` a key without a window of its own is counted in one of a fixed number of *shared cells*, chosen by a
-  digest, so that no live window is ever pushed out and nobody gets past a bound; keys that collide may be refused;
-* where there is room again a key gets a window of its own, which starts as a copy of its cell, because its units are
-  in there. So nobody joins a cell any more, and it empties. Permits are not copied: see `Table.place`.
+* The *sweep* removes idle keys during ordinary calls, some of one table in each call.
+* At `max_keys`, a key without a window is counted in one of a fixed number of *shared cells*, selected by a keyed hash.
+  So no live window is ever evicted and no key exceeds its limit, but keys that collide may be refused.
+* When there is room again, a key gets its own window, which starts as a copy of its cell, because that contains its
+  units. So no more units are added to cells, and they expire. Permits are not copied: see `Table.place`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from .question import Question
 from .shard import Identity, Locks, Room, Table, Windows, cell_of
 
 SHARD_KEYS: Final = 8_192
-"""The number of shards is such that each has fewer keys: copying such a dict takes a fraction of a millisecond."""
+"""The most keys of a shard, if shards suffice: copying such a dict takes a fraction of a millisecond."""
 MAX_SHARDS: Final = 256
 HASH_BITS: Final = 16
-"""The bits of a hash from here on choose the shard: a dict finds its keys by those before, which would be the same."""
+"""The hash bits above these select the shard: the lower ones select a dict's slots, and must differ within a shard."""
 MAX_BUCKETS: Final = 4_096
-"""How many buckets are remembered with their tables."""
+"""The most limit sets whose tables are cached."""
 LEAST_LIFE_US: Final = 1_000_000
-"""How long a table is left alone at least."""
+"""The least time between two sweeps of a table."""
 SWEEP_PAUSE_US: Final = 1_000_000
 
 Tables: TypeAlias = list[Table]
@@ -61,9 +61,9 @@ class MemoryStats(NamedTuple):
     """Counters of a `MemoryStore`.
 
     Attributes:
-        keys: Windows held now, shared cells not included.
-        evictions: Empty windows let go so far.
-        shared_hits: Hits that were counted in a shared cell so far.
+        keys: The current number of windows, without shared cells.
+        evictions: How many expired windows have been removed.
+        shared_hits: How many hits were counted in a shared cell.
     """
 
     keys: int
@@ -72,17 +72,17 @@ class MemoryStats(NamedTuple):
 
 
 class MemoryStore(Store):
-    """Remembers windows in this process; forgets them when it ends.
+    """Stores windows in the memory of this process.
 
-    Safe to use from several threads and several event loops at once.
+    It can be used from several threads and event loops at the same time.
 
     Args:
-        max_keys: How many windows to hold. Beyond, further keys share cells; see the module.
-        max_bans: How many bans in force to hold, and as many strikes: those of each key and policy count once. Beyond,
-            automatic bans are not recorded, and the oldest strikes are forgotten.
+        max_keys: The most windows. Beyond it, further keys share cells; see the module docstring.
+        max_bans: The most bans in force, and the most strike records (one for each key and policy). Beyond it,
+            automatic bans are not recorded, and the oldest strike records are deleted.
         clock: Returns microseconds; by default the monotonic clock. Tests pass `slidegate.testing.FakeClock`.
         wall_clock: Returns Unix time in microseconds, for bans and quotas; by default `clock` if one is given, else
-            the clock of the system.
+            the system clock.
 
     Raises:
         ConfigurationError: `max_keys` or `max_bans` is not a whole number above 0, or a clock is not callable.
@@ -107,7 +107,7 @@ class MemoryStore(Store):
         self._latest_us = 0
         self.unix_us: Clock = wall_clock or clock or system_us
         shards = min(1 << (self.max_keys // SHARD_KEYS).bit_length(), MAX_SHARDS)
-        # In the order in which they are taken: that of the sweep, those of the shards, that of the room.
+        # Lock order: the lock of the sweep, those of the shards, that of the room.
         self._sweeping = Lock()
         self._locks = [Lock() for _ in range(shards)]
         self._room = Room(self.max_keys)
@@ -117,16 +117,16 @@ class MemoryStore(Store):
         self._secret = os.urandom(32)
         self._tables: dict[Identity, Tables] = {}
         self._bound: dict[LimitSet, list[tuple[Counter, Tables]]] = {}
-        self._version = next(_versions)  # that of the tables; of another one, those of a question may be gone
+        self._version = next(_versions)  # of the tables; a question with another version may refer to deleted tables
         self._new: deque[Table] = deque()  # tables that the sweep has not seen
         self._due: list[tuple[int, int, Table]] = []  # a heap of (moment, number, table): the tables to sweep next
         self._numbers = count()
         self._sweep_us = 0
-        self._reset_us = -1  # nothing that was charged up to then is handed back
+        self._reset_us = -1  # charges up to then are not refunded
         self._evictions = 0
         self._shared_hits = 0
         self._next_shared_event_us = 0
-        self._pending: list[Event] = []  # made under a lock, told after it
+        self._pending: list[Event] = []  # created under a lock, emitted after its release
         self.bans = MemoryBans(
             self._time_us, wall_clock=wall_clock or clock, emit=self.observers.tell_all, max_bans=most_bans
         )
@@ -140,21 +140,21 @@ class MemoryStore(Store):
         return MemoryStats(self._room.keys, self._evictions, self._shared_hits)
 
     def close(self) -> None:
-        """Answer no question any more. Requests under way keep their permits."""
+        """Close the store; see `Store.close`. Requests in progress keep their permits."""
         super().close()
         self.bans.close()
 
     @property
     def clock(self) -> Clock | None:
-        """The clock that was given to this store; None for the monotonic clock."""
+        """The clock passed to this store; None for the monotonic clock."""
         return self._clock
 
     def prepare(self, checks: Sequence[Check]) -> Question:
-        """Return the same checks with their lock and their tables; see `Store.prepare`."""
+        """Return the same checks with their cached lock and tables; see `Store.prepare`."""
         return Question(tuple(checks), self, self._lock_of(checks))
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
-        """Charge every check or none, in one step, and say everything about it."""
+        """Charge every check or none, atomically, and return the decision."""
         if self.closed:
             self.expect_open()
         if self._banned and (refusal := self.bans.decide(checks, subjects)) is not None:
@@ -169,7 +169,7 @@ class MemoryStore(Store):
             lock = self._locks[hash(checks[0][1]) >> HASH_BITS & self._mask]
         else:
             lock = self._lock_of(checks)
-        lock.acquire()  # `with` takes twice as long
+        lock.acquire()  # `with` would take twice as long
         try:
             now_us = monotonic_ns() // 1000 if self._clock is None else self._now_us()
             refs = self._refs(checks, now_us) if question is None else self._refs_of(question, now_us)
@@ -181,24 +181,24 @@ class MemoryStore(Store):
         return decision
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
-        """Say what `hit` would answer now. Changes nothing."""
+        """Return what `hit` would answer now, without changing anything."""
         self.expect_open()
         refusal = self.bans.decide(checks, subjects)
         if refusal is not None:
             return refusal
-        now_us, refs = self._imagined(checks)
+        now_us, refs = self._copies(checks)
         decision = decide(checks, refs, now_us)
         decision.reservations = ()
         return decision
 
     def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot:
-        """Return the windows that count `key` under each limit of some buckets. Changes nothing."""
+        """Return the windows of `key` under each limit of some limit sets, without changing anything."""
         self.expect_open()
-        now_us, refs = self._imagined([(bucket, key, 0) for bucket in buckets])
+        now_us, refs = self._copies([(bucket, key, 0) for bucket in buckets])
         return Snapshot(now_us, [windows[name] for _, _, windows, name in refs])
 
     def charge(self, checks: Sequence[Check]) -> Decision:
-        """Record every cost in one step, whatever the limits, and say what is left."""
+        """Charge every cost atomically, even beyond the limits, and return the decision."""
         self.expect_open()
         with self._lock_of(checks):
             now_us = self._now_us()
@@ -207,7 +207,7 @@ class MemoryStore(Store):
         return decision
 
     def refund(self, reservations: Sequence[Reservation]) -> bool:
-        """Hand back what was charged; False if none of it is there any more."""
+        """Refund charges; return False if none of them is left."""
         self.expect_open()
         checks = [reservation.check for reservation in reservations]
         with self._lock_of(checks):
@@ -221,40 +221,40 @@ class MemoryStore(Store):
             return refund_all(reservations, refs, now_us, latest_us=self._latest_us, floor_us=self._reset_us)
 
     def reset(self, key: str) -> bool:
-        """Forget the windows of `key` under every rule; False if there were none.
+        """Forget the windows of `key` under every rule; return whether it had spent units.
 
-        Units that the key spent in a shared cell stay, because they are mixed with those of other keys. Permits stay
-        taken: the requests that hold them are still in progress.
+        The units of the key in a shared cell stay, because they are mixed with those of other keys. Permits stay taken,
+        because their requests are still in progress.
         """
         self.expect_open()
         at = self._shard_of(key)
         with self._locks[at]:
             now_us = self._time_us()
-            latest_us = max(self._latest_us, now_us)  # where the clock has stepped back, charges lie ahead of now
+            latest_us = max(self._latest_us, now_us)  # if the clock has stepped back, charges are later than now
             return sum(tables[at].reset(key, now_us, latest_us) for tables in list(self._tables.values())) > 0
 
     def reset_all(self) -> bool:
-        """Forget the windows of all keys under every rule, and what is in shared cells; False if there were none.
+        """Forget the windows of all keys under every rule, and all shared cells; return False if there were none.
 
-        Permits stay taken: the requests that hold them are still under way.
+        Permits stay taken, because their requests are still in progress.
         """
         self.expect_open()
         forgotten: list[dict[str, bytes]] = []
-        with Locks(self._locks):  # all of them: what was charged before the time of the reset is forgotten
+        with Locks(self._locks):  # all locks, so that no charge is earlier than the reset and not forgotten
             latest_us = max(self._latest_us, self._time_us())
             for table in [table for tables in self._tables.values() for table in tables if not table.holds_permits]:
                 forgotten += table.clear()
             if any(forgotten):
                 self._reset_us = latest_us
-        # They are let go of here, where nobody waits for a lock.
+        # The windows are deallocated on return, without blocking other threads on a lock.
         return any(forgotten)
 
     def answers_threads(self) -> bool:
-        """Return true: nothing is ever awaited."""
+        """Return True: no method returns an awaitable."""
         return True
 
     def permits_held(self) -> int:
-        """Return how many permits of concurrency limits requests hold now, of all keys."""
+        """Return how many permits of concurrency limits requests hold now, over all keys."""
         tables = [table for tables in list(self._tables.values()) for table in tables if table.holds_permits]
         held = 0
         for table in tables:
@@ -263,11 +263,11 @@ class MemoryStore(Store):
         return held
 
     def _time_us(self) -> int:
-        """Return the time, for a look or a reset: nobody has spent anything at that moment."""
+        """Return the time without recording it, for calls that charge nothing."""
         return monotonic_ns() // 1000 if self._clock is None else self._clock()
 
     def _now_us(self) -> int:
-        """Return the time, and note the latest one: a clock of the user's may step back."""
+        """Return the time, and record the latest one, because a user's clock may step back."""
         now_us = self._time_us()
         self._latest_us = max(self._latest_us, now_us)
         return now_us
@@ -276,7 +276,7 @@ class MemoryStore(Store):
         return hash(key) >> HASH_BITS & self._mask
 
     def _lock_of(self, checks: Sequence[Check]) -> Lock | Locks:
-        """Return the lock of the shards of some checks; several rules mostly ask about one client."""
+        """Return the lock of the shards of some checks, usually a single one: most questions concern one client."""
         shards = {hash(key) >> HASH_BITS & self._mask for _, key, _ in checks}
         if len(shards) == 1:
             return self._locks[shards.pop()]
@@ -285,7 +285,7 @@ class MemoryStore(Store):
     # -- finding and making windows ----------------------------------------------------------------------------------
 
     def _refs_of(self, question: Question, now_us: int) -> list[WindowRef]:
-        """Return where the windows of a prepared question lie, as `_refs` does. The lock is held."""
+        """Return the locations of a prepared question's windows, as `_refs` does. The lock is held."""
         if question.version != self._version:
             self._bind_question(question)
         refs = question.refs
@@ -297,7 +297,7 @@ class MemoryStore(Store):
         return refs
 
     def _refs(self, checks: Sequence[Check], now_us: int) -> list[WindowRef]:
-        """Return where the windows of a question lie, those of quotas in the period of now. The lock is held."""
+        """Return the locations of a question's windows, those of quotas in their current period. The lock is held."""
         refs: list[WindowRef] = []
         dated = False
         for bucket, key, cost in checks:
@@ -313,7 +313,7 @@ class MemoryStore(Store):
         return refs
 
     def _bind_question(self, question: Question) -> None:
-        """Have a question remember where its windows lie when they were asked for lately. The lock is held."""
+        """Cache the locations of recently used windows in a question. The lock is held."""
         bound = [
             (tables[self._shard_of(key)], counter, cost, key)
             for bucket, key, cost in question.checks
@@ -324,14 +324,14 @@ class MemoryStore(Store):
         question.version = self._version
 
     def _place(self, table: Table, key: str, now_us: int) -> tuple[Windows, str]:
-        """Return where a key is counted that was not asked for lately."""
+        """Make a window or cell for a key that is not in `table.fresh`; return its location."""
         windows, name = table.place(key, self._secret)
         if windows is not table.fresh:
-            self._share(table.limit, now_us)
+            self._count_shared_hit(table.limit, now_us)
         return windows, name
 
-    def _imagined(self, checks: Sequence[Check]) -> tuple[int, list[WindowRef]]:
-        """Return the time, and copies of what a question would charge, those of quotas in the period of now."""
+    def _copies(self, checks: Sequence[Check]) -> tuple[int, list[WindowRef]]:
+        """Return the time, and copies of the windows that a question would charge."""
         windows: dict[Any, bytes] = {}
         refs: list[WindowRef] = []
         room = self._room.max_keys - self._room.keys
@@ -354,7 +354,7 @@ class MemoryStore(Store):
         return now_us, refs
 
     def _bind(self, bucket: LimitSet) -> list[tuple[Counter, Tables]]:
-        """Return the counters of a bucket with their tables; missing ones are made. A shard's lock is held."""
+        """Return the counters of a limit set with their tables, creating missing tables. A shard's lock is held."""
         bound = []
         for limit in bucket.limits:
             identity = bucket.rule, limit.same_window
@@ -371,17 +371,17 @@ class MemoryStore(Store):
         self._bound[bucket] = bound
         return bound
 
-    def _share(self, limit: AnyLimit, now_us: int) -> None:
-        """Count a hit in a shared cell, and tell of it once a window, and at most once a second."""
+    def _count_shared_hit(self, limit: AnyLimit, now_us: int) -> None:
+        """Count a hit in a shared cell, and emit an event once per window and at most once per second."""
         self._shared_hits += 1
         if now_us >= self._next_shared_event_us:
             self._next_shared_event_us = max(limit.leaves_us(now_us), now_us + SHARED_PAUSE_US)
             self._pending.append(keys_shared(self.max_keys))
 
-    # -- letting go --------------------------------------------------------------------------------------------------
+    # -- events and the sweep ----------------------------------------------------------------------------------------
 
     def _tidy(self, now_us: int) -> None:
-        """Tell the events that came up under a lock, and sweep if it is time."""
+        """Emit pending events, and sweep if a sweep is due."""
         if self._pending:
             events, self._pending = self._pending, []
             self.observers.tell_all(events)
@@ -389,7 +389,7 @@ class MemoryStore(Store):
             self._sweep(now_us)
 
     def _sweep(self, now_us: int) -> None:
-        """Sweep a part of the table that is due first, unless another thread does: so no call takes long."""
+        """Sweep a part of the table that is due first, unless another thread is sweeping; this takes little time."""
         if not self._sweeping.acquire(blocking=False):
             return
         try:
@@ -412,15 +412,15 @@ class MemoryStore(Store):
             self._sweeping.release()
 
     def _visit_later(self, table: Table, now_us: int) -> None:
-        """Plan the next visit to a table: when all that it counted until now is over, also by a clock that ran back."""
+        """Schedule the next sweep of a table, for when its windows have expired even if the clock has stepped back."""
         limit, latest_us = table.limit, max(self._latest_us, now_us)
         due_us = max(limit.leaves_us(latest_us), latest_us + max(limit.life_us, LEAST_LIFE_US))
         heappush(self._due, (due_us, next(self._numbers), table))
 
     def _drop(self, table: Table) -> bool:
-        """Let go of a limit of whose windows none is left in any shard; tell whether it is gone."""
+        """Delete the tables of a limit that has no windows in any shard; return whether they are deleted."""
         tables = self._tables.get(table.identity)
-        if tables is None or tables[self._mask] is not table:  # the last one asks for all of them
+        if tables is None or tables[self._mask] is not table:  # only the last table triggers the check of all
             return tables is None
         for lock in self._locks:
             lock.acquire()
