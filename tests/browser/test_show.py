@@ -67,7 +67,7 @@ def test_an_operator_watches_a_flood_and_bans_its_client(sites: list[Site], open
     statuses = [status for site in sites for status in site.flood(CLIENT, AMOUNT)]
     assert statuses.count(200) == AMOUNT - first
     expect(window.locator("p.spent .figure")).to_have_text(f"{AMOUNT} / {AMOUNT}")
-    refusals = page.get_by_role("table", name="Last refusals")
+    refusals = page.get_by_role("table", name="Latest refusals")
     expect(refusals.get_by_role("row").nth(1)).to_contain_text("everybody")
     page.get_by_role("tab", name="Now").click()
     expect(everybody.nth(0)).to_have_text(str(AMOUNT))

@@ -94,7 +94,7 @@ def test_texts_of_strangers_are_shown_as_text(site: Site, opened: OpenPage) -> N
     for target in STRANGE:
         ban(site, target)
     ban(site, "user:1", "</td><script>alert(1)</script>\u202e" + "r" * 100)
-    bans = page.get_by_role("table", name=re.compile("^Bans in force"))
+    bans = page.get_by_role("table", name=re.compile("^Active bans"))
     expect(bans.get_by_text("user:1", exact=True)).to_be_visible()
     for view in VIEWS:
         page.evaluate("view => { location.hash = view; }", view)
@@ -115,7 +115,7 @@ def test_a_changed_limit_is_shown_and_restored(site: Site, opened: OpenPage) -> 
     expect(limits.get_by_text("<b>imports</b>")).to_be_visible()
     page.get_by_role("button", name="Restore everybody").click()
     page.get_by_role("dialog").get_by_role("button", name="Restore").click()
-    expect(page.get_by_text("Every limit is as in the code.", exact=False)).to_be_visible()
+    expect(page.get_by_text("Every limit is as configured in code.", exact=False)).to_be_visible()
     assert httpx.get(f"{site.dashboard}api/limits", headers=BEARER).json() == {"limits": []}
 
 
@@ -146,7 +146,7 @@ def test_the_tabs_go_by_the_keyboard_and_a_dialog_holds_the_focus(site: Site, op
 
 def test_a_reader_looks_and_changes_nothing(site: Site, opened: OpenPage) -> None:
     page = opened(site, READ_TOKEN, "#bans")
-    expect(page.get_by_role("table", name=re.compile("^Bans in force"))).to_be_visible()
+    expect(page.get_by_role("table", name=re.compile("^Active bans"))).to_be_visible()
     expect(page.get_by_text("Read-only")).to_be_visible()
     expect(page.get_by_role("button", name="Ban…")).to_be_disabled()
     expect(page.get_by_role("button", name="Unban").first).to_be_disabled()
@@ -170,9 +170,10 @@ def test_a_view_that_fails_says_so_and_asks_again(site: Site, opened: OpenPage) 
 def test_the_values_of_a_chart_are_read_by_keyboard(site: Site, opened: OpenPage) -> None:
     page = opened(site, TOKEN)
     settled(page)
-    chart = page.get_by_role("figure", name="Requests a second")
-    expect(chart.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"Requests a second since .*: Passed "))
-    cursor = chart.get_by_role("slider", name="Requests a second, by time")
+    chart = page.get_by_role("figure", name="Requests per second")
+    label = re.compile(r"Requests per second since .*: Passed ")
+    expect(chart.get_by_role("img")).to_have_attribute("aria-label", label)
+    cursor = chart.get_by_role("slider", name="Requests per second, by time")
     expect(chart.locator(".tip")).to_be_hidden()
     cursor.focus()
     expect(chart.locator(".tip")).to_be_visible()
