@@ -83,7 +83,7 @@ def test_a_store_that_is_not_there_yet_is_not_made_wherever_it_is_named(
     file.write_text(f'{lines[named]}limits = "5/m"\n', "utf-8")
     monkeypatch.setenv(named, f"lmdb://{store}")
     assert main(["check", str(file)]) == 0
-    assert "not there yet" in capsys.readouterr().err
+    assert "does not exist yet" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["slidegate.toml"]
     store.mkdir()
     assert main(["check", str(file)]) == 0
@@ -107,7 +107,7 @@ def test_an_address_that_cannot_work_is_an_error_also_where_nothing_is_there_yet
     [
         ([f"{APPS}:broken"], "5/minit"),
         ([f"{APPS}:failing"], "start failed: RuntimeError: no database"),
-        ([f"{APPS}:events"], "is no ASGI application"),
+        ([f"{APPS}:events"], "is not an ASGI application"),
         ([f"{APPS}:none"], "none"),
         (["no_such_module:app"], "no_such_module"),
         (["no_such.toml"], "no_such.toml: cannot be read: No such file"),

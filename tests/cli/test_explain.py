@@ -17,16 +17,16 @@ from slidegate.core.limits import Limit
 
 EXPECTED = """\
 5/minute; 50/hour
-  5 per 1m: the time of each unit is kept, so the window is exact
-  50 per 1h: the time of each unit is kept, so the window is exact
+  5 per 1m: exact; the time of each unit is stored
+  50 per 1h: exact; the time of each unit is stored
 
-A client gets at most, whenever the span begins:
-               5 in 1s
-               5 in 1m
-              50 in 1h
-           1,200 in 1d
-It may spend 5 at once, and come back after 1m.
-It is never refused at one request every 72s.
+Maximum for one client in any span of:
+    1s:              5
+    1m:              5
+    1h:             50
+    1d:          1,200
+Largest burst: 5, then retry after 1m.
+Steady rate that is never refused: one request every 72s.
 """
 
 
@@ -47,8 +47,8 @@ def test_limits_are_explained_to_people_and_programs(capsys: pytest.CaptureFixtu
 
 def test_slices_are_said_with_the_two_ends_of_the_wait(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "100/minute")
-    assert "counted in 64 slices of 0.9375s, and one that is running" in text
-    assert "come back after 60s to 60.9375s" in text
+    assert "counted in 64 slices of 0.9375s and the current one" in text
+    assert "retry after 60s to 60.9375s" in text
 
 
 def test_each_rule_of_a_file_is_explained_and_its_store_is_not_touched(
@@ -76,7 +76,7 @@ concurrency = 3
     assert found["rule login"]["limits"] == ["5/1m"]
     assert len(found["rule login"]["others"]) == 2
     assert not store.exists()
-    assert said(capsys, str(file)).count("the bounds below leave it out") == 2
+    assert said(capsys, str(file)).count("not included in the bounds below") == 2
 
 
 # -- the bounds, against clients that try to pass them on the real windows ---------------------------------------------

@@ -110,7 +110,7 @@ def test_top_shows_what_workers_have_published_and_is_no_worker(url: str, capsys
     capsys.readouterr()
     assert run("top", "--once", "--store", url, "--window", "5m") == 0
     text = capsys.readouterr().out
-    assert text.startswith("no worker has statistics: write slidegate.stats.Statistics(limiter) in the application")
+    assert text.startswith("no worker publishes statistics: add slidegate.stats.Statistics(limiter) or a dashboard")
     assert re.search(r"^api +\S+ +5 +7 ", text, re.MULTILINE)
 
 
@@ -122,7 +122,7 @@ def test_top_is_written_anew_on_a_terminal_until_ctrl_c(tmp_path: Path) -> None:
     os.close(theirs)
     shown = b""
     with hanging_ends(process), open(ours, "rb", buffering=0) as terminal:
-        while shown.count(b"Ctrl-C ends it") < 2:
+        while shown.count(b"Press Ctrl-C to stop") < 2:
             shown += terminal.read(1_024)
         process.send_signal(signal.SIGINT)
         assert process.stderr.read() == b""

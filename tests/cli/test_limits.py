@@ -48,7 +48,7 @@ def test_a_limit_is_changed_listed_and_restored(url: str, capsys: pytest.Capture
     assert run("limits", "unset", "api", "--store", url) == 1
     assert "the limit api is not changed" in capsys.readouterr().err
     assert run("limits", "list", "--store", url) == 0
-    assert capsys.readouterr() == ("", "every limit is as in the code\n")
+    assert capsys.readouterr() == ("", "every limit is as configured in code\n")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_the_memory_of_a_process_cannot_be_reached_and_no_store_is_made(
 ) -> None:
     for words in (("list",), ("unset", "api"), ("set", "api", "5/minute", "--for", "1h")):
         assert run("limits", *words, "--store", "memory://") == 2
-        assert "no command can reach it" in " ".join(capsys.readouterr().err.split())
+        assert "no command can access" in " ".join(capsys.readouterr().err.split())
         assert run("limits", *words, "--store", f"lmdb://{tmp_path}/mistyped") == 1
     assert not list(tmp_path.iterdir())
 

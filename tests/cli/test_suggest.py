@@ -18,8 +18,8 @@ from .stores_at_hand import run
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = str(ROOT / "examples" / "demo" / "sample.log")
-SAYS = re.compile(r"# It would have refused ([\d,]+) of its ([\d,]+) clients \(([\d,]+) requests\)\.")
-TOGETHER = re.compile(r"# Switched on together, these rules would have refused ([\d,]+) of the clients\.")
+SAYS = re.compile(r"# Would have refused ([\d,]+) of ([\d,]+) clients \(([\d,]+) requests\)\.")
+TOGETHER = re.compile(r"# Enforced together, these rules would have refused ([\d,]+) of the clients\.")
 
 
 def number(text: str) -> int:
@@ -77,9 +77,8 @@ def test_the_pasted_text_loads_and_refuses_exactly_as_many_clients_as_it_says(
     name, options = (SAMPLE, ()) if log == "sample" else (busy_log(tmp_path, rng), BUSY)
     text = suggested(capsys, name, *words, *options)
     rules = tomllib.loads(text)["rules"]
-    assert text.count("shadow = true  # it counts and refuses nobody; delete this line to switch the rule on\n") == len(
-        rules
-    )
+    shadow = "shadow = true  # counts but never refuses; delete this line to enforce the rule\n"
+    assert text.count(shadow) == len(rules)
     said = [tuple(map(number, found)) for found in SAYS.findall(text)]
     assert len(said) == len(rules) >= 2
 

@@ -145,12 +145,12 @@ def test_no_change_of_a_line_makes_a_custom_format_raise_and_none_cut_short_give
 @pytest.mark.parametrize(
     ("format", "words"),
     [
-        ("", "is no format string"),
-        ('%h %l %u %t "%r" %>s', "is no format string of nginx"),
+        ("", "is not an nginx format string"),
+        ('%h %l %u %t "%r" %>s', "is not an nginx format string"),
         ('[$time_local] "$request" $status', "lacks the client"),
         ('$remote_addr [$time_local] "$request"', "lacks the status"),
-        ('$remote_addr$time_local "$request" $status', "where $remote_addr ends and $time_local begins"),
-        (7, "is no format string"),
+        ('$remote_addr$time_local "$request" $status', "$remote_addr and $time_local are adjacent"),
+        (7, "is not an nginx format string"),
     ],
 )
 def test_a_format_that_cannot_work_is_refused_with_one_that_can(format: str, words: str) -> None:
@@ -183,8 +183,8 @@ def test_fields_are_found_by_their_names() -> None:
     [
         ({}, "lack time, client, status, request (or method and path)"),
         ({**FIELDS, "user_agnet": "a"}, "did you mean 'user_agent'?"),
-        ({**FIELDS, "header:": "a"}, "no part of a record is called 'header:'"),
-        ({**FIELDS, "host": "a..b"}, "'a..b' is no name of a field"),
+        ({**FIELDS, "header:": "a"}, "'header:' is not a part of a record"),
+        ({**FIELDS, "host": "a..b"}, "'a..b' is not the name of a field"),
     ],
 )
 def test_fields_that_cannot_work_are_refused(fields: dict[str, str], words: str) -> None:

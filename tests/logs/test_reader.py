@@ -177,7 +177,8 @@ def test_a_bomb_of_one_line_stays_small(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_packed_otherwise_is_named(tmp_path: Path, magic: bytes, packer: str) -> None:
     (tmp_path / "some.log").write_bytes(magic + b"\0" * 99)
-    with pytest.raises(ConfigurationError, match=f"some.log': it is packed with {packer}; expected plain text or gzip"):
+    message = f"some.log': it is compressed with {packer}; expected plain text or gzip"
+    with pytest.raises(ConfigurationError, match=message):
         list(AccessLogs([tmp_path / "some.log"]))
 
 

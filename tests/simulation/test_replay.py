@@ -121,9 +121,9 @@ def test_a_rule_that_waits_refuses_and_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limits", "options", "words"),
     [
-        (None, {}, "one of them"),
-        ("1/s", {"rules": "slidegate.toml"}, "one of them"),
-        (None, {"rules": "slidegate.toml", "bans": BanPolicy()}, "write them into the file of rules"),
+        (None, {}, "expected either limits"),
+        ("1/s", {"rules": "slidegate.toml"}, "expected either limits"),
+        (None, {"rules": "slidegate.toml", "bans": BanPolicy()}, "write them into the rules file"),
     ],
 )
 def test_limits_come_from_one_place(limits: str | None, options: dict[str, Any], words: str) -> None:

@@ -96,7 +96,7 @@ def test_short_logs_proxies_and_crawlers_are_warned_of() -> None:
     survey, _ = suggested(records, 0.001)
     said = "\n".join(survey.warnings(0.001))
     for words in (
-        "covers 0.0 hours",
+        "covers only 0.0 hours",
         "less than one",
         "192.0.2.1 is probably a proxy",
         "the crawler 192.0.2.2 made 60%",
