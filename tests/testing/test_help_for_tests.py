@@ -45,7 +45,7 @@ def test_a_fake_clock_stands_still_until_it_is_told_to_move() -> None:
 @pytest.mark.parametrize("moment", [datetime(2030, 1, 31), 1.5, True])
 def test_a_fake_clock_is_set_to_no_moment_that_means_several(moment: Any) -> None:
     clock = FakeClock(5)
-    with pytest.raises(ConfigurationError, match=r"set: expected microseconds or a moment with its time zone, for "):
+    with pytest.raises(ConfigurationError, match=r"set: expected microseconds or a datetime with a time zone, for "):
         clock.set(moment)
     assert clock() == 5
 
@@ -101,7 +101,7 @@ def test_a_difference_is_shown_with_the_moves_that_led_to_it(monkeypatch: pytest
     drawn = random.Random(7).randbytes(600)
     assert any(move.startswith("a peek of") for move in played(drawn))
     monkeypatch.setattr(BanModel, "refusing", lambda *_: [])
-    with pytest.raises(AssertionError, match="the store says False, the reference True") as caught:
+    with pytest.raises(AssertionError, match="the store returned False, the reference True") as caught:
         played(drawn)
     moves = [line for line in str(caught.value).splitlines() if line.startswith("  ")]
     assert moves[-1].startswith(("  a peek of ", "  a hit of "))
