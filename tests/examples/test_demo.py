@@ -89,7 +89,7 @@ def serving(folder: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
 
 
 DASHBOARD = re.compile(r"The dashboard is at (\S+)#now\?window=1h, and shows the replay\.$")
-TOKEN = re.compile(r"for this password: (\S+)$")
+TOKEN = re.compile(r"and this password: (\S+)$")
 CURL = re.compile(
     r'curl -i(?: -X (POST)|H "X-Forwarded-For: (\S+)") "?(http://127\.0\.0\.1:\d+/[^"\[\s]*)(?:\[1-(\d)\])?'
 )
