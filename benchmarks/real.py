@@ -88,8 +88,8 @@ ROWS: Final = [row for rows in TABLES.values() for row in rows]
 
 
 def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--requests", type=int, default=200, help="in each round of each candidate")
-    parser.add_argument("--paths", type=int, default=10_000, help="that are asked for again and again")
+    parser.add_argument("--requests", type=int, default=200, help="of each candidate in each round")
+    parser.add_argument("--paths", type=int, default=10_000, help="number of distinct paths")
     rounds.arguments(parser, TABLES)
 
 

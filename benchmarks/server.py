@@ -124,8 +124,8 @@ def load(url: str, seconds: int) -> float:
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=int, default=1, help="of each candidate in each round")
-    parser.add_argument("--only", action="append", choices=[*PEERS, *OURS], help="repeatable; its peer comes with it")
-    parser.add_argument("--server", action="append", choices=[*SERVERS], help="repeatable; all where none is named")
+    parser.add_argument("--only", action="append", choices=[*PEERS, *OURS], help="repeatable; includes its peer")
+    parser.add_argument("--server", action="append", choices=[*SERVERS], help="repeatable; by default all")
     parser.add_argument("--workers", action="append", type=int, choices=WORKERS, help="repeatable, as --server")
     versions.arguments(parser)
 

@@ -260,14 +260,14 @@ class ActivityRecorder(Observer):
                     requests[key] += len(group)
                     refused[key] += times_refused
                 for bucket, key, _ in checks:
-                    self._learn(bucket, key)
+                    self._remember(bucket, key)
         now_us = self._clock()
         for key, times in requests.items():
             self._requests.hit(key, now_us, times)
             if refused[key]:
                 self._refused.hit(key, now_us, refused[key])
 
-    def _learn(self, bucket: LimitSet, key: str) -> None:
+    def _remember(self, bucket: LimitSet, key: str) -> None:
         """Remember that a limit set counts a key, for at most `_MAX_KEYS` keys."""
         names = self._counted_by.get(key)
         if names is None:

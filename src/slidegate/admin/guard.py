@@ -94,7 +94,7 @@ class AdminGuard:
             fields = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
             await refuse_websocket(scope, send, 403, b"", fields)
         else:
-            _leave_out_of_stats(scope.get(SCOPE_KEY))
+            _exclude_from_stats(scope.get(SCOPE_KEY))
             request = Request(scope, receive)
             try:
                 response = await self._respond(request)
@@ -175,7 +175,7 @@ def _read_hosts(tool: str, hosts: object) -> frozenset[str]:
     return frozenset(name.lower() for name in names)
 
 
-def _leave_out_of_stats(exchange: Exchange | None) -> None:
+def _exclude_from_stats(exchange: Exchange | None) -> None:
     """Exclude a request of an open page, which polls every two seconds, from the stats of the application.
 
     A request that a rule counted stays, so that the total matches the stats of the rules.

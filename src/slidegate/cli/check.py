@@ -152,7 +152,7 @@ def _unreachable(what: str) -> Finding:
 async def _about_file(path: Path) -> list[Finding]:
     middleware_of(path)  # report errors in the file before those of its store
     try:
-        with _instead_of_a_missing_store(path) as store:
+        with _temporary_store(path) as store:
             middleware = middleware_of(path, store=store)
             try:
                 return [*middleware.findings, *await _about_store(middleware.limiter)]
@@ -163,7 +163,7 @@ async def _about_file(path: Path) -> list[Finding]:
 
 
 @contextmanager
-def _instead_of_a_missing_store(path: Path) -> Iterator[str]:
+def _temporary_store(path: Path) -> Iterator[str]:
     """If the LMDB store of a file does not exist, create a temporary one in its nearest existing parent directory.
 
     Yields:

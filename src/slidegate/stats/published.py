@@ -198,7 +198,7 @@ class Publisher:
                 self._pending |= series.take_changed(every=moved)
                 await let_others_run()
             pending, misplaced = set(self._pending), len(self._misplaced)
-            rows = [*self._misplaced, *self._signs(store_us, gone)]
+            rows = [*self._misplaced, *self._heartbeat(store_us, gone)]
             for step_us, number in sorted(pending):
                 row_number = number + self._shifts[step_us]
                 kept_us = (row_number + KEPT[step_us] + 1) * step_us - store_us
@@ -233,7 +233,7 @@ class Publisher:
                 changed = True
         return changed
 
-    def _signs(self, store_us: int, gone: bool) -> Iterator[StatsRow]:
+    def _heartbeat(self, store_us: int, gone: bool) -> Iterator[StatsRow]:
         """Yield the heartbeat of this worker and its sections."""
         kept_us = 0 if gone else ALIVE_US
         yield StatsRow(WORKERS, 0, json.dumps({**self.whoami(), "at_us": store_us}).encode(), kept_us)
@@ -244,9 +244,9 @@ class Publisher:
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is loop:
-            self._task = loop.create_task(self._publish_and_go_on(loop))
+            self._task = loop.create_task(self._publish_and_reschedule(loop))
 
-    async def _publish_and_go_on(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _publish_and_reschedule(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             if self._loop is loop and not self._writing:
                 await self.publish()

@@ -46,24 +46,24 @@ class Series:
         """
         with self._lock:
             if number != self._number:
-                self._hand_on()
+                self._flush()
                 self._number = number
             self._recent.add(counts)
 
     def read(self, slice_us: int, first: int, slices: int) -> dict[int, Slice]:
         """Return the non-empty slices `first` to `first + slices - 1` of one length, by number."""
         with self._lock:
-            self._hand_on()
+            self._flush()
             return self._windows[slice_us].by_number(first, slices)
 
     def take_changed(self, *, every: bool = False) -> set[tuple[int, int]]:
         """Return length and number of the slices that have changed since the last call, or of all slices."""
         with self._lock:
-            self._hand_on()
+            self._flush()
             windows = self._windows.items()
             return {(slice_us, number) for slice_us, window in windows for number in window.take_changed(every=every)}
 
-    def _hand_on(self) -> None:
+    def _flush(self) -> None:
         """Add the recent slice to the windows."""
         if self._number is not None:
             for window in self._windows.values():

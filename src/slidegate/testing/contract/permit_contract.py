@@ -98,12 +98,12 @@ async def _play(store: StoreHarness, chance: random.Random) -> None:
                 await store.reset(chance.choice(("ann", "bob")))
             case _ if under_way:
                 decision, _ = under_way.pop(chance.randrange(len(under_way)))
-                await _let_go(store, decision)
+                await _release(store, decision)
     for decision, _ in under_way:
-        await _let_go(store, decision)
+        await _release(store, decision)
 
 
-async def _let_go(store: StoreHarness, decision: Decision) -> None:
+async def _release(store: StoreHarness, decision: Decision) -> None:
     """Release the permits of a decision one by one, as the middleware does."""
     for place, (asked, _, _) in enumerate(decision.checks):
         if asked.held:

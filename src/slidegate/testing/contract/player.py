@@ -89,7 +89,7 @@ class Player:
             played.append("peeks until all is empty")
             await self.look_after_all()  # after a changed amount, a window converts its units at the next hit
             for rule, key in sorted(self.named):
-                await self._see_it_empty(key, self.plain[rule])
+                await self._check_expiry(key, self.plain[rule])
 
     async def _play(self, move: Move) -> None:
         match move:
@@ -174,7 +174,7 @@ class Player:
         for rule, key in sorted(self.named):
             await self._hit(((rule, key, 0),), plain=True)
 
-    async def _see_it_empty(self, key: str, asked: LimitSet) -> None:
+    async def _check_expiry(self, key: str, asked: LimitSet) -> None:
         """Assert that every unit expires at the time that its slice reports, and not earlier."""
         shown = await as_peek_says(self.store, key, asked)
         moments = sorted({part.leaves_us for view in shown for part in view.slices if part.units})

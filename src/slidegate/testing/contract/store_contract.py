@@ -118,7 +118,7 @@ class StoreContract(
 
     def make_store(self, clock: FakeClock) -> Store | Awaitable[Store]:
         """Return an empty store that reads the time from `clock`."""
-        raise NotImplementedError("make_store(clock) has to return an empty store that tells the time by `clock`")
+        raise NotImplementedError("make_store(clock) must return an empty store that reads the time from `clock`")
 
     def test_answers_are_those_of_the_reference(self) -> None:
         """The same questions at the same times get the same decisions, and every window expires as shown."""
