@@ -1,4 +1,4 @@
-"""What a limiter and a middleware report: events and outcomes to observers, and findings at the start."""
+"""The types that a limiter and a middleware report: events, outcomes, and findings at startup."""
 
 from __future__ import annotations
 
