@@ -106,7 +106,7 @@ def test_an_address_that_cannot_work_is_an_error_also_where_nothing_is_there_yet
     ("arguments", "told"),
     [
         ([f"{APPS}:broken"], "5/minit"),
-        ([f"{APPS}:failing"], "start failed: RuntimeError: no database"),
+        ([f"{APPS}:failing"], "startup failed: RuntimeError: no database"),
         ([f"{APPS}:events"], "is not an ASGI application"),
         ([f"{APPS}:none"], "none"),
         (["no_such_module:app"], "no_such_module"),

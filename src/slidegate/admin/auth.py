@@ -104,7 +104,7 @@ class Authenticator:
         # A browser shows a password dialog for Basic; `auth` may use another scheme, so it must not.
         challenge = 'Basic realm="slidegate", charset="UTF-8"' if self._auth is None else "Bearer"
         if "authorization" not in request.headers:
-            raise AdminError(401, "login", "This needs a token.", {"www-authenticate": challenge})
+            raise AdminError(401, "login", "A token is required.", {"www-authenticate": challenge})
         await self._count_wrong(client_key)
         raise AdminError(401, "login", "The token is wrong.", {"www-authenticate": challenge})
 

@@ -200,10 +200,10 @@ async def _started(app: ASGIApp) -> AsyncIterator[None]:
     running = asyncio.ensure_future(app(scope, received.get, sent.put))
     try:
         received.put_nowait({"type": "lifespan.startup"})
-        await _answer(sent, running, "start")
+        await _answer(sent, running, "startup")
         yield
         received.put_nowait({"type": "lifespan.shutdown"})
-        await _answer(sent, running, "end")
+        await _answer(sent, running, "shutdown")
     finally:
         running.cancel()
         with suppress(BaseException):

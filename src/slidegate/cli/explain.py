@@ -2,8 +2,8 @@
 
 The bound follows from the ring (see `core.ring`). Units of an exact limit expire W after they were spent, so a span T
 contains at most N units for each window W that begins in it. With slices of length s, any k + 1 consecutive slices
-contain at most N units, and a span T touches at most 1 + ceil((T - 1) / s) slices, if it begins with the last
-microsecond of a slice. The worst case is a burst in that microsecond, and another as soon as k slices have passed.
+contain at most N units. A span T touches the most slices, 1 + ceil((T - 1) / s), if it begins with the last microsecond
+of a slice. The worst case is a burst in that microsecond, and another as soon as k slices have passed.
 
 For one limit the bound is tight: a client that sends each request as soon as it is allowed reaches it. For several
 limits, the lowest of their bounds is returned, which may not be reachable.

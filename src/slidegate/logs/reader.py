@@ -1,7 +1,7 @@
 """Reads the records of several access logs lazily, in chronological order.
 
-Memory use is constant. A line is truncated at `MAX_LINE_BYTES`, so neither an endless line nor a gzip bomb exhausts
-the memory.
+Memory use is constant. Lines longer than `MAX_LINE_BYTES` are skipped in chunks, so neither an endless line nor a gzip
+bomb exhausts the memory.
 
 A file is only roughly in order: servers write a line when the response is complete, but some log the start of the
 request. So the records of each file are sorted within a buffer of fixed size, and the files are then merged.
