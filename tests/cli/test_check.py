@@ -143,4 +143,4 @@ def test_a_start_that_takes_for_ever_is_given_up(
 ) -> None:
     monkeypatch.setattr(check, "START_TIMEOUT_S", 0.01)
     assert main(["check", f"{APPS}:stuck"]) == 1
-    assert "start took longer" in capsys.readouterr().err
+    assert "startup took longer" in capsys.readouterr().err
