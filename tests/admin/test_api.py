@@ -1,4 +1,4 @@
-"""The admin API as operators ask it, mounted in Starlette and in FastAPI."""
+"""The admin API as operators use it, mounted in Starlette and in FastAPI."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIELDS = {
     "config": "version python compiled store per_process deadline_s on_error findings workers",
     "user": "role name",
 }
-"""The fields of each answer to a GET."""
+"""The fields of each response to a GET."""
 
 
 @pytest.mark.parametrize("path", FIELDS)
@@ -109,7 +109,7 @@ LENGTH = 'duration: expected a length of time up to 400 days, for example "1h", 
         ({"force": 1}, "force: expected true or false, got the number 1"),
         ({"target": "x" * 1_025}, TARGET + '"198.51.100.0/24" or "user:42", got the string "xxx'),
         ({"target": ["203.0.113.7"]}, TARGET + '"198.51.100.0/24" or "user:42", got an array'),
-        # Mistyped addresses and names, which nobody's key is.
+        # Mistyped addresses and names, which cannot be keys.
         *(({"target": text}, TARGET) for text in ("203.0.113.O", "example.com", "example.com:443", "not-an-ip", "ann")),
         *(({"target": text}, TARGET) for text in ("300.1.1.1", "192.0.2.0/33", "2001:db8::g", ":x", "user:", "")),
         ({"target": "0.0.0.0/0"}, "ban: '0.0.0.0/0' is every address there is"),

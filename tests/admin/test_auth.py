@@ -1,4 +1,4 @@
-"""Tokens, passwords, functions and roles; wrong tokens are counted by address, and a right one never waits for them."""
+"""Tokens, passwords, functions and roles; wrong tokens are counted by address, and never delay a valid one."""
 
 from __future__ import annotations
 

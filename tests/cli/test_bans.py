@@ -1,4 +1,4 @@
-"""`slidegate bans` against real stores: what it says, what it changes, and what it must not touch."""
+"""`slidegate bans` with real stores: its output, the changes it makes, and those it must not make."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_nobody_is_banned_in_a_store_that_is_not_there_unless_it_is_to_be_made(
     assert capsys.readouterr() == ("", "there are no bans\n")
 
 
-# -- stores that cannot be read, and that must not change ------------------------------------------------------------
+# -- stores that cannot be opened, or must not change ------------------------------------------------------------------
 
 READING = [("bans", "list"), ("bans", "export")]
 
@@ -110,7 +110,7 @@ def of_another_program(store: Path) -> None:
 
 
 def snapshot(directory: Path) -> dict[str, object]:
-    """Return the files with their content; a command that reads a store takes a slot in its lock file."""
+    """Return the files with their contents, except the lock file, in which a reader takes a slot."""
     return {
         str(file): file.name == "lock.mdb" or (file.stat().st_mtime_ns, file.read_bytes())
         for file in directory.rglob("*")
@@ -247,7 +247,7 @@ def test_ctrl_c_ends_a_command_and_leaves_no_reader_in_the_file(tmp_path: Path) 
     process = start("bans", "list", "--format", "json", "--store", url)
     with hanging_ends(process):
         assert process.stderr is not None
-        assert json.loads(process.stdout.readline())["target"]  # it waits for somebody who reads on
+        assert json.loads(process.stdout.readline())["target"]  # the process blocks until the pipe is read
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
     assert process.returncode == 1

@@ -1,4 +1,4 @@
-"""`slidegate check`: what it finds in files and applications, its forms and its codes."""
+"""`slidegate check`: findings in files and applications, output formats and exit codes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_application_with_mistakes_is_told_of_each(
         assert [finding for finding in findings if finding["code"] == code and told in finding["message"]], told
 
 
-# The Unix socket is not there, so nobody else can listen on it meanwhile.
+# A Unix socket that does not exist, because another program could listen on a free port.
 @pytest.mark.parametrize(
     "made",
     [
@@ -132,7 +132,7 @@ def test_the_name_of_a_module_alone_is_wrong_usage_that_says_what_to_write(
     target: str, written: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "saas.py").write_text("app = None\n")
-    (tmp_path / "saas").mkdir()  # a package that is named so, and no file of settings
+    (tmp_path / "saas").mkdir()  # a package of that name, not a configuration file
     monkeypatch.chdir(tmp_path)
     assert main(["check", target]) == 2
     assert f"did you mean {written!r}" in capsys.readouterr().err

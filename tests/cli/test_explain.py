@@ -1,4 +1,4 @@
-"""`slidegate explain`: its text, its JSON, files, and that its bounds hold."""
+"""`slidegate explain`: text, JSON, files, and the correctness of its bounds."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ concurrency = 3
     assert said(capsys, str(file)).count("not included in the bounds below") == 2
 
 
-# -- the bounds, against clients that try to pass them on the real windows ---------------------------------------------
+# -- the bounds, against greedy clients on real windows ----------------------------------------------------------------
 
 ORIGIN_US = 10**15
 LIMITS = st.builds(
@@ -92,7 +92,7 @@ SEVERAL = st.lists(LIMITS, min_size=1, max_size=3)
 
 
 def greedy(limits: Sequence[Limit], start_us: int, span_us: int) -> Iterator[tuple[int, int]]:
-    """Yield when a client that takes each unit as soon as it is there takes how many."""
+    """Yield (time, units) for a client that takes each unit as soon as it is available."""
     windows = [b""] * len(limits)
     now_us = start_us
     while now_us < start_us + span_us:
@@ -114,7 +114,7 @@ def test_no_greedy_client_passes_the_bound_and_none_waits_longer_than_is_said(
     limits: list[Limit], phase_us: int, span_us: int
 ) -> None:
     taken = list(greedy(limits, ORIGIN_US + phase_us, 500_000))[:300]
-    # A span that holds most begins with a unit.
+    # The span with the most units begins with a unit.
     most = max(sum(units for at_us, units in taken if first <= at_us < first + span_us) for first, _ in taken)
     assert most <= most_units(limits, span_us)
     soonest_us, latest_us = back_after_us(limits)
@@ -124,7 +124,7 @@ def test_no_greedy_client_passes_the_bound_and_none_waits_longer_than_is_said(
 
 @given(LIMITS, st.integers(1, 400_000))
 def test_one_limit_is_used_up_to_its_bound(limit: Limit, span_us: int) -> None:
-    # With the last microsecond of a slice, or anywhere where there are none.
+    # Begin with the last microsecond of a slice; for an exact limit any time will do.
     start_us = ORIGIN_US - ORIGIN_US % limit.slice_us - 1
     assert sum(units for _, units in greedy([limit], start_us, span_us)) == most_units([limit], span_us)
 

@@ -1,4 +1,4 @@
-"""`slidegate key` and `slidegate top` against real stores."""
+"""`slidegate key` and `slidegate top` with real stores."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_windows_of_a_key_are_forgotten_once(url: str, capsys: pytest.Captur
 
 def test_top_shows_what_workers_have_published_and_is_no_worker(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     async def serve(limiter: Limiter) -> None:
-        AdminRoutes(limiter, token="only-for-this-test")  # has the worker publish its clients
+        AdminRoutes(limiter, token="only-for-this-test")  # makes the worker publish its clients
         middleware = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("/items", "5/hour", name="api")])
         assert await statuses(middleware, 12, "/items") == [200] * 5 + [429] * 7
         if url.startswith("redis"):  # one process may not open an LMDB file twice

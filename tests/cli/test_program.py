@@ -1,4 +1,4 @@
-"""The frame of the command: its sub-commands and options, how it ends, and where its output goes."""
+"""The command itself: subcommands, options, exit codes and output streams."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_commands_and_options_are_those_of_today(capsys: pytest.CaptureFixture[s
         (("bans", "list"), 2, "SLIDEGATE_STORE"),
         (("bans", "list", "--store", "memory://"), 2, "dashboard"),
         (("bans", "list", "--store", "rediss:/x\x1b[2J"), 2, "store address"),
-        # Errors of the system, and files that do not hold what they should.
+        # Errors of the operating system, and files with the wrong content.
         (("simulate", "no/such.log", "--limit", "5/s"), 1, "no/such.log: No such file or directory"),
         (("simulate", "/", "--limit", "5/s"), 1, "Is a directory"),
         (("simulate", SAMPLE, "--rules", "no/such.toml"), 1, "no/such.toml: cannot be read: No such file"),

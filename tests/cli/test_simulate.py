@@ -86,7 +86,7 @@ def test_kinds_go_by_the_share_of_requests_and_errors_of_the_server_are_no_succe
 
     log = tmp_path / "access.log"
     lines = [line("192.0.2.1", second, "/", 200 if second % 4 else 503) for second in range(100)]
-    # An office: behind one address three requests of a hundred look for holes, and one comes from a feed reader.
+    # An office behind one address: three of a hundred requests are probes, and one comes from a feed reader.
     lines += [
         line("192.0.2.2", second, "/.env" if second < 3 else "/", 404 if second < 3 else 200) for second in range(99)
     ]

@@ -1,4 +1,4 @@
-"""The replay of a log is the middleware itself: decision for decision what real ASGI calls at the same times get."""
+"""A replay makes the same decisions as real ASGI calls to the middleware at the same times."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def record(second: float, client: str = "192.0.2.7", path: str = "/", **more: An
 
 
 async def statuses_of(records: list[AccessRecord], rules: Path) -> list[int | None]:
-    """Return the statuses of a middleware in front of a Starlette application, called as a server calls it."""
+    """Return the statuses of a Starlette application with the middleware, called like a server does."""
 
     async def answer(request: Request) -> Response:
         return Response(status_code=int(request.headers["x-status"]))

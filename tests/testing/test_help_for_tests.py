@@ -1,4 +1,4 @@
-"""The help for tests that users get: it has to be right before it can judge."""
+"""The public test helpers, which must be correct before other tests can rely on them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_reference_on_traffic_worked_out_by_hand() -> None:
 
 
 def struck(model: BanModel, key: str, *at_s: int) -> list[tuple[int, int] | None]:
-    """Strike at moments; return level and length in seconds of each ban that was made."""
+    """Strike at the given times; return level and length in seconds of each ban."""
     made = [model.strike(POLICY, key, 1, at * SECOND_US) for at in at_s]
     return [ban and (ban.level, ((ban.ends_us or 0) - ban.at_us) // SECOND_US) for ban in made]
 
@@ -91,7 +91,7 @@ def test_the_reference_on_strikes_worked_out_by_hand() -> None:
 
 
 def played(drawn: bytes) -> list[str]:
-    """Play what is drawn to a memory store, and return the moves."""
+    """Play drawn choices to a memory store, and return the moves."""
     player = BanPlayer(lambda clock: MemoryStore(clock=clock), Choices(drawn))
     asyncio.run(player.play())
     return player.moves
