@@ -1,8 +1,8 @@
-"""A complete store in one file: windows in a dict with one lock.
+"""A complete store in one file: windows in a dict, one lock around it.
 
-The core does the arithmetic. A store finds the windows of a question, which are bytes, lets the core decide under a
-lock, and stores the new bytes. That is enough to pass the whole contract; a store on a database does the same in a
-transaction.
+The core does the arithmetic. A store finds the windows of a question, which are bytes, has the core decide in one step
+that nobody interrupts, and keeps them. So this one holds every promise of the contract, and a store on a database does
+the same inside a transaction.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Windows: TypeAlias = dict[Name, bytes]
 
 
 class DictStore(Store):
-    """Stores windows and bans in this process.
+    """Remembers windows and bans in this process.
 
-    It inherits the defaults of `Store` for everything else: no shared statistics, and no deadline.
+    What it does not say itself, it has from `Store`: it keeps no statistics for other processes, and no deadline.
 
     Args:
-        clock: Returns microseconds; by default the monotonic clock, and the system clock for bans and quotas.
-        most: The maximum number of windows; a request that needs one more raises `StoreError`.
+        clock: Returns microseconds; by default the monotonic clock, and the system's for bans and quotas.
+        most: How many windows to hold; a request that needs one more is a failure of the store.
 
     Raises:
         ConfigurationError: `most` is not a whole number above 0.
@@ -58,7 +58,7 @@ class DictStore(Store):
         self._most = most
         self._clock = clock or _monotonic_us
         self._unix_us = clock or _unix_us
-        self._latest_us = 0  # the latest time read; the clock may step back
+        self._latest_us = 0  # the latest moment that was seen: a clock may step back
         self._reset_us = -1
         self._lock = Lock()
         self._windows: Windows = {}
@@ -76,7 +76,7 @@ class DictStore(Store):
             return decide(checks, self._find(checks, self._windows, now_us), now_us)
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
-        """Return the decision that `hit` would make, computed on a copy."""
+        """Say what `hit` would answer: the core decides about a copy."""
         self.expect_open()
         refusal = self.bans.decide(checks, subjects)
         if refusal is not None:
@@ -88,20 +88,20 @@ class DictStore(Store):
             return decision
 
     def charge(self, checks: Sequence[Check]) -> Decision:
-        """Charge every check, regardless of the limits."""
+        """Record every cost, whatever the limits."""
         with self._guard():
             now_us = self._now_us()
             return charge_all(checks, self._find(checks, self._windows, now_us), now_us)
 
     def refund(self, reservations: Sequence[Reservation]) -> bool:
-        """Refund charges that still count."""
+        """Hand back what was charged, where it still counts."""
         with self._guard():
             now_us = self._now_us()
             places = self._find([reservation.check for reservation in reservations], self._windows, now_us)
             return refund_all(reservations, places, now_us, latest_us=self._latest_us, floor_us=self._reset_us)
 
     def reset(self, key: str) -> bool:
-        """Reset the windows of a key; an empty window stores the time of the reset."""
+        """Forget the windows of a key; an empty window remembers when that was."""
         with self._guard():
             now_us, found = self._clock(), False
             for name, limit in self._limits.items():
@@ -112,7 +112,7 @@ class DictStore(Store):
             return found
 
     def reset_all(self) -> bool:
-        """Reset the windows of all keys, except the permits of requests in progress."""
+        """Forget the windows of all keys, but for the permits of requests that are under way."""
         with self._guard():
             forgotten = [name for name, limit in self._limits.items() if not isinstance(limit, Concurrency)]
             for name in forgotten:
@@ -129,22 +129,22 @@ class DictStore(Store):
             return Snapshot(now_us, [windows[name] for _, _, _, name in places])
 
     def permits_held(self) -> int:
-        """Return the number of permits in use; a store with this method supports concurrency limits."""
+        """Return how many requests are under way, so that rules may limit concurrency."""
         with self._lock:
             held = [name for name, limit in self._limits.items() if isinstance(limit, Concurrency)]
             return sum(self._limits[name].counter.state(self._windows[name])[0] for name in held)
 
     def close(self) -> None:
-        """Close the store; further calls raise `StoreUnavailable`."""
+        """Answer no question any more."""
         super().close()
         self.bans.close()
 
     def answers_threads(self) -> bool:
-        """Return True: no method returns an awaitable, so `Limiter.sync` needs no event loop."""
+        """Say that `Limiter.sync` needs no event loop: no answer has to be awaited."""
         return True
 
     def _guard(self) -> Lock:
-        """Return the lock; raise if the store is closed."""
+        """Return the lock for a question, which a store that was closed does not answer."""
         self.expect_open()
         return self._lock
 
@@ -154,7 +154,7 @@ class DictStore(Store):
         return now_us
 
     def _find(self, checks: Sequence[Check], windows: Windows, now_us: int) -> list[WindowRef]:
-        """Return references to the windows of a question; missing windows are created empty."""
+        """Return where the windows of a question lie; those that are not there yet begin empty."""
         asked = [
             (limit, cost, (bucket.rule, limit.same_window, key))
             for bucket, key, cost in checks
@@ -162,7 +162,7 @@ class DictStore(Store):
         ]
         missing = {name: limit for limit, _, name in asked if name not in windows}
         if windows is self._windows and len(windows) + len(missing) > self._most:
-            self._drop_expired(now_us)
+            self._let_go(now_us)
             if len(windows) + len(missing) > self._most:
                 raise StoreError(f"all {self._most} windows are in use; raise most")
         windows |= dict.fromkeys(missing, b"")
@@ -172,8 +172,8 @@ class DictStore(Store):
         enter_periods(places, now_us, self._unix_us())
         return places
 
-    def _drop_expired(self, now_us: int) -> None:
-        """Drop expired windows. Live windows are never evicted; if all are live, the store is full."""
+    def _let_go(self, now_us: int) -> None:
+        """Let go of the windows whose units have all left. No live window is pushed out: then nothing more fits."""
         for name, limit in list(self._limits.items()):
             if limit.expires_us(self._windows[name]) <= now_us:
                 del self._windows[name], self._limits[name]
