@@ -1,6 +1,6 @@
-"""Replaces `slidegate.core.packing` in a compiled wheel: it packs the same bytes with machine integers.
+"""Replaces `slidegate.core.packing` in a compiled wheel: the same bytes, computed with machine integers.
 
-`struct` is called through the interpreter and creates an object for every number; these functions compile to C calls.
+`struct` is called through the interpreter, which creates an object for every number; these functions are C calls.
 """
 
 from __future__ import annotations

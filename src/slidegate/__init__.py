@@ -1,8 +1,9 @@
 """A sliding-window rate limiter for ASGI applications.
 
-It counts requests per client, admits at most N in *any* window of length W, and answers the rest with 429 and an exact
-`Retry-After`. Start with `RateLimitMiddleware`; without HTTP, with `Limiter`; for the arithmetic alone, with
-`slidegate.core`. Types that users only receive are in `slidegate.stats`, `slidegate.events` and `slidegate.core`.
+It counts requests per client, lets at most N through in *any* window of length W, and answers the rest with 429 and an
+exact `Retry-After`. Start with `RateLimitMiddleware`; without HTTP, with `Limiter`; for the arithmetic alone, with
+`slidegate.core`. What users only receive has modules of its own: `slidegate.stats`, `slidegate.events` and
+`slidegate.core`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .web.websockets import MessageLimits
 
 __version__ = "0.1.0"
 __compiled__: bool = _compiled
-"""Whether the code on the request path is compiled, see `slidegate.core.compiled`."""
+"""Whether the path of a request runs compiled, see `slidegate.core.compiled`."""
 
 __all__ = [
     "BanPolicy",

@@ -1,4 +1,4 @@
-"""The types that a limiter and a middleware report: events, outcomes, and findings at startup."""
+"""What a limiter and a middleware report: events and outcomes to observers, and findings at the start."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ async def test_an_unknown_method_says_which_there_are(method: str, operator: Ope
     ("path", "query", "message"),
     [
         ("stats", {"window": "2"}, "window: expected one of 1m, 5m, 10m, 30m, 1h, 3h, 6h, 12h, 24h, got the string"),
-        ("stats", {"windw": "1m"}, "windw: unknown parameter; did you mean 'window'?"),
+        ("stats", {"windw": "1m"}, "windw: there is no such parameter; did you mean 'window'?"),
         ("bans", {"limit": ["1", "2"]}, "limit: it is given more than once; give it once"),
         ("bans", {"limit": "0"}, 'limit: expected a whole number from 1 to 500, got the string "0"'),
         ("bans", {"cursor": "x"}, 'cursor: expected the `next` of the previous page, got the string "x"'),
@@ -113,7 +113,7 @@ LENGTH = 'duration: expected a length of time up to 400 days, for example "1h", 
         *(({"target": text}, TARGET) for text in ("203.0.113.O", "example.com", "example.com:443", "not-an-ip", "ann")),
         *(({"target": text}, TARGET) for text in ("300.1.1.1", "192.0.2.0/33", "2001:db8::g", ":x", "user:", "")),
         ({"target": "0.0.0.0/0"}, "ban: '0.0.0.0/0' is every address there is"),
-        ({"unit": 1}, "unit: unknown parameter"),
+        ({"unit": 1}, "unit: there is no such parameter"),
         (True, "body: expected an object, got true"),
     ],
 )

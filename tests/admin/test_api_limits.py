@@ -44,7 +44,7 @@ async def test_an_operator_changes_a_limit_and_takes_that_back(admin: AdminClien
         ({"duration": "31d"}, 'duration: expected a length of time from 1s to 30 days, for example "2h", got'),
         ({"duration": None}, "duration: expected a length of time"),
         ({"reason": "x" * 1_025}, "reason: expected at most 1024 characters"),
-        ({"force": True}, "force: unknown parameter"),
+        ({"force": True}, "force: there is no such parameter"),
         ({"name": "slidegate-wrong-tokens"}, "operators' tools"),
     ],
 )

@@ -137,7 +137,7 @@ class AdminGuard:
             return key, address
         if any(_covers(middleware, "blocklist", address) for middleware in middlewares):
             raise AdminError(403, "blocked", "This address is on the blocklist.")
-        # If `client` uses other prefixes, the key differs from the one under which the address is banned.
+        # Where the prefixes of `client` are others, the ban of the address itself is found by another key.
         subjects = (key,) if address is None else (key, address, address_key(*address))
         decision = await self.limiter.peek_all((), subjects)
         if decision.reason is Reason.BANNED:

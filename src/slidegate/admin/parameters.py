@@ -197,7 +197,7 @@ def query(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
 def _complaint(model: type[Parameters], name: str, kind: str, value: object) -> tuple[str, str]:
     """Return the name of a parameter and its error message."""
     if kind == "extra_forbidden":
-        return name[:MAX_SHOWN], f"unknown parameter{closest(name, model.model_fields)}"
+        return name[:MAX_SHOWN], f"there is no such parameter{closest(name, model.model_fields)}"
     expected = f"expected {model.model_fields[name].description}"
     return name, f"it is missing; {expected}" if kind == "missing" else f"{expected}, got {in_json(value)}"
 
