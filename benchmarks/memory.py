@@ -76,9 +76,9 @@ def many_keys(number: int) -> list[list[Cell]]:
     while store.stats().keys > LATER:
         going_ms = max(going_ms, *(timed_hit_ms(store, bucket, f"later:{key}") for key in range(LATER)))
     return [
-        [f"ms that a full garbage collection beside {number:,} keys takes longer", longer_ms, "≤10"],
-        ["ms of the longest hit while they come", coming_ms, "≤5"],
-        ["ms of the longest hit while they go", going_ms, "≤5"],
+        [f"ms that {number:,} keys add to a full garbage collection", longer_ms, "≤10"],
+        ["ms of the longest hit while they are added", coming_ms, "≤5"],
+        ["ms of the longest hit while they expire", going_ms, "≤5"],
     ]
 
 
