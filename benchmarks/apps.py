@@ -1,7 +1,7 @@
-"""The applications that are measured: bare ones, ours in many arrangements, and the peers as their pages set them up.
+"""The applications that are measured: bare ones, slidegate in many configurations, and peers set up as documented.
 
-All have ten routes with an endpoint each, or a thousand, and admit the same requests. Ours use names alone that
-two versions of slidegate share.
+All have ten routes, or a thousand, with an endpoint each, and admit the same requests. Only names that both compared
+versions of slidegate have are used.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ CLIENTS: Final = tuple(f"203.0.113.{number}" for number in range(256))
 PROXY: Final = "10.0.0.1"
 PROXIES: Final = ["10.0.0.0/8", "127.0.0.0/8"]
 NETWORKS: Final = [str(network) for network in islice(IPv4Network("198.18.0.0/15").subnets(new_prefix=26), 0, 2_000, 2)]
-"""A thousand networks, no two of which make one larger network."""
+"""A thousand networks, no two of which are adjacent."""
 BLOCKED: Final = "198.18.0.1"
 ELSEWHERE: Final = "192.0.2.7"
 NETWORK_ELSEWHERE: Final = "192.0.2.0/24"
 
 
 class Allowed(NamedTuple):
-    """What a limiter admits of each client."""
+    """The limit of each client."""
 
     amount: int
     unit: str
@@ -63,14 +63,14 @@ ONE: Final = Allowed(1, "hour")
 FEW: Final = Allowed(3, "hour")
 
 STORE: Final = "SLIDEGATE_BENCH_STORE"
-"""The variable with the address of our store, where several workers share one; without it each has its memory."""
+"""The variable with the address of the store that workers share; without it each worker has a memory store."""
 
 Make = Callable[[Allowed], Awaitable[ASGIApp]]
 SECONDS: Final = {"minute": 60, "hour": 3_600}
 
 
 def endpoint(number: int) -> Callable[[Request], Awaitable[PlainTextResponse]]:
-    """Return an endpoint with a name of its own, by which slowapi tells one from another."""
+    """Return an endpoint with a unique name, because slowapi identifies endpoints by name."""
 
     async def page(request: Request) -> PlainTextResponse:
         return PlainTextResponse("hi")
@@ -80,7 +80,7 @@ def endpoint(number: int) -> Callable[[Request], Awaitable[PlainTextResponse]]:
 
 
 def templates(routes: int) -> list[str]:
-    """Return so many templates, the ten that requests meet evenly among them."""
+    """Return templates of `routes` routes; the ten that requests match are evenly distributed among them."""
     others = routes // len(TEMPLATES) - 1
     return [
         template
@@ -98,7 +98,7 @@ async def bare(allowed: Allowed, *, routes: int = 10) -> ASGIApp:
 
 
 def five_rules(written: str) -> list[Rule]:
-    """Return five rules with the same limits; a half of the requests meets two of them."""
+    """Return five rules with the same limits; half of the requests match two of them."""
     return [
         Rule("/login", written, methods=["POST"]),
         Rule("/api/{rest:path}", written, name="api"),
@@ -109,7 +109,7 @@ def five_rules(written: str) -> list[Rule]:
 
 
 def thousand_rules(written: str) -> list[Rule]:
-    """Return a thousand rules, of which a request meets one."""
+    """Return a thousand rules; each request matches one of them."""
     return [Rule(template, written) for template in templates(1_000)]
 
 
@@ -127,14 +127,14 @@ async def ours(
     """Return the application behind our middleware.
 
     Args:
-        allowed: What every limit admits of a client.
+        allowed: The amount and unit of every limit.
         routes: The number of routes.
-        limits: The limits of a client, as a format of `allowed`.
-        rules: Makes rules with these limits, which take the place of the limits themselves.
-        by_route: Whether each route has these limits for itself.
+        limits: The limits of a client, as a format string for `allowed`.
+        rules: Returns rules with these limits, to use instead of the limits.
+        by_route: Whether each route has its own limits (`default_limits`).
         banned: The addresses and networks that are banned.
         attach: Attaches observers to the limiter.
-        **options: Those of `RateLimitMiddleware`.
+        **options: Options of `RateLimitMiddleware`.
     """
     written = limits.format(allowed)
     if rules:
@@ -151,7 +151,7 @@ async def ours(
 
 
 async def asgi_ratelimit(allowed: Allowed, *, patterns: Sequence[str] = ("^/",)) -> ASGIApp:
-    """Return the application behind asgi-ratelimit; a zone is what lets it count a client over all paths."""
+    """Return the application behind asgi-ratelimit, with a zone so that a client is counted over all paths."""
 
     async def who(scope: Scope) -> tuple[str, str]:
         return scope["client"][0], "default"
@@ -165,7 +165,7 @@ async def asgi_ratelimit(allowed: Allowed, *, patterns: Sequence[str] = ("^/",))
 def fastapi(
     dependencies: Callable[[], Sequence[Any]] = tuple, decorate: Callable[[Any], Any] = lambda page: page
 ) -> FastAPI:
-    """Return a FastAPI application, each of whose endpoints has dependencies and a decorator."""
+    """Return a FastAPI application whose endpoints have the given dependencies and decorator."""
     app = FastAPI()
     for template in TEMPLATES:
 
@@ -201,16 +201,16 @@ class App(NamedTuple):
     """One candidate.
 
     Attributes:
-        make: Makes the application.
-        allowed: What it admits while it is measured.
-        status: The status of every answer.
+        make: Returns the application.
+        allowed: The limit during the measurement.
+        status: The status of every response.
         limited: Whether it counts; only bare applications do not.
-        ours: Whether it has to send our fields.
-        by_client: Whether it counts each client apart.
-        new_paths: Whether no path is asked for twice.
+        ours: Whether it must send the header fields of slidegate.
+        by_client: Whether it counts each client separately.
+        new_paths: Whether every path is requested only once.
         proxied: Whether requests come through a proxy.
-        bans: Whether clients that go on are banned.
-        blocks: Whether the networks of the list are refused.
+        bans: Whether clients that continue after refusals are banned.
+        blocks: Whether the networks of the blocklist are refused.
     """
 
     make: Make
@@ -226,7 +226,7 @@ class App(NamedTuple):
 
 
 def behind_ours(allowed: Allowed = PLENTY, status: int = 200, *, new_paths: bool = False, **options: Any) -> App:
-    """Return a candidate with our middleware; what it has to do follows from its options."""
+    """Return a candidate with our middleware; the properties to check follow from its options."""
     return App(
         partial(ours, **options),
         allowed,
@@ -241,7 +241,7 @@ def behind_ours(allowed: Allowed = PLENTY, status: int = 200, *, new_paths: bool
 
 
 def in_arrangements() -> dict[str, App]:
-    """Return ours in memory, around ten routes. Nothing listens to them but where a row says so."""
+    """Return configurations of slidegate in memory with ten routes; only one has an observer, as its name says."""
     proxies = {"client": client_ip(trusted=PROXIES)}
     policy = {"bans": BanPolicy(after="20/10m", duration="1h", factor=4, longest="7d")}
     blocklist = {"blocklist": Networks(NETWORKS)}
@@ -264,7 +264,7 @@ def in_arrangements() -> dict[str, App]:
 
 
 def on_new_paths() -> dict[str, App]:
-    """Return what is asked for paths that were never seen before."""
+    """Return the candidates for paths that were never requested before."""
     refused = partial(behind_ours, ONE, 429, new_paths=True)
     many = partial(bare, routes=1_000)
     return {
@@ -279,7 +279,7 @@ def on_new_paths() -> dict[str, App]:
 
 
 def candidates() -> dict[str, App]:
-    """Return all candidates by their names."""
+    """Return all candidates by name."""
     five = ("^/login", "^/api/", "^/items/", "^/export/", "^/")
     return {
         "bare Starlette": App(bare, limited=False),

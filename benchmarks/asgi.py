@@ -1,4 +1,4 @@
-"""A request as a server hands it on, and its client: what every benchmark sends straight into an application."""
+"""ASGI requests and a client, with which benchmarks call an application directly, without a server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADERS: Final = (
 
 
 def scope_of(path: str, client: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> Scope:
-    """Return the scope of a GET: all of it is new."""
+    """Return the scope of a GET request, in which every object is new."""
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -36,11 +36,11 @@ def scope_of(path: str, client: str, headers: Iterable[tuple[bytes, bytes]] = ()
 
 
 class Client:
-    """The client of an application: it has no body, stays, and keeps status and header fields of the last answer.
+    """The client of an application: it sends no body, does not disconnect, and stores the start of the last response.
 
     Attributes:
-        status: The status of the answer; 0 while there is none.
-        headers: The header fields of the answer.
+        status: The status of the response; 0 before the response.
+        headers: The header fields of the response.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Client:
         self.status, self._has_read = 0, False
 
     async def receive(self) -> Message:
-        if self._has_read:  # the client stays until it is answered
+        if self._has_read:  # the client does not disconnect
             await asyncio.get_running_loop().create_future()
         self._has_read = True
         return {"type": "http.request", "body": b"", "more_body": False}
@@ -64,7 +64,7 @@ class Client:
 
 
 async def ask(app: ASGIApp, scope: Scope) -> Client:
-    """Send one request and return what came back."""
+    """Send one request and return the client with the response."""
     client = Client()
     await app(scope, client.receive, client.send)
     return client

@@ -1,7 +1,7 @@
-"""Hits without HTTP, in memory: ours and the limiters that people ask for beside it, each called as its page says.
+"""Hits without HTTP, in memory: slidegate and popular limiters, each called as documented.
 
-Every round has new limiters. Each of 64 keys is hit a hundred times under a limit of a hundred an hour, then as often
-again, which is refused. Answers are kept while the clock runs and compared afterwards.
+Every round uses new limiters. Each of 64 keys is hit a hundred times under a limit of a hundred an hour, then another
+hundred times, which are refused. Answers are stored during the measurement and checked afterwards.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Hits(NamedTuple):
     """How to hit one limiter.
 
     Attributes:
-        call: Takes the arguments of a key and returns the answer, or an awaitable of it.
-        arguments: Those of every key.
-        admitted: Tells whether an answer admits.
-        awaited: Whether the answer has to be awaited.
+        call: Hits a key, given its arguments; returns the answer or an awaitable of it.
+        arguments: The arguments for each key.
+        admitted: Returns whether an answer admits the hit.
+        awaited: Whether the answer must be awaited.
     """
 
     call: Callable[..., Any]
@@ -45,7 +45,7 @@ class Hits(NamedTuple):
 
 
 class BucketPerKey(BucketFactory):
-    """What the page of pyrate-limiter shows for keys, without its thread: no window ends within a round."""
+    """The factory that pyrate-limiter documents for keys, without its cleanup thread: no window ends within a round."""
 
     def __init__(self) -> None:
         self._clock = MonotonicClock()
@@ -91,7 +91,7 @@ LIMITERS: Final[dict[str, Callable[[], Hits]]] = {
 
 
 async def answers_of(hits: Hits) -> tuple[list[object], int]:
-    """Hit every key `AMOUNT` times; return the answers and the nanoseconds of all."""
+    """Hit every key `AMOUNT` times; return the answers and the total time in nanoseconds."""
     call, arguments = hits.call, hits.arguments
     began_ns = now_ns()
     if hits.awaited:
@@ -102,10 +102,10 @@ async def answers_of(hits: Hits) -> tuple[list[object], int]:
 
 
 async def hit_us(hits: Hits, expected: bool) -> float:
-    """Hit every key `AMOUNT` times; return the microseconds of one hit.
+    """Hit every key `AMOUNT` times; return the microseconds per hit.
 
     Raises:
-        RuntimeError: An answer is not the expected one.
+        RuntimeError: An answer is not as expected.
     """
     answers, taken_ns = await answers_of(hits)
     if any(hits.admitted(answer) is not expected for answer in answers):
@@ -114,11 +114,11 @@ async def hit_us(hits: Hits, expected: bool) -> float:
 
 
 Round = Callable[[int], Awaitable[float]]
-"""Runs the round with this number; returns the microseconds of one operation."""
+"""Runs the round with the given number; returns the microseconds per operation."""
 
 
 def rounds_of(make: Callable[[], Hits], refused: bool) -> Round:
-    """Return the rounds of hits that are admitted, or of those that are refused after them."""
+    """Return a function that runs rounds of admitted hits, or of the refused hits that follow them."""
 
     async def run(turn: int) -> float:
         hits = make()
@@ -134,4 +134,4 @@ HITS: Final = {
     for refused in (False, True)
     for name, make in LIMITERS.items()
 }
-"""The rounds of every limiter by the names of their rows."""
+"""The rounds of every limiter by the name of the row."""

@@ -1,6 +1,6 @@
-"""Hits without HTTP, in memory, 64 keys: times as fast as the moving window of `limits`, admitted and refused.
+"""Hits without HTTP, in memory, 64 keys: the speed relative to the moving window of `limits`, admitted and refused.
 
-`hits.py` says how each limiter is called, `rounds.py` how a row follows from the rounds.
+`hits.py` calls the limiters, and `rounds.py` computes the rows from the rounds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def times_as_fast(own: float, peer: float) -> float:
 
 
 def rows(suffix: str, asked: str) -> list[Row]:
-    """Return the rows of all limiters, of which something is asked of ours."""
+    """Return the rows of all limiters, with the target for slidegate."""
     peer = PEER + suffix
     return [
         Row(name + suffix, "", times_as_fast, (peer,), asked if name == OURS else "")
@@ -40,5 +40,5 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def tables(options: Namespace) -> Iterator[Table]:
-    """Measure all rows, or the chosen ones."""
+    """Measure all rows, or those of ``--only``."""
     yield from rounds.tables(TABLES, options)

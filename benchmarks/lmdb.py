@@ -1,7 +1,7 @@
 """Hits on one host: `LmdbStore` with 1, 2 and 4 processes.
 
-Every process sends `await limiter.hit` from as many tasks as are named, over 64 keys; all are admitted. Hits are those
-of all processes over the time in which they ran; medians over the rounds.
+Every process calls `await limiter.hit` from the given number of tasks, over 64 keys; all hits are admitted. The rate is
+that of all processes together, the median over the rounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEYS: Final = [f"user:{number}" for number in range(64)]
 
 
 class Candidate(NamedTuple):
-    """One way to send hits: by how many processes and tasks, how durable, and how many are asked for."""
+    """A configuration: processes, tasks in each, durability, and the target rate."""
 
     processes: int
     tasks: int
@@ -44,7 +44,7 @@ CANDIDATES: Final = (
 
 
 async def measure(candidate: Candidate, place: Path, hits: int, begin: Callable[[], object]) -> tuple[float, float]:
-    """Send hits as soon as all processes are ready; return when they began and ended."""
+    """Send hits as soon as all processes are ready; return the start and end time in seconds."""
     limiter = Limiter(LmdbStore(place, durability=candidate.durability), deadline="10s", on_error="deny")
 
     async def work(number: int) -> None:
@@ -64,7 +64,7 @@ def run(candidate: Candidate, place: Path, hits: int, ready: Any, results: Any) 
 
 
 def hits_a_second(candidate: Candidate, place: Path, hits: int) -> float:
-    """Return the hits a second of all processes."""
+    """Return the hits per second of all processes together."""
     spawn = get_context("spawn")
     ready, results = spawn.Barrier(candidate.processes), spawn.Queue()
     given = (candidate, place, hits, ready, results)
@@ -83,7 +83,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def tables(options: Namespace) -> Iterator[Table]:
-    """Let all candidates send hits in turn."""
+    """Measure all candidates alternately."""
     taken: dict[Candidate, list[float]] = {candidate: [] for candidate in CANDIDATES}
     with TemporaryDirectory() as folder:
         for number in range(options.rounds):

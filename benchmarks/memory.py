@@ -1,7 +1,7 @@
-"""The memory store: the bytes of a key, and a million keys.
+"""The memory store: the bytes per key, and the pauses with a million keys.
 
-Bytes are those beyond the text of a key, by tracemalloc. Times are CPU times of the thread. The clock of the store is
-moved by hand: when the windows of the million have ended, other keys come until they are gone.
+Bytes exclude the text of the key, and are measured by tracemalloc. Times are CPU times of the thread. The store has a
+fake clock: after the windows of the million keys have expired, other keys are hit until all expired ones are dropped.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ EACH_KEY: Final = {
     "bytes of a key after 20 hits over the window, resolution 10": (Limit(100, "1m", resolution=10), 20, "≤240"),
     "bytes of a key after 20 hits over the window, resolution 64": (Limit(100, "1m"), 20, "≤340"),
 }
-"""Rows by their names: the limit, the hits of each key, and what is asked."""
+"""Rows by name: the limit, the hits per key, and the target."""
 
 
 def bytes_per_key(limit: Limit, hits: int) -> float:
-    """Return the bytes that a store holds for each of `KEYS` keys after so many hits of each."""
+    """Return the bytes that a store uses for each of `KEYS` keys after `hits` hits of each."""
     now_us = [START_US]
     store = MemoryStore(max_keys=KEYS, clock=lambda: now_us[0])
     bucket = LimitSet("rule", (limit,))
@@ -48,7 +48,7 @@ def bytes_per_key(limit: Limit, hits: int) -> float:
 
 
 def collected_ms() -> float:
-    """Return the least time of three full garbage collections."""
+    """Return the shortest time of three full garbage collections, in milliseconds."""
     taken: list[int] = []
     for _ in range(3):
         began_ns = time.thread_time_ns()
@@ -58,7 +58,7 @@ def collected_ms() -> float:
 
 
 def timed_hit_ms(store: MemoryStore, bucket: LimitSet, key: str) -> float:
-    """Hit a key once; return the milliseconds that it took."""
+    """Hit a key once; return the time in milliseconds."""
     checks = ((bucket, key, 1),)
     began_ns = time.thread_time_ns()
     store.hit(checks)
@@ -66,7 +66,7 @@ def timed_hit_ms(store: MemoryStore, bucket: LimitSet, key: str) -> float:
 
 
 def many_keys(number: int) -> list[list[Cell]]:
-    """Return the rows of a store with many keys: while they come, while they live, and while they go."""
+    """Return the rows of a store with many keys: while they are added, while they live, and while they expire."""
     bucket = LimitSet("rule", (Limit(100_000, "10s"),))
     without_ms = collected_ms()
     store = MemoryStore(max_keys=number + LATER)
@@ -76,9 +76,9 @@ def many_keys(number: int) -> list[list[Cell]]:
     while store.stats().keys > LATER:
         going_ms = max(going_ms, *(timed_hit_ms(store, bucket, f"later:{key}") for key in range(LATER)))
     return [
-        [f"ms that a full garbage collection beside {number:,} keys takes longer", longer_ms, "≤10"],
-        ["ms of the longest hit while they come", coming_ms, "≤5"],
-        ["ms of the longest hit while they go", going_ms, "≤5"],
+        [f"ms that {number:,} keys add to a full garbage collection", longer_ms, "≤10"],
+        ["ms of the longest hit while they are added", coming_ms, "≤5"],
+        ["ms of the longest hit while they expire", going_ms, "≤5"],
     ]
 
 
@@ -87,7 +87,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def tables(options: Namespace) -> Iterator[Table]:
-    """Measure the many keys first, in a process that holds nothing else."""
+    """Measure the many keys first, while the process contains nothing else."""
     rows = many_keys(options.keys)
     rows += [[name, bytes_per_key(limit, hits), asked] for name, (limit, hits, asked) in EACH_KEY.items()]
     yield Table("", {"what": "", "measured": ",.1f", "asked": ""}, rows)

@@ -1,4 +1,4 @@
-"""A list of 200,000 networks: how long it takes to read, and what an address costs to look up."""
+"""A list of 200,000 networks: the time to read it, and to look up an address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .table import Table
 
 
 def entries(count: int, chance: random.Random) -> list[str]:
-    """Return addresses and networks: half IPv4 addresses, a quarter IPv4 networks, a quarter IPv6 networks."""
+    """Return random entries: half IPv4 addresses, a quarter IPv4 networks, a quarter IPv6 networks."""
     made = []
     for _ in range(count):
         kind = chance.random()
@@ -31,7 +31,7 @@ def entries(count: int, chance: random.Random) -> list[str]:
 
 
 def lookup_us(find: Callable[[int, int], object], addresses: list[tuple[int, int]]) -> float:
-    """Return the microseconds of one lookup, the loop around it included."""
+    """Return the microseconds per lookup, including the loop."""
     started_s = time.perf_counter()
     for version, value in addresses:
         find(version, value)
@@ -44,7 +44,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def tables(options: Namespace) -> Iterator[Table]:
-    """Read, and look up."""
+    """Measure reading and look-ups."""
     chance = random.Random(1)
     with TemporaryDirectory() as folder:
         path = Path(folder, "list.netset")

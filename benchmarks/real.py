@@ -1,8 +1,8 @@
-"""One request as a worker meets it: ours in many arrangements, beside what the peers add.
+"""The cost of one request under realistic conditions: many configurations of slidegate, and its peers.
 
-Ten routes, 10,000 paths, 256 clients, straight into the ASGI application, with other code between two requests. In as
-many rounds as there are candidates, each comes first once and follows every other once: whoever runs after another
-application is up to a microsecond dearer. `rounds.py` says how a row follows from the rounds.
+Ten routes, 10,000 paths and 256 clients; the ASGI application is called directly, and other code runs between two
+requests. A request costs up to a microsecond more directly after another application, so in as many rounds as there
+are candidates, each comes first once and follows every other once. `rounds.py` computes the rows from the rounds.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ ROWS: Final = [row for rows in TABLES.values() for row in rows]
 
 
 def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--requests", type=int, default=200, help="in each round of each candidate")
-    parser.add_argument("--paths", type=int, default=10_000, help="that are asked for again and again")
+    parser.add_argument("--requests", type=int, default=200, help="of each candidate in each round")
+    parser.add_argument("--paths", type=int, default=10_000, help="number of distinct paths")
     rounds.arguments(parser, TABLES)
 
 
 def tables(options: Namespace) -> Iterator[Table]:
-    """Measure all rows, or the chosen ones."""
+    """Measure all rows, or those of ``--only``."""
     yield from rounds.tables(TABLES, options, [options.requests, options.paths])

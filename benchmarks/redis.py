@@ -1,7 +1,7 @@
 """Hits on Redis: `RedisStore` against the exact moving window of `limits`, the fastest exact peer.
 
-Measured is the whole of `await limiter.hit`, deadline and circuit breaker included, from 1 task and from 64, over 64
-keys; all are admitted. Every run has a redis-server of its own; in it all candidates take turns for some rounds.
+It measures `await limiter.hit`, including deadline and circuit breaker, from 1 task and from 64, over 64 keys; all hits
+are admitted. Every run starts its own redis-server, on which the candidates are measured alternately.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ AMOUNT: Final = 100_000_000
 KEYS: Final = [f"user:{number}" for number in range(64)]
 PEER: Final = "limits, moving window"
 TASKS: Final = {1: "≥0.9", 64: "≥4"}
-"""Tasks, and how many times as fast as the peer hits are to be in every run."""
+"""Tasks, and the target speed relative to the peer in every run."""
 START_S: Final = 30
 Hit = Callable[[str], Awaitable[Any]]
 
@@ -54,7 +54,7 @@ def free_port() -> int:
 
 @contextmanager
 def redis_server() -> Iterator[str]:
-    """Start a server, looked for on PATH and then beside this Python, and yield its address when it answers."""
+    """Start the server on PATH, or the one installed with this Python, and yield its address when it answers."""
     program = shutil.which("redis-server") or shutil.which("redis-server", path=str(Path(sys.executable).parent))
     if program is None:
         sys.exit("this needs a redis-server: sudo apt install redis-server")
@@ -75,7 +75,7 @@ def redis_server() -> Iterator[str]:
 
 
 async def hits_us(hit: Hit, tasks: int, count: int) -> float:
-    """Send hits from many tasks; return the time of all of them divided by their number."""
+    """Send hits from several tasks; return the total time divided by the number of hits, in microseconds."""
     keys, left = cycle(KEYS), iter(range(count))
 
     async def work() -> None:
@@ -89,11 +89,11 @@ async def hits_us(hit: Hit, tasks: int, count: int) -> float:
 
 
 Times = dict[int, dict[str, list[float]]]
-"""Tasks -> candidate -> microseconds of one hit, in each round."""
+"""Tasks -> candidate -> microseconds per hit, in each round."""
 
 
 async def run_once(url: str, rounds: int, count: int) -> Times:
-    """Measure every candidate on one server, after a round that is thrown away."""
+    """Measure every candidate on one server, after a warm-up round."""
     store = RedisStore(url, prefix="bench")
     limiter = Limiter(store, deadline="10s", on_error="deny")
     hits: dict[str, Hit] = {
@@ -112,7 +112,7 @@ async def run_once(url: str, rounds: int, count: int) -> Times:
 
 
 def row_of(name: str, runs: list[Times]) -> list[Cell]:
-    """Return the cells of a candidate: its time, how many times as fast as the peer it is, and the worst run."""
+    """Return the cells of a candidate: its time, its speed relative to the peer, and that of the worst run."""
     cells: list[Cell] = [name]
     for tasks, asked in TASKS.items():
         cells.append(median(median(run[tasks][name]) for run in runs))

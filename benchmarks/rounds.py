@@ -1,8 +1,8 @@
-"""Rows of tables, measured round by round: in each round every candidate takes its turn.
+"""Rows of tables, measured in rounds: each round runs every candidate once.
 
-What is reached is a ratio or a difference of one round; medians over the rounds of a process, and of them over several
-processes: one process is always a little faster than the next, by how its memory happens to lie. A second version is
-measured in processes of its own that take turns with those of the first.
+A result is a ratio or a difference within one round. It is the median over the rounds of a process, and then the median
+over several processes, because speed varies with the memory layout of a process. A second version is measured in
+separate processes, alternately with those of the first.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from . import versions
 from .table import Cell, Table
 
 Times = dict[str, float]
-"""Candidate -> microseconds of one operation, in one round."""
+"""Candidate -> microseconds per operation, in one round."""
 Measured = list[list[Times]]
-"""Processes -> their rounds."""
+"""The rounds of each process."""
 Reached = Callable[..., float]
-"""Returns what is reached in one round from the time of the row itself and from those of other candidates."""
+"""Returns the result of one round from the time of the row's candidate and those of other candidates."""
 
 
 def share(own: float, bare: float, peer: float, peer_bare: float) -> float:
-    """Return what a candidate adds to its bare application, in units of what a peer adds to its own."""
+    """Return the overhead of a candidate over its bare application, relative to that of a peer."""
     return (own - bare) / (peer - peer_bare)
 
 
@@ -49,10 +49,10 @@ class Row:
 
     Attributes:
         name: The candidate.
-        bare: The candidate without a limiter, whose time is taken off; empty where there is none.
-        reached: What is asked of it; None where nothing is.
-        others: The further candidates from which that follows.
-        asked: What is asked: of the source, and of the compiled wheel.
+        bare: The candidate without a limiter, whose time is subtracted; empty if there is none.
+        reached: Computes the result; None if the row has none.
+        others: The other candidates that `reached` needs.
+        asked: The targets of the source and of the compiled wheel.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Row:
 
 
 Tables = Mapping[str, Sequence[Row]]
-"""Rows of tables by their titles."""
+"""The rows of tables by title."""
 
 
 def arguments(parser: ArgumentParser, known: Tables) -> None:
@@ -83,9 +83,9 @@ class Worker:
     """A process that measures one version.
 
     Args:
-        folder: Where it finds slidegate.
+        folder: The directory from which it imports slidegate.
         names: The candidates.
-        sizes: The numbers of requests and of paths; a hit needs neither.
+        sizes: The numbers of requests and of paths; not used for hits.
     """
 
     def __init__(self, folder: Path, names: Sequence[str], sizes: Sequence[int]) -> None:
@@ -106,7 +106,7 @@ class Worker:
         self._process.communicate()
 
     def begin(self) -> None:
-        """Wait until everything is made, checked and warm, and check which version it is."""
+        """Wait until all candidates are created, checked and warmed up, and check the version."""
         versions.check(self._answer()["where"], self._folder)
 
     def round(self, turn: int) -> Times:
@@ -120,7 +120,7 @@ class Worker:
         assert self._process.stdout
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit("a measuring process failed; the lines above say why")
+            raise SystemExit("a measuring process failed; see the lines above")
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -128,9 +128,9 @@ class Worker:
 def measure(
     options: Namespace, names: Sequence[str], sizes: Sequence[int], folders: Mapping[str, Path]
 ) -> dict[str, Measured]:
-    """Return what each version took. Two versions run at a time, and one waits while the other has a round."""
+    """Return the times of each version. Two versions run rounds alternately, never at the same time."""
     found: dict[str, Measured] = {version: [] for version in folders}
-    # A process begins where the one before it has ended, so that all orders have their turn. Round 0 is its warming up.
+    # Turn numbers continue over processes, so that all orders of candidates occur. Turn 0 is the warm-up.
     turns = count(2)
     for number in range(options.processes):
         print(f"process {number + 1} of {options.processes} ...", file=sys.stderr, flush=True)
@@ -153,7 +153,7 @@ def over_processes(measured: Measured, reached: Reached, names: Sequence[str]) -
 
 
 def row_of(row: Row, measured: Mapping[str, Measured]) -> list[Cell]:
-    """Return the cells of a row: what each version takes or adds and reaches, and what is asked."""
+    """Return the cells of a row: the time or overhead and the result of each version, and the targets."""
     cells: list[Cell] = [row.name]
     for taken in measured.values():
         if row.bare:
@@ -165,7 +165,7 @@ def row_of(row: Row, measured: Mapping[str, Measured]) -> list[Cell]:
 
 
 def columns(names: Sequence[str]) -> dict[str, str]:
-    """Return the columns of a table of some versions."""
+    """Return the columns of a table for the given versions."""
     found = {"what": ""}
     for name in names:
         found |= {f"{name} us": ".1f", f"{name} reached": ".2f"}
@@ -173,7 +173,7 @@ def columns(names: Sequence[str]) -> dict[str, str]:
 
 
 def tables(known: Tables, options: Namespace, sizes: Sequence[int] = (0, 0)) -> Iterator[Table]:
-    """Measure all rows, or the chosen ones.
+    """Measure all rows, or those of ``--only``.
 
     Args:
         known: All rows.
@@ -183,7 +183,7 @@ def tables(known: Tables, options: Namespace, sizes: Sequence[int] = (0, 0)) -> 
     names = {row.name for rows in known.values() for row in rows}
     for name in options.only:
         if name not in names:
-            raise SystemExit(f"bench: {name!r} is no row; expected one of: {', '.join(sorted(names))}")
+            raise SystemExit(f"bench: {name!r} is not a row; expected one of: {', '.join(sorted(names))}")
     chosen = {
         title: [row for row in rows if not options.only or row.name in options.only] for title, rows in known.items()
     }

@@ -1,7 +1,7 @@
-"""One server of `bench server`, with all its workers: it ends with its parent.
+"""One server of `bench server`, with all its workers; it ends with its parent process.
 
-`python -m benchmarks.serve SERVER WORKERS PORT` says where slidegate lies and serves the candidate that the environment
-names.
+`python -m benchmarks.serve SERVER WORKERS PORT` prints the location of slidegate, and serves the candidate named by an
+environment variable.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ import slidegate
 from .apps import PLENTY, candidates
 
 APP: Final = "SLIDEGATE_BENCH_APP"
-"""The variable with the name of the candidate: workers import their application anew."""
+"""The variable with the name of the candidate, because each worker imports the application."""
 FACTORY: Final = "benchmarks.serve:app"
 HOST: Final = "127.0.0.1"
 
 
 def app() -> ASGIApp:
-    """Make the application of one worker."""
+    """Return the application of one worker."""
     logging.disable()
     make = candidates()[os.environ[APP]].make
-    with ThreadPoolExecutor(1) as pool:  # a worker may have its event loop already
+    with ThreadPoolExecutor(1) as pool:  # the event loop of the worker may already be running
         return pool.submit(lambda: asyncio.run(make(PLENTY))).result()
 
 
 def serve_uvicorn(workers: int, port: int) -> None:
-    """Serve until killed; uvicorn takes uvloop and httptools where they are installed."""
+    """Serve until killed; uvicorn uses uvloop and httptools if they are installed."""
     uvicorn.run(
         FACTORY,
         factory=True,
@@ -55,7 +55,7 @@ def serve_uvicorn(workers: int, port: int) -> None:
 
 
 def serve_granian(workers: int, port: int) -> None:
-    """Serve until killed; granian takes uvloop where it is installed."""
+    """Serve until killed; granian uses uvloop if it is installed."""
     server = Granian(
         FACTORY,
         factory=True,
@@ -73,13 +73,13 @@ SERVERS: Final = {"uvicorn": serve_uvicorn, "granian": serve_granian}
 
 
 def end_with_the_parent() -> None:
-    """End, and all workers, as soon as nobody holds the other end of the standard input."""
-    os.read(0, 1)  # not `sys.stdin`: a forked worker closes that, and waits for whoever reads
+    """Kill the process group when the parent closes the standard input."""
+    os.read(0, 1)  # not `sys.stdin`: a forked worker closes it, and would wait for this read
     os.killpg(0, signal.SIGKILL)
 
 
 def main(server: str, workers: str, port: str) -> None:
-    """Serve one candidate; the process has to lead a process group, in which its workers are."""
+    """Serve one candidate; the process must be the leader of a process group that includes its workers."""
     logging.disable()
     Thread(target=end_with_the_parent, daemon=True).start()
     print(Path(slidegate.__file__).parent, flush=True)

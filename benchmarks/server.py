@@ -1,9 +1,9 @@
-"""Requests a second behind a real server: uvicorn and granian, one worker and four, 32 connections over loopback.
+"""Requests per second behind a real server: uvicorn and granian, one worker and four, 32 connections over loopback.
 
-The servers of all candidates stand at once, and wrk asks one after the other, some seconds each. Every round has new
-servers: one process of a program is some hundredths faster than the next, as its memory happens to lie. What is reached
-are requests a second to those of the peer in the same round, medians over the rounds. Four workers of ours share a
-`LmdbStore`; four of the peer's do not know each other, so they let four times the limit through.
+The servers of all candidates run at the same time, and wrk sends requests to one after the other, for some seconds
+each. Every round starts new servers, because speed varies by a few percent with the memory layout of a process. The
+result is the rate relative to that of the peer in the same round, the median over the rounds. Four workers of slidegate
+share a `LmdbStore`; four workers of the peer share nothing, and admit four times the limit.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ PEER: Final = "asgi-ratelimit"
 FIVE: Final = "asgi-ratelimit, five patterns"
 PEERS: Final = {"bare Starlette": PEER, PEER: "", "asgi-ratelimit, once more": PEER, FIVE: PEER}
 OURS: Final = {"default": PEER, "everything": FIVE}
-"""Candidates, each with what its requests a second are compared with."""
+"""Candidates, each with the peer that it is compared with."""
 ASKED: Final = {
     "default, source": "≥0.9",
     "default, wheel": "≥1.0",
     "everything, source": "≥0.8",
     "everything, wheel": "≥0.95",
 }
-"""What is asked behind one worker."""
+"""The targets with one worker."""
 
 
 class Candidate(NamedTuple):
-    """A row of the table: the application that is served, the version of slidegate, its folder, and the peer."""
+    """A row of the table: the application, the version of slidegate, its directory, and the peer."""
 
     app: str
     version: str
@@ -71,7 +71,7 @@ def wait_for(url: str, name: str) -> None:
     """Wait until a server answers.
 
     Raises:
-        SystemExit: It does not in two minutes.
+        SystemExit: It does not answer within two minutes.
     """
     until_s = time.monotonic() + START_S
     while time.monotonic() < until_s:
@@ -83,7 +83,7 @@ def wait_for(url: str, name: str) -> None:
 
 @contextmanager
 def served(candidate: Candidate, server: str, workers: int) -> Iterator[str]:
-    """Yield the address of a page of the server of one candidate."""
+    """Start the server of a candidate, and yield the address of a page."""
     port = free_port()
     with TemporaryDirectory() as store, ExitStack() as stack:
         variables = {APP: candidate.app, **({STORE: f"lmdb://{store}"} if workers > 1 else {})}
@@ -100,7 +100,7 @@ def served(candidate: Candidate, server: str, workers: int) -> Iterator[str]:
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        stack.callback(process.stdin.close)  # the server and its workers end with that
+        stack.callback(process.stdin.close)  # ends the server and its workers
         versions.check(process.stdout.readline().strip(), candidate.folder)
         url = f"http://{HOST}:{port}/items/7"
         wait_for(url, candidate.name)
@@ -108,10 +108,10 @@ def served(candidate: Candidate, server: str, workers: int) -> Iterator[str]:
 
 
 def load(url: str, seconds: int) -> float:
-    """Send requests for so many seconds; return how many are answered in one.
+    """Send requests for the given number of seconds; return the responses per second.
 
     Raises:
-        RuntimeError: There was another answer than 200, or none.
+        RuntimeError: A request failed, or got a status other than 200.
     """
     command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "-H", "X-Forwarded-For: 203.0.113.9", url]
     said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=ANSWER_S + seconds).stdout
@@ -124,18 +124,18 @@ def load(url: str, seconds: int) -> float:
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=int, default=1, help="of each candidate in each round")
-    parser.add_argument("--only", action="append", choices=[*PEERS, *OURS], help="repeatable; its peer comes with it")
-    parser.add_argument("--server", action="append", choices=[*SERVERS], help="repeatable; all where none is named")
+    parser.add_argument("--only", action="append", choices=[*PEERS, *OURS], help="repeatable; includes its peer")
+    parser.add_argument("--server", action="append", choices=[*SERVERS], help="repeatable; by default all")
     parser.add_argument("--workers", action="append", type=int, choices=WORKERS, help="repeatable, as --server")
     versions.arguments(parser)
 
 
 Rates = dict[str, list[float]]
-"""Candidate -> requests a second in each round."""
+"""Candidate -> requests per second in each round."""
 
 
 def measure(candidates: Sequence[Candidate], server: str, workers: int, options: Namespace) -> Rates:
-    """Let candidates serve in turn, each after a second that is thrown away, forwards and backwards by turns."""
+    """Measure the candidates after a warm-up of one second each; every other round runs in reverse order."""
     taken: Rates = {candidate.name: [] for candidate in candidates}
     for number in range(options.rounds):
         print(f"{server}, {workers}: round {number + 1} of {options.rounds} ...", file=sys.stderr, flush=True)
@@ -149,7 +149,7 @@ def measure(candidates: Sequence[Candidate], server: str, workers: int, options:
 
 
 def cells_of(candidate: Candidate, taken: Rates) -> list[Cell]:
-    """Return what a candidate reaches behind one server: requests a second, and those to its peer's."""
+    """Return the cells of a candidate behind one server: its rate, and the ratio to the rate of its peer."""
     own = taken[candidate.name]
     if not candidate.peer:
         return [median(own), None]
@@ -157,7 +157,7 @@ def cells_of(candidate: Candidate, taken: Rates) -> list[Cell]:
 
 
 def chosen(only: Sequence[str], folders: Mapping[str, Path]) -> list[Candidate]:
-    """Return the candidates that are named, or all, with their peers: ours in all versions."""
+    """Return the named candidates, or all, with their peers; those of slidegate in all versions."""
     peers = {**PEERS, **OURS}
     needed = {*only, *(peers[app] for app in only)} or {*peers}
     first = next(iter(folders.items()))
@@ -167,7 +167,7 @@ def chosen(only: Sequence[str], folders: Mapping[str, Path]) -> list[Candidate]:
 
 
 def tables(options: Namespace) -> Iterator[Table]:
-    """Let all candidates serve, behind one server after the other."""
+    """Measure all candidates behind one server after the other."""
     if not shutil.which("wrk"):
         sys.exit("this needs wrk: sudo apt install wrk")
     columns = {"what": ""}

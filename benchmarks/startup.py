@@ -1,7 +1,7 @@
-"""What `import slidegate` takes, beside `import starlette.applications`, which it needs a part of.
+"""The time of `import slidegate`, compared with `import starlette.applications`, a part of which it imports too.
 
-Fresh interpreters take turns, and each says how much processor time it spent. Other programs can only add to that, so
-the least of all rounds counts. `-I` keeps the environment out, and the bytecode of every module is there already.
+It measures the processor time of fresh interpreters, alternately. Other programs can only increase that, so the minimum
+of all rounds counts. `-I` ignores the environment, and the bytecode of every module is already cached.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PACKAGES = ("starlette",)
 
 
 def spent_ms(code: str) -> float:
-    """Return the processor time of an interpreter that runs some code."""
+    """Return the processor time of a new interpreter that runs some code, in milliseconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     path = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); "
     subprocess.run([sys.executable, "-I", "-c", path + code], check=True)
@@ -33,7 +33,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def tables(options: Namespace) -> Iterator[Table]:
-    """Measure three interpreters, of which the empty one's time is taken off the other two."""
+    """Measure both imports and an empty interpreter, whose time is subtracted."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     asked = ("pass", "import starlette.applications", "import slidegate")
     rounds = [[spent_ms(code) for code in asked] for _ in range(options.rounds + 1)]

@@ -1,4 +1,4 @@
-"""A table of figures as Markdown, and the sentence below it that says how it was measured."""
+"""A table of results as Markdown, and the line below it about how they were measured."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Figures of one run of one benchmark.
+    """Results of one run of a benchmark.
 
     Attributes:
-        title: The heading above it; empty for none.
-        columns: The format of the numbers of each column (``".2f"``) by its name, and ``""`` for a column of text.
-        rows: A list of cells for each row.
+        title: The heading; empty for none.
+        columns: The number format of each column by name, such as ``".2f"``; ``""`` for a column of text.
+        rows: The cells of each row.
     """
 
     title: str
@@ -38,14 +38,14 @@ class Table:
 
 
 def shown(cell: Cell, form: str) -> str:
-    """Return the text of a cell; whole numbers are shown whole."""
+    """Return the text of a cell; integers ignore the format of the column."""
     if cell is None or isinstance(cell, str):
         return cell or ""
     return format(cell, ",d" if isinstance(cell, int) else form)
 
 
 def closing(name: str, flags: Sequence[str], packages: Sequence[str]) -> str:
-    """Say how, when and where a benchmark was measured; call it before the run, which is a load itself."""
+    """Return how, when and where a benchmark was measured. Call it before the run, which changes the load average."""
     found = [f"{platform.python_implementation()} {platform.python_version()}"]
     for package in packages:
         with suppress(PackageNotFoundError):

@@ -1,11 +1,11 @@
-"""Requests one after the other into an application, each timed by itself, with other code between two of them.
+"""Sends sequential requests to an application, each timed separately, with other code in between.
 
-A worker does other things between two requests, and meanwhile the processor forgets: its caches, and its guesses at
-branches. A request takes half as long again as in a loop of nothing but requests. The other code is not timed: taking
-its time off afterwards would leave its noise in a difference that is ten times smaller.
+A worker runs other code between two requests, which evicts caches and branch predictions of the processor. A request
+then takes 1.5 times as long as in a loop of only requests. The other code is excluded from the measurement: if its time
+were subtracted afterwards, its noise would remain in a difference that is ten times smaller.
 
-The clock is the processor time of this process, which stands still while another program has the processor. On a very
-busy machine a ratio was 1.3 by this clock, as on later runs, and 0.75 by the one on the wall.
+The clock is the processor time of this process, which excludes the time of other programs. On a very busy machine a
+ratio was 1.3 by this clock, as on later runs, but 0.75 by the wall clock.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from .apps import CLIENTS, PROXY, TEMPLATES
 from .asgi import Client, scope_of
 
 now_ns: Final = perf_counter_ns if sys.platform == "win32" else process_time_ns
-"""The clock. Windows counts processor time in steps of 16 ms."""
+"""The clock. Processor time on Windows has a resolution of 16 ms, so the wall clock is used there."""
 
 
 class Request(NamedTuple):
-    """What one request asks for, and who asks."""
+    """The path and the client of one request."""
 
     path: str
     client: str
 
 
 def path_of(number: int) -> str:
-    """Return the path with this number; those that follow one another meet the routes in turn."""
+    """Return the path with this number; consecutive paths match the routes in turn."""
     return TEMPLATES[number % len(TEMPLATES)].replace("{id}", str(number // len(TEMPLATES)))
 
 
 def everyone_everywhere(first: int, count: int) -> list[Request]:
-    """Return requests for so many paths; among 2,560 of them each client comes to each route."""
+    """Return requests for `count` paths; 2,560 of them cover each pair of client and route."""
     routes = len(TEMPLATES)
     return [Request(path_of(first + at), CLIENTS[at // routes % len(CLIENTS)]) for at in range(count)]
 
@@ -61,7 +61,7 @@ def requests_of(turn: int, count: int, paths: range) -> list[Request]:
     Args:
         turn: The number of the round.
         count: The number of requests.
-        paths: The numbers of their paths: as many as there are requests, or others to draw from.
+        paths: The numbers of their paths, if there are `count` of them; otherwise the range to draw from.
     """
     chance = Random(turn)
     numbers = paths if len(paths) == count else (chance.choice(paths) for _ in range(count))
@@ -69,14 +69,14 @@ def requests_of(turn: int, count: int, paths: range) -> list[Request]:
 
 
 def request_scope(asked: Request, proxied: bool = False) -> Scope:
-    """Return a request as a server hands it on, straight from its client or from a proxy."""
+    """Return the scope of a request that comes directly from its client or through a proxy."""
     if proxied:
         return scope_of(asked.path, PROXY, [(b"x-forwarded-for", asked.client.encode())])
     return scope_of(asked.path, asked.client)
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
-    """An event loop that counts what is left for its next turn."""
+    """An event loop that counts the callbacks scheduled for its next iteration."""
 
     scheduled = 0
 
@@ -86,12 +86,12 @@ class CountingLoop(asyncio.SelectorEventLoop):
 
 
 async def timed(app: ASGIApp, requests: Iterable[Request], expected: int, proxied: bool, between: OtherCode) -> float:
-    """Send requests one after the other; return the microseconds of one.
+    """Send requests sequentially; return the microseconds per request.
 
-    What a request leaves to the event loop's next turn is timed with it, and what it leaves for later at the end.
+    Callbacks that a request schedules for the next loop iteration are timed with it, later ones at the end.
 
     Raises:
-        RuntimeError: An answer has another status than the expected one.
+        RuntimeError: A response has an unexpected status.
     """
     loop, client = asyncio.get_running_loop(), Client()
     assert isinstance(loop, CountingLoop)
@@ -117,7 +117,7 @@ async def timed(app: ASGIApp, requests: Iterable[Request], expected: int, proxie
 
 
 class OtherCode:
-    """What a worker does between two requests: another small application, documents, text, and a walk over memory."""
+    """The code between two requests: another small application, JSON, text processing, and memory accesses."""
 
     def __init__(self) -> None:
         chance = Random(1)
@@ -130,7 +130,7 @@ class OtherCode:
         self._turn = 0
 
     async def run(self) -> None:
-        """Do a part of it, and answer a request of the other application."""
+        """Run a part of it, and a request to the other application."""
         self._turn += 1
         (self._documents, self._words)[self._turn % 2]()
         at = self._turn * 1_500 % 98_000

@@ -1,6 +1,6 @@
-"""The versions of slidegate that a benchmark measures in turn: the source, and with `--other` a second one.
+"""The versions of slidegate that a benchmark measures alternately: the source, and with `--other` a second one.
 
-`--other compiled` is the wheel that `dev.py bench` builds of this checkout first; other values are checkouts or wheels.
+For `--other compiled`, `dev.py bench` first builds the wheel of this checkout; other values are checkouts or wheels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def version_at(text: str) -> Path:
     """Return a wheel, or the `src` of a checkout.
 
     Raises:
-        ArgumentTypeError: There is none.
+        ArgumentTypeError: `text` is neither.
     """
     built = list((ROOT / ".cache" / "compiled").glob("*.whl")) if text == "compiled" else []
     path = built[0] if len(built) == 1 else Path(text).resolve()
@@ -33,13 +33,13 @@ def version_at(text: str) -> Path:
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add the flag that chooses a second version."""
+    """Add the flag for a second version."""
     parser.add_argument("--other", type=version_at, help="a checkout, a wheel, or `compiled`: the wheel of this one")
 
 
 @contextmanager
 def chosen(options: Namespace) -> Iterator[dict[str, Path]]:
-    """Yield the folders of the chosen versions by their names, with a wheel unpacked: "source", "wheel" or "other"."""
+    """Yield the directories of the versions by name ("source", "wheel" or "other"), with a wheel unpacked."""
     folders = {"source": ROOT / "src"}
     with TemporaryDirectory() as unpacked:
         if options.other and options.other.suffix == ".whl":
@@ -51,19 +51,19 @@ def chosen(options: Namespace) -> Iterator[dict[str, Path]]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the environment of a process that finds slidegate in a folder, and the benchmarks."""
+    """Return the environment of a process that imports slidegate from `folder`, and the benchmarks."""
     return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
 
 
 def check(found: str, folder: Path) -> None:
-    """Check that a process has found slidegate where it should.
+    """Check that a process imported slidegate from the expected directory.
 
     Args:
-        found: Where its package lies.
-        folder: Where it should lie.
+        found: The directory of the imported package.
+        folder: The expected parent directory.
 
     Raises:
-        SystemExit: It lies elsewhere.
+        SystemExit: The package is located elsewhere.
     """
     if Path(found) != folder / "slidegate":
-        raise SystemExit(f"expected slidegate from {folder}, and {found} was measured")
+        raise SystemExit(f"expected slidegate from {folder}, but {found} was measured")

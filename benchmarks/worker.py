@@ -1,8 +1,8 @@
-"""A process that measures one version of slidegate: it runs a round each time that its parent asks for one.
+"""A process that measures one version of slidegate: it runs a round each time its parent requests one.
 
-`python -m benchmarks.worker` takes the names of candidates, the number of requests in a round and that of paths as one
-JSON text. It makes and checks them, says which slidegate it has, and then answers every line, which is the number of a
-round, with the microseconds of each candidate.
+`python -m benchmarks.worker` takes the names of candidates, the number of requests in a round and the number of paths
+as one JSON argument. It creates and checks the candidates, and prints the location of slidegate. Then it reads the
+numbers of rounds, one per line, and prints the microseconds of each candidate.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from .traffic import (
 
 FIRST_NEW: Final = 1_000_000
 EVERYONE: Final = len(CLIENTS) * len(TEMPLATES)
-"""So many requests bring each client to each route."""
+"""The number of requests that covers each pair of client and route."""
 TO_BE_BANNED: Final = 40
 
 
 async def send_to(app: App, made: Any, path: int, client: str) -> Client:
-    """Send one request to an application that a candidate has made."""
+    """Send one request to the application of a candidate."""
     return await ask(made, request_scope(Request(path_of(path), client), app.proxied))
 
 
 async def statuses(app: App, count: int, client: str = CLIENTS[0]) -> list[int]:
-    """Return the statuses of so many requests of one client to a new application that admits a few."""
+    """Return the statuses of `count` requests of one client to a new application with a low limit."""
     made = await app.make(FEW)
     return [(await send_to(app, made, 5, client)).status for _ in range(count)]
 
 
 def expect(name: str, what: str, found: object, expected: object) -> None:
-    """Stop where a candidate does not do what it is measured for."""
+    """Exit if a candidate does not behave as expected."""
     if found != expected:
         raise SystemExit(f"{name}: {what}: expected {expected}, found {found}")
 
 
 async def check(name: str, app: App) -> None:
-    """Check that a limiter counts, and that it does all that its candidate is for."""
+    """Check that a limiter counts, and has all the properties of its candidate."""
     if not app.limited:
         return
     few = FEW.amount
@@ -77,7 +77,7 @@ async def check(name: str, app: App) -> None:
 
 
 async def of_requests(app: App, count: int, paths: int, between: OtherCode) -> Round:
-    """Return the rounds of an application that has seen every client at every route."""
+    """Return the rounds of an application, after requests of every client to every route."""
     made = await app.make(app.allowed)
     known = everyone_everywhere(FIRST_NEW, EVERYONE) if app.new_paths else everyone_everywhere(0, paths)
     for request in known:
@@ -92,7 +92,7 @@ async def of_requests(app: App, count: int, paths: int, between: OtherCode) -> R
 
 
 async def rounds_of(names: list[str], requests: int, paths: int) -> dict[str, Round]:
-    """Make, check and warm the named candidates."""
+    """Create, check and warm up the named candidates."""
     known, between = candidates(), OtherCode()
     made: dict[str, Round] = {}
     for name in names:
@@ -105,7 +105,7 @@ async def rounds_of(names: list[str], requests: int, paths: int) -> dict[str, Ro
 
 
 def order_of(names: Sequence[str], turn: int) -> list[str]:
-    """Return the order in which candidates take their turns in a round: a Williams design.
+    """Return the order of the candidates in a round: a Williams design.
 
     In as many rounds as there are candidates, each comes first once and follows every other once; with an odd number of
     candidates, each does so twice in twice as many rounds.
@@ -121,12 +121,12 @@ async def run_all(made: dict[str, Round], turn: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Answer the parent until it goes."""
+    """Run rounds until the parent closes the standard input."""
     logging.disable()
     with asyncio.Runner(loop_factory=CountingLoop) as runner:
         made = runner.run(rounds_of(*json.loads(sys.argv[1])))
         runner.run(run_all(made, 0))
-        # The collector does not walk what all candidates hold for the one in whose round it happens to run.
+        # Exempt the objects of all candidates from garbage collections, which would be charged to one candidate.
         gc.collect()
         gc.freeze()
         where = str(Path(slidegate.__file__).parent)

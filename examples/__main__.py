@@ -1,4 +1,4 @@
-"""Names the examples: ``python3 dev.py example``."""
+"""Lists the examples: ``python3 dev.py example``."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
-"""Build the source distribution, and the wheel out of it, into dist/, and check them; nothing is uploaded.
+"""Build the source distribution, and the wheel from it, into dist/, and check them; nothing is uploaded.
 
-Both are built twice, and so is the compiled wheel of this system, where there is a C compiler. The two builds have to
-be the same to the byte, so whoever has the source can tell that a file of a release was made of it. The compiled wheel
-is not kept: `python3 dev.py wheels` makes those of a release.
+Both are built twice, as is the compiled wheel of this system if there is a C compiler. The two builds must be identical
+to the byte, so that anyone can verify that the files of a release were built from the source. The compiled wheel is
+not kept: `python3 dev.py wheels` builds those of a release.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def tool(module: str, *arguments: object) -> None:
-    """Run a tool of this environment, which says why where it fails."""
+    """Run a tool of this environment."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     subprocess.run(command, cwd=ROOT, env={**os.environ, **compile_wheel.EPOCH}, check=True)
 
@@ -35,10 +35,10 @@ def pure(place: Path) -> None:
 
 
 def twice(build: Callable[[Path], None], place: Path) -> list[Path]:
-    """Build into a directory and once more elsewhere; return the files, a wheel first.
+    """Build into a directory and again into a temporary one; return the files, a wheel first.
 
     Raises:
-        SystemExit: The second build is not the first one.
+        SystemExit: The two builds differ.
     """
     build(place)
     files = sorted(place.iterdir(), key=lambda path: path.suffix, reverse=True)
@@ -46,14 +46,14 @@ def twice(build: Callable[[Path], None], place: Path) -> list[Path]:
         build(Path(again))
         for file in files:
             if not filecmp.cmp(file, Path(again, file.name), shallow=False):
-                raise SystemExit(f"{file.name} is another one when it is built again")
+                raise SystemExit(f"{file.name} is not reproducible: a second build differs")
     for file in files:
         print(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}", flush=True)
     return files
 
 
 def release(into: Path) -> None:
-    """Build the pure files of a release into a directory, which is emptied, and check them."""
+    """Empty a directory, build the pure files of a release into it, and check them."""
     shutil.rmtree(into, ignore_errors=True)
     files = twice(pure, into)
     tool("twine", "check", "--strict", *files)
@@ -61,7 +61,7 @@ def release(into: Path) -> None:
 
 
 def can_compile() -> bool:
-    """Return whether there are a C compiler and the headers of Python."""
+    """Return whether a C compiler and the headers of Python are installed."""
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
     return bool(shutil.which(compiler)) and Path(sysconfig.get_path("include"), "Python.h").is_file()
 
@@ -73,7 +73,7 @@ def main() -> None:
         with TemporaryDirectory(prefix="slidegate-") as place:
             twice(compile_wheel.build, Path(place))
     else:
-        print("the compiled wheel was not built: that needs a C compiler and the headers of Python")
+        print("the compiled wheel was not built: it requires a C compiler and the headers of Python")
 
 
 if __name__ == "__main__":

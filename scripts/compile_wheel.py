@@ -1,9 +1,9 @@
-"""The build hook that compiles a part of the package, if SLIDEGATE_COMPILE=1 asks for it.
+"""The build hook that compiles a part of the package if SLIDEGATE_COMPILE=1.
 
-Without that variable it does nothing, and the wheel is pure. With it, mypyc turns the files that pyproject.toml lists
-(`[tool.hatch.build.hooks.custom]`) into extension modules, which lie in the wheel beside their source. Python prefers
-them there. Nothing is written into the checkout: extension modules beside the source would replace it unseen.
-One module is compiled from another file than the source, see `REPLACED`.
+Without that variable it does nothing, and the wheel is pure. With it, mypyc compiles the files listed in pyproject.toml
+(`[tool.hatch.build.hooks.custom]`) to extension modules, which the wheel contains next to their source. Python prefers
+them on import. Nothing is written into the checkout, where extension modules would silently replace the source.
+One module is compiled from a different file, see `REPLACED`.
 
 ``python -m scripts.compile_wheel`` builds that wheel into .cache/compiled.
 """
@@ -26,13 +26,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "slidegate"
 BUILT = ROOT / ".cache" / "compiled"
 EPOCH = {"SOURCE_DATE_EPOCH": "1580601600"}
-"""The variable with the time that every file of a build bears: 2020-02-02, which is hatchling's own."""
+"""Sets the timestamp of all files in a build to 2020-02-02, hatchling's default."""
 REPLACED = {PACKAGE / "core" / "packing.py": ROOT / "scripts" / "compiled_packing.py"}
-"""What is compiled from another file than the source: that calls `librt`, which only mypyc can call fast."""
+"""Modules compiled from a different file, which calls `librt`: only mypyc can call that fast."""
 
 
 def chosen(config: dict[str, Any]) -> list[Path]:
-    """Return the files to compile: pyproject.toml names files and directories to `compile`, and those to `keep`."""
+    """Return the files to compile: those that `compile` in pyproject.toml lists, without those in `keep`."""
 
     def files_of(names: list[str]) -> set[Path]:
         paths = [PACKAGE / name for name in names]
@@ -47,44 +47,44 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
-        """Return what a build needs: mypyc, and the packages whose types the source uses."""
+        """Return the build requirements: mypyc, and the packages whose types the source uses."""
         return [*self.config["requires"], *self.metadata.core.dependencies] if self.asked else []
 
     @property
     def asked(self) -> bool:
-        """Whether this build is to be compiled."""
+        """Whether to compile this build."""
         return os.environ.get("SLIDEGATE_COMPILE") == "1" and self.target_name == "wheel"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, and name the extension modules to the builder."""
+        """Compile the extension modules and register them with the builder."""
         if not self.asked or version == "editable":
             return
         self._made = TemporaryDirectory(prefix="slidegate-")
         modules = compile_to(Path(self._made.name), chosen(self.config))
         build_data["force_include"].update({str(path): name for path, name in modules.items()})
         build_data["pure_python"], build_data["infer_tag"] = False, True
-        # The extension modules need what they were compiled with, or newer.
+        # The extension modules require librt in the version they were compiled with, or newer.
         build_data["dependencies"].append(f"librt>={importlib.metadata.version('librt')}")
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what was made: the wheel holds it now."""
+        """Remove the temporary directory."""
         if self.asked and version != "editable":
             self._made.cleanup()
 
 
 def compile_to(made: Path, files: list[Path]) -> dict[Path, str]:
-    """Compile files into a directory; return each extension module -> its place in the wheel."""
-    # Only a compiled build has these.
+    """Compile files into a directory; return each extension module -> its path in the wheel."""
+    # Installed only for compiled builds.
     from mypyc.build import mypycify
     from setuptools import Distribution
     from setuptools.command.build_ext import build_ext
 
-    # The strict check of types is a check of its own; a build must not fail for a missing stub.
+    # Strict type checking is done elsewhere; a build must not fail because of a missing stub.
     options = ("--config-file=", "--ignore-missing-imports", f"--cache-dir={made / 'cache'}")
     shutil.copytree(PACKAGE, made / "src" / PACKAGE.name)
     for file, other in REPLACED.items():
         shutil.copy(other, made / "src" / file.relative_to(PACKAGE.parent))
-    # mypyc and setuptools take the names of modules from paths below the current directory.
+    # mypyc and setuptools derive module names from paths relative to the current directory.
     with chdir(made / "src"):
         paths = [str(file.relative_to(PACKAGE.parent)) for file in files]
         extensions = mypycify(
@@ -99,10 +99,10 @@ def compile_to(made: Path, files: list[Path]) -> dict[Path, str]:
 
 
 def build(into: Path) -> None:
-    """Build the compiled wheel of the source as it is into a directory.
+    """Build the compiled wheel of the checkout into a directory.
 
     Raises:
-        CalledProcessError: It could not be built; the build says why.
+        CalledProcessError: The build failed.
     """
     print("compiling slidegate; this takes a minute or two ...", file=sys.stderr, flush=True)
     command = (sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(into))

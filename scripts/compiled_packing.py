@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, write_i64_le
 
 if TYPE_CHECKING:
-    from mypy_extensions import i32, i64  # mypyc knows them; nothing is imported where this runs
+    from mypy_extensions import i32, i64  # built into mypyc; not imported at run time
 
 Head: TypeAlias = tuple[int, int, int, int, int]
 HEAD_BYTES: Final = 32
@@ -53,7 +53,7 @@ def read_entries(packed: bytes) -> Iterator[tuple[int, int]]:
     return _ENTRY.iter_unpack(packed)
 
 
-def _signed(units: int) -> i32:  # the number with a sign that has the same 32 bits
+def _signed(units: int) -> i32:  # the signed integer with the same 32 bits
     if not 0 <= units <= _MAX_UNITS:
         raise OverflowError(f"units: expected 0 to 2**32 - 1, not {units}")
     number: i64 = units

@@ -1,7 +1,7 @@
-"""The metadata hook that makes the long description of a release: the README, with links that work anywhere.
+"""The metadata hook that sets the long description of a release: the README with absolute links.
 
-An index shows that text far from the files that it links to. So each relative link and picture gets the address that
-the file has in the repository, at the tag of the version: what a reader of that version sees never changes afterwards.
+A package index does not have the files that the README links to. So each relative link and picture is replaced by the
+file's address in the repository, at the tag of the version, so that the page of a version never changes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 FENCE: Final = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
-"""A block of code, in which nothing is a link."""
+"""A code block, in which links are not replaced."""
 TARGET: Final = re.compile(
     r"""(?P<before>(?P<picture>\bsrc(?:set)?="|!\[[^]]*]\()|]\()"""
     r"""(?![a-z]+:|//|\#)"""  # an address with a scheme, one with a host, a heading of the same page
@@ -22,12 +22,12 @@ TARGET: Final = re.compile(
 
 
 def absolute(text: str, repository: str, tag: str) -> str:
-    """Return a page whose relative links are absolute ones.
+    """Return a page with its relative links made absolute.
 
     Args:
-        text: The page, in Markdown; its links are relative to the root of the repository.
-        repository: The address of the repository, without a slash at its end.
-        tag: The tag at which the files are shown.
+        text: The page in Markdown, with links relative to the root of the repository.
+        repository: The address of the repository, without a trailing slash.
+        tag: The tag to link to.
     """
 
     def placed(found: re.Match[str]) -> str:
@@ -35,7 +35,7 @@ def absolute(text: str, repository: str, tag: str) -> str:
         return f"{found['before']}{repository}/{kind}/{tag}/{found['path']}"
 
     parts = FENCE.split(text)
-    for place in range(0, len(parts), 2):  # a part at an odd place is a block of code
+    for place in range(0, len(parts), 2):  # parts at odd indexes are code blocks
         parts[place] = TARGET.sub(placed, parts[place])
     return "".join(parts)
 
@@ -46,7 +46,7 @@ class IndexPage(MetadataHookInterface):
     PLUGIN_NAME = "custom"
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Add the long description to what pyproject.toml says."""
+        """Add the long description to the metadata of pyproject.toml."""
         text = Path(self.root, "README.md").read_text("utf-8")
         tag = f"v{metadata['version']}"
         page = absolute(text, metadata["urls"]["Repository"], tag)

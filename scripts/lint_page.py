@@ -1,8 +1,8 @@
-"""Checks the scripts and the style sheet of the dashboard: ``python -m scripts.lint_page``; ``--write`` mends them.
+"""Checks the scripts and the style sheet of the dashboard: ``python -m scripts.lint_page``; ``--write`` fixes them.
 
-npm brings Biome, a linter and formatter, into .cache/, in the version of requirements/package.json; the programs for
-Linux with glibc are checked against the hashes of requirements/package-lock.json. Where node and npm are not there, a
-line says so, and nothing is checked.
+npm installs Biome, a linter and formatter, into .cache/, in the version of requirements/package.json; the binaries for
+Linux with glibc are checked against the hashes in requirements/package-lock.json. Without node and npm, it prints a
+notice and checks nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PINNED: Final = [ROOT / "requirements" / name for name in ("package.json", "pack
 
 
 def main() -> int:
-    """Return the exit code of the check."""
+    """Run the check and return its exit code."""
     npm = shutil.which("npm")
     if npm is None or shutil.which("node") is None:
         print("no node and npm on PATH: the scripts of the dashboard are not checked")
@@ -32,7 +32,7 @@ def main() -> int:
             shutil.copy(file, home)
         install = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
         if subprocess.run(install, cwd=home).returncode:
-            print("npm could not bring Biome; the lines above say why")
+            print("npm could not install Biome; see the lines above")
             return 1
     return subprocess.run([program, "check", "--error-on-warnings", *sys.argv[1:], "."], cwd=ROOT).returncode
 

@@ -1,7 +1,7 @@
-"""Writes the JSON Schema of the configuration file, and the tables of its keys, from the definitions that validate it.
+"""Generates the JSON Schema of the configuration file, and the tables of its keys, from the models that validate it.
 
-Run it from anywhere: ``python scripts/make_configuration.py``. With ``--check`` it changes nothing, and ends with 1
-where one of them is old.
+Run ``python scripts/make_configuration.py`` in any directory. With ``--check`` it changes nothing, and exits with 1 if
+a generated file is outdated.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 SCHEMA: Final = ROOT / "docs" / "slidegate.schema.json"
 PAGE: Final = ROOT / "docs" / "guides" / "configuration.md"
 MADE: Final = "## Every key\n"
-"""The heading on the page below which everything is made here."""
+"""The heading on the page below which everything is generated."""
 
 
 class Table(NamedTuple):
-    """A table of the file: its heading on the page, how it is written, and whether the page explains its keys."""
+    """A table of the file: its heading on the page, its introduction, and whether the page explains each key."""
 
     title: str
     written: str
@@ -84,7 +84,7 @@ key.
 
 
 def main(arguments: list[str]) -> int:
-    """Write the schema and the page, or compare them."""
+    """Write the schema and the page; with ``--check``, compare them."""
     schema = json_schema()
     by_hand = PAGE.read_text("utf-8").partition(MADE)[0]
     page = "\n".join([by_hand + MADE + INTRODUCTION, *(section(name, schema) for name in TABLES)])
@@ -97,7 +97,7 @@ def main(arguments: list[str]) -> int:
 
 
 def section(name: str, schema: dict[str, Any]) -> str:
-    """Return the part of the page about one table."""
+    """Return the section of the page for one table."""
     found = schema["$defs"][name] if name else schema
     title, written, explained = TABLES[name]
     if not explained:
@@ -111,7 +111,7 @@ def section(name: str, schema: dict[str, Any]) -> str:
 
 
 def default(key: str, table: dict[str, Any]) -> str:
-    """Return how a table says what holds without a key."""
+    """Return the default of a key as the page shows it."""
     value = table["properties"][key].get("default")
     if key in table.get("required", ()):
         return "; required"
@@ -123,14 +123,14 @@ def default(key: str, table: dict[str, Any]) -> str:
 
 
 def kinds(value: dict[str, Any]) -> str:
-    """Return the kinds of values that a key takes, in words."""
+    """Return the kinds of values that a key accepts, as text."""
     listed = [value, *value.get("anyOf", ()), *value.get("oneOf", ())]
     *others, last = dict.fromkeys(filter(None, map(kind, listed)))
     return ", ".join([*others, "list of these" if last == f"list of {', '.join(others)}" else last])
 
 
 def kind(value: dict[str, Any]) -> str:
-    """Return one kind of value; nothing where the schema only lists others."""
+    """Return the kind of a schema; an empty string if it only lists alternatives."""
     if "$ref" in value:
         title = TABLES[value["$ref"].rpartition("/")[2]].title
         return f"[{title}](#{title.lower().replace(' ', '-')})"

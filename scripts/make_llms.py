@@ -1,6 +1,6 @@
-"""Write llms.txt, an index of the pages, and llms-full.txt, all of them in one file, into the site that was built.
+"""Write llms.txt, an index of the pages, and llms-full.txt, the text of all pages, into the built site.
 
-``python3 dev.py site`` builds the site and runs this. A page that the navigation lists and the site lacks is an error.
+``python3 dev.py site`` builds the site and runs this. It is an error if the site lacks a page of the navigation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ All pages in one file: [llms-full.txt](llms-full.txt). The installed package has
 slidegate/.agents/skills/slidegate/SKILL.md in site-packages.
 """
 ENOUGH: Final = 90
-"""Letters of a summary after which no further sentence is added."""
+"""The length of a summary, in characters, from which no further sentence is added."""
 COMMENT: Final = re.compile(r"<!--.*?-->\n*", re.DOTALL)
 PICTURE: Final = re.compile(r'<picture>.*?<img alt="([^"]*)".*?</picture>', re.DOTALL)
 LINK: Final = re.compile(r"\[([^\]]+)\]\([^)\s]+\)")
@@ -47,7 +47,7 @@ class Page(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """The first sentences of the page: one, or as many as say something."""
+        """The first sentences of the page, until they have `ENOUGH` characters."""
         paragraphs = (part for part in self.text.split("\n\n")[1:] if re.match(r"[\w\"*`\[]", part.lstrip("\n")))
         first = " ".join(LINK.sub(r"\1", next(paragraphs, "")).split())
         said = ""
@@ -58,12 +58,12 @@ class Page(NamedTuple):
 
     @property
     def address(self) -> str:
-        """Where the page is in the site."""
+        """The address of the page, relative to the root of the site."""
         return self.path.removesuffix(".md").removesuffix("index") + ("" if self.path.endswith("index.md") else "/")
 
 
 def page(path: str) -> Page:
-    """Return a page as text: without comments and badges, with words for pictures and documented names."""
+    """Return a page as text, without comments and badges, and with text for pictures and documented names."""
     text = (DOCS / path).read_text("utf-8")
     if found := PAGE.match(text):
         text = (ROOT / found[1]).read_text("utf-8")
@@ -72,7 +72,7 @@ def page(path: str) -> Page:
 
 
 def documented(name: str) -> str:
-    """Return the signature and the docstring of a public name, with one line for each method."""
+    """Return the signature and the docstring of a public name, and one line per method."""
     module, _, attribute = name.rpartition(".")
     value = getattr(import_module(module), attribute)
     methods = vars(value).items() if inspect.isclass(value) else ()
@@ -86,7 +86,7 @@ def documented(name: str) -> str:
 
 
 def signature(value: object) -> str:
-    """Return the parameters of a function or class; nothing where there are none to show."""
+    """Return the signature of a function or class; an empty string for other objects."""
     if not inspect.isroutine(value) and not inspect.isclass(value):
         return ""
     try:

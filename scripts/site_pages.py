@@ -1,9 +1,9 @@
-"""Fits pages to the site, as an extension of Python-Markdown: the checkout has files that the site does not have.
+"""A Python-Markdown extension that adapts pages to the site, which lacks some files of the checkout.
 
-* ``<!-- page: CHANGELOG.md -->`` as the first line of a page stands for that file of the checkout's root.
-* Pictures of such a file, which are HTML, are found beside the page. Badges, which another host serves, are dropped.
-* A cell in the head of a table that is empty is no heading of anything, and is none for readers of screens.
-* A link to such a file leads to its page. A link to another file outside of `docs` keeps its text alone.
+* ``<!-- page: CHANGELOG.md -->`` as the first line of a page includes that file of the root.
+* In an included file, paths of HTML pictures are adjusted, and badges, which another host serves, are dropped.
+* Empty header cells of tables become plain cells, so that screen readers do not announce them as headings.
+* Links to included files lead to their pages. Links to other files outside of `docs` are reduced to their text.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ PAGE: Final = re.compile(r"<!-- page: ([\w.]+) -->")
 BADGE: Final = re.compile(r"^\[!\[.*\n+", re.MULTILINE)
 PICTURE: Final = re.compile(r'\b(src|srcset)="docs/')
 PAGES: Final = {"CHANGELOG.md": "changelog.md", "README.md": "index.md"}
-"""Files of the root, and the pages in `docs` that stand for them."""
+"""Files of the root, and the pages in `docs` that include them."""
 
 
 def placed(target: str, source: Path, page: Path) -> str | None:
-    """Return a relative link as a page of the site has it; None where the site has no such file.
+    """Return a relative link as it must be on the site; None if the site has no such file.
 
     Args:
         target: The link.
-        source: The file in which it stands.
-        page: The page that shows it.
+        source: The file that contains the link.
+        page: The page that shows that file.
     """
     parts = urlsplit(target)
     if parts.scheme or parts.netloc or not parts.path or parts.path.startswith("/"):
@@ -52,7 +52,7 @@ def placed(target: str, source: Path, page: Path) -> str | None:
 
 
 class RootFiles(Preprocessor):
-    """Puts the text of a file of the root in the place of its mark."""
+    """Replaces the comment of a page by the text of a file in the root."""
 
     source: Path | None = None
 
@@ -66,7 +66,7 @@ class RootFiles(Preprocessor):
 
 
 class LinksAndTables(Treeprocessor):
-    """Changes links to what the site has, and makes plain cells of empty headings."""
+    """Adapts links to the site, and turns empty header cells into plain ones."""
 
     def __init__(self, md: Markdown, files: RootFiles) -> None:
         super().__init__(md)
@@ -74,7 +74,7 @@ class LinksAndTables(Treeprocessor):
 
     def run(self, root: Element) -> None:
         """Change the elements of a page."""
-        # The site's builder keeps the page in a preprocessor that does nothing else.
+        # The site builder registers a preprocessor that only stores the current page.
         page = DOCS / next(part.page.path for part in self.md.preprocessors if hasattr(part, "page"))
         for link in root.iter("a"):
             target = placed(link.get("href", ""), self._files.source or page, page)
@@ -89,12 +89,12 @@ class LinksAndTables(Treeprocessor):
 
 
 class SitePages(Extension):
-    """Registers both."""
+    """Registers both processors."""
 
     def extendMarkdown(self, md: Markdown) -> None:
         """Add the processors to a converter."""
         files = RootFiles(md)
-        # Before everything that looks at text, and after links have become elements.
+        # Before all other preprocessors, and after links have become elements.
         md.preprocessors.register(files, "root_files", 100)
         md.treeprocessors.register(LinksAndTables(md, files), "site_links", 1)
 

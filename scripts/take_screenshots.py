@@ -1,7 +1,7 @@
-"""Takes the pictures for the pages in docs/: the dashboard of four workers under made-up traffic.
+"""Takes the screenshots for the pages in docs/: the dashboard of four workers under simulated traffic.
 
-Run it from the root of the checkout: ``python -m scripts.take_screenshots``. It needs Chromium on PATH, and takes
-about two minutes, in which traffic comes and goes.
+Run ``python -m scripts.take_screenshots`` in the root of the checkout. It requires Chromium on PATH, and takes about
+two minutes, because it generates traffic first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PATHS: Final = ("/", "/articles/sliding-windows", "/articles/retry-after", "/rep
 
 
 def traffic(site: Site) -> None:
-    """Send requests: many people who read, and one client that floods in the second half of the time."""
+    """Send requests of many ordinary clients, and in the second half of the time a flood from one client."""
     chance, until_s = random.Random(1), time.monotonic() + TRAFFIC_S
     with httpx.Client(base_url=site.url, timeout=PATIENCE_S) as client:
         while (left_s := until_s - time.monotonic()) > 0:
@@ -41,7 +41,7 @@ def traffic(site: Site) -> None:
 
 
 def main() -> None:
-    """Make traffic, and take the pictures."""
+    """Generate traffic, and take the screenshots."""
     with tempfile.TemporaryDirectory() as folder, served(f"lmdb://{folder}/limits", workers=4) as (site,):
         traffic(site)
         bearer = {"Authorization": f"Bearer {TOKEN}"}
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def take(browser: Browser, site: Site, scheme: Any) -> None:
-    """Take the pictures of one scheme."""
+    """Take the screenshots of one colour scheme."""
     password: Any = {"username": "ops", "password": TOKEN}
     page = browser.new_context(viewport=SIZE, color_scheme=scheme, http_credentials=password).new_page()
     page.goto(site.dashboard)

@@ -1,8 +1,8 @@
-"""The pytest plugin: fixtures for tests of applications that are limited.
+"""The pytest plugin: fixtures for tests of rate-limited applications.
 
-pytest imports this module in every run where slidegate is installed. So it lies beside the package, not in it, and
-imports nothing of it before a test asks for a fixture. None of the fixtures acts by itself: a test names those that it
-wants, and ``usefixtures`` in the configuration of pytest wants them for all tests.
+pytest imports this module in every run where slidegate is installed. So it is outside the package, and imports
+slidegate only when a test requests a fixture. No fixture is automatic: tests request them by name, or ``usefixtures``
+in the configuration of pytest requests them for all tests.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from slidegate.testing import FakeClock
 
 NOON_US: Final = int(datetime(2030, 1, 1, 12, tzinfo=UTC).timestamp()) * 1_000_000
-"""Where the clock of a test begins: noon of 1 January 2030 (UTC). So no test depends on the hour at which it runs."""
+"""The initial time of the clock: noon of 1 January 2030 (UTC). A fixed time, so that tests are reproducible."""
 MOVED: Final = {
     "slidegate.limiter.inspect": "time_ns",
     "slidegate.stores.memory.store": "monotonic_ns",
     "slidegate.stores.system_clock": "time_ns",
     "slidegate.web.headers": "time",
 }
-"""The modules that read the time of requests, and the function by which each does."""
+"""The modules that read the time of requests, each with the name of the function that it calls."""
 
 
 @pytest.fixture
 def slidegate_reset() -> Iterator[Callable[[], None]]:
-    """Forget windows, quotas, bans, strikes and stats before the test and after it; call it to forget in between.
+    """Reset windows, quotas, bans, strikes and stats before and after the test; call the fixture to reset in between.
 
-    It does so for every limiter of this process that counts in memory. LMDB and Redis are left alone, because others
-    may count there too. Requests under way keep their permits.
+    This affects every limiter of this process with a memory store. LMDB and Redis are not reset, because other
+    processes may use them. Requests in progress keep their permits.
     """
     from slidegate.limiter.engine import all_engines
 
@@ -51,10 +51,10 @@ def slidegate_reset() -> Iterator[Callable[[], None]]:
 
 @pytest.fixture
 def slidegate_clock(slidegate_reset: Callable[[], None]) -> Iterator[FakeClock]:
-    """Have the time of all limits stand still at noon of 1 January 2030 (UTC), and move it: ``advance("1m")``.
+    """Stop the time of all limits at noon of 1 January 2030 (UTC); move it by ``slidegate_clock.advance("1m")``.
 
-    Every store in memory goes by it that was given no clock of its own, also one that was made before the test. The
-    test begins and ends with nothing counted.
+    It applies to every memory store without a clock of its own, even if created before the test. The test begins and
+    ends with nothing counted.
     """
     from slidegate.testing import FakeClock
 
@@ -65,9 +65,9 @@ def slidegate_clock(slidegate_reset: Callable[[], None]) -> Iterator[FakeClock]:
 
 @pytest.fixture
 def no_limits() -> Iterator[None]:
-    """Let everything pass, uncounted, through each middleware and each limiter, as long as the test runs.
+    """Disable every middleware and every limiter during the test, even if created before it.
 
-    It holds for those made before, too. Nothing is asked of a store meanwhile, so nothing is left to forget after it.
+    No store is queried, so nothing is counted.
     """
     from slidegate.limiter.engine import all_engines
 
@@ -83,8 +83,8 @@ def no_limits() -> Iterator[None]:
 
 @contextmanager
 def _middlewares_off() -> Iterator[None]:
-    """Have every middleware let requests through until the block ends."""
-    from unittest.mock import patch  # it imports asyncio, which not every run needs
+    """Make every middleware pass all requests until the block ends."""
+    from unittest.mock import patch  # imports asyncio, which not every test run needs
 
     from slidegate.web.exchange import DISABLED_KEY
     from slidegate.web.middleware import RateLimitMiddleware
@@ -104,7 +104,7 @@ def _middlewares_off() -> Iterator[None]:
 
 @contextmanager
 def _engines_off() -> Iterator[None]:
-    """Have every limiter exempt all keys until the block ends, and ask no store."""
+    """Make every limiter exempt all keys, without calling its store, until the block ends."""
     from unittest.mock import patch
 
     from slidegate.core.decision import Decision, Reason
@@ -124,25 +124,24 @@ def _engines_off() -> Iterator[None]:
 
 
 class _AppTime:
-    """The system's clocks, or a fake one in their place: stores in memory that were given no clock go by it.
+    """Replaces the system clocks with a fake one, for memory stores without a clock of their own.
 
-    The modules that read the system's clocks are told to read this one instead, each by its own name for the function.
-    A store asks it at every call, so it makes no difference whether the store was made before the test or in it. The
-    request path of an application that is not under test does not know of it.
+    The functions that modules call to read the system clocks are patched with methods of this object. A store reads
+    the clock at every call, so stores created before the test use it too. Without the fixture nothing is patched.
 
-    An object that lives longer than the test may have kept that function. So the function stays in its place, and
-    between tests it returns the system's time. Its monotonic time goes on from where the last test left it, because a
-    store may rely on it that such a clock never runs back.
+    An object that outlives the test may keep a reference to the patched function. So the patch stays in place, and
+    returns the system time between tests. Its monotonic time continues from the end of the last test, because stores
+    rely on a clock that never runs backwards.
     """
 
     def __init__(self) -> None:
         self._clock: FakeClock | None = None
         self._steady: NonDecreasingClock
         self._began_us = 0
-        self._ahead_ns = 0  # how far the tests so far have moved the monotonic time
+        self._ahead_ns = 0  # how far tests have advanced the monotonic time
 
     def monotonic_ns(self) -> int:
-        """Return nanoseconds that never run back, also where the fake clock is set back."""
+        """Return monotonic nanoseconds, even if the fake clock is set back."""
         if self._clock is None:
             return time.monotonic_ns() + self._ahead_ns
         return self._began_us * 1_000 + self._steady.at(self._clock()) * 1_000
@@ -157,7 +156,7 @@ class _AppTime:
 
     @contextmanager
     def by(self, clock: FakeClock) -> Iterator[None]:
-        """Go by a fake clock until the block ends."""
+        """Use a fake clock until the block ends."""
         from slidegate.core.bans.rules import NonDecreasingClock
 
         for module, name in MOVED.items():
@@ -174,4 +173,4 @@ class _AppTime:
 
 
 _APP_TIME: Final = _AppTime()
-"""The one of this process."""
+"""The instance of this process."""

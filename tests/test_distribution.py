@@ -104,7 +104,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 def test_a_build_that_differs_from_the_one_before_is_an_error(tmp_path: Path) -> None:
     texts = iter(("one", "two"))
-    with pytest.raises(SystemExit, match=r"file\.whl is another one when it is built again"):
+    with pytest.raises(SystemExit, match=r"file\.whl is not reproducible"):
         build.twice(lambda place: Path(place, "file.whl").write_text(next(texts)) and None, tmp_path)
 
 

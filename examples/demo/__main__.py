@@ -35,11 +35,11 @@ HOUR_US = 3_600_000_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo; return 0, 1 if a Retry-After was wrong, or 2 if something cannot be used."""
+    """Run the demo; return 0, 1 if a Retry-After was wrong, or 2 if the log or the port cannot be used."""
     options, site = parse(arguments), Site()
     if options.no_serve:
         return show(options.log, Console(), site)
-    # First, because nobody wants to hear of it after the replay.
+    # Check the port before the replay.
     try:
         listener = socket.create_server((HOST, options.port))
     except OSError as error:
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Site:
-    """The site through which the log goes, and which is served afterwards."""
+    """The site through which the log is replayed, and which is served afterwards."""
 
     def __init__(self) -> None:
         self.clock = ReplayClock()
@@ -58,18 +58,18 @@ class Site:
         self.figures = Figures(self.limiter, self.clock)
         self.report = Report()
         self.token = secrets.token_urlsafe(16)
-        # Whoever sits at this machine may say in X-Forwarded-For that they are somebody else.
+        # Local requests may choose their address by X-Forwarded-For, as the printed curl commands do.
         self.app = make_app(self.limiter, [HOST], self.token)
 
 
 def show(path: Path, console: Console, site: Site) -> int:
-    """Replay a log and print what came of it; return the exit code."""
+    """Replay a log and print the result; return the exit code."""
     try:
         log = AccessLogs([path])
         last_us = max((record.time_us for record in log), default=None)
         if last_us is None:
             return fail(f"{printable(str(path))}: none of {log.counts.lines:,} lines is a record of an access log")
-        # The log ends now, as the dashboard shows it. Windows start at whole minutes, so those of the log stay.
+        # Shift the log to end now, for the dashboard: by whole minutes, so that windows start as in the log.
         later_us = (time.time_ns() // 1_000 - last_us) // MINUTE_US * MINUTE_US
         log = AccessLogs([path])
         site.report = asyncio.run(replay_all(log, later_us, site, console))
@@ -83,31 +83,31 @@ def show(path: Path, console: Console, site: Site) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
     parser.add_argument(
-        "--log", type=Path, default=SAMPLE, metavar="FILE", help="an access log; by default a made-up one"
+        "--log", type=Path, default=SAMPLE, metavar="FILE", help="an access log; by default a fictional one"
     )
-    parser.add_argument("--no-serve", action="store_true", help="end after the replay")
+    parser.add_argument("--no-serve", action="store_true", help="exit after the replay")
     parser.add_argument("--port", type=port_number, default=8000, help="0 for any free one; by default 8000")
     return parser.parse_args(arguments)
 
 
 def port_number(text: str) -> int:
-    """Read a port."""
+    """Parse a port."""
     if not (text.isascii() and text.isdigit() and int(text) < 65_536):
         raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 65535, not {text!r}")
     return int(text)
 
 
 def fail(message: str) -> int:
-    """Say what is wrong; return the exit code for it."""
+    """Print an error; return its exit code."""
     sys.stderr.write(f"demo: {message}\n")
     return 2
 
 
 async def replay_all(log: AccessLogs, later_us: int, site: Site, console: Console) -> Report:
-    """Replay all records under a progress bar, so much later than the log says."""
+    """Replay all records, shifted by `later_us`, with a progress bar."""
     report = Report(bans=bans_of(site.limiter, site.clock), later_us=later_us)
     with Progress(console=console) as progress:
         task = progress.add_task("Replaying in the log's own time", total=log.size_bytes)
@@ -119,7 +119,7 @@ async def replay_all(log: AccessLogs, later_us: int, site: Site, console: Consol
 
 
 def requests(records: Iterable[AccessRecord], later_us: int = 0) -> Iterator[AccessRecord]:
-    """Yield the records that are HTTP requests; the time of one that comes too late is that of the one before."""
+    """Yield the records that are HTTP requests; one that is out of order gets the time of its predecessor."""
     latest_us = 0
     for record in records:
         if record.method:
@@ -128,7 +128,7 @@ def requests(records: Iterable[AccessRecord], later_us: int = 0) -> Iterator[Acc
 
 
 def summary(path: Path, log: AccessLogs, report: Report) -> Table:
-    """Return a table of the lines that were read and the fate of the requests."""
+    """Return a table of the lines read and the outcomes of the requests."""
     table = Table(show_header=False, box=None, pad_edge=False)
     counts = {outcome: report.count(outcome) for outcome in OUTCOMES}
     total = sum(counts.values())
@@ -147,7 +147,7 @@ def summary(path: Path, log: AccessLogs, report: Report) -> Table:
 
 
 def refusals(report: Report) -> Table:
-    """Return which limits refused how often."""
+    """Return a table of the refusals of each limit."""
     table = Table("Rule", "Limit", Column("Refused", justify="right"), title="Refused by rule", title_justify="left")
     for (rule, limit), count in report.refused.most_common():
         table.add_row(rule, limit, f"{count:,}")
@@ -155,7 +155,7 @@ def refusals(report: Report) -> Table:
 
 
 def bans(report: Report) -> Table:
-    """Return who was banned, and how many requests each ban refused."""
+    """Return a table of the bans."""
     table = Table("Banned", "By", "From", Column("For", justify="right"), title="Bans", title_justify="left")
     for ban in report.bans:
         length = "ever" if ban.until is None else f"{ban.until.timestamp() / 60 - ban.made_us / 60_000_000:.0f} min"
@@ -164,7 +164,7 @@ def bans(report: Report) -> Table:
 
 
 def worst(report: Report) -> Table:
-    """Return the clients that were turned away most often."""
+    """Return a table of the clients with the most refusals."""
     table = Table("Client", title="Most refused clients", title_justify="left")
     for outcome in OUTCOMES:
         table.add_column(outcome.capitalize(), justify="right")
@@ -174,7 +174,7 @@ def worst(report: Report) -> Table:
 
 
 def by_route(figures: Figures) -> Table:
-    """Return what the limiter's statistics say of each route."""
+    """Return a table of the limiter's statistics by route."""
     table = Table(
         "Route",
         title="By route",
@@ -193,18 +193,18 @@ def by_route(figures: Figures) -> Table:
 
 
 def shown(report: Report) -> Iterator[str]:
-    """Yield what the replay has shown, a sentence each."""
+    """Yield the results of the replay, one sentence each."""
     reasons = {ban.key: ban.reason for ban in report.bans}
     banned = "; ".join(f"{printable(key)} for {reason}" for key, reason in reasons.items())
-    yield f"Banned: {banned}." if banned else "Nobody was banned."
+    yield f"Banned: {banned}." if banned else "No client was banned."
     worst = {(rule, limit): client for (rule, limit, client), _ in reversed(report.held.most_common())}
     held = "; ".join(f"{printable(worst[rule, limit])} to {limit} of {rule}" for rule, limit in report.refused)
-    yield f"Limited (worst client of each rule): {held}." if held else "Nobody was limited."
+    yield f"Limited (worst client of each rule): {held}." if held else "No client was limited."
     yield retries(report)
 
 
 def retries(report: Report) -> str:
-    """Say whether every Retry-After was exact, and list those that were not."""
+    """Return whether every Retry-After was exact, and list those that were not."""
     if not report.retries_checked:
         return "No limit and no ban refused a request, so there was no Retry-After to check."
     if not report.violations:
@@ -218,12 +218,12 @@ def retries(report: Report) -> str:
 
 
 def moment(report: Report, time_us: int) -> str:
-    """Return the time in the log of a moment of the replay, in microseconds of Unix time, for people."""
+    """Format a time of the replay, in microseconds of Unix time, as the time in the log."""
     return f"{datetime.fromtimestamp((time_us - report.later_us) // 1_000_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def describe(log: AccessLogs) -> str:
-    """Say how many lines were skipped, and why."""
+    """Return how many lines were skipped, by reason."""
     skipped = log.counts.skipped
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in skipped.most_common())
     return f"{skipped.total():,} skipped" + (f" ({reasons})" if reasons else "")
@@ -235,12 +235,12 @@ def share(count: int, total: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text from a log without characters that a terminal would obey."""
+    """Return text from a log with control characters replaced."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
 def serve(listener: socket.socket, console: Console, site: Site) -> int:
-    """Serve the site and its dashboard, which shows the replay, by the clock of the machine, until Ctrl-C."""
+    """Serve the site, with a dashboard of the replay, in real time until Ctrl-C."""
     site.clock.release()
     with listener:
         url = f"http://{HOST}:{listener.getsockname()[1]}"
@@ -249,11 +249,11 @@ def serve(listener: socket.socket, console: Console, site: Site) -> int:
             f"The dashboard is at {url}{DASHBOARD}/#now?window={window(site.report)}, and shows the replay.",
             soft_wrap=True,
         )
-        console.print(f"It asks for a name, which can be any, and for this password: {site.token}\n", soft_wrap=True)
+        console.print(f"Sign in with any name and this password: {site.token}\n", soft_wrap=True)
         for what, command in (
-            ("The sixth answer to this is a 429:", f'curl -i -X POST "{url}/login?try=[1-6]"'),
+            ("The sixth response to this is a 429:", f'curl -i -X POST "{url}/login?try=[1-6]"'),
             ("This client is on the blocklist:", f'curl -iH "X-Forwarded-For: 198.51.100.200" {url}/'),
-            ("The fourth answer to this is a ban:", f'curl -iH "X-Forwarded-For: 203.0.113.9" "{url}/.env?[1-4]"'),
+            ("The fourth response to this is a ban:", f'curl -iH "X-Forwarded-For: 203.0.113.9" "{url}/.env?[1-4]"'),
         ):
             console.print(what, Text(f"  {command}\n", style="bold"), sep="\n", soft_wrap=True)
         server = uvicorn.Server(uvicorn.Config(site.app, log_level="warning"))
@@ -268,19 +268,19 @@ def serve(listener: socket.socket, console: Console, site: Site) -> int:
 
 
 def window(report: Report) -> str:
-    """Return the window of the dashboard that shows a whole replay, or as much of it as is remembered."""
+    """Return the window of the dashboard that shows the whole replay, at most 24 hours."""
     hours = (report.last_us - (report.first_us or 0)) / HOUR_US
     return next((f"{most}h" for most in (1, 3, 6, 12) if hours < most), "24h")
 
 
 def counts(limiter: Limiter) -> Text:
-    """Return what the middleware has counted so far, the replay included, in one line."""
+    """Return the counts of the middleware so far, including the replay, in one line."""
     seen = Statistics(limiter).stats("24h").total
     refused = seen.refused - seen.blocked - seen.banned
     return Text(f"{seen.passed:,} admitted, {refused:,} refused, {seen.blocked:,} blocked, {seen.banned:,} banned")
 
 
 if __name__ == "__main__":
-    # Each ban is logged as well; here they come in a table.
+    # Suppress the log of bans, which are shown in a table.
     logging.getLogger("slidegate").addHandler(logging.NullHandler())
     sys.exit(main())

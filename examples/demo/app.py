@@ -23,9 +23,9 @@ from slidegate.dashboard import Dashboard
 ARTICLES = {
     "sliding-windows": "Count what came in during the last minute, not during this one.",
     "token-buckets": "A bucket fills at a steady rate and every request takes from it.",
-    "retry-after": "A refusal that says when to come back saves everybody a round trip.",
+    "retry-after": "A refusal that says when to retry saves a round trip.",
     "fair-queues": "One busy client should not make the others wait.",
-    "clock-steps": "Clocks are set back, and whatever counts time has to bear it.",
+    "clock-steps": "Clocks are set back, and code that measures time must handle it.",
     "ring-buffers": "A fixed array and an index make a queue that never grows.",
     "backpressure": "Say no early, while saying no is still cheap.",
     "idempotency": "Doing a thing twice should be doing it once.",
@@ -42,18 +42,18 @@ DASHBOARD = "/slidegate"
 RULES = [
     Rule("/health", exempt=True),
     Rule("*", "2000/second", key=everyone, name="service"),
-    # An address gets five tries a minute; its whole network, sixty an hour: slow guessing from several addresses at
-    # once stays below any limit on one of them.
+    # An address gets five attempts a minute, and its whole network sixty an hour, because slow guessing from several
+    # addresses stays below the limit of each address.
     Rule("/login", "5/minute; 20/hour", methods=["POST"], name="login"),
     Rule("/login", "60/hour", methods=["POST"], key=client_ip(ipv4_prefix=24, ipv6_prefix=48), name="login-network"),
-    # Programs may go faster than people, so the last rule is not for them.
+    # Programs may be faster than people, so the last rule does not apply to them.
     Rule("/api/{rest:path}", "100/10s", key=header("X-API-Key"), name="api", final=True),
     Rule("/export", "10/hour", cost=lambda request: 5 if request.query_params.get("full") else 1, name="export"),
-    # A page with all its files is some thirty requests at once; people stay below a hundred or so in any minute.
+    # A page with its resources is about thirty requests at the same time; people stay below about a hundred a minute.
     Rule("*", "60/5s; 240/minute", name="visitor"),
 ]
 
-# Nobody asks for four of these in ten minutes who does not look for a way in.
+# Only scanners request four of these within ten minutes.
 BANS = BanPolicy(
     name="scanning",
     after="20/10m",
@@ -66,7 +66,7 @@ Credentials = Annotated[HTTPBasicCredentials, Depends(HTTPBasic(realm="demo"))]
 
 
 def signed_in(credentials: Credentials) -> str:
-    """Return the user's name, or answer 401."""
+    """Return the user's name, or respond with 401."""
     expected = PASSWORDS.get(credentials.username, "")
     if not expected or not secrets.compare_digest(credentials.password.encode(), expected.encode()):
         raise HTTPException(401, "wrong name or password", {"WWW-Authenticate": 'Basic realm="demo"'})
@@ -129,7 +129,7 @@ async def search(q: str = "") -> dict[str, list[str]]:
 
 @router.get("/login")
 async def login_form() -> HTMLResponse:
-    """Say how to log in."""
+    """Explain how to log in."""
     return page("Log in", "<p>POST here with HTTP Basic credentials.</p>")
 
 
@@ -141,7 +141,7 @@ async def login(user: Annotated[str, Depends(signed_in)]) -> dict[str, str]:
 
 @router.get("/export")
 async def export(full: bool = False) -> Response:
-    """Return the articles as CSV; ``?full=1`` with their text, which costs five times as much."""
+    """Return the articles as CSV; ``?full=1`` includes their text, and costs five times as much."""
     text = io.StringIO()
     csv.writer(text).writerows([slug, words] if full else [slug] for slug, words in ARTICLES.items())
     return Response(text.getvalue(), media_type="text/csv")
@@ -149,13 +149,13 @@ async def export(full: bool = False) -> Response:
 
 @router.get("/admin")
 async def admin(user: Annotated[str, Depends(signed_in)]) -> HTMLResponse:
-    """Greet whoever is signed in."""
+    """Greet the signed-in user."""
     return page("Admin", f"<p>Hello {escape(user)}.</p>")
 
 
 @router.get("/health")
 async def health() -> dict[str, bool]:
-    """Say that the site is up."""
+    """Report that the site is up."""
     return {"ok": True}
 
 
@@ -163,9 +163,9 @@ def make_app(limiter: Limiter, trusted: Sequence[str] = (), token: str | None = 
     """Return the site.
 
     Args:
-        limiter: It counts for the site.
-        trusted: Networks of proxies, which may name the client.
-        token: The token of a dashboard; without one the site has none.
+        limiter: The limiter of the site.
+        trusted: Networks of proxies whose X-Forwarded-For is trusted.
+        token: The token of the dashboard; None for a site without one.
     """
     app = FastAPI(title="slidegate demo")
     app.add_middleware(

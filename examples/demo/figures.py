@@ -1,7 +1,7 @@
-"""What the limiter's statistics say of a replay, by route.
+"""Collects the limiter's statistics of a replay by route.
 
-They remember five minutes, and a log may be a year long: so they are read at the end of each minute of the log in which
-there was a request, and put together here.
+A log may be longer than the statistics reach back. So they are read after each minute of the log that has requests, and
+summed here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MINUTE_US = 60_000_000
 
 
 class ReplayClock(FakeClock):
-    """The clock of a replay: it stands wherever the log says, and is that of the machine when the replay is over.
+    """The clock of a replay: the time in the log, and after the replay that of the machine.
 
     Args:
         stopwatch_ns: Returns nanoseconds of real time.
@@ -35,23 +35,23 @@ class ReplayClock(FakeClock):
         self._is_over = False
 
     def set(self, now_us: int) -> None:
-        """Move to `now_us`; real time runs from here."""
+        """Set the time, and restart the stopwatch."""
         super().set(now_us)
         self._set_ns = self._stopwatch_ns()
 
     def release(self) -> None:
-        """Go by the clock of the machine from now on."""
+        """Switch to the clock of the machine."""
         self._is_over = True
 
     def __call__(self) -> int:
         return time_ns() // 1_000 if self._is_over else self.now_us
 
     def running_us(self) -> int:
-        """Return the start of the log's slice and the real time since: when by the log, and how long by the watch."""
+        """Return the start of the current slice of the log, plus the real time since `set`, to measure durations."""
         if self._is_over:
             return time_ns() // 1_000
         passed_us = (self._stopwatch_ns() - self._set_ns) // 1_000
-        # However slow the machine is, a request stays in the slice in which the log has it.
+        # Cap the duration, so that on a slow machine too a request stays in its slice of the log.
         return self.now_us // SLICE_US * SLICE_US + min(passed_us, SLICE_US - 1)
 
 
@@ -61,8 +61,8 @@ class RouteFigures:
 
     Attributes:
         events: Counts by name, as in `Traffic`.
-        times: Durations of the requests that were let through, in real time.
-        busiest_qps: Requests let through a second, in the minute that had most of them.
+        times: Durations of admitted requests, in real time.
+        busiest_qps: Admitted requests per second in the busiest minute.
     """
 
     events: Counter[str] = field(default_factory=Counter)
@@ -77,30 +77,30 @@ class RouteFigures:
 
     @property
     def p95_us(self) -> float | None:
-        """The time that 95 % of the requests did not exceed, in microseconds; None where none was let through."""
+        """The 95th percentile of the durations in microseconds; None if no request was admitted."""
         return self.times.quantile(0.95)
 
 
 class Figures:
-    """The figures of a replay; made before the application is.
+    """The figures of a replay; create it before the application.
 
     Args:
         limiter: The limiter of the application.
         clock: The clock of its store.
 
     Attributes:
-        routes: By the template of the route.
+        routes: The figures by the template of the route.
     """
 
     def __init__(self, limiter: Limiter, clock: ReplayClock) -> None:
         self.routes: dict[str, RouteFigures] = {}
         self._clock = clock
-        # In the time of the log every request would take none.
+        # In virtual time the duration of every request would be 0.
         limiter.engine.now_us = clock.running_us
         self._statistics = Statistics(limiter)
 
     def following(self, records: Iterable[AccessRecord]) -> Iterator[AccessRecord]:
-        """Hand on records, which come in the order of their times, and read the figures after each minute."""
+        """Yield records, which are in chronological order, and read the figures after each minute."""
         minute = None
         for record in records:
             if minute is not None and minute != record.time_us // MINUTE_US:

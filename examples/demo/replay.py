@@ -1,8 +1,8 @@
-"""Sends the requests of an access log through an ASGI application, in the log's own time.
+"""Sends the requests of an access log through an ASGI application in virtual time.
 
-The limiter's clock stands wherever the log says, so a year passes in seconds and every run gives the same answers. At
-each refusal the clock is moved to the microsecond before `Retry-After` has passed, and to that moment, and the limiter
-is asked whether it would admit the request then.
+The limiter's clock is the time in the log, so a year passes in seconds and every run has the same result. After each
+refusal the clock is set to the end of `Retry-After`, and to the microsecond before, to check whether the limiter would
+admit the request at these times.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from slidegate.events import Event
 from slidegate.logs import AccessRecord
 from slidegate.testing import FakeClock
 
-SWITCHED_OFF = Decision(True, Reason.EXEMPT)  # SLIDEGATE_ENABLED=0: the middleware leaves no record
+SWITCHED_OFF = Decision(True, Reason.EXEMPT)  # with SLIDEGATE_ENABLED=0 the middleware makes no decision
 
 
 OUTCOMES = ("admitted", "refused", "blocked", "banned")
 
 
 class Answer(NamedTuple):
-    """The fate of one request of the log."""
+    """The outcome of one request of the log."""
 
     record: AccessRecord
     status: int
     decision: Decision
     violation: str
-    """The fault of the refusal; empty if it has none."""
+    """A description of what is wrong with the refusal; empty if it is correct."""
 
 
 class MadeBan(NamedTuple):
-    """A ban that was made during a replay."""
+    """A ban that began during a replay."""
 
     key: str
     by: str
@@ -49,7 +49,7 @@ class MadeBan(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """One request of the log, and the answer that the application gave now."""
+    """One request of the log, and the response of the application in the replay."""
 
     record: AccessRecord
     status: int
@@ -59,17 +59,17 @@ class Exchange(NamedTuple):
 
 @dataclass
 class Report:
-    """Sums over answers.
+    """Counts of outcomes.
 
     Attributes:
-        refused: How often each limit refused, by rule and limit.
-        held: How often each limit refused each client, by rule, limit and client.
-        clients: For each client, the fates of its requests: "admitted", "refused", "blocked" or "banned".
+        refused: The number of refusals by rule and limit.
+        held: The number of refusals by rule, limit and client.
+        clients: For each client, the outcomes of its requests: "admitted", "refused", "blocked" or "banned".
         first_us: The time of the first request.
         last_us: The time of the last request.
-        retries_checked: How many times a `Retry-After` was put to the test.
-        bans: The bans that were made, oldest first.
-        later_us: How much later the log was replayed than it says.
+        retries_checked: The number of `Retry-After` values that were checked.
+        bans: The bans, oldest first.
+        later_us: The offset of the replay to the times in the log.
     """
 
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -83,7 +83,7 @@ class Report:
     later_us: int = 0
 
     def add(self, answer: Answer) -> None:
-        """Count one more."""
+        """Count an answer."""
         decision = answer.decision
         self.clients.setdefault(answer.record.client, Counter())[outcome(decision)] += 1
         self.first_us = answer.record.time_us if self.first_us is None else self.first_us
@@ -97,11 +97,11 @@ class Report:
             self.violations.append(answer)
 
     def count(self, outcome: str) -> int:
-        """Return how many requests had an outcome."""
+        """Return the number of requests with an outcome."""
         return sum(outcomes[outcome] for outcomes in self.clients.values())
 
     def most_refused(self, number: int) -> list[tuple[str, Counter[str]]]:
-        """Return the clients whose requests were turned away most often, the worst first."""
+        """Return the clients with the most requests not admitted, the worst first."""
         turned_away = {client: outcomes.total() - outcomes["admitted"] for client, outcomes in self.clients.items()}
         worst = sorted(
             (client for client in turned_away if turned_away[client]), key=turned_away.__getitem__, reverse=True
@@ -110,19 +110,19 @@ class Report:
 
 
 def bans_of(limiter: Limiter, clock: FakeClock) -> list[MadeBan]:
-    """Return a list to which each ban that a limiter makes is added."""
+    """Return a list to which each ban of a limiter will be appended."""
     bans: list[MadeBan] = []
 
     def add(event: Event) -> None:
-        told: Any = event.details
-        bans.append(MadeBan(told["key"], told["by"], told["reason"], clock.now_us, told["until"]))
+        ban: Any = event.details
+        bans.append(MadeBan(ban["key"], ban["by"], ban["reason"], clock.now_us, ban["until"]))
 
     limiter.observe(add, kinds=["banned"])
     return bans
 
 
 def outcome(decision: Decision) -> str:
-    """Return the fate of a request in a word."""
+    """Return the outcome of a request in a word."""
     if decision.allowed:
         return "admitted"
     return {Reason.BLOCKED: "blocked", Reason.BANNED: "banned"}.get(decision.reason, "refused")
@@ -131,13 +131,13 @@ def outcome(decision: Decision) -> str:
 async def replay(
     app: ASGIApp, limiter: Limiter, clock: FakeClock, records: Iterable[AccessRecord]
 ) -> AsyncIterator[Answer]:
-    """Send each record through `app`, whose limits `limiter` keeps by `clock`, and check every refusal.
+    """Send each record through an application, and check every refusal.
 
     Args:
         app: The application.
         limiter: The limiter of its `RateLimitMiddleware`.
         clock: The clock of the limiter's store.
-        records: What to send, in the order of their times.
+        records: The records in chronological order.
     """
     async for record, status, fields, decision in play(app, clock, records):
         violation = "" if decision.allowed else await fault(limiter, clock, decision, status, fields)
@@ -145,7 +145,7 @@ async def replay(
 
 
 async def play(app: ASGIApp, clock: FakeClock, records: Iterable[AccessRecord]) -> AsyncIterator[Exchange]:
-    """Send each record through `app` at its time. What the log answered stands in ``request.state.status``."""
+    """Send each record through an application at its time. The logged status is in ``request.state.status``."""
     for record in records:
         clock.set(record.time_us)
         status, fields, decision = await call(app, http_scope(record))
@@ -153,10 +153,10 @@ async def play(app: ASGIApp, clock: FakeClock, records: Iterable[AccessRecord]) 
 
 
 def http_scope(record: AccessRecord) -> Scope:
-    """Return the scope that a server would hand to the application for a logged request."""
+    """Return the scope that a server would pass to the application for a logged request."""
     target = record.path
     if target.startswith(("http://", "https://")):
-        # As sent to a proxy; the application sees the path alone.
+        # The absolute form, as sent to a proxy; applications get only the path.
         target = "/" + target.partition("://")[2].partition("/")[2]
     raw_path, _, query = target.partition("?")
     return {
@@ -177,7 +177,7 @@ def http_scope(record: AccessRecord) -> Scope:
 
 
 async def call(app: ASGIApp, scope: Scope) -> tuple[int, dict[bytes, bytes], Decision]:
-    """Send one request without a body; return status and header fields of the answer, and the decision behind it."""
+    """Send one request without a body; return status and header fields of the response, and the decision."""
     incoming: list[Message] = [{"type": "http.disconnect"}, {"type": "http.request", "body": b"", "more_body": False}]
     started: dict[str, Any] = {}
 
@@ -187,7 +187,7 @@ async def call(app: ASGIApp, scope: Scope) -> tuple[int, dict[bytes, bytes], Dec
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
             started.update(message)
-            if "slidegate" in scope:  # as long as the request is under way
+            if "slidegate" in scope:  # only while the request is in progress
                 started["decision"] = scope["slidegate"].decision
 
     await app(scope, receive, send)
@@ -195,21 +195,21 @@ async def call(app: ASGIApp, scope: Scope) -> tuple[int, dict[bytes, bytes], Dec
 
 
 async def fault(limiter: Limiter, clock: FakeClock, decision: Decision, status: int, fields: dict[bytes, bytes]) -> str:
-    """Put a refusal to the test; return its fault, or nothing."""
+    """Check a refusal; return what is wrong with it, or an empty string."""
     expected = 429 if outcome(decision) == "refused" else 403
     if status != expected:
-        return f"answered {status} instead of {expected}"
+        return f"status {status} instead of {expected}"
     wait_us = decision.retry_after_us
     promised = fields.get(b"retry-after")
     if wait_us is None:
-        return "" if promised is None else f"Retry-After {promised!r} where no wait helps"
+        return "" if promised is None else f"Retry-After {promised!r}, but the request can never be admitted"
     if promised != b"%d" % max(1, -(-wait_us // 1_000_000)):
-        return f"Retry-After is {promised!r}, the wait {wait_us} us"
+        return f"Retry-After is {promised!r}, but the wait is {wait_us} us"
     now_us = clock.now_us
     if decision.ban is not None:
-        # A store forgets a ban that has ended, so nobody goes there to look: the ban itself knows its end.
+        # Do not move the clock past the end of the ban, because the store would drop it; compare its end instead.
         left_us = decision.ban.left_us(now_us)
-        return "" if left_us == wait_us else f"told to wait for {wait_us} us where the ban lasts {left_us} us"
+        return "" if left_us == wait_us else f"the wait is {wait_us} us, but the ban lasts {left_us} us"
     try:
         clock.set(now_us + wait_us - 1)
         early = await limiter.peek_all(decision.checks)
@@ -218,5 +218,5 @@ async def fault(limiter: Limiter, clock: FakeClock, decision: Decision, status: 
     finally:
         clock.set(now_us)
     if early.allowed:
-        return f"admitted a microsecond before the wait of {wait_us} us was over"
+        return f"admitted a microsecond before the end of the wait of {wait_us} us"
     return "" if then.allowed else f"still refused after the wait of {wait_us} us"

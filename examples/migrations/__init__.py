@@ -1,1 +1,1 @@
-"""Other libraries and slidegate side by side, under one virtual clock: what each admits, promises and refuses."""
+"""Compares other libraries with slidegate under one virtual clock: admissions, refusals and Retry-After."""

@@ -1,6 +1,6 @@
-"""Other rate limiters and slidegate, asked the same under one virtual clock: ``python3 dev.py example migrations``.
+"""Compares other rate limiters with slidegate under one virtual clock: ``python3 dev.py example migrations``.
 
-It prints the tables of docs/coming_from. ``--json FILE`` also writes them into a file, ``--pages`` into the pages.
+It prints the tables of docs/coming_from. ``--json FILE`` also writes them to a file, ``--pages`` into the pages.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .pages import write
 
 
 def main() -> None:
-    """Measure, and print what was found."""
+    """Measure, and print the tables."""
     parser = argparse.ArgumentParser(prog="python3 dev.py example migrations", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables into a file")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables to a file")
     parser.add_argument("--pages", action="store_true", help="write the tables into docs/coming_from")
     chosen = parser.parse_args()
-    logging.disable(logging.ERROR)  # each of the thousands of refusals would be a line
+    logging.disable(logging.ERROR)  # thousands of refusals would be logged
     tables = measured()
     asking.loop.close()
     console = Console()

@@ -1,4 +1,4 @@
-"""How each system is asked: one request, one answer."""
+"""Sends single requests to each system, without a server."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ CLIENT = "198.51.100.7"
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a request: its status, and its `Retry-After` in seconds if it has one."""
+    """The response to a request: its status, and its `Retry-After` in seconds, if any."""
 
     status: int
     retry_after_s: float | None = None
 
     @property
     def passed(self) -> bool:
-        """Tell whether the limiter let the request through to the application."""
+        """Whether the limiter admitted the request."""
         return self.status in (200, 404)
 
 
 class System(Protocol):
-    """A limiter in front of an application that answers at once."""
+    """A limiter in front of an application that responds immediately."""
 
     def ask(self, path: str = "/", client: str = CLIENT, headers: dict[str, str] | None = None) -> Answer:
         """Send one request now."""
@@ -37,7 +37,7 @@ loop = asyncio.new_event_loop()
 async def messages_of(
     app: ASGIApp, path: str, client: str, headers: dict[str, str], kind: str = "http"
 ) -> list[Message]:
-    """Return the messages with which an application answers one GET, or the handshake of a websocket."""
+    """Return the messages that an application sends in response to one GET, or to the handshake of a websocket."""
     scope: dict[str, Any] = {
         "type": kind,
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -59,7 +59,7 @@ async def messages_of(
     async def receive() -> Message:
         nonlocal asked
         if asked:
-            await asyncio.Event().wait()  # the client stays connected until it has its answer
+            await asyncio.Event().wait()  # the client does not disconnect
         asked = True
         return {"type": "websocket.connect"} if kind == "websocket" else {"type": "http.request", "body": b""}
 
@@ -81,16 +81,16 @@ class Asgi:
         self.app = app
 
     def messages(self, path: str = "/", client: str = CLIENT, headers: dict[str, str] | None = None) -> list[Message]:
-        """Return the messages of the answer to one request."""
+        """Return the messages of the response to one request."""
         return loop.run_until_complete(messages_of(self.app, path, client, headers or {}))
 
     def accepts(self, path: str) -> bool:
-        """Ask for a websocket now; tell whether the handshake succeeds."""
+        """Open a websocket now; return whether the handshake succeeds."""
         said = loop.run_until_complete(messages_of(self.app, path, CLIENT, {}, "websocket"))
         return said[0]["type"] == "websocket.accept"
 
     def ask(self, path: str = "/", client: str = CLIENT, headers: dict[str, str] | None = None) -> Answer:
-        """Send one request now; an exception of the application is a 500, as servers make of it."""
+        """Send one request now; an exception of the application counts as 500, as in servers."""
         try:
             start = self.messages(path, client, headers)[0]
         except Exception:

@@ -1,4 +1,4 @@
-"""Questions that are put to every system: each makes a fresh one, asks it in virtual time and returns a number."""
+"""The measurements: each creates a new system, sends requests in virtual time and returns a number."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ AMOUNT: Final = 100
 WINDOW_S: Final = 60.0
 STEP: Final = 1 / 300
 PACE: Final = 1.002 / AMOUNT
-"""A little more than the time in which a rate earns one unit."""
+"""A little more than the time in which one unit becomes available, as a part of the window."""
 JUST_S: Final = 0.05
 CAP: Final = 1_000
-"""How many requests an attack sends at one moment at most: a system that lets all of them through has no bound."""
+"""The most requests that an attack sends at one moment: a system that admits all of them has no bound."""
 
 
 def move(clock: FakeClock, start_us: int, at_s: float) -> None:
-    """Set the clock to a moment after the start."""
+    """Set the clock to `at_s` seconds after the start."""
     clock.set(start_us + round(at_s * 1_000_000))
 
 
 def flood(system: System, most: int = CAP) -> int:
-    """Ask until a request is refused; return how many passed."""
+    """Send requests until one is refused; return how many passed."""
     return sum(1 for _ in takewhile(lambda _: system.ask().passed, range(most)))
 
 
 def admissions(make: Make, first_s: float, window_s: float, *, opened: bool = False, step: float = STEP) -> list[float]:
-    """Return when requests pass: all that can at `first_s`, and in each step for a little longer than a window.
+    """Return when requests pass: as many as possible at `first_s`, and at each step for a little longer than a window.
 
-    `opened` sends one request at 0 before them, where a window that begins with a client's first request begins. A
-    `step` is a part of the window.
+    With `opened`, one request is sent at 0 first, to start windows that begin with a client's first request. `step` is
+    a part of the window.
     """
     passed: list[float] = []
     step_s, just_s = step * window_s, JUST_S * window_s / WINDOW_S
@@ -54,18 +54,18 @@ def admissions(make: Make, first_s: float, window_s: float, *, opened: bool = Fa
 
 
 def most_in(passed: list[float], span_s: float) -> int:
-    """Return the largest number of moments in any half-open span."""
+    """Return the largest number of admissions in any half-open span."""
     return max((bisect_left(passed, at_s + span_s) - number for number, at_s in enumerate(passed)), default=0)
 
 
 def worst(make: Make, spans_s: Sequence[float] = (60.0, 1.0), window_s: float = WINDOW_S) -> list[int | None]:
-    """Return the most that one client gets in any span of each length; None where it gets all that it asks for."""
+    """Return the most requests that one client gets in any span of each length; None if there is no bound."""
     just_s = JUST_S * window_s / WINDOW_S
     runs = [admissions(make, 0, window_s), admissions(make, 0, window_s, step=PACE)]
     runs += [admissions(make, window_s - just_s, window_s, opened=opened) for opened in (True, False)]
     later = [at_s for at_s in runs[0] if at_s > just_s]
     if later:
-        # A moment at which a window opens; another attack spends just before it.
+        # Another attack spends just before a time at which a window opens.
         runs.append(admissions(make, max(0, later[0] - 2 * just_s), window_s))
     if any(count >= CAP for run in runs for count in Counter(run).values()):
         return [None for _ in spans_s]
@@ -73,7 +73,7 @@ def worst(make: Make, spans_s: Sequence[float] = (60.0, 1.0), window_s: float = 
 
 
 def first_moment(holds: Callable[[float], bool], low_s: float, high_s: float, exact_s: float = 0.05) -> float:
-    """Return from when on something holds that does not hold before, to within `exact_s`."""
+    """Return the time at which a monotonic condition becomes true, to within `exact_s`, by binary search."""
     low, high = round(low_s / exact_s), round(high_s / exact_s)
     while low < high:
         middle = (low + high) // 2
@@ -82,7 +82,7 @@ def first_moment(holds: Callable[[float], bool], low_s: float, high_s: float, ex
 
 
 def whole_again(make: Make, window_s: float = WINDOW_S) -> float | None:
-    """Return how many seconds after all units were spent at once all of them can be spent at once again, if ever."""
+    """Return how many seconds after a full burst another full burst is possible; None if never."""
     longest_s = 2.5 * window_s
 
     def passes(at_s: float) -> bool:
@@ -98,7 +98,7 @@ def whole_again(make: Make, window_s: float = WINDOW_S) -> float | None:
 
 
 def retry_after(make: Make) -> tuple[float | None, float]:
-    """Spend one unit at 0 s and all others at 50 s; return the promise to the next, and when it is admitted."""
+    """Spend one unit at 0 s and all others at 50 s; return the next Retry-After, and the true wait."""
 
     def spent(clock: FakeClock, start_us: int) -> System:
         system = make(clock)
@@ -120,7 +120,7 @@ def retry_after(make: Make) -> tuple[float | None, float]:
 
 
 def steady(make: Make, every_s: float, times: int) -> int:
-    """Return how many of so many requests pass that come at one pace."""
+    """Return how many of `times` evenly spaced requests pass."""
     with virtual_time() as clock:
         start_us = clock.now_us
         system = make(clock)

@@ -1,4 +1,4 @@
-"""Which systems are compared, what is asked of each of them, and the facts of the pages about four of them."""
+"""The systems that are compared, what is measured, and the facts of the pages about some of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def leaking(burst: int) -> Make:
 
 
 def two_of(kind: type) -> Make:
-    """Return a model twice, with both limits, the longer one first."""
+    """Return a model with both limits, the longer one first."""
     return models.each(
         partial(kind, amount=50, window_s=3_600),
         partial(kind, amount=5, window_s=60),
@@ -57,12 +57,12 @@ SYSTEMS: dict[str, tuple[Make, Make | None]] = {
     "rack-attack (model)": (models.made(models.ByTheClock, **MINUTE), two_of(models.ByTheClock)),
     "Sentinel (model)": (models.made(models.LeapArray, **MINUTE), None),
 }
-"""Each with one limit, 100 a minute, and with two, 5 a minute and 50 an hour, where it has such a form."""
+"""Each with one limit, 100 a minute, and with two, 5 a minute and 50 an hour; None if it supports only one."""
 PAGES = {
     "slowapi": [("slowapi", with_slowapi.extra)],
     "fastapi": [("fastapi-limiter", with_fastapi_limiter.extra), ("fastapi-guard", with_fastapi_guard.extra)],
 }
-"""Facts that one page alone has."""
+"""Facts that only one page has."""
 
 
 def promise(make: Make) -> str:
@@ -72,12 +72,12 @@ def promise(make: Make) -> str:
 
 
 def seconds(length_s: float | None) -> str:
-    """Return a length of time."""
+    """Return a duration as text."""
     return "never" if length_s is None else f"{of(length_s)} s"
 
 
 def most(count: int | None) -> str:
-    """Return the worst case of a system."""
+    """Return the worst case of a system as text."""
     return f"all of {attacks.CAP:,} at once" if count is None else of(count)
 
 
@@ -92,7 +92,7 @@ TWO = "`5/minute` and `50/hour`, of 50: admitted"
 
 
 def answers(make: Make, two: Make | None) -> list[str]:
-    """Return the answers of one system, in the order of `QUESTIONS` and `TWO`."""
+    """Return the results of one system, in the order of `QUESTIONS` and `TWO`."""
     minute, second = attacks.worst(make)
     evenly = of(attacks.steady(make, 0.3, 1_000))
     both = "" if two is None else of(attacks.steady(two, 2, 600))
@@ -100,7 +100,7 @@ def answers(make: Make, two: Make | None) -> list[str]:
 
 
 def measured() -> dict[str, list[Table]]:
-    """Return the tables of all pages, by their names; the one about all systems is called index."""
+    """Return the tables of all pages by name; `index` compares all systems."""
     rows = [[name, *answers(one, two)] for name, (one, two) in SYSTEMS.items()]
     tables = {"index": [Table(["limiter", *QUESTIONS, TWO], rows)]}
     for page, libraries in PAGES.items():

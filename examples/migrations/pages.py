@@ -1,6 +1,6 @@
-"""Puts the tables into docs/coming_from; the prose around them is written by hand.
+"""Writes the tables into docs/coming_from; the text around them is written by hand.
 
-A line ``<!-- measured -->`` opens the place of a page's tables, and ``<!-- end of measured -->`` closes it.
+The tables of a page are between the lines ``<!-- measured -->`` and ``<!-- end of measured -->``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PLACE = re.compile(r"(?P<opens><!-- measured -->\n).*?(?P<closes><!-- end of mea
 
 
 def filled(text: str, tables: list[Table]) -> str:
-    """Return a page with its tables in their place."""
+    """Return a page with its tables replaced."""
     shown = "\n\n".join(table.markdown() for table in tables)
     return PLACE.sub(lambda found: f"{found['opens']}\n{shown}\n\n{found['closes']}", text)
 

@@ -1,4 +1,4 @@
-"""What the pages show: rows with a question and its answers, and tables of them."""
+"""The rows and tables that the pages show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .asking import System
 
 @dataclass(frozen=True)
 class Row:
-    """A question, the answer of the other library, and ours."""
+    """A measurement, the result of the other library, and ours."""
 
     question: str
     theirs: str
@@ -22,24 +22,24 @@ class Table:
     """A table of a page.
 
     Args:
-        head: The heads of the columns.
-        rows: The cells.
+        head: The column headings.
+        rows: The cells of each row.
     """
 
     head: list[str]
     rows: list[list[str]]
 
     def markdown(self) -> str:
-        """Return the table as it stands on a page."""
+        """Return the table as Markdown."""
         lines = [self.head, ["---"] * len(self.head), *self.rows]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def of(number: float) -> str:
-    """Return a number as it stands in a table."""
+    """Format a number for a table."""
     return f"{number:,.2f}".rstrip("0").rstrip(".") if isinstance(number, float) else f"{number:,}"
 
 
 def apart(system: System, paths: Iterable[str], times: int) -> str:
-    """Return how many of so many requests to each path pass."""
+    """Return how many of `times` requests to each path pass."""
     return of(sum(system.ask(path).passed for path in paths for _ in range(times)))

@@ -1,7 +1,7 @@
-"""A clock for libraries that take none: inside of `virtual_time` the whole process has the time of a `FakeClock`.
+"""A fake clock for libraries that read the system clocks: within `virtual_time`, the process uses a `FakeClock`.
 
-Libraries that read the time ask the `time` module, and some have taken its functions at their import. Both are
-replaced, and put back at the end. An event loop asks `time.monotonic`, so its timers follow. Nothing sleeps.
+The functions of the `time` module are patched, including the references that some libraries keep from their import. An
+event loop reads `time.monotonic`, so its timers follow. Nothing sleeps.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ import pyrate_limiter.clocks
 from slidegate.testing import FakeClock
 
 START_S = 1_800_000_000
-"""A whole hour of Unix time, so that windows which begin at multiples of their length begin here."""
+"""A full hour of Unix time, so that windows aligned to multiples of their length begin here."""
 TOOK_AT_IMPORT = {pyrate_limiter.clocks: ("monotonic_ns", "time_ns")}
 
 
 class NoTimer:
-    """Stands for the thread by which `limits` sweeps expired windows, 10 ms of real time after a request.
+    """Replaces the thread by which `limits` deletes expired windows, 10 ms of real time after a request.
 
-    Its decisions do not need the sweep, and a clock that jumps would race with it.
+    Decisions do not depend on it, and it would race with a clock that jumps.
     """
 
     def __init__(self, *args: object) -> None:
         pass
 
     def start(self) -> None:
-        """Begin nothing."""
+        """Do nothing."""
 
     def is_alive(self) -> bool:
-        """Return False: nothing runs."""
+        """Return False."""
         return False
 
 
 def functions(clock: FakeClock) -> dict[str, Callable[[], Any]]:
-    """Return the functions of the `time` module that read a clock, by their names."""
+    """Return replacements for the functions of the `time` module that read a clock, by name."""
     return {
         "time": lambda: clock.now_us / 1_000_000,
         "time_ns": lambda: clock.now_us * 1_000,
@@ -51,7 +51,7 @@ def functions(clock: FakeClock) -> dict[str, Callable[[], Any]]:
 
 @contextmanager
 def virtual_time() -> Iterator[FakeClock]:
-    """Give the process the time of the clock that is yielded; it stands at `START_S` until it is moved."""
+    """Make the process use the yielded clock, which starts at `START_S` and moves only when advanced."""
     clock = FakeClock(START_S * 1_000_000)
     replaced = functions(clock)
     with ExitStack() as stack:

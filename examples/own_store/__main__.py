@@ -1,4 +1,4 @@
-"""Count with the store of this example: four requests, and one a minute later."""
+"""Use the store of this example: four requests, and one a minute later."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .dict_store import DictStore
 
 
 def said(decision: Decision) -> str:
-    """Return a decision in words."""
+    """Return a decision as text."""
     return f"passes, {decision.remaining} left" if decision else f"refused for {decision.retry_after} s"
 
 
 async def walk() -> None:
-    """Ask a limiter on the store."""
+    """Hit a limiter on the store."""
     clock = FakeClock()
     async with Limiter(DictStore(clock=clock)) as limiter:
         for number in range(1, 5):
@@ -26,7 +26,7 @@ async def walk() -> None:
 
 
 def main() -> None:
-    """Run the walk."""
+    """Run the example."""
     asyncio.run(walk())
 
 

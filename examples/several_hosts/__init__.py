@@ -1,1 +1,1 @@
-"""Several hosts behind one front share their limits and bans in Redis, which is killed under them and comes back."""
+"""Several hosts behind a reverse proxy share limits and bans in Redis, which is killed and restarted."""

@@ -1,4 +1,4 @@
-"""``python3 dev.py example several_hosts``: plays a visit to two hosts behind a front, then goes on serving."""
+"""``python3 dev.py example several_hosts``: runs a scenario on two hosts behind a front, then serves until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from contextlib import suppress
 from .processes import House, NotStarted, find_redis
 from .walk import visit
 
-END = "The visit is over."
+END = "The scenario has ended."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the example; return 0, or 2 if something that it needs cannot be started."""
+    """Run the example; return 0, or 2 if a process cannot be started."""
     parser = argparse.ArgumentParser(prog="python3 dev.py example several_hosts", description=__doc__)
-    parser.add_argument("--no-serve", action="store_true", help="end after the visit")
+    parser.add_argument("--no-serve", action="store_true", help="exit after the scenario")
     parser.add_argument(
         "--port",
         type=int,
         default=8000,
-        help="of the front; 0 for any free one; by default 8000",
+        help="the port of the front; 0 for any free one; by default 8000",
     )
     parser.add_argument("--redis", default=find_redis(), metavar="PROGRAM", help="a redis-server or a valkey-server")
     options = parser.parse_args(arguments)
     if options.redis is None:
-        return fail("there is no redis-server from 6.2 on: sudo apt install redis-server, or name one with --redis")
-    # A signal has to end the processes, too. A shell that starts this in the background has it ignore Ctrl-C.
+        return fail("there is no redis-server 6.2 or newer: sudo apt install redis-server, or pass one with --redis")
+    # Signals must also end the child processes. A shell starts background jobs with SIGINT ignored, so restore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
@@ -44,19 +44,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def fail(message: str) -> int:
-    """Say what is wrong; return the exit code for it."""
+    """Print an error; return its exit code."""
     sys.stderr.write(f"several_hosts: {message}\n")
     return 2
 
 
 def serve(house: House) -> None:
-    """Go on until Ctrl-C, and print what the hosts tell."""
+    """Serve until Ctrl-C, and print the events of the hosts."""
     with suppress(KeyboardInterrupt):
         for host in house.hosts:
             host.process.is_heard = True
         print(f"\n{END}\nServing at {house.url} until Ctrl-C.")
-        print(f"  Redis is process {house.redis.pid}: kill it, and go on asking.")
-        print(f"  Operators ask {house.url}/admin/bans with the token {house.token}", flush=True)
+        print(f"  Redis is process {house.redis.pid}: kill it, and continue to send requests.")
+        print(f"  Operators use {house.url}/admin/bans with the token {house.token}", flush=True)
         while True:
             time.sleep(0.2)
 

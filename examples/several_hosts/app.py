@@ -1,12 +1,12 @@
-"""The site that every host serves; how often anybody may come is counted in Redis, for all hosts together.
+"""The site that every host serves; requests are counted in Redis, for all hosts together.
 
 | variable | |
 | --- | --- |
-| `HOST_NAME` | what this host calls itself |
-| `REDIS_URL` | where all hosts count |
-| `SITE_SECRET` | the key for digests, the same on all hosts |
-| `ADMIN_TOKEN` | lets operators into `/admin` |
-| `TRUSTED_PROXIES` | the addresses of the fronts, with commas between them; nobody else is believed who a client is |
+| `HOST_NAME` | the name of this host |
+| `REDIS_URL` | the Redis that all hosts share |
+| `SITE_SECRET` | the key of digests, the same on all hosts |
+| `ADMIN_TOKEN` | the token of operators for `/admin` |
+| `TRUSTED_PROXIES` | the addresses of the fronts, separated by commas; only their X-Forwarded-For is trusted |
 | `REDIS_DEADLINE` | how long a request waits for Redis, 250ms by default |
 """
 
@@ -50,7 +50,7 @@ def make_app(settings: Mapping[str, str] = os.environ) -> Starlette:
         settings["REDIS_URL"],
         secret=settings["SITE_SECRET"],
         deadline=settings.get("REDIS_DEADLINE", "250ms"),
-        on_error="local",  # while Redis is away, each host counts for itself
+        on_error="local",  # while Redis is unavailable, each host counts separately
     )
     limiter.observe(tell, kinds=NEWS)
 

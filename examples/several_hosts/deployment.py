@@ -1,6 +1,6 @@
-"""What containers and plain processes have in common: commands, names of settings, options of Redis.
+"""The configuration common to containers and plain processes: commands, names of settings, options of Redis.
 
-`compose.yaml`, `Dockerfile` and `nginx.conf` say the same in languages of their own; a test compares them with this.
+`compose.yaml`, `Dockerfile` and `nginx.conf` repeat it in their own formats; a test compares them.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ SITE: Final = "examples.several_hosts.app:make_app"
 FRONT: Final = "examples.several_hosts.front:make_app"
 HOSTS: Final = ("host_a", "host_b")
 PORT: Final = 8000
-"""Where a host listens in its container."""
+"""The port of a host in its container."""
 SETTINGS: Final = ("HOST_NAME", "REDIS_URL", "SITE_SECRET", "ADMIN_TOKEN", "TRUSTED_PROXIES")
-"""What a host has to be told by its environment."""
+"""The environment variables that a host requires."""
 REDIS_OPTIONS: Final = ("--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction")
-"""Counts are worth no disk here; where bans have to outlive a Redis that dies, let it append to a file."""
+"""Counts need no persistence here; if bans must survive a restart of Redis, enable its append-only file."""
 
 
 def serving(app: str, address: str, port: int) -> list[str]:
-    """Return the command that serves an application, in words.
+    """Return the command that serves an application, as a list of arguments.
 
-    The middleware itself decides whose `X-Forwarded-For` it believes, so uvicorn has to leave the peer as it is.
+    The middleware evaluates `X-Forwarded-For`, so uvicorn must not replace the address of the peer.
     """
     return [
         *("uvicorn", "--factory", app, "--host", address, "--port", str(port)),

@@ -1,6 +1,6 @@
-"""Passes requests to the hosts in turn, as nginx does in `compose.yaml`; for plain processes alone.
+"""A round-robin reverse proxy for the plain processes, as nginx is in `compose.yaml`.
 
-`UPSTREAMS` holds the addresses of the hosts, with commas between them.
+`UPSTREAMS` has the addresses of the hosts, separated by commas.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def make_app(settings: Mapping[str, str] = os.environ) -> Starlette:
             try:
                 return await answer_of(host, request)
             except httpx.ConnectError:
-                continue  # the next host, then
+                continue  # try the next host
         return Response("no host answers\n", status_code=502)
 
     methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -45,10 +45,10 @@ def make_app(settings: Mapping[str, str] = os.environ) -> Starlette:
 
 
 async def answer_of(host: str, request: Request) -> Response:
-    """Pass a request to a host and return its answer.
+    """Forward a request to a host and return its response.
 
     Raises:
-        httpx.ConnectError: The host is not there.
+        httpx.ConnectError: The host does not accept connections.
     """
     client: httpx.AsyncClient = request.state.client
     body = request.stream() if {"content-length", "transfer-encoding"} & {*request.headers} else None
@@ -67,11 +67,11 @@ async def answer_of(host: str, request: Request) -> Response:
 
 
 def passed_on(fields: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the header fields that concern the request, without the one that the front writes itself."""
+    """Return the end-to-end header fields, without X-Forwarded-For, which the front sets itself."""
     return [(name, value) for name, value in fields if name.lower() not in HOP_BY_HOP | {"x-forwarded-for"}]
 
 
 def chain(request: Request) -> str:
-    """Return what the client says of its origin, and behind that, where the host begins to read, who the client is."""
+    """Return X-Forwarded-For: the value from the client, with the address of the client appended."""
     said = request.headers.getlist("x-forwarded-for")
     return ", ".join([*said, request.client.host if request.client else "unknown"])

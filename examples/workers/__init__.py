@@ -1,1 +1,1 @@
-"""Several workers that count together."""
+"""Several workers that share their counts."""

@@ -1,7 +1,7 @@
-"""Four workers, one count: ``uvicorn examples.workers.app:app --workers 4``.
+"""Four workers that share their counts: ``uvicorn examples.workers.app:app --workers 4``.
 
 Every worker opens the same directory, so a client gets 100 requests an hour from all of them together, and its counts
-outlive a restart. ``LIMITS`` names the directory; by default it is one for temporary files.
+survive a restart. ``LIMITS`` sets the directory; by default it is in the directory for temporary files.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ limiter = Limiter.from_url(f"lmdb://{PLACE}")
 
 
 async def who(request: Request) -> JSONResponse:
-    """Say which worker answers."""
+    """Return the process ID of the worker."""
     return JSONResponse({"worker": os.getpid()})
 
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    """Let go of the files when the worker ends."""
+    """Close the store when the worker ends."""
     async with limiter:
         yield
 

@@ -1,4 +1,4 @@
-"""A page that shows a limiter at work, to mount in an application. It needs the extra `slidegate[dashboard]`."""
+"""A dashboard of a limiter, to mount in an application. Requires the extra `slidegate[dashboard]`."""
 
 from __future__ import annotations
 

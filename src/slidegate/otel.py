@@ -1,4 +1,4 @@
-"""Metrics for OpenTelemetry. It needs the extra `slidegate[otel]`."""
+"""Metrics for OpenTelemetry. Requires the extra `slidegate[otel]`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus. It needs the extra `slidegate[prometheus]`."""
+"""Metrics for Prometheus. Requires the extra `slidegate[prometheus]`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An application with a middleware and the admin API, and operators who ask it."""
+"""An application with a middleware and the admin API, and operators who use it."""
 
 from __future__ import annotations
 

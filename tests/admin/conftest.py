@@ -1,4 +1,4 @@
-"""The clock and the ports of tests of operators' tools."""
+"""The clock and the ports for tests of operators' tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .dashboard_client import NOW_US, Site
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    """Unix time, which stands still."""
+    """A fake clock with Unix time."""
     clock = FakeClock(NOW_US)
     monkeypatch.setattr(time, "time", lambda: clock.now_us / 1_000_000)
     return clock
@@ -30,7 +30,7 @@ def site(clock: FakeClock) -> Site:
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:
-    """A port of this machine where nobody listens, and nobody else can begin to."""
+    """A reserved port on which no server listens."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]

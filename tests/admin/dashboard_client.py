@@ -1,4 +1,4 @@
-"""A dashboard on a clock that stands still, and browsers and scripts that send it requests."""
+"""A dashboard with a fake clock, and clients that send requests like browsers and scripts."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Site:
         self.app = Dashboard(self.limiter, **options)
 
     async def changed(self) -> bool:
-        """Return whether `NEW_BAN` was made, and take it back."""
+        """Return whether `NEW_BAN` was made, and remove it."""
         return await self.limiter.unban(NEW_BAN["target"])
 
 
 class Browser:
-    """Sends requests as a browser does: with the password it was given, the Origin of its page, and Sec-Fetch-Site."""
+    """Sends requests like a browser: with the password, the Origin of its page, and Sec-Fetch-Site."""
 
     def __init__(
         self, app: ASGIApp, token: str | None = TOKEN, scheme: str = "http", at: str = "", peer: str = "203.0.113.9"
@@ -48,7 +48,7 @@ class Browser:
         self.peer = peer
 
     async def send(self, method: str, path: str, said: Any = None, **headers: str | None) -> Answer:
-        """Send a request; a header that is None is left out of those that a browser sends."""
+        """Send a request; a header that is None is omitted."""
         fields: dict[str, str | None] = {"host": HOST}
         if self.token is not None:
             fields["authorization"] = basic(self.token)
@@ -79,6 +79,6 @@ def said(answer: Answer) -> Any:
 
 
 async def with_token(app: ASGIApp, method: str, path: str, token: str = TOKEN, said: Any = None, **more: str) -> Answer:
-    """Send a request as a script does, with its token."""
+    """Send a request like a script, with its token."""
     headers = {"host": HOST, "authorization": f"Bearer {token}", "content-type": "application/json", **more}
     return await call(app, path, method, b"" if said is None else json.dumps(said).encode(), headers=headers)

@@ -1,4 +1,4 @@
-"""The admin API as operators ask it, mounted in Starlette and in FastAPI."""
+"""The admin API as operators use it, mounted in Starlette and in FastAPI."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIELDS = {
     "config": "version python compiled store per_process deadline_s on_error findings workers",
     "user": "role name",
 }
-"""The fields of each answer to a GET."""
+"""The fields of each response to a GET."""
 
 
 @pytest.mark.parametrize("path", FIELDS)
@@ -66,7 +66,7 @@ async def test_an_unknown_method_says_which_there_are(method: str, operator: Ope
         if method not in allow:
             answer = await operator.ask(method, path)
             assert (answer.status_code, answer.headers["allow"]) == (405, allow)
-            assert answer.json()["detail"] == f"{path} is asked with {allow}."
+            assert answer.json()["detail"] == f"{path} allows {allow}, not {method}."
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,14 @@ async def test_an_unknown_method_says_which_there_are(method: str, operator: Ope
     [
         ("stats", {"window": "2"}, "window: expected one of 1m, 5m, 10m, 30m, 1h, 3h, 6h, 12h, 24h, got the string"),
         ("stats", {"windw": "1m"}, "windw: there is no such parameter; did you mean 'window'?"),
-        ("bans", {"limit": ["1", "2"]}, "limit: it comes twice; give it once"),
+        ("bans", {"limit": ["1", "2"]}, "limit: it is given more than once; give it once"),
         ("bans", {"limit": "0"}, 'limit: expected a whole number from 1 to 500, got the string "0"'),
-        ("bans", {"cursor": "x"}, 'cursor: expected the `next` of the page before, got the string "x"'),
-        ("history", {"rule": "a", "route": "b"}, "route: give a rule or a route, not both"),
+        ("bans", {"cursor": "x"}, 'cursor: expected the `next` of the previous page, got the string "x"'),
+        ("history", {"rule": "a", "route": "b"}, "route: expected a rule or a route, not both"),
         (
             "client",
             {},
-            "key: it is missing; expected an address, a network or a key as stores hold it, "
+            "key: it is missing; expected an address, a network or a key as stored, "
             'for example "203.0.113.7" or "user:42"',
         ),
         ("events", {"kind": "baned"}, "kind: expected one of ban"),
@@ -109,7 +109,7 @@ LENGTH = 'duration: expected a length of time up to 400 days, for example "1h", 
         ({"force": 1}, "force: expected true or false, got the number 1"),
         ({"target": "x" * 1_025}, TARGET + '"198.51.100.0/24" or "user:42", got the string "xxx'),
         ({"target": ["203.0.113.7"]}, TARGET + '"198.51.100.0/24" or "user:42", got an array'),
-        # Mistyped addresses and names, which nobody's key is.
+        # Mistyped addresses and names, which cannot be keys.
         *(({"target": text}, TARGET) for text in ("203.0.113.O", "example.com", "example.com:443", "not-an-ip", "ann")),
         *(({"target": text}, TARGET) for text in ("300.1.1.1", "192.0.2.0/33", "2001:db8::g", ":x", "user:", "")),
         ({"target": "0.0.0.0/0"}, "ban: '0.0.0.0/0' contains every address"),

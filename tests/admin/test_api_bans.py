@@ -1,4 +1,4 @@
-"""Bans by the admin API: made, changed and taken back, one's own address, pages."""
+"""Bans in the admin API: making, changing and removing them, the user's own address, pages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_an_operator_bans_changes_and_frees_a_client(admin: AdminClient, o
     assert (await operator.ask("DELETE", "bans", target="203.0.113.7")).status_code == 404
     assert (await operator.ask("DELETE", "bans", target=target)).status_code == 200
     assert (await operator.get("bans")) == {"bans": [], "next": None, "matching": 0, "total": 0}
-    # To free a client forgives its strikes, too.
+    # Removing a ban also removes the strikes.
     scanners = BanPolicy("3/10m", "1h", name="scanners")
     await admin.limiter.strike("203.0.113.7", scanners, 2)
     assert (await operator.ask("DELETE", "bans", target="203.0.113.7")).status_code == 200
@@ -72,7 +72,7 @@ async def test_bans_are_paged_newest_first_and_filtered_and_pages_stay_right_whi
     assert first["bans"] == listed[:10]
     clock.advance(us=1)
     await admin.limiter.ban("user:new", "1h")
-    for gone in (listed[9], listed[14]):  # the one at which the page ended, and one of the next page
+    for gone in (listed[9], listed[14]):  # the last ban of the page, and one of the next page
         await admin.limiter.unban(gone["target"])
     second = await operator.get("bans", limit=9, cursor=first["next"])
     assert second["bans"] == listed[10:14] + listed[15:20]

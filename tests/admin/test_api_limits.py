@@ -1,4 +1,4 @@
-"""Changed limits by the admin API: made, replaced and taken back, and what is refused."""
+"""Changed limits in the admin API: making, replacing and removing them, and invalid changes."""
 
 from __future__ import annotations
 

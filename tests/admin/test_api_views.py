@@ -1,4 +1,4 @@
-"""What the API shows: rules of middlewares, lists, events, shadow rules, nearness, stats; and never a secret."""
+"""The views of the API: rules, lists, events, shadow rules, nearness and stats; none shows a secret."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_the_rules_of_all_middlewares_on_a_limiter_are_shown(tmp_path: Pat
         blocklist=Networks(["203.0.113.128/25", "198.51.100.0/24"]),
     )
     app = RateLimitMiddleware.from_file(inner, path, limiter=limiter)
-    RateLimitMiddleware(Starlette(), limits="1/s")  # on a limiter of its own
+    RateLimitMiddleware(Starlette(), limits="1/s")  # on a separate limiter
     operator = Operator(app, TOKEN)
     by_name = {found["name"]: found for found in (await operator.get("rules"))["middlewares"]}
     assert names(by_name.pop("middleware 2 (slidegate.toml)")["rules"], "name") == ["file"]
@@ -167,7 +167,7 @@ async def test_of_a_flood_of_refusals_a_part_is_taken_each_second_and_all_are_co
         refusals = (await operator.get("refusals", limit=500))["refusals"]
         assert len(refusals) == (second + 1) * MAX_REFUSALS_PER_SECOND
         admin.clock.advance("1s")
-        await operator.get("refusals")  # whoever looks has further ones taken
+        await operator.get("refusals")  # each read re-enables the recording of refusals
     await admin.limiter.ban("203.0.113.9", "1h")
     await admin.visit()
     assert (await operator.get("refusals"))["refusals"][0]["reason"] == "banned"
@@ -194,7 +194,7 @@ async def test_what_a_worker_publishes_for_the_others_is_bounded_whatever_its_cl
         details = dict.fromkeys(("key", "client", "rule", "route", "method", "limit"), long)
         if number % (MAX_REFUSALS_PER_SECOND // 2) == 0:
             board.clock.advance("1s")
-            await operator.get("refusals", limit=1)  # whoever looks has further ones taken
+            await operator.get("refusals", limit=1)  # each read re-enables the recording of refusals
         admin.limiter.engine.observers.emit(Event("refused", "refused", {**details, "reason": "limited"}))
         admin.limiter.engine.observers.emit(Event("shadow_refused", "", {"rule": long, "key": long}))
         if number % 20 == 0:

@@ -1,4 +1,4 @@
-"""Tokens, passwords, functions and roles; wrong tokens are counted by address, and a right one never waits for them."""
+"""Tokens, passwords, functions and roles; wrong tokens are counted by address, and never delay a valid one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRONG = "wrong-token-0123456789"
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, r"does not start without a token.*secrets\.token_urlsafe\(32\)"),
+        ({}, r"a token or auth= is required.*secrets\.token_urlsafe\(32\)"),
         ({"token": ""}, "16 to 512 characters"),
         ({"token": "fifteen-letters"}, "16 to 512 characters.*not 15"),
         ({"token": "schlüssel-schlüssel"}, "printable ASCII"),

@@ -1,4 +1,4 @@
-"""The dashboard: a snapshot is made once for all who look; the page is small and whole, and asks no other place."""
+"""The dashboard: all open pages share a snapshot; the page is small, complete, and loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ MAX_BYTES = 100 * 1_024
 
 
 async def loaded(site: Site) -> dict[str, str]:
-    """Return path -> text of the page and of everything that it and its scripts load."""
+    """Return path -> text of the page and of all files that it and its scripts load."""
     texts: dict[str, str] = {}
     wanted = ["/"]
     while wanted:

@@ -1,4 +1,4 @@
-"""A stranger neither looks nor changes; a change comes from a page of this place; an answer has its header fields."""
+"""Only users read and change; changes come from pages of the same origin; responses have security headers."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ WHO = {
 
 
 def may_change(asked: dict[str, Any]) -> bool:
-    """Say, in a few conditions, which requests change something."""
+    """Return, as a simple model, whether a request may change something."""
     own = [f"https://{HOST}"] + [f"http://{HOST}"] * (asked["scheme"] == "http")
     of_page = asked["site"] == "same-origin" or (asked["site"] is None and asked["origin"] in own)
     known = asked["who"] == "bearer" or (asked["who"] == "basic" and of_page)
@@ -163,7 +163,7 @@ async def test_a_tool_with_hosts_is_asked_under_no_other_name_and_that_is_asked_
     hosts: Any, host: str, status: int, clock: FakeClock
 ) -> None:
     site = Site(clock, hosts=hosts)
-    # A page that has made its own name lead here is of one origin with us.
+    # After DNS rebinding, a foreign page has the same origin as the tool.
     rebound = {"host": host, "origin": f"http://{host}", "sec-fetch-site": "same-origin"}
     for path in ("/", LOOK, "/nothing"):
         answer = await with_token(site.app, "GET", path, x_forwarded_host=HOST, **rebound)
@@ -175,7 +175,7 @@ async def test_a_tool_with_hosts_is_asked_under_no_other_name_and_that_is_asked_
 
 async def test_a_client_is_found_and_kept_out_as_the_middleware_on_the_limiter_finds_it(site: Site) -> None:
     middleware = RateLimitMiddleware(
-        hello,  # the tool lies beside the middleware, not behind it
+        hello,  # the tool is not behind the middleware
         limiter=site.limiter,
         limits="99/minute",
         client=client_ip(trusted=["10.0.0.0/8"]),
@@ -214,7 +214,7 @@ async def test_a_banned_client_is_told_so_whatever_makes_one_client(target: str,
             assert (answer.status, said(answer)["code"], answer.headers["retry-after"]) == (403, "banned", "3600")
     await site.limiter.ban(target, "permanent")
     assert "retry-after" not in (await Browser(site.app).send("GET", "/")).headers
-    # Whoever is on the host takes the ban back without HTTP.
+    # An operator on the host can remove the ban without HTTP.
     assert await site.limiter.unban(target)
     assert await Browser(site.app).look() == 200
 
@@ -238,7 +238,7 @@ async def test_a_client_of_a_banned_operator_is_warned_before_and_kept_out_then(
 
 
 async def in_parts(site: Site, parts: list[Message], **headers: str) -> tuple[int | None, int]:
-    """Send a body in parts; return the status of the answer, None for no answer, and how many parts were taken."""
+    """Send a body in parts; return the status, or None without a response, and how many parts were read."""
     fields = {"host": HOST, "authorization": f"Bearer {TOKEN}", "content-type": "application/json", **headers}
     taken = 0
     statuses: list[int] = []

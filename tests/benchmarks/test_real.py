@@ -24,7 +24,7 @@ SMALL = ["--processes", "1", "--rounds", "1", "--requests", "3", "--paths", "256
 
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
-    # A process of its own: benchmarks silence the log and change the garbage collector.
+    # A separate process, because benchmarks disable logging and change the garbage collector.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
     line = [sys.executable, "-m", "benchmarks", "real", *SMALL, *flags]
     return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -75,7 +75,7 @@ def test_every_candidate_comes_first_and_follows_every_other_as_often(count: int
 
 
 def test_a_row_is_the_median_over_processes_of_medians_over_rounds() -> None:
-    # In the first process the machine is slow in the second round, and the third process is slower by itself.
+    # The second round of the first process is slow, and so is the whole third process.
     bare = [[10.0, 100.0, 10.0], [10.0, 10.0, 10.0], [20.0, 20.0, 20.0]]
     peer = [[15.0, 150.0, 15.0], [15.0, 15.0, 15.0], [30.0, 30.0, 30.0]]
     ours = [[20.0, 200.0, 20.0], [16.0, 16.0, 16.0], [35.0, 35.0, 35.0]]

@@ -1,4 +1,4 @@
-"""Each benchmark runs small, and shows a table and how it was measured."""
+"""Each benchmark runs with small numbers, and prints a table and how it was measured."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ for _ in range(20):
     assert urlopen(sys.argv[-1]).status == 200
 print("Requests/sec:   1234.5")
 """
-"""A stand-in for wrk: twenty requests."""
+"""A replacement for wrk: twenty requests."""
 
 
 def run(name: str, flags: list[str], program: Path) -> str:
-    """Run a benchmark, with a program in front of others of that name; return what it prints."""
-    # A process of its own: benchmarks fork, silence the log and change the garbage collector.
+    """Run a benchmark with a program first on PATH; return its output."""
+    # A separate process, because benchmarks fork, disable logging and change the garbage collector.
     paths = {"PYTHONPATH": [ROOT / "src", ROOT], "PATH": [program.parent, os.environ["PATH"]]}
     environment = {**os.environ, **{name: os.pathsep.join(map(str, found)) for name, found in paths.items()}}
     line = [sys.executable, "-m", "benchmarks", name, *flags]

@@ -1,4 +1,4 @@
-"""Where Chromium is. ``python -m tests.browser.chromium`` says so; it fails if there is none and CI=true."""
+"""Finds Chromium. ``python -m tests.browser.chromium`` prints its path; it fails without one if CI=true."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MISSING: Final = "no Chromium on PATH: sudo apt install chromium"
 
 
 def arguments() -> list[str]:
-    """Return the options for Chromium: root may not have its sandbox, and containers have a small /dev/shm."""
+    """Return the options of Chromium: its sandbox does not work as root, and containers have a small /dev/shm."""
     return ["--disable-dev-shm-usage", "--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
 
 
 if __name__ == "__main__":
-    print(PROGRAM or f"{MISSING}; tests that need one are skipped")  # noqa: T201 - it is asked to
+    print(PROGRAM or f"{MISSING}; tests that need one are skipped")  # noqa: T201 - the output of the program
     sys.exit(PROGRAM is None and os.environ.get("CI") == "true")

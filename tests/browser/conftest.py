@@ -1,4 +1,4 @@
-"""One Chromium for all tests of this folder, and pages that are watched: they ask no other place and log no error."""
+"""One Chromium for all tests of this directory; its pages must not request other hosts or log errors."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ expect.set_options(timeout=PATIENCE_MS)
 
 @pytest.hookimpl
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the tests of this folder out where there is no Chromium."""
+    """Skip the tests of this directory if Chromium is not installed."""
     for item in items:
         if PROGRAM is None and Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.skip(reason=MISSING))
 
 
-# The event loop of Playwright runs on this thread as long as it is there, and no other test could have one.
+# Playwright's event loop occupies its thread, in which no other test could run one.
 @pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:
@@ -50,7 +50,7 @@ def opened(chromium: Browser) -> Iterator[OpenPage]:
         **options: Any,
     ) -> Page:
         def note(message: ConsoleMessage) -> None:
-            # Chromium logs each answer that is an error, and some tests make them.
+            # Chromium logs each error response, and some tests provoke them.
             meant = expected is not None and expected in message.text
             if message.type in {"error", "warning"} and not meant:
                 wrong.append(f"{message.type}: {message.text} ({message.location['url']})")

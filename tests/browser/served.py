@@ -1,4 +1,4 @@
-"""Starts the site in processes of its own, and sends requests to it as any client."""
+"""Starts the site in separate processes, and sends requests with any client address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..redis_servers import until
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PATIENCE_S: Final = 60
-"""How long a hang lasts. Whatever is waited for is asked for again and again until then."""
+"""The timeout of all waits."""
 
 
 class Site:
@@ -25,7 +25,7 @@ class Site:
         command = [sys.executable, "-m", "tests.browser.site", str(workers)]
         environment = {**os.environ, "SITE_STORE": store}
         self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-        # The line comes as soon as Python has started; a process that fails closes the pipe.
+        # The line is printed at startup; a process that fails closes the pipe.
         port = self.process.stdout.readline().strip()
         assert port, "the server did not start; it says why above"
         self.url = f"http://127.0.0.1:{port}"
@@ -35,7 +35,7 @@ class Site:
         until(lambda: self.ask("192.0.2.1", path="/slidegate/") == 401, "the server answers")
 
     def ask(self, client: str, path: str = "/", **fields: str) -> int:
-        """Send one request over a connection of its own; return the status, 0 without an answer."""
+        """Send one request over a new connection; return the status, 0 without a response."""
         try:
             headers = {"X-Forwarded-For": client, **fields}
             return httpx.get(self.url + path, headers=headers, timeout=PATIENCE_S).status_code
@@ -43,12 +43,12 @@ class Site:
             return 0
 
     def flood(self, client: str, requests: int, path: str = "/", **fields: str) -> list[int]:
-        """Send requests, a few at a time, each over a connection of its own; return their statuses."""
+        """Send requests, a few at a time, each over a new connection; return their statuses."""
         with ThreadPoolExecutor(4) as pool:
             return list(pool.map(lambda _: self.ask(client, path, **fields), range(requests)))
 
     def stop(self) -> None:
-        """End it as its operator would, and wait until it has ended."""
+        """Stop it like its operator, and wait until it has ended."""
         self.process.terminate()
         try:
             self.process.wait(timeout=PATIENCE_S)
@@ -60,7 +60,7 @@ class Site:
 
 @contextmanager
 def served(store: str = "memory://", workers: int = 1, sites: int = 1) -> Iterator[list[Site]]:
-    """Serve the site by so many servers, of so many workers each, on one store."""
+    """Serve the site by several servers with several workers each, on one store."""
     started: list[Site] = []
     try:
         started.extend(Site(store, workers) for _ in range(sites))

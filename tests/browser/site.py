@@ -27,7 +27,7 @@ from slidegate.dashboard import Dashboard
 TOKEN: Final = "a-token-for-tests-alone"
 READ_TOKEN: Final = "another-one-that-only-reads"
 AMOUNT: Final = 30
-"""How many requests a client has in ten minutes: a window that no test outlives."""
+"""The limit of a client in ten minutes, a window longer than any test."""
 
 limiter = Limiter.from_url(os.environ.get("SITE_STORE", "memory://"), deadline="30s")
 behind = client_ip(trusted=["127.0.0.0/8"])
@@ -38,7 +38,7 @@ async def page(request: Request) -> PlainTextResponse:
 
 
 async def slow(request: Request) -> PlainTextResponse:
-    """Answer after a while, so that there are times to draw."""
+    """Respond with a delay, so that the chart has response times."""
     await anyio.sleep(0.02)
     return PlainTextResponse("a report")
 

@@ -1,4 +1,4 @@
-"""The site in a browser: built as readers get it, at the width of a desk and of a phone, in light and dark."""
+"""The built documentation site in a browser, at desktop and phone width, in light and dark."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ pytestmark = pytest.mark.all
 
 WIDTHS = {"desk": 1280, "phone": 375}
 LOOKED_AT = ("", "guides/bans/", "reference/api/", "guides/configuration/")
-"""Pages that axe reads: prose, code, wide tables."""
+"""Pages to check with axe: prose, code, wide tables."""
 TOGGLES = (("default", "light"), ("default", "dark"), ("slate", "the system"), ("default", "light"))
-"""The colours that a reader sees whose system is light, and those that the button offers next."""
+"""The initial colour scheme of a light system, and those that the button switches to."""
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built of the checkout and beside it."""
+    """The site, built from the checkout into another directory."""
     place = tmp_path_factory.mktemp("site")
-    shutil.copytree(ROOT / "docs", place / "docs")  # the builder takes no link for it
+    shutil.copytree(ROOT / "docs", place / "docs")  # the builder does not follow symbolic links
     for name in ("scripts", "src"):
         (place / name).symlink_to(ROOT / name)
     for file in (ROOT / "mkdocs.yml", *ROOT.glob("*.md")):
@@ -47,7 +47,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(built: Path) -> Iterator[SimpleNamespace]:
-    """A server of the files, which says nothing."""
+    """A file server that logs nothing."""
     quiet = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *said: None})
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, directory=str(built))) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -72,11 +72,11 @@ def test_no_page_is_too_wide_lacks_an_image_or_asks_another_place(built: Path, s
     faults, widths = {}, list(WIDTHS.values())
     assert len(pages(built)) > 20
     page = opened(site, None, at="/404.html")
-    # Every page would read all texts of the site for its search, which has a test of its own.
+    # Every page would load the search index, which has its own test.
     page.route("**/search.json", lambda route: route.fulfill(json={"config": {}, "items": []}))
     for path in pages(built):
         page.goto(f"{site.url}/{path}")
-        # Pictures far below are loaded when somebody gets there.
+        # Pictures are loaded lazily, when scrolled into view.
         page.evaluate("document.querySelectorAll('img[loading=lazy]').forEach(image => image.loading = 'eager')")
         found = []
         for width in widths:

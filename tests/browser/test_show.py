@@ -1,4 +1,4 @@
-"""An operator sees a flood come, finds the client, watches its window fill, bans it, and takes the ban back.
+"""An operator sees a flood, finds the client, watches its window fill, bans it, and removes the ban.
 
 The same with four workers on one host, and with two servers on Redis: the stats are always those of all.
 """
@@ -45,7 +45,7 @@ def test_an_operator_watches_a_flood_and_bans_its_client(sites: list[Site], open
     page = opened(sites[0], TOKEN)
     expect(page.get_by_role("heading", name="Rules")).to_be_visible()
 
-    # A flood comes in by every server, and appears by itself.
+    # A flood through every server appears without a reload.
     first = AMOUNT * 2 // 3
     for number, site in enumerate(sites):
         share = first // len(sites) + (first % len(sites) if number == 0 else 0)
@@ -54,7 +54,7 @@ def test_an_operator_watches_a_flood_and_bans_its_client(sites: list[Site], open
     expect(everybody.nth(0)).to_have_text(str(first))
     expect(everybody.nth(1)).to_have_text("0")
 
-    # The client is found, with what is spent of its window.
+    # The client is found, with the spent units of its window.
     page.get_by_role("tab", name="Clients").click()
     page.get_by_label("Address or key").fill(CLIENT)
     page.get_by_role("button", name="Find").click()
@@ -63,18 +63,18 @@ def test_an_operator_watches_a_flood_and_bans_its_client(sites: list[Site], open
     expect(window.locator("p.spent .figure")).to_have_text(f"{first} / {AMOUNT}")
     assert window.locator(".slices .units").count() >= 1
 
-    # The window fills while one looks at it, and then refusals come.
+    # The window fills while the page is open, and then refusals appear.
     statuses = [status for site in sites for status in site.flood(CLIENT, AMOUNT)]
     assert statuses.count(200) == AMOUNT - first
     expect(window.locator("p.spent .figure")).to_have_text(f"{AMOUNT} / {AMOUNT}")
-    refusals = page.get_by_role("table", name="Last refusals")
+    refusals = page.get_by_role("table", name="Latest refusals")
     expect(refusals.get_by_role("row").nth(1)).to_contain_text("everybody")
     page.get_by_role("tab", name="Now").click()
     expect(everybody.nth(0)).to_have_text(str(AMOUNT))
     expect(everybody.nth(1)).to_have_text(str(statuses.count(429)))
     expect(row(page, "Nearest to a limit", CLIENT)).to_contain_text(f"{AMOUNT} / {AMOUNT}")
 
-    # A ban holds for the next request, whichever worker gets it.
+    # The ban applies to the next request, in every worker.
     page.get_by_role("link", name=CLIENT).click()
     page.get_by_role("button", name="Ban…").click()
     page.get_by_label("Reason").fill("floods us")
@@ -85,7 +85,7 @@ def test_an_operator_watches_a_flood_and_bans_its_client(sites: list[Site], open
     for site in sites:
         until(lambda site=site: set(site.flood(CLIENT, 12)) == {REFUSED_BY_BAN}, "every worker refuses the client")
 
-    # Taken back, the client is held to its limit alone.
+    # After the ban is removed, only the limit applies.
     page.get_by_role("button", name="Unban").click()
     page.get_by_role("dialog").get_by_role("button", name="Unban").click()
     expect(page.get_by_text("Not banned")).to_be_visible()

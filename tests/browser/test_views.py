@@ -1,4 +1,4 @@
-"""Every view, in light and dark and on a phone: nothing that axe finds, nothing that a stranger's text could do."""
+"""Every view, in light and dark and on a phone: accessible to axe, and safe with untrusted text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STRANGE = [
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    """A site that has seen some clients."""
+    """A site with traffic of some clients."""
     with served() as (site,):
         site.flood("203.0.113.7", 40)
         site.flood("198.51.100.23", 15, "/reports", **{"X-API-Key": "<script>alert(1)</script>"})
@@ -45,13 +45,13 @@ def site() -> Iterator[Site]:
 
 
 def ban(site: Site, target: str, reason: str = "") -> None:
-    """Ban somebody, as a script does."""
+    """Ban a client, like a script."""
     body = {"target": target, "duration": "1h", "reason": reason}
     assert httpx.post(f"{site.dashboard}api/bans", headers=BEARER, json=body).status_code == 201
 
 
 def settled(page: Page) -> None:
-    """Wait until the view shows stats and goes on by itself."""
+    """Wait until the view shows stats and is live."""
     expect(page.locator("main table:visible, main .empty:visible").first).to_be_visible()
     expect(page.locator("main [aria-busy]")).to_have_count(0)
     expect(page.locator("#state")).to_have_text("Live")
@@ -84,7 +84,7 @@ def test_axe_finds_nothing_in_any_view_and_none_is_wider_than_a_phone(
 
 
 def violations(page: Page) -> list[str]:
-    """Return what axe finds, with the places."""
+    """Return the violations that axe finds, with their elements."""
     response = Axe().run(page).response
     return [f"{found['id']}: {[node['target'] for node in found['nodes']]}" for found in response["violations"]]
 
@@ -94,7 +94,7 @@ def test_texts_of_strangers_are_shown_as_text(site: Site, opened: OpenPage) -> N
     for target in STRANGE:
         ban(site, target)
     ban(site, "user:1", "</td><script>alert(1)</script>\u202e" + "r" * 100)
-    bans = page.get_by_role("table", name=re.compile("^Bans in force"))
+    bans = page.get_by_role("table", name=re.compile("^Active bans"))
     expect(bans.get_by_text("user:1", exact=True)).to_be_visible()
     for view in VIEWS:
         page.evaluate("view => { location.hash = view; }", view)
@@ -115,7 +115,7 @@ def test_a_changed_limit_is_shown_and_restored(site: Site, opened: OpenPage) -> 
     expect(limits.get_by_text("<b>imports</b>")).to_be_visible()
     page.get_by_role("button", name="Restore everybody").click()
     page.get_by_role("dialog").get_by_role("button", name="Restore").click()
-    expect(page.get_by_text("Every limit is as in the code.", exact=False)).to_be_visible()
+    expect(page.get_by_text("Every limit is as configured in code.", exact=False)).to_be_visible()
     assert httpx.get(f"{site.dashboard}api/limits", headers=BEARER).json() == {"limits": []}
 
 
@@ -137,7 +137,7 @@ def test_the_tabs_go_by_the_keyboard_and_a_dialog_holds_the_focus(site: Site, op
     page.get_by_role("button", name="Ban…").click()
     for _ in range(12):
         page.keyboard.press("Tab")
-        # After the last field the browser's own buttons have their turn, and never what lies below the dialog.
+        # After the last field, the focus moves to the browser's buttons, never below the dialog.
         assert page.evaluate("!document.activeElement.closest('main, header')")
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
@@ -146,7 +146,7 @@ def test_the_tabs_go_by_the_keyboard_and_a_dialog_holds_the_focus(site: Site, op
 
 def test_a_reader_looks_and_changes_nothing(site: Site, opened: OpenPage) -> None:
     page = opened(site, READ_TOKEN, "#bans")
-    expect(page.get_by_role("table", name=re.compile("^Bans in force"))).to_be_visible()
+    expect(page.get_by_role("table", name=re.compile("^Active bans"))).to_be_visible()
     expect(page.get_by_text("Read-only")).to_be_visible()
     expect(page.get_by_role("button", name="Ban…")).to_be_disabled()
     expect(page.get_by_role("button", name="Unban").first).to_be_disabled()
@@ -170,9 +170,10 @@ def test_a_view_that_fails_says_so_and_asks_again(site: Site, opened: OpenPage) 
 def test_the_values_of_a_chart_are_read_by_keyboard(site: Site, opened: OpenPage) -> None:
     page = opened(site, TOKEN)
     settled(page)
-    chart = page.get_by_role("figure", name="Requests a second")
-    expect(chart.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"Requests a second since .*: Passed "))
-    cursor = chart.get_by_role("slider", name="Requests a second, by time")
+    chart = page.get_by_role("figure", name="Requests per second")
+    label = re.compile(r"Requests per second since .*: Passed ")
+    expect(chart.get_by_role("img")).to_have_attribute("aria-label", label)
+    cursor = chart.get_by_role("slider", name="Requests per second, by time")
     expect(chart.locator(".tip")).to_be_hidden()
     cursor.focus()
     expect(chart.locator(".tip")).to_be_visible()
@@ -200,11 +201,11 @@ def test_a_refresh_leaves_rows_fields_buttons_and_a_selection_alone(site: Site, 
         page.wait_for_event("response", lambda response: "/api/clients" in response.url)
     assert page.evaluate("window.kept.length > 8 && window.kept.every((element) => element.isConnected)")
     assert page.evaluate("document.activeElement.localName") == "select"
-    # The counts went on meanwhile, in the same cells.
+    # The counts were updated in the same cells.
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="203.0.113.7"))
     expect(row.get_by_role("cell").first).not_to_have_text("40")
 
-    # While text is selected, nothing moves.
+    # While text is selected, nothing is updated.
     page.evaluate("""() => {
         const range = document.createRange();
         range.selectNodeContents(document.querySelector("main tbody tr"));

@@ -1,4 +1,4 @@
-"""The stores that the commands are tried on."""
+"""The stores that the commands are tested with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .stores_at_hand import fill, touch
 
 @pytest.fixture(params=["lmdb", pytest.param("redis", marks=needs_redis)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of a store that is there and empty."""
+    """The address of an existing, empty store."""
     if request.param == "lmdb":
         made = f"lmdb://{tmp_path}/store"
     else:
@@ -25,5 +25,5 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def no_store_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no command meet the store that a developer's environment names."""
+    """Unset the store of the developer's environment."""
     monkeypatch.delenv("SLIDEGATE_STORE", raising=False)

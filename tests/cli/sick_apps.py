@@ -66,7 +66,7 @@ async def stuck(scope: object, receive: object, send: object) -> None:
 ONE = [Route("/one", page)]
 LIMITED = Middleware(RateLimitMiddleware, limits="60/minute")
 
-# A mounted application makes its middleware at its first request.
+# A mounted application creates its middleware at its first request.
 mounting = Starlette(routes=[Mount("/v1", Starlette(routes=ONE, middleware=[LIMITED]))])
 PATCHED = Middleware(RateLimitMiddleware, rules=[Rule("/one", "5/minute", methods=["PATCH"])])
 half = Starlette(routes=ONE, middleware=[PATCHED])

@@ -1,4 +1,4 @@
-"""Real stores for the commands, and the command as a process of its own."""
+"""Real stores for the commands, and the command as a separate process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HANG_S = 120
 
 
 def run(*words: str) -> int:
-    """Run the command in this process; no event loop may run in its thread."""
+    """Run the command in this process, in a thread without an event loop."""
     return main(list(words))
 
 
@@ -43,14 +43,14 @@ def environment(**more: str) -> dict[str, str]:
 def start(*words: str, **streams: int) -> subprocess.Popen[bytes]:
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
     command = [sys.executable, "-m", "slidegate", *words]
-    # Where the tests run in the background they ignore SIGINT, and so would their children.
+    # Background jobs ignore SIGINT, and child processes inherit that.
     heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
     return subprocess.Popen(command, env=environment(), preexec_fn=heard, **pipes)  # type: ignore[call-overload,no-any-return]
 
 
 @contextmanager
 def hanging_ends(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Kill a process that does not end by itself, so that a fault is a failure and no hang."""
+    """Kill a process that does not exit, so that a fault is a failure and not a hang."""
     timer = threading.Timer(HANG_S, process.send_signal, [signal.SIGKILL])
     timer.start()
     try:
@@ -61,7 +61,7 @@ def hanging_ends(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def fill(url: str, do: Callable[[Limiter], Awaitable[T]]) -> T:
-    """Use a store as an application would, and close it."""
+    """Use a store like an application, and close it."""
 
     async def using() -> T:
         async with Limiter.from_url(url, deadline="60s") as limiter:
@@ -71,7 +71,7 @@ def fill(url: str, do: Callable[[Limiter], Awaitable[T]]) -> T:
 
 
 async def touch(limiter: Limiter) -> None:
-    """Make the store, and leave it empty."""
+    """Create the store, empty."""
     await limiter.peek("nobody", "1/minute")
 
 

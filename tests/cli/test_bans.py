@@ -1,4 +1,4 @@
-"""`slidegate bans` against real stores: what it says, what it changes, and what it must not touch."""
+"""`slidegate bans` with real stores: its output, the changes it makes, and those it must not make."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_ban_is_made_listed_and_taken_back(url: str, capsys: pytest.CaptureFix
     run("bans", "add", "203.0.113.0/24", "--for", "1h", "--store", url)
     capsys.readouterr()
     assert run("bans", "remove", "203.0.113.7", "--store", url) == 1
-    assert "203.0.113.0/24 is banned" in capsys.readouterr().err
+    assert "the ban of 203.0.113.0/24 covers it" in capsys.readouterr().err
 
 
 def test_the_value_of_a_header_bans_whoever_sends_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +88,7 @@ def test_nobody_is_banned_in_a_store_that_is_not_there_unless_it_is_to_be_made(
     assert capsys.readouterr() == ("", "there are no bans\n")
 
 
-# -- stores that cannot be read, and that must not change ------------------------------------------------------------
+# -- stores that cannot be opened, or must not change ------------------------------------------------------------------
 
 READING = [("bans", "list"), ("bans", "export")]
 
@@ -110,7 +110,7 @@ def of_another_program(store: Path) -> None:
 
 
 def snapshot(directory: Path) -> dict[str, object]:
-    """Return the files with their content; a command that reads a store takes a slot in its lock file."""
+    """Return the files with their contents, except the lock file, in which a reader takes a slot."""
     return {
         str(file): file.name == "lock.mdb" or (file.stat().st_mtime_ns, file.read_bytes())
         for file in directory.rglob("*")
@@ -189,7 +189,7 @@ def test_what_is_exported_is_read_again_as_often_as_you_like(
     assert run("bans", "export", "--store", url) == 0
     written = tmp_path / "bans.jsonl"
     exported, said = capsys.readouterr()
-    assert (exported.count("\n"), said) == (5, "3 bans are exported\n")
+    assert (exported.count("\n"), said) == (5, "exported: 3 bans\n")
     written.write_text(exported)
     other = f"lmdb://{tmp_path}/other"
     words = ("bans", "import", str(written), "--store", other)
@@ -222,7 +222,7 @@ def test_a_file_with_a_line_that_cannot_be_read_changes_nothing_and_the_line_com
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
     assert said.err.startswith(f"Error: {file}, {told}")
-    assert said.err.endswith("nothing is imported\n")
+    assert said.err.endswith("nothing was imported\n")
     assert fill(url, keys_of) == set()
 
 
@@ -234,7 +234,7 @@ def test_an_import_reads_stdin_and_a_file_that_is_not_there_is_named(
     process = start("bans", "import", "-", "--store", url, stdin=subprocess.PIPE)
     with hanging_ends(process):
         shown, said = process.communicate((HEAD + row(1)).encode())
-    assert (process.returncode, shown, said) == (0, b"imported: 1 bans; 0 have ended\n", b"")
+    assert (process.returncode, shown, said) == (0, b"imported: 1 bans; 0 already ended\n", b"")
     assert fill(url, keys_of) == {"user:1"}
     assert run("bans", "import", str(tmp_path / "none"), "--store", url) == 1
     assert "No such file" in capsys.readouterr().err
@@ -247,7 +247,7 @@ def test_ctrl_c_ends_a_command_and_leaves_no_reader_in_the_file(tmp_path: Path) 
     process = start("bans", "list", "--format", "json", "--store", url)
     with hanging_ends(process):
         assert process.stderr is not None
-        assert json.loads(process.stdout.readline())["target"]  # it waits for somebody who reads on
+        assert json.loads(process.stdout.readline())["target"]  # the process blocks until the pipe is read
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
     assert process.returncode == 1

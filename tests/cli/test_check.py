@@ -1,4 +1,4 @@
-"""`slidegate check`: what it finds in files and applications, its forms and its codes."""
+"""`slidegate check`: findings in files and applications, output formats and exit codes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_application_with_mistakes_is_told_of_each(
         assert [finding for finding in findings if finding["code"] == code and told in finding["message"]], told
 
 
-# The Unix socket is not there, so nobody else can listen on it meanwhile.
+# A Unix socket that does not exist, because another program could listen on a free port.
 @pytest.mark.parametrize(
     "made",
     [
@@ -83,7 +83,7 @@ def test_a_store_that_is_not_there_yet_is_not_made_wherever_it_is_named(
     file.write_text(f'{lines[named]}limits = "5/m"\n', "utf-8")
     monkeypatch.setenv(named, f"lmdb://{store}")
     assert main(["check", str(file)]) == 0
-    assert "not there yet" in capsys.readouterr().err
+    assert "does not exist yet" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["slidegate.toml"]
     store.mkdir()
     assert main(["check", str(file)]) == 0
@@ -106,8 +106,8 @@ def test_an_address_that_cannot_work_is_an_error_also_where_nothing_is_there_yet
     ("arguments", "told"),
     [
         ([f"{APPS}:broken"], "5/minit"),
-        ([f"{APPS}:failing"], "start failed: RuntimeError: no database"),
-        ([f"{APPS}:events"], "is no ASGI application"),
+        ([f"{APPS}:failing"], "startup failed: RuntimeError: no database"),
+        ([f"{APPS}:events"], "is not an ASGI application"),
         ([f"{APPS}:none"], "none"),
         (["no_such_module:app"], "no_such_module"),
         (["no_such.toml"], "no_such.toml: cannot be read: No such file"),
@@ -132,7 +132,7 @@ def test_the_name_of_a_module_alone_is_wrong_usage_that_says_what_to_write(
     target: str, written: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "saas.py").write_text("app = None\n")
-    (tmp_path / "saas").mkdir()  # a package that is named so, and no file of settings
+    (tmp_path / "saas").mkdir()  # a package of that name, not a configuration file
     monkeypatch.chdir(tmp_path)
     assert main(["check", target]) == 2
     assert f"did you mean {written!r}" in capsys.readouterr().err
@@ -143,4 +143,4 @@ def test_a_start_that_takes_for_ever_is_given_up(
 ) -> None:
     monkeypatch.setattr(check, "START_TIMEOUT_S", 0.01)
     assert main(["check", f"{APPS}:stuck"]) == 1
-    assert "start took longer" in capsys.readouterr().err
+    assert "startup took longer" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`slidegate explain`: its text, its JSON, files, and that its bounds hold."""
+"""`slidegate explain`: text, JSON, files, and the correctness of its bounds."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from slidegate.core.limits import Limit
 
 EXPECTED = """\
 5/minute; 50/hour
-  5 per 1m: the time of each unit is kept, so the window is exact
-  50 per 1h: the time of each unit is kept, so the window is exact
+  5 per 1m: exact; the time of each unit is stored
+  50 per 1h: exact; the time of each unit is stored
 
-A client gets at most, whenever the span begins:
-               5 in 1s
-               5 in 1m
-              50 in 1h
-           1,200 in 1d
-It may spend 5 at once, and come back after 1m.
-It is never refused at one request every 72s.
+Maximum for one client in any span of:
+    1s:              5
+    1m:              5
+    1h:             50
+    1d:          1,200
+Largest burst: 5, then retry after 1m.
+Steady rate that is never refused: one request every 72s.
 """
 
 
@@ -47,8 +47,8 @@ def test_limits_are_explained_to_people_and_programs(capsys: pytest.CaptureFixtu
 
 def test_slices_are_said_with_the_two_ends_of_the_wait(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "100/minute")
-    assert "counted in 64 slices of 0.9375s, and one that is running" in text
-    assert "come back after 60s to 60.9375s" in text
+    assert "counted in 64 slices of 0.9375s and the current one" in text
+    assert "retry after 60s to 60.9375s" in text
 
 
 def test_each_rule_of_a_file_is_explained_and_its_store_is_not_touched(
@@ -76,10 +76,10 @@ concurrency = 3
     assert found["rule login"]["limits"] == ["5/1m"]
     assert len(found["rule login"]["others"]) == 2
     assert not store.exists()
-    assert said(capsys, str(file)).count("the bounds below leave it out") == 2
+    assert said(capsys, str(file)).count("not included in the bounds below") == 2
 
 
-# -- the bounds, against clients that try to pass them on the real windows ---------------------------------------------
+# -- the bounds, against greedy clients on real windows ----------------------------------------------------------------
 
 ORIGIN_US = 10**15
 LIMITS = st.builds(
@@ -92,7 +92,7 @@ SEVERAL = st.lists(LIMITS, min_size=1, max_size=3)
 
 
 def greedy(limits: Sequence[Limit], start_us: int, span_us: int) -> Iterator[tuple[int, int]]:
-    """Yield when a client that takes each unit as soon as it is there takes how many."""
+    """Yield (time, units) for a client that takes each unit as soon as it is available."""
     windows = [b""] * len(limits)
     now_us = start_us
     while now_us < start_us + span_us:
@@ -114,7 +114,7 @@ def test_no_greedy_client_passes_the_bound_and_none_waits_longer_than_is_said(
     limits: list[Limit], phase_us: int, span_us: int
 ) -> None:
     taken = list(greedy(limits, ORIGIN_US + phase_us, 500_000))[:300]
-    # A span that holds most begins with a unit.
+    # The span with the most units begins with a unit.
     most = max(sum(units for at_us, units in taken if first <= at_us < first + span_us) for first, _ in taken)
     assert most <= most_units(limits, span_us)
     soonest_us, latest_us = back_after_us(limits)
@@ -124,7 +124,7 @@ def test_no_greedy_client_passes_the_bound_and_none_waits_longer_than_is_said(
 
 @given(LIMITS, st.integers(1, 400_000))
 def test_one_limit_is_used_up_to_its_bound(limit: Limit, span_us: int) -> None:
-    # With the last microsecond of a slice, or anywhere where there are none.
+    # Begin with the last microsecond of a slice; for an exact limit any time will do.
     start_us = ORIGIN_US - ORIGIN_US % limit.slice_us - 1
     assert sum(units for _, units in greedy([limit], start_us, span_us)) == most_units([limit], span_us)
 

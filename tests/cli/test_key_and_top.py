@@ -1,4 +1,4 @@
-"""`slidegate key` and `slidegate top` against real stores."""
+"""`slidegate key` and `slidegate top` with real stores."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_windows_of_a_key_are_forgotten_once(url: str, capsys: pytest.Captur
 
 def test_top_shows_what_workers_have_published_and_is_no_worker(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     async def serve(limiter: Limiter) -> None:
-        AdminRoutes(limiter, token="only-for-this-test")  # has the worker publish its clients
+        AdminRoutes(limiter, token="only-for-this-test")  # makes the worker publish its clients
         middleware = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("/items", "5/hour", name="api")])
         assert await statuses(middleware, 12, "/items") == [200] * 5 + [429] * 7
         if url.startswith("redis"):  # one process may not open an LMDB file twice
@@ -110,7 +110,7 @@ def test_top_shows_what_workers_have_published_and_is_no_worker(url: str, capsys
     capsys.readouterr()
     assert run("top", "--once", "--store", url, "--window", "5m") == 0
     text = capsys.readouterr().out
-    assert text.startswith("no worker has statistics: write slidegate.stats.Statistics(limiter) in the application")
+    assert text.startswith("no worker publishes statistics: add slidegate.stats.Statistics(limiter) or a dashboard")
     assert re.search(r"^api +\S+ +5 +7 ", text, re.MULTILINE)
 
 
@@ -122,7 +122,7 @@ def test_top_is_written_anew_on_a_terminal_until_ctrl_c(tmp_path: Path) -> None:
     os.close(theirs)
     shown = b""
     with hanging_ends(process), open(ours, "rb", buffering=0) as terminal:
-        while shown.count(b"Ctrl-C ends it") < 2:
+        while shown.count(b"Press Ctrl-C to stop") < 2:
             shown += terminal.read(1_024)
         process.send_signal(signal.SIGINT)
         assert process.stderr.read() == b""

@@ -1,4 +1,4 @@
-"""`slidegate limits` against real stores, and two workers that take what it writes."""
+"""`slidegate limits` with real stores, and two workers that apply the changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .stores_at_hand import fill, lines, run, touch
 
 
 async def let_in(limiter: Limiter) -> int:
-    """Return how many of eight requests a worker that has just started lets in."""
+    """Return how many of eight requests a newly started worker admits."""
     app = RateLimitMiddleware(hello, rules=[Rule("*", "5/minute", name="api")], limiter=limiter)
     await limiter.engine.overrides.refresh()
     await limiter.reset_all()
@@ -48,7 +48,7 @@ def test_a_limit_is_changed_listed_and_restored(url: str, capsys: pytest.Capture
     assert run("limits", "unset", "api", "--store", url) == 1
     assert "the limit api is not changed" in capsys.readouterr().err
     assert run("limits", "list", "--store", url) == 0
-    assert capsys.readouterr() == ("", "every limit is as in the code\n")
+    assert capsys.readouterr() == ("", "every limit is as configured in code\n")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_the_memory_of_a_process_cannot_be_reached_and_no_store_is_made(
 ) -> None:
     for words in (("list",), ("unset", "api"), ("set", "api", "5/minute", "--for", "1h")):
         assert run("limits", *words, "--store", "memory://") == 2
-        assert "no command can reach it" in " ".join(capsys.readouterr().err.split())
+        assert "no command can access" in " ".join(capsys.readouterr().err.split())
         assert run("limits", *words, "--store", f"lmdb://{tmp_path}/mistyped") == 1
     assert not list(tmp_path.iterdir())
 
@@ -87,7 +87,7 @@ def test_the_memory_of_a_process_cannot_be_reached_and_no_store_is_made(
 @pytest.mark.all
 def test_every_worker_of_a_server_takes_a_change_of_the_command_and_its_end(url: str) -> None:
     def policies(address: str) -> dict[int, str]:
-        """Return what workers say of the limit, by their ids; none while no server is there."""
+        """Return the policy of the limit by worker ID; empty while the server does not answer."""
         answers = [answer for _ in range(10) if (answer := ask(address)) is not None]
         return {answer.json()["pid"]: answer.headers["ratelimit-policy"] for answer in answers}
 

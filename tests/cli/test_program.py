@@ -1,4 +1,4 @@
-"""The frame of the command: its sub-commands and options, how it ends, and where its output goes."""
+"""The command itself: subcommands, options, exit codes and output streams."""
 
 from __future__ import annotations
 
@@ -61,20 +61,20 @@ def test_commands_and_options_are_those_of_today(capsys: pytest.CaptureFixture[s
         (("--nothing",), 2, "--nothing"),
         (("explain", "5/minute", "--format", "xml"), 2, "'xml'"),
         (("explain", "5/minit"), 2, "did you mean 'min'?"),
-        (("simulate", SAMPLE), 2, "one of them"),
-        (("simulate", SAMPLE, "--limit", "5/s", "--rules", "x.toml"), 2, "one of them"),
-        (("simulate", SAMPLE, "--rules", "x.toml", "--ban-after", "20/10m"), 2, "go with --limit"),
+        (("simulate", SAMPLE), 2, "expected either --limit"),
+        (("simulate", SAMPLE, "--limit", "5/s", "--rules", "x.toml"), 2, "expected either --limit"),
+        (("simulate", SAMPLE, "--rules", "x.toml", "--ban-after", "20/10m"), 2, "require --limit"),
         (("simulate", SAMPLE, "--limit", "5/s", "--key", "agent"), 2, "--key: expected ip or header:NAME"),
         (("simulate", SAMPLE, "--limit", "5/s", "--since", "yesterday"), 2, "'yesterday' does not match"),
         (("simulate", SAMPLE, "--limit", "5/s", "--log-fields", "[1]"), 2, "as a JSON object, such as"),
-        (("simulate", SAMPLE, "--limit", "5/s", "--log-format", "%h"), 2, "is no format string of nginx"),
+        (("simulate", SAMPLE, "--limit", "5/s", "--log-format", "%h"), 2, "is not an nginx format string"),
         (("suggest", SAMPLE, "--touch", "0.5"), 2, "in percent, such as 0.1%"),
         (("suggest", SAMPLE, "--headroom", "0.5"), 2, "--headroom"),
-        (("suggest", "-"), 2, "standard input only once"),
+        (("suggest", "-"), 2, "standard input does not allow"),
         (("bans", "list"), 2, "SLIDEGATE_STORE"),
         (("bans", "list", "--store", "memory://"), 2, "dashboard"),
         (("bans", "list", "--store", "rediss:/x\x1b[2J"), 2, "store address"),
-        # Errors of the system, and files that do not hold what they should.
+        # Errors of the operating system, and files with the wrong content.
         (("simulate", "no/such.log", "--limit", "5/s"), 1, "no/such.log: No such file or directory"),
         (("simulate", "/", "--limit", "5/s"), 1, "Is a directory"),
         (("simulate", SAMPLE, "--rules", "no/such.toml"), 1, "no/such.toml: cannot be read: No such file"),

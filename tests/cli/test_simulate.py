@@ -18,7 +18,7 @@ ORDINARY = ["simulate", SAMPLE, "--limit", "60/minute", "--ban-after", "20/10m"]
 def test_the_totals_of_the_sample(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(ORDINARY) == 0
     text = capsys.readouterr().out
-    for words in ("clients touched:                3", "203 of 520 requests probe for known holes", "/api/search"):
+    for words in ("clients touched:                3", "203 of 520 requests probe for vulnerabilities", "/api/search"):
         assert words in text
     assert main([*ORDINARY, "--format", "json"]) == 0
     printed = capsys.readouterr()
@@ -32,7 +32,7 @@ def test_the_totals_of_the_sample(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["first"][0]["client"] == "198.51.100.77"
     assert found["rules"] == [{"rule": "default", "requests": 80, "clients": 3}]
     assert [client["client"] for client in found["touched"]] == ["198.51.100.77", "198.51.100.150", "203.0.113.200"]
-    assert "2 of 5,789 lines are no records" in printed.err
+    assert "2 of 5,789 lines are not records" in printed.err
 
 
 def test_times_outside_of_since_and_until_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,7 +54,7 @@ COVERED = "the log covers 2026-03-03T10:00:00Z to 2026-03-03T11:59:"
     [
         (None, ("--since", "2030-01-01"), COVERED),
         (None, ("--until", "1970-01-01"), COVERED),
-        (None, ("--key", "header:X-API-Key"), "no request of this log has a field X-API-Key"),
+        (None, ("--key", "header:X-API-Key"), "no request in this log has the header X-API-Key"),
         (EMPTY, (), "none of 5 records is an HTTP request"),
         ("half a li\n", (), "none of 1 lines is a record of an access log; line 1 of"),
         ("", (), "the log is empty"),
@@ -86,7 +86,7 @@ def test_kinds_go_by_the_share_of_requests_and_errors_of_the_server_are_no_succe
 
     log = tmp_path / "access.log"
     lines = [line("192.0.2.1", second, "/", 200 if second % 4 else 503) for second in range(100)]
-    # An office: behind one address three requests of a hundred look for holes, and one comes from a feed reader.
+    # An office behind one address: three of a hundred requests are probes, and one comes from a feed reader.
     lines += [
         line("192.0.2.2", second, "/.env" if second < 3 else "/", 404 if second < 3 else 200) for second in range(99)
     ]

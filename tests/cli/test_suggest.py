@@ -1,4 +1,4 @@
-"""``slidegate suggest``: its text can be pasted, and refuses exactly as many clients as it says."""
+"""``slidegate suggest``: its output is valid TOML, whose rules refuse exactly the reported number of clients."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .stores_at_hand import run
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = str(ROOT / "examples" / "demo" / "sample.log")
-SAYS = re.compile(r"# It would have refused ([\d,]+) of its ([\d,]+) clients \(([\d,]+) requests\)\.")
-TOGETHER = re.compile(r"# Switched on together, these rules would have refused ([\d,]+) of the clients\.")
+SAYS = re.compile(r"# Would have refused ([\d,]+) of ([\d,]+) clients \(([\d,]+) requests\)\.")
+TOGETHER = re.compile(r"# Enforced together, these rules would have refused ([\d,]+) of the clients\.")
 
 
 def number(text: str) -> int:
@@ -41,7 +41,7 @@ def simulated(text: str, log: str, directory: Path, capsys: pytest.CaptureFixtur
 
 
 def busy_log(directory: Path, rng: random.Random) -> str:
-    """Write a log of clients of all tempers, some of them with a port behind their address, some without a key."""
+    """Write a log of clients with various rates, some with a port in the address, some without a key."""
     lines = []
     for client in range(40):
         second = float(rng.randrange(3_000))
@@ -77,9 +77,8 @@ def test_the_pasted_text_loads_and_refuses_exactly_as_many_clients_as_it_says(
     name, options = (SAMPLE, ()) if log == "sample" else (busy_log(tmp_path, rng), BUSY)
     text = suggested(capsys, name, *words, *options)
     rules = tomllib.loads(text)["rules"]
-    assert text.count("shadow = true  # it counts and refuses nobody; delete this line to switch the rule on\n") == len(
-        rules
-    )
+    shadow = "shadow = true  # counts but never refuses; delete this line to enforce the rule\n"
+    assert text.count(shadow) == len(rules)
     said = [tuple(map(number, found)) for found in SAYS.findall(text)]
     assert len(said) == len(rules) >= 2
 
@@ -93,7 +92,7 @@ def test_the_pasted_text_loads_and_refuses_exactly_as_many_clients_as_it_says(
             labels = [rule.label for rule in RateLimitMiddleware.from_file(hello, file, store="memory://").app.rules]
             assert [refused.get(label, 0) for label in labels] == [clients for clients, _, _ in said]
             assert (found["refused"], found["clients_touched"]) == (0, 0), "shadow rules refuse nobody"
-        elif "--key" not in words:  # `simulate --rules` tells clients apart by address
+        elif "--key" not in words:  # `simulate --rules` identifies clients by address
             (together,) = map(number, TOGETHER.findall(text))
             assert found["clients_touched"] == together
 
@@ -127,7 +126,7 @@ def test_limits_have_headroom_and_none_is_below_what_one_page_load_makes(
     assert min(roomy.values()) == 10
     assert {roomy[place] for place in roomy.keys() & tight.keys() if tight[place] > 10}
     for place in roomy.keys() & tight.keys():
-        if tight[place] > 10:  # what is needed, and not the floor
+        if tight[place] > 10:  # the peak, not the minimum of a page load
             assert tight[place] * headroom <= roomy[place] < tight[place] * headroom + 1
 
 

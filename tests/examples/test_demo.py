@@ -1,4 +1,4 @@
-"""The demo: its sample log, the replay and what it checks, the command line, and the site on a real server."""
+"""The demo: the sample log, the replay and its checks, the command line, and the site on a real server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from slidegate.testing import FakeClock
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "examples" / "demo" / "sample.log"
 SCANNERS = {"203.0.113.200", "198.51.100.150"}
-"""Who scans in the sample."""
+"""The scanners in the sample."""
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +89,14 @@ def serving(folder: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
 
 
 DASHBOARD = re.compile(r"The dashboard is at (\S+)#now\?window=1h, and shows the replay\.$")
-TOKEN = re.compile(r"for this password: (\S+)$")
+TOKEN = re.compile(r"and this password: (\S+)$")
 CURL = re.compile(
     r'curl -i(?: -X (POST)|H "X-Forwarded-For: (\S+)") "?(http://127\.0\.0\.1:\d+/[^"\[\s]*)(?:\[1-(\d)\])?'
 )
 
 
 def sent(client: httpx.Client, found: re.Match[str]) -> list[httpx.Response]:
-    """Send what a printed line for curl would send."""
+    """Send the request of a printed curl command."""
     method, forwarded, url, times = found.groups()
     headers = {"X-Forwarded-For": forwarded} if forwarded else {}
     return [

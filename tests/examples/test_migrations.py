@@ -1,4 +1,4 @@
-"""The pages of docs/coming_from hold the numbers that their example measures; none of ours breaks a promise."""
+"""The pages of docs/coming_from have the numbers that the example measures; those of slidegate keep its promises."""
 
 from __future__ import annotations
 

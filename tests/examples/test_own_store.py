@@ -1,4 +1,4 @@
-"""The store of the example passes the contract that every store passes, and a middleware counts with it."""
+"""The store of the example passes the store contract, and works with the middleware."""
 
 from __future__ import annotations
 

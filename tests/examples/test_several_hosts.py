@@ -1,4 +1,4 @@
-"""Several hosts do what the README shows, and so do containers trust the front and nobody else."""
+"""The example prints what its README shows; containers trust only the front."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.all
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 240
-"""How long the example may take on a machine that does ten other things."""
+"""The timeout of the example, for a busy machine."""
 SETTINGS = {
     "HOST_NAME": "host_a",
     "REDIS_URL": "redis://redis.invalid",
@@ -38,14 +38,14 @@ SETTINGS = {
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loaded machine may answer late: the deadline is not what these tests are about."""
+    """Use a long deadline, because a busy machine may answer late."""
     monkeypatch.setenv("REDIS_DEADLINE", "30s")
 
 
 @contextmanager
 def started() -> Iterator[subprocess.Popen[str]]:
     """Run the example; kill it if it takes too long."""
-    # Not measured: a process that is interrupted may hang in the tool that measures.
+    # Without coverage: an interrupted process may hang in it.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
     command = [sys.executable, "-u", "-m", "examples.several_hosts", "--port", "0"]
     environment["PYTHONPATH"] = str(ROOT / "src")
@@ -62,7 +62,7 @@ def started() -> Iterator[subprocess.Popen[str]]:
 
 
 def printed(process: subprocess.Popen[str], until: str) -> str:
-    """Return what the example prints, up to the line that begins so."""
+    """Return the output of the example up to the line with the given prefix."""
     assert process.stdout is not None
     lines: list[str] = []
     while not lines or not lines[-1].startswith(until):
@@ -72,7 +72,7 @@ def printed(process: subprocess.Popen[str], until: str) -> str:
 
 
 def shown() -> str:
-    """Return the visit as the README of the example shows it."""
+    """Return the output of the scenario as shown in the README of the example."""
     text = (ROOT / "examples" / "several_hosts" / "README.md").read_text("utf-8")
     (visit,) = re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return str(visit).strip()
@@ -104,7 +104,7 @@ async def test_a_host_starts_and_serves_while_redis_is_away() -> None:
         statuses = [(await asked(app, "172.30.0.10", "203.0.113.7")).status_code for _ in range(site.AMOUNT + 1)]
         async with asyncio.timeout(PATIENCE_S):
             health: dict[str, str] = {}
-            while health != {"host": "host_a", "counts": "in this process"}:  # events are told in a thread of their own
+            while health != {"host": "host_a", "counts": "in this process"}:  # observers are called in another thread
                 health = (await asked(app, "172.30.0.10", "203.0.113.7", "/health")).json()
     assert statuses == [200] * site.AMOUNT + [429]
 

@@ -1,4 +1,4 @@
-"""The example with four workers, started for real: they admit exactly the amount together, over a restart too."""
+"""The example with four real workers: together they admit exactly the amount, also over a restart."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AMOUNT = 100
 
 @contextmanager
 def workers(place: Path, port: int) -> Iterator[str]:
-    """Run the example, and end it as its user would."""
+    """Run the example, and stop it like its user."""
     command = ["-m", "uvicorn", f"{EXAMPLE}:app", "--workers", str(WORKERS), "--port", str(port)]
     environment = {**os.environ, "LIMITS": str(place)}
     process = subprocess.Popen([sys.executable, *command, "--log-level", "warning"], cwd=ROOT, env=environment)
@@ -49,10 +49,10 @@ def listens(port: int) -> bool:
 def test_four_workers_admit_exactly_the_amount_over_a_restart(tmp_path: Path) -> None:
     seen: list[httpx.Response] = []
     port = free_port()
-    for requests in (40, 150):  # the second lot comes to workers that were started anew
+    for requests in (40, 150):  # the second batch is sent to restarted workers
         with workers(tmp_path / "limits", port) as url, ThreadPoolExecutor(8) as pool:
             until(lambda: listens(port), "the workers start")
-            # Each over a connection of its own, so that all workers get some.
+            # One connection per request, so that all workers get some.
             seen += pool.map(lambda _, url=url: httpx.get(url, timeout=BOUND_S), range(requests))
     admitted = [answer.json()["worker"] for answer in seen if answer.status_code == 200]
     refused = [int(answer.headers["Retry-After"]) for answer in seen if answer.status_code == 429]

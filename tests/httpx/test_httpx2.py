@@ -1,4 +1,4 @@
-"""A client with the interface of httpx takes the transport too, around a transport of its own kind."""
+"""httpx2, a client with the interface of httpx, works with the transport too."""
 
 from __future__ import annotations
 

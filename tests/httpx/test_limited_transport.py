@@ -1,4 +1,4 @@
-"""The transport waits for room, charges when it sends, pauses as servers ask, and sends again what it can."""
+"""The transport waits for room, charges on sending, pauses when servers request it, and retries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OK = (200, {})
 
 
 class Answers(httpx.AsyncBaseTransport):
-    """Answers from a list, the last one for ever, and notes when it was asked, in seconds."""
+    """Returns responses from a list, repeating the last one; records the times of requests in seconds."""
 
     def __init__(self, *answers: tuple[int, Mapping[str, str]]) -> None:
         self._answers = list(answers)
@@ -100,7 +100,7 @@ async def test_no_window_has_more_sendings_than_the_limit(rng: Random) -> None:
 async def test_a_turn_that_would_come_too_late_is_an_error_of_httpx_at_once() -> None:
     scene = Scene(limits="1/minute", wait="20s")
     await scene.client.get(URL)
-    with pytest.raises(TurnTimeout, match="no room for a request within 20 s, but after 60 s") as caught:
+    with pytest.raises(TurnTimeout, match="no room for a request within 20 s; retry after 60 s") as caught:
         await scene.client.get(URL)
     assert isinstance(caught.value, SlidegateError)
     assert (caught.value.key, caught.value.retry_after_us) == ("to:api.example.com", 60_000_000)
@@ -111,7 +111,7 @@ async def test_a_turn_that_would_come_too_late_is_an_error_of_httpx_at_once() ->
 
 async def test_each_host_has_a_queue_and_a_count_of_its_own() -> None:
     scene = Scene(limits="1/second")
-    await scene.limiter.ban("192.0.2.1", "1h")  # who asks us may be banned, and be asked all the same
+    await scene.limiter.ban("192.0.2.1", "1h")  # a banned client can still be a server of outbound requests
     for host in ("a.example.com", "b.example.com", "192.0.2.1"):
         await scene.client.get(f"http://{host}:8000/")
     assert scene.server.gaps_s == [0, 0]
@@ -254,7 +254,7 @@ async def test_a_body_is_sent_again_where_it_is_known(kind: str, times: int) -> 
 
 
 class Streaming(httpx.AsyncBaseTransport, httpx.AsyncByteStream):
-    """Answers with a body that streams, and notes how often one was closed."""
+    """Returns responses with streamed bodies; records how often one was closed."""
 
     def __init__(self, *statuses: int) -> None:
         self._statuses = list(statuses)

@@ -1,4 +1,4 @@
-"""What servers say about pausing is read where it can be, and is harmless where it cannot."""
+"""Valid requests of servers to pause are parsed; invalid ones are ignored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAUSES: list[tuple[dict[str, str], float | None]] = [
     ({"retry-after": "7.5"}, None),
     ({"retry-after": "\u0667"}, None),
     ({"retry-after": "9" * 13}, None),
-    # A date is read by the clock of the server that wrote it.
+    # A date is relative to the clock of the server.
     ({"retry-after": LATE, "date": "Sun, 06 Nov 1994 10:49:07 GMT"}, 30),
     ({"retry-after": LATE}, 7_200),
     ({"retry-after": LATE, "date": "yesterday"}, 7_200),

@@ -1,4 +1,4 @@
-"""Clients that do not await: threads wait their turn as tasks do, and get the same errors."""
+"""Sync clients: threads are queued like tasks, and get the same errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ URL = "http://api.example.com/"
 
 
 class Server(httpx.BaseTransport):
-    """Answers with what it has been given, 200 at the end, and notes what was asked and how often it was closed."""
+    """Returns the given responses, then 200; records requests and the number of closes."""
 
     def __init__(self, *answers: httpx.Response) -> None:
         self.answers = list(answers)

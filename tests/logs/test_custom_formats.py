@@ -1,4 +1,4 @@
-"""Each format holds the same requests: the samples of all formats are read, and so are lines in custom formats."""
+"""The samples of all formats yield the same requests; lines in custom formats."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def requests(path: Path, **options: Any) -> list[AccessRecord]:
 
 
 def expected(name: str) -> list[AccessRecord]:
-    """Return the requests of a sample: those of the Combined format, with what its own format logs."""
+    """Return the expected requests of a sample: those of the Combined sample, with the fields that its format logs."""
     key = (("x-api-key", "key-of-nobody"),) if name in WITH_KEY else ()
     return [
         record._replace(
@@ -57,7 +57,7 @@ def expected(name: str) -> list[AccessRecord]:
 
 
 def read(line: str, **options: Any) -> AccessRecord | Skip:
-    """Return the record of a log of one line, or the reason for which it has none."""
+    """Return the record of a log of one line, or the reason it is skipped."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(line.encode(errors="replace"))
         file.flush()
@@ -78,7 +78,7 @@ def test_every_format_holds_the_same_requests_also_between_lines_of_others(name:
         assert len(requests(mixed)) == 3 * len(expected(name))
 
 
-# -- format strings of nginx -------------------------------------------------------------------------------------------
+# -- nginx format strings ----------------------------------------------------------------------------------------------
 
 TIME = "12/May/2024:12:00:00 +0000"
 CUSTOM: dict[str, tuple[str, str, AccessRecord]] = {
@@ -145,12 +145,12 @@ def test_no_change_of_a_line_makes_a_custom_format_raise_and_none_cut_short_give
 @pytest.mark.parametrize(
     ("format", "words"),
     [
-        ("", "is no format string"),
-        ('%h %l %u %t "%r" %>s', "is no format string of nginx"),
+        ("", "is not an nginx format string"),
+        ('%h %l %u %t "%r" %>s', "is not an nginx format string"),
         ('[$time_local] "$request" $status', "lacks the client"),
         ('$remote_addr [$time_local] "$request"', "lacks the status"),
-        ('$remote_addr$time_local "$request" $status', "where $remote_addr ends and $time_local begins"),
-        (7, "is no format string"),
+        ('$remote_addr$time_local "$request" $status', "$remote_addr and $time_local are adjacent"),
+        (7, "is not an nginx format string"),
     ],
 )
 def test_a_format_that_cannot_work_is_refused_with_one_that_can(format: str, words: str) -> None:
@@ -159,7 +159,7 @@ def test_a_format_that_cannot_work_is_refused_with_one_that_can(format: str, wor
     assert "such as '$remote_addr - $remote_user" in str(refused.value)
 
 
-# -- JSON lines by names of fields -------------------------------------------------------------------------------------
+# -- JSON lines with custom field names --------------------------------------------------------------------------------
 
 FIELDS = {"time": "t", "client": "c.ip", "status": "s", "request": "r"}
 LINE = {"t": "2024-05-12T12:00:00Z", "c": {"ip": "192.0.2.7"}, "s": 200, "r": "GET /a?b=1 HTTP/1.1"}
@@ -183,8 +183,8 @@ def test_fields_are_found_by_their_names() -> None:
     [
         ({}, "lack time, client, status, request (or method and path)"),
         ({**FIELDS, "user_agnet": "a"}, "did you mean 'user_agent'?"),
-        ({**FIELDS, "header:": "a"}, "no part of a record is called 'header:'"),
-        ({**FIELDS, "host": "a..b"}, "'a..b' is no name of a field"),
+        ({**FIELDS, "header:": "a"}, "'header:' is not a part of a record"),
+        ({**FIELDS, "host": "a..b"}, "'a..b' is not the name of a field"),
     ],
 )
 def test_fields_that_cannot_work_are_refused(fields: dict[str, str], words: str) -> None:

@@ -1,4 +1,4 @@
-"""What the access log reader makes of good lines, bad lines and whole files."""
+"""Parsing valid lines, invalid lines and whole files."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ JSON_RECORD = RECORD._replace(time_us=NOON_US + 250_000, user_agent="curl/8")
 
 
 def changed(line: dict[str, Any], **fields: Any) -> bytes:
-    """Return a JSON line with fields put in; None takes one out."""
+    """Return a JSON line with changed fields; None removes a field."""
     return json.dumps({name: value for name, value in {**line, **fields}.items() if value is not None}).encode()
 
 
 CLIENTS = [
     ("192.0.2.7 - jane doe", "192.0.2.7", None),
-    ("198.51.100.1 192.0.2.7 - -", "198.51.100.1", None),  # what the client's own identd says is no client
+    ("198.51.100.1 192.0.2.7 - -", "198.51.100.1", None),  # the identd field is not the client
     ("example.org 192.0.2.7 - -", "192.0.2.7", "example.org"),
     ("example.org:80 crawler.example.net - -", "crawler.example.net", "example.org"),
     ("192.0.2.7:5123 - jane doe", "192.0.2.7", None),
@@ -48,10 +48,10 @@ CLIENTS = [
     ("crawler.example.net:5123 - -", "crawler.example.net", None),
     ("example.org:80 192.0.2.7:5123 - -", "192.0.2.7", "example.org"),
 ]
-"""What stands in front of the time, the client, and the virtual host."""
+"""The text before the time, with the expected client and virtual host."""
 
 REQUESTS = [
-    ('"GET /a?b=1 HTTP/1.1" 200 5120 "-" "Mozilla/5.0 (comp', {}),  # an agent that was cut off
+    ('"GET /a?b=1 HTTP/1.1" 200 5120 "-" "Mozilla/5.0 (comp', {}),  # a truncated user agent
     ('"GET /\ufffd HTTP/1.1" 200 -', {"path": "/\ufffd"}),
     ('"\\x16\\x03\\x01" 400 7', {"method": "", "path": "\\x16\\x03\\x01", "status": 400}),
     ('"-" 408 0', {"method": "", "path": "-", "status": 408}),
@@ -60,7 +60,7 @@ REQUESTS = [
         {"user_agent": 'Mozilla/5.0 (X11; \\"odd\\")', "headers": (("referer", "https://example.org/"),)},
     ),
 ]
-"""What stands behind the time, and what is another than in `RECORD`."""
+"""The text after the time, with the fields that differ from `RECORD`."""
 
 JSON_LINES: list[tuple[bytes, dict[str, Any]]] = [
     (changed(CADDY, request={**CADDY["request"], "client_ip": ""}), {"client": "198.51.100.1"}),
@@ -165,7 +165,7 @@ def test_a_line_cut_anywhere_is_skipped_or_says_nothing_wrong() -> None:
     found = [parse_line(line[:end]) for end in range(len(line))]
     records = [record for record in found if isinstance(record, AccessRecord)]
     assert len(records) < len(found)
-    # A number that was cut off is a smaller number, and text that was cut off is left out.
+    # A truncated number is a smaller number; truncated text is dropped.
     assert {record[:5] for record in records} == {whole[:5]}
     assert {record.host for record in records} == {"www.example.org"}
     assert {(record.header("referer"), record.user_agent) for record in records} == {(None, None)}

@@ -1,4 +1,4 @@
-"""Several files in the order of time: what is read, what is counted, on one core and on several."""
+"""Reading several files in chronological order, and counting their lines."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def test_nothing_is_lost_and_what_is_late_by_less_than_the_hold_comes_in_order(
 
 
 def accumulated(seconds: list[int]) -> list[int]:
-    """Return the latest of the seconds so far, at each of them."""
+    """Return the running maximum of the seconds."""
     return list(itertools.accumulate(seconds, max))
 
 
 def moved(seconds: list[int]) -> int:
-    """Return by how many places the second that is farthest from its place in order is away from it."""
+    """Return the largest distance of a second from its position in sorted order."""
     order = sorted(range(len(seconds)), key=lambda place: seconds[place])
     return max((abs(place - before) for place, before in enumerate(order)), default=0)
 
@@ -114,7 +114,7 @@ def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert logs.size_bytes is None
     assert paths(logs) == ["/zero", "/one"]
     assert paths(logs) == []
-    monkeypatch.setattr("sys.stdin", None)  # as Python has it in a process without one
+    monkeypatch.setattr("sys.stdin", None)  # as in a process without standard input
     with pytest.raises(ConfigurationError, match="standard input is closed"):
         paths(logs)
 
@@ -157,7 +157,7 @@ def test_damaged_data_is_read_up_to_the_damage(tmp_path: Path, damage: str, rng:
 
 def test_a_bomb_of_one_line_stays_small(tmp_path: Path) -> None:
     with open(tmp_path / "bomb.log", "wb") as file:
-        for _ in range(16):  # members may follow each other
+        for _ in range(16):  # a gzip file may have several members
             file.write(gzip.compress(b"a" * 4_194_304))
         file.write(gzip.compress(f"\n{line(0)}".encode()))
     logs = AccessLogs([tmp_path / "bomb.log"])
@@ -177,7 +177,8 @@ def test_a_bomb_of_one_line_stays_small(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_packed_otherwise_is_named(tmp_path: Path, magic: bytes, packer: str) -> None:
     (tmp_path / "some.log").write_bytes(magic + b"\0" * 99)
-    with pytest.raises(ConfigurationError, match=f"some.log': it is packed with {packer}; expected plain text or gzip"):
+    message = f"some.log': it is compressed with {packer}; expected plain text or gzip"
+    with pytest.raises(ConfigurationError, match=message):
         list(AccessLogs([tmp_path / "some.log"]))
 
 

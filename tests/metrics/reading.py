@@ -1,4 +1,4 @@
-"""Reads an exposition with the parsers of Prometheus, as a server does that scrapes it."""
+"""Reads an exposition with the parsers of Prometheus, as a scraping server does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Metric(NamedTuple):
 
 
 def documented() -> list[Metric]:
-    """Return the table of metrics of the documentation, which their users rely on."""
+    """Return the table of metrics in the documentation."""
     lines = PAGE.read_text("utf-8").splitlines()
     rows = [re.split(r" *\| *", line.strip("| ")) for line in lines if line.startswith("| `slidegate.")]
     return [
@@ -37,7 +37,7 @@ def documented() -> list[Metric]:
 
 
 def prometheus_name(name: str, kind: str) -> str:
-    """Return the name for Prometheus, by the sentence above the table."""
+    """Return the name for Prometheus, by the rule above the table."""
     return name.replace(".", "_") + {"counter": "_total", "histogram": "_seconds"}.get(kind, "")
 
 
@@ -46,7 +46,7 @@ class Exposition:
         self.families: dict[str, Any] = {}
         self.samples: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
         for family in families:
-            if family.name.endswith("_created"):  # prometheus_client adds them to each counter and histogram
+            if family.name.endswith("_created"):  # prometheus_client adds these to each counter and histogram
                 continue
             assert family.name not in self.families, f"{family.name} comes twice"
             self.families[family.name] = family
@@ -58,7 +58,7 @@ class Exposition:
                 self.samples[place] = sample.value
 
     def value(self, name: str, **labels: str) -> float:
-        """Return the sum of all samples of a name that have these labels."""
+        """Return the sum of all samples with this name and these labels."""
         wanted = set(labels.items())
         found = [value for (other, has), value in self.samples.items() if other == name and wanted <= has]
         assert found, f"no sample of {name} has {labels}"
@@ -77,7 +77,7 @@ async def asked(app: Any, accept: str = "text/plain", **scope: Any) -> Answer:
 
 
 async def scraped(app: Any) -> Exposition:
-    """Scrape in both formats, which have to agree."""
+    """Scrape in both formats, which must agree."""
     answer = await asked(app)
     assert answer.status == 200
     assert answer.headers["content-type"].startswith("text/plain; version=")

@@ -1,4 +1,4 @@
-"""Workers of uvicorn in prometheus-client's multi-process mode: one of them is killed, and another takes its place."""
+"""uvicorn workers in prometheus-client's multi-process mode: one is killed and replaced."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_counters_are_those_of_all_workers_also_of_one_that_was_killed_and_repla
     lost = 0
 
     def load(workers: int) -> None:
-        """Send requests until so many workers have answered."""
+        """Send requests until the given number of workers have answered."""
         nonlocal lost
         until_s = time.monotonic() + PATIENCE_S
         answered: set[int] = set()

@@ -1,4 +1,4 @@
-"""OpenTelemetry's own SDK reads what the limiter knows."""
+"""The metrics, read by OpenTelemetry's SDK."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_instruments_say_what_the_gate_has_seen() -> None:
 async def test_every_metric_of_the_page_has_its_instrument() -> None:
     site = Site(Rule("*", "1/40ms", wait="1s", name="slow"))
     waiting = asyncio.gather(*(call(site.app, "/items/1") for _ in range(2)))
-    while not site.limiter.engine.queues.waiting:  # noqa: ASYNC110 - nobody tells
+    while not site.limiter.engine.queues.waiting:  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0)
     site.clock.advance("40ms")
     await waiting

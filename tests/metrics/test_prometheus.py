@@ -1,4 +1,4 @@
-"""A parser of Prometheus reads what the limiter knows, and clients can make no series."""
+"""The metrics, read by Prometheus parsers; clients cannot create series."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ async def test_a_store_that_fails_is_down_until_it_answers() -> None:
 
 
 async def storm(site: Site, rng: random.Random, requests: int) -> None:
-    """Send requests in each of which everything that a client can choose is another."""
+    """Send requests in which every value that a client can choose is different."""
     letters = string.ascii_letters + string.digits + "\"\\\n%{}'<\u202e"
     for number in range(requests):
         word = "".join(rng.choices(letters, k=rng.randrange(1, 12)))

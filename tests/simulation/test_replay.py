@@ -1,4 +1,4 @@
-"""The replay of a log is the middleware itself: decision for decision what real ASGI calls at the same times get."""
+"""A replay makes the same decisions as real ASGI calls to the middleware at the same times."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def record(second: float, client: str = "192.0.2.7", path: str = "/", **more: An
 
 
 async def statuses_of(records: list[AccessRecord], rules: Path) -> list[int | None]:
-    """Return the statuses of a middleware in front of a Starlette application, called as a server calls it."""
+    """Return the statuses of a Starlette application with the middleware, called like a server does."""
 
     async def answer(request: Request) -> Response:
         return Response(status_code=int(request.headers["x-status"]))
@@ -121,9 +121,9 @@ def test_a_rule_that_waits_refuses_and_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limits", "options", "words"),
     [
-        (None, {}, "one of them"),
-        ("1/s", {"rules": "slidegate.toml"}, "one of them"),
-        (None, {"rules": "slidegate.toml", "bans": BanPolicy()}, "write them into the file of rules"),
+        (None, {}, "expected either limits"),
+        ("1/s", {"rules": "slidegate.toml"}, "expected either limits"),
+        (None, {"rules": "slidegate.toml", "bans": BanPolicy()}, "write them into the rules file"),
     ],
 )
 def test_limits_come_from_one_place(limits: str | None, options: dict[str, Any], words: str) -> None:

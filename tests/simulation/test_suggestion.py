@@ -1,4 +1,4 @@
-"""Suggested limits touch no more clients than they may, and peaks are those of the real rings."""
+"""Suggested limits refuse at most the allowed share of clients; peaks match those of real rings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def replayed(rules: list[SuggestedRule], file: Path) -> Simulated:
 
 
 def touch_anybody(records: list[AccessRecord], rules: list[SuggestedRule], file: Path) -> bool:
-    """Return whether these limits touch a client; the log is read no further than to the first one."""
+    """Return whether these limits refuse any request; stop at the first refusal."""
     simulated = replayed(rules, file)
     return any(simulated.add(record).outcome == REFUSED for record in records)
 
@@ -96,7 +96,7 @@ def test_short_logs_proxies_and_crawlers_are_warned_of() -> None:
     survey, _ = suggested(records, 0.001)
     said = "\n".join(survey.warnings(0.001))
     for words in (
-        "covers 0.0 hours",
+        "covers only 0.0 hours",
         "less than one",
         "192.0.2.1 is probably a proxy",
         "the crawler 192.0.2.2 made 60%",

@@ -1,4 +1,4 @@
-"""A store of stats in memory, for several workers of one test, each with a clock of its own."""
+"""A stats store in memory for several workers of one test, each with its own clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ START_US = 1_700_000_000_000_000
 
 
 class Board(SharedStats):
-    """Keeps the rows of a test."""
+    """Stores the rows of a test."""
 
     def __init__(self) -> None:
         self.clock = FakeClock(START_US)
@@ -47,7 +47,7 @@ class Board(SharedStats):
 
 
 class Staff(Limiter):
-    """The limiter of a worker with statistics, by a clock that may be set differently from that of the board."""
+    """The limiter of a worker with statistics, whose clock may differ from that of the board."""
 
     def __init__(self, board: Board, ahead_us: int = 0) -> None:
         self.ahead_us = ahead_us

@@ -1,4 +1,4 @@
-"""The stats of all workers: their sum, their age, and how a store that is away, forks and clocks leave them right."""
+"""The stats of all workers: sums and ages, also with store failures, forks and clocks that step."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def note(staff: Staff, outcome: Outcome, series: tuple[tuple[str, ...], str] = S
 
 
 async def written(board: Board, times: int) -> None:
-    """Wait until something was written so many times."""
+    """Wait until the store was written the given number of times."""
     for _ in range(60_000):
         if board.writings >= times:
             return
@@ -83,7 +83,7 @@ moves = st.lists(
     st.lists(st.integers(-(10**10), 10**10) | st.just(0), min_size=3, max_size=3),
 )
 def test_the_sum_is_exact_after_every_worker_has_published(given_as: Any, window: str, ahead_us: list[int]) -> None:
-    """Whatever the clocks say; a worker that is killed loses no more than it had not published."""
+    """With arbitrary clocks, a killed worker loses at most its unpublished counts."""
 
     async def play() -> None:
         board = Board()
@@ -190,7 +190,7 @@ async def test_a_store_that_is_away_loses_nothing_but_time(board: Board, ann: St
     with pytest.raises(StoreError):
         await bob.statistics.stats_all("1m")
     note(ann, PASS)
-    await ann.publisher.end()  # which raises nothing
+    await ann.publisher.end()  # does not raise
 
 
 @pytest.mark.parametrize("step_us", [3_000_000, 20_000_000, 3_600_000_000, -3_600_000_000])
@@ -200,7 +200,7 @@ async def test_a_clock_that_is_set_leaves_nothing_twice(step_us: int, board: Boa
         await ann.publisher.publish()
         board.clock.advance("5s")
 
-    board.clock.advance(us=max(step_us, 0))  # the store's clock is set, and those of the workers are not
+    board.clock.advance(us=max(step_us, 0))  # the store's clock steps, but not those of the workers
     ann.ahead_us = bob.ahead_us = -step_us
     if step_us < 0:
         board.clock.set(board.clock() + step_us)
@@ -253,7 +253,7 @@ async def test_others_run_between_two_series_while_it_publishes(board: Board, an
     await ann.publisher.publish()
     done = True
     await counting
-    slices = 3  # of five seconds, a minute and five minutes
+    slices = 3  # slices of five seconds, a minute and five minutes
     assert turns >= MAX_SERIES * (1 + slices)
 
 
@@ -261,7 +261,7 @@ def test_it_goes_on_with_another_loop_when_the_first_has_ended(board: Board, ann
     async def serve(route: str) -> None:
         ann.publisher.interval_s = 0.001
         note(ann, PASS, (("api",), route))
-        ann.publisher.interval_s = 3_600.0  # the next time is not while this loop ends
+        ann.publisher.interval_s = 3_600.0  # no write is due before this loop ends
         await written(board, board.writings + 1)
 
     asyncio.run(serve("GET /a"))

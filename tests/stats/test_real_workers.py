@@ -1,4 +1,4 @@
-"""Real workers of uvicorn on a shared store: their stats are those of the client that sent the requests."""
+"""Real uvicorn workers on a shared store: their stats match the counts of the client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.all
 
 
 def send(url: str, requests: int, seen: Counter[int]) -> set[int]:
-    """Send requests, count their statuses, 0 for those without an answer; return the workers that admitted some."""
+    """Send requests and count their statuses, 0 without a response; return the workers that admitted some."""
     with ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(lambda _: ask(f"{url}/item"), range(requests)))
     seen.update(0 if answer is None else answer.status_code for answer in answers)
@@ -29,7 +29,7 @@ def send(url: str, requests: int, seen: Counter[int]) -> set[int]:
 
 
 def figures(url: str, window: str = "24h", least: Sequence[int] = (0, 0)) -> Any:
-    """Return what a worker says once it is there, and once all workers have counted so many."""
+    """Return the stats of a worker when it is up and all workers have counted the given number of requests."""
     until_s = time.monotonic() + PATIENCE_S
     while True:
         answer = ask(f"{url}/stats/{window}")
@@ -43,14 +43,14 @@ def figures(url: str, window: str = "24h", least: Sequence[int] = (0, 0)) -> Any
 def test_the_sums_are_those_of_the_client_over_stops_in_order_and_a_kill(url: str) -> None:
     seen: Counter[int] = Counter()
     with serving(served_by_workers.__name__, url) as site:
-        figures(site)  # a worker is there
+        figures(site)  # a worker is up
         workers = send(site, AMOUNT + 40, seen)
         assert seen == {200: AMOUNT, 429: 40}
         for window in ("5m", "1h", "24h"):
             found = figures(site, window, [AMOUNT, 40])
             assert found["counted"] == found["charted"] == [AMOUNT, 40]
         assert {pid for pid, _ in found["workers"]} >= workers
-    # All have stopped in order: what they had counted is there as soon as others ask, and they are gone.
+    # After an orderly shutdown, all counts are published and the workers are not listed.
     with serving(served_by_workers.__name__, url) as site:
         found = figures(site)
         assert found["counted"] == [AMOUNT, 40]
@@ -62,7 +62,7 @@ def test_the_sums_are_those_of_the_client_over_stops_in_order_and_a_kill(url: st
             os.kill(found["workers"][-1][0], signal.SIGKILL)
             storm.result()
         send(site, 20, seen)
-        # All were refused. The killed one has lost no more than it had not published: a part of the storm.
+        # All were refused. The killed worker has lost at most its unpublished counts, a part of the storm.
         figures(site, least=[AMOUNT, 100])
         time.sleep(5 * INTERVAL_S)
         admitted, refused = figures(site)["counted"]

@@ -1,4 +1,4 @@
-"""The recorder counts many outcomes at once: a reading says what it would say if each had been counted as it came."""
+"""The recorder counts outcomes in batches; reads return the same as if each had been counted immediately."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OUTCOMES: Sequence[tuple[Outcome, str]] = (
 
 
 def whole(recorder: Recorder, now_us: int, slice_us: int = SLICE_US, slices: int | None = None) -> MetricSummary:
-    """Return what the last slices of one length hold together, of all series."""
+    """Return the sum of the last slices of one length, over all series."""
     slices = KEPT[slice_us] if slices is None else slices
     first, found = now_us // slice_us - slices + 1, Slice()
     for series in recorder.listed():
@@ -43,7 +43,7 @@ def whole(recorder: Recorder, now_us: int, slice_us: int = SLICE_US, slices: int
 
 
 class Plain:
-    """Windows in which each outcome is counted at once."""
+    """Windows in which each outcome is counted immediately."""
 
     def __init__(self) -> None:
         self.windows = {slice_us: MetricWindow(slices, slice_us) for slice_us, slices in KEPT.items()}
@@ -72,7 +72,7 @@ def test_a_reading_is_what_it_would_be_if_each_outcome_had_been_counted_at_once(
         for _ in range(rng.randrange(900)):
             now = max(now + rng.randrange(pace), 0)
             if rng.random() < 0.01:
-                step = rng.choice((600, 7_200, 200_000)) * second  # the clock steps, back or forward
+                step = rng.choice((600, 7_200, 200_000)) * second  # the clock steps back or forward
                 now = max(now + rng.randrange(-step, step), 0)
             outcome, events = rng.choice(OUTCOMES)
             duration_us = rng.randrange(min(now, 3 * pace) + 1)

@@ -1,4 +1,4 @@
-"""Statistics as users attach them: shadows beside requests, once for each limiter, published at the end."""
+"""Statistics as users attach them: shadow refusals, one recording per limiter, publication at shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the middleware records about requests: each once, by rule and by route, whatever becomes of it."""
+"""The middleware records each request once, by rule and by route, whatever its outcome."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ async def test_a_method_that_a_route_has_not_is_of_that_route() -> None:
 def test_threads_that_ask_for_a_new_series_at_once_get_the_same_and_lose_nothing() -> None:
     heard = RecordingObserver()
     limiter = Limiter(observers=[heard])
-    statistics, rounds = Statistics(limiter), 400  # more than there is room for
+    statistics, rounds = Statistics(limiter), 400  # more than `MAX_SERIES`
     began_us = limiter.engine.now_us()
 
     def ask(number: int, thread: int) -> None:

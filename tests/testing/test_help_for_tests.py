@@ -1,4 +1,4 @@
-"""The help for tests that users get: it has to be right before it can judge."""
+"""The public test helpers, which must be correct before other tests can rely on them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_fake_clock_stands_still_until_it_is_told_to_move() -> None:
 @pytest.mark.parametrize("moment", [datetime(2030, 1, 31), 1.5, True])
 def test_a_fake_clock_is_set_to_no_moment_that_means_several(moment: Any) -> None:
     clock = FakeClock(5)
-    with pytest.raises(ConfigurationError, match=r"set: expected microseconds or a moment with its time zone, for "):
+    with pytest.raises(ConfigurationError, match=r"set: expected microseconds or a datetime with a time zone, for "):
         clock.set(moment)
     assert clock() == 5
 
@@ -73,7 +73,7 @@ def test_the_reference_on_traffic_worked_out_by_hand() -> None:
 
 
 def struck(model: BanModel, key: str, *at_s: int) -> list[tuple[int, int] | None]:
-    """Strike at moments; return level and length in seconds of each ban that was made."""
+    """Strike at the given times; return level and length in seconds of each ban."""
     made = [model.strike(POLICY, key, 1, at * SECOND_US) for at in at_s]
     return [ban and (ban.level, ((ban.ends_us or 0) - ban.at_us) // SECOND_US) for ban in made]
 
@@ -91,7 +91,7 @@ def test_the_reference_on_strikes_worked_out_by_hand() -> None:
 
 
 def played(drawn: bytes) -> list[str]:
-    """Play what is drawn to a memory store, and return the moves."""
+    """Play drawn choices to a memory store, and return the moves."""
     player = BanPlayer(lambda clock: MemoryStore(clock=clock), Choices(drawn))
     asyncio.run(player.play())
     return player.moves
@@ -101,7 +101,7 @@ def test_a_difference_is_shown_with_the_moves_that_led_to_it(monkeypatch: pytest
     drawn = random.Random(7).randbytes(600)
     assert any(move.startswith("a peek of") for move in played(drawn))
     monkeypatch.setattr(BanModel, "refusing", lambda *_: [])
-    with pytest.raises(AssertionError, match="the store says False, the reference True") as caught:
+    with pytest.raises(AssertionError, match="the store returned False, the reference True") as caught:
         played(drawn)
     moves = [line for line in str(caught.value).splitlines() if line.startswith("  ")]
     assert moves[-1].startswith(("  a peek of ", "  a hit of "))

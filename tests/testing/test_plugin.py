@@ -16,7 +16,7 @@ CASES = Path(__file__).parent / "plugin" / "cases.py"
 
 
 def pytest_of_its_own(*arguments: str, path: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest in a process of its own, which finds the source and `path`, and no plugin that is not named."""
+    """Run pytest in a separate process that imports from the source and `path`, with only the named plugins."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     found = {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(path))), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     everything = {**os.environ, **found, **environment}

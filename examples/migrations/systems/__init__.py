@@ -1,1 +1,1 @@
-"""One file for each library, or for models of limiters that do not run in Python."""
+"""The systems: one file for each library, and one for models of limiters that do not run in Python."""

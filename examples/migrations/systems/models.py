@@ -1,6 +1,6 @@
-"""Models of limiters that do not run in Python: each is their published algorithm in a few lines, and no more.
+"""Models of limiters that do not run in Python: only their published algorithms, in a few lines each.
 
-| model | read in |
+| model | source |
 | --- | --- |
 | `LimitReq` | nginx, `src/http/modules/ngx_http_limit_req_module.c`, `ngx_http_limit_req_lookup` |
 | `FromFirstHit` | express-rate-limit 8.6.2, `source/memory-store.ts`, and `getResetSeconds` of `source/headers.ts` |
@@ -21,13 +21,13 @@ from ..attacks import Make
 
 
 class LimitReq:
-    """A leaky bucket: it empties at a rate, each request fills it by one, and one that would pass `burst` is refused.
+    """A leaky bucket: each request adds one, it drains at a constant rate, and requests beyond `burst` are refused.
 
     Args:
-        clock: Tells the time.
-        amount: Requests a window that leak out.
-        window_s: The window.
-        burst: How many requests may be ahead of the rate; they pass at once (`nodelay`).
+        clock: The clock.
+        amount: The number of requests that drain in a window.
+        window_s: The window in seconds.
+        burst: The capacity; requests below it pass immediately (`nodelay`).
     """
 
     def __init__(self, clock: FakeClock, amount: int, window_s: int, burst: int) -> None:
@@ -36,7 +36,7 @@ class LimitReq:
         self.last_ms = 0
 
     def ask(self, path: str = "/", client: str = CLIENT, headers: dict[str, str] | None = None) -> Answer:
-        """Send one request now; it is counted in thousandths, as nginx does."""
+        """Send one request now; it is counted in thousandths, as in nginx."""
         now_ms = self.clock.now_us // 1_000
         drained = self.rate * (now_ms - self.last_ms) // 1_000
         excess = 0 if self.excess is None else max(0, self.excess - drained + 1_000)
@@ -47,7 +47,7 @@ class LimitReq:
 
 
 class FromFirstHit:
-    """A fixed window that begins with a client's first request, and counts refused requests too."""
+    """A fixed window that begins with a client's first request and counts refused requests too."""
 
     def __init__(self, clock: FakeClock, amount: int, window_s: int) -> None:
         self.clock, self.amount, self.window_us = clock, amount, window_s * 1_000_000
@@ -65,9 +65,9 @@ class FromFirstHit:
 
 
 class ByTheClock:
-    """A fixed window that begins at multiples of its length, for all clients at once, and counts refused requests too.
+    """A fixed window that begins at multiples of its length for all clients, and counts refused requests too.
 
-    Its `Retry-After` is sent where `throttled_response_retry_after_header` is on.
+    Its `Retry-After` is sent if `throttled_response_retry_after_header` is enabled.
     """
 
     def __init__(self, clock: FakeClock, amount: int, window_s: int) -> None:
@@ -86,7 +86,7 @@ class ByTheClock:
 
 
 class LeapArray:
-    """A window of `samples` buckets, the running one included: a bucket is emptied when its turn comes again."""
+    """A window of `samples` buckets, including the current one; a bucket is cleared before it is reused."""
 
     def __init__(self, clock: FakeClock, amount: int, window_s: int, samples: int = 2) -> None:
         self.clock, self.amount, self.samples = clock, amount, samples
@@ -104,7 +104,7 @@ class LeapArray:
 
 
 class Each:
-    """Several limiters one after the other, until one refuses."""
+    """Several limiters in sequence, until one refuses."""
 
     def __init__(self, clock: FakeClock, kinds: tuple[Any, ...]) -> None:
         self.limiters = [kind(clock) for kind in kinds]
@@ -116,10 +116,10 @@ class Each:
 
 
 def made(kind: Any, **options: Any) -> Make:
-    """Return how to make a model."""
+    """Return a function that creates a model."""
     return partial(kind, **options)
 
 
 def each(*kinds: Any) -> Make:
-    """Return how to make several in a row."""
+    """Return a function that creates several models in sequence."""
     return partial(Each, kinds=kinds)

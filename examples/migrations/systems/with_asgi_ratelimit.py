@@ -1,4 +1,4 @@
-"""asgi-ratelimit: its middleware with the backend in memory."""
+"""asgi-ratelimit: its middleware with the memory backend."""
 
 from __future__ import annotations
 

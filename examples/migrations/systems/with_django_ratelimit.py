@@ -38,7 +38,7 @@ class View:
         self.requests = RequestFactory()
 
     def ask(self, path: str = "/", client: str = CLIENT, headers: dict[str, str] | None = None) -> Answer:
-        """Send one request now. Django answers 403 to an exception of permission."""
+        """Send one request now; Django responds to `PermissionDenied` with 403."""
         try:
             answer = self.function(self.requests.get(path, REMOTE_ADDR=client, headers=headers or {}))
         except PermissionDenied:
@@ -47,7 +47,7 @@ class View:
 
 
 def hello(request: Any) -> HttpResponse:
-    """Answer at once."""
+    """Respond immediately."""
     return HttpResponse("hi")
 
 
@@ -57,5 +57,5 @@ def one(clock: FakeClock) -> View:
 
 
 def two_limits(clock: FakeClock) -> View:
-    """Return two limits; the one on top is asked first."""
+    """Return two limits; the outer one is checked first."""
     return View(ratelimit(key="ip", rate="50/h")(ratelimit(key="ip", rate="5/m")(hello)))

@@ -1,4 +1,4 @@
-"""fastapi-guard: its middleware with one limit, in memory, without its scan of bodies."""
+"""fastapi-guard: its middleware with one limit, in memory, without penetration detection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OTHERS = 10_001
 
 
 def config_of(amount: int = 100, window_s: int = 60, **options: Any) -> SecurityConfig:
-    """Return a configuration; the counts of the process begin anew, because all middlewares share them."""
+    """Return a configuration; the counts of the process, which all middlewares share, are reset."""
     RateLimitManager._instance = None
     options = {"enable_redis": False, "enable_penetration_detection": False, **options}
     return SecurityConfig(rate_limit=amount, rate_limit_window=window_s, **options)
@@ -52,12 +52,12 @@ def one(clock: FakeClock) -> Asgi:
 
 
 def two_limits(clock: FakeClock) -> Asgi:
-    """Return two limits: one of the whole application, and one of the path."""
+    """Return two limits: one for the whole application, and one for the path."""
     return app_of(config_of(50, 3_600, endpoint_rate_limits={"/": (5, 60)}))
 
 
 def limited_route(clock: FakeClock) -> Asgi:
-    """Return an application with a limit at a route that has a parameter."""
+    """Return an application with a limit on a route that has a parameter."""
     config = config_of(100_000)
     guard = SecurityDecorator(config)
     app = FastAPI()
@@ -73,7 +73,7 @@ def limited_route(clock: FakeClock) -> Asgi:
 
 
 def knocking(system: Asgi, clock: FakeClock) -> str:
-    """Return when a refused client that goes on asking is let in again."""
+    """Return when a refused client that continues to send requests is admitted again."""
     start_us = clock.now_us
     flood(system)
     for number in range(1, KNOCKS):
@@ -84,7 +84,7 @@ def knocking(system: Asgi, clock: FakeClock) -> str:
 
 
 def remembered(system: Asgi) -> str:
-    """Return the status of a refused client after many other addresses have asked once."""
+    """Return the status of a refused client after one request from each of many other addresses."""
     flood(system)
     for number in range(OTHERS):
         system.ask(client=f"10.0.{number // 256}.{number % 256}")
@@ -92,10 +92,10 @@ def remembered(system: Asgi) -> str:
 
 
 def statuses_without_redis() -> Row:
-    """Return the statuses of requests while nothing listens at the address of Redis."""
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # taken, so that nobody else listens there, and closed to all who connect
-        address = f"redis://127.0.0.1:{nobody.getsockname()[1]}"
+    """Return the statuses of requests while no server listens at the address of Redis."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # reserves the port without listening, so that connections are refused
+        address = f"redis://127.0.0.1:{closed.getsockname()[1]}"
         theirs = [
             app_of(config_of(enable_redis=True, redis_url=address, redis_fail_open=allowed)).ask().status
             for allowed in (False, True)
@@ -108,7 +108,7 @@ def statuses_without_redis() -> Row:
 
 
 def extra() -> list[Row]:
-    """Return the facts of fastapi-guard's page that other pages do not have."""
+    """Return the facts that only the page of fastapi-guard has."""
     items = [f"/items/{number}" for number in range(1, 6)]
     with virtual_time() as clock:
         rows = [

@@ -39,7 +39,7 @@ def two_limits(clock: FakeClock) -> Asgi:
 
 
 def extra() -> list[Row]:
-    """Return the facts of fastapi-limiter's page that other pages do not have."""
+    """Return the facts that only the page of fastapi-limiter has."""
     rows = []
     with virtual_time() as clock:
         theirs, ours = one(clock), with_slidegate.default(clock)

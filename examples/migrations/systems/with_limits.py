@@ -1,4 +1,4 @@
-"""limits: its three strategies, in memory. slowapi and Flask-Limiter decide by them."""
+"""limits: its three strategies, in memory. slowapi and Flask-Limiter are based on them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..attacks import Make
 
 
 class Strategy:
-    """An application that asks one strategy, and tells refused clients when the window is said to open.
+    """An application that uses one strategy, with a `Retry-After` from its window stats.
 
     Args:
-        name: The strategy, by the name that `limits` has for it.
-        limits: Several are asked in this order until one refuses.
+        name: The name of the strategy in `limits`.
+        limits: The limits, checked in this order until one refuses.
     """
 
     def __init__(self, name: str, *limits: str) -> None:
@@ -37,7 +37,7 @@ class Strategy:
 
 
 def made(name: str, *limits: str) -> Make:
-    """Return how to make a system with a strategy."""
+    """Return a function that creates a system with a strategy."""
     return partial(strategy, name, limits)
 
 

@@ -1,4 +1,4 @@
-"""slidegate itself, as its users write it."""
+"""slidegate, configured as in its documentation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..asking import Asgi, loop
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer at once."""
+    """Respond immediately."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"hi"})
 
@@ -51,7 +51,7 @@ def shop(clock: FakeClock, **options: object) -> Asgi:
 
 
 def of_four_workers(url: str) -> int:
-    """Return how many requests of one client pass at four workers, each of which it asks 100 times."""
+    """Return how many requests of one client pass if it sends 100 to each of four workers."""
     limiters = [Limiter.from_url(url) for _ in range(4)]
     workers = [Asgi(RateLimitMiddleware(hello, limits="100/day", limiter=limiter)) for limiter in limiters]
     passed = sum(worker.ask().passed for worker in workers for _ in range(100))
@@ -66,7 +66,7 @@ def default(clock: FakeClock) -> Asgi:
 
 
 def exact(clock: FakeClock) -> Asgi:
-    """Return the middleware whose window keeps the time of each unit."""
+    """Return the middleware with an exact window, which stores the time of each unit."""
     return guarded(clock, limits="100/minute @100")
 
 

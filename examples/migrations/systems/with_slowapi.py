@@ -1,4 +1,4 @@
-"""slowapi: the middleware with default limits, as its documentation shows it, and what else its users have."""
+"""slowapi: the middleware with default limits, as in its documentation, and other common configurations."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def limited(clock: FakeClock, *limits: str, key: Callable[..., str] = get_remote
 
 
 def fixed(clock: FakeClock) -> Asgi:
-    """Return one limit in the strategy that slowapi takes unless told otherwise."""
+    """Return one limit with slowapi's default strategy."""
     return limited(clock, "100/minute")
 
 
@@ -71,7 +71,7 @@ def two_limits(clock: FakeClock) -> Asgi:
 
 
 class PathOf:
-    """An application of which only one path is asked."""
+    """An application for which every request goes to one path."""
 
     def __init__(self, app: Any, path: str) -> None:
         self.app, self.path = app, path
@@ -81,7 +81,7 @@ class PathOf:
 
 
 def application_limits(clock: FakeClock) -> Asgi:
-    """Return a limit of the whole application beside a larger one at a route."""
+    """Return a limit for the whole application, with a larger one on a route."""
     limiter = Limiter(key_func=get_remote_address, application_limits=["10/minute"])
     app = app_of(limiter)
 
@@ -105,15 +105,15 @@ def streaming() -> FastAPI:
 
 
 def starts(system: Asgi) -> int:
-    """Return how often the answer to one request begins."""
+    """Return how often the response to one request is started."""
     return sum(message["type"] == "http.response.start" for message in system.messages("/stream"))
 
 
 def statuses_without_a_store() -> Row:
-    """Return the statuses of requests while nothing listens at the address of the store."""
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # taken, so that nobody else listens there, and closed to all who connect
-        address = f"redis://127.0.0.1:{nobody.getsockname()[1]}"
+    """Return the statuses of requests while no server listens at the address of the store."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # reserves the port without listening, so that connections are refused
+        address = f"redis://127.0.0.1:{closed.getsockname()[1]}"
 
         def status(**options: Any) -> str:
             limiter = Limiter(get_remote_address, default_limits=["100/minute"], storage_uri=address, **options)
@@ -132,12 +132,12 @@ def statuses_without_a_store() -> Row:
 
 
 def extra() -> list[Row]:
-    """Return the facts of slowapi's page that other pages do not have."""
+    """Return the facts that only the page of slowapi has."""
     return [*in_virtual_time(), four_workers(), statuses_without_a_store()]
 
 
 def four_workers() -> Row:
-    """Return how many requests of one client pass where four workers serve."""
+    """Return how many requests of one client pass with four workers."""
     workers = [Asgi(app_of(Limiter(get_remote_address, default_limits=["100/day"]))) for _ in range(4)]
     with TemporaryDirectory() as directory:
         shared = with_slidegate.of_four_workers(f"lmdb://{directory}/limits")
@@ -149,7 +149,7 @@ def four_workers() -> Row:
 
 
 def in_virtual_time() -> list[Row]:
-    """Return the facts that need no store elsewhere."""
+    """Return the facts that need no shared store."""
     ours = with_slidegate
     with virtual_time() as clock:
         by_plan = {"client": client_ip(trusted=["198.51.100.0/24"])}
@@ -207,23 +207,23 @@ def handshakes(system: Asgi) -> int:
 
 
 class PathAsked:
-    """A system of which one path is asked."""
+    """A system for which every request goes to one path."""
 
     def __init__(self, system: Asgi, path: str) -> None:
         self.system, self.path = system, path
 
     def ask(self) -> Any:
-        """Ask it."""
+        """Send one request now."""
         return self.system.ask(self.path)
 
 
 def of_one_network(system: Asgi) -> list[Any]:
-    """Ask from 300 addresses of a network that one customer has."""
+    """Send one request from each of 300 addresses in the network of one customer."""
     return [system.ask(client=f"2001:db8:0:7::{number:x}") for number in range(300)]
 
 
 def disguised(system: Asgi) -> list[Any]:
-    """Ask from one client behind a proxy, which writes another address of its own each time."""
+    """Send requests from one client behind a proxy, which forges a different address each time."""
     answers = []
     for number in range(300):
         invented = f"203.0.113.{number % 250}.{number}"

@@ -1,4 +1,4 @@
-"""Operators use the admin API of a limiter as JSON over HTTP. It needs the extra `slidegate[dashboard]`."""
+"""The admin API of a limiter: JSON over HTTP. Requires the extra `slidegate[dashboard]`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What an operator may ask about beyond stats: the busiest clients, the last refusals, the last events.
+"""Records the activity that operators see beside stats: the busiest clients, the latest refusals and events.
 
-Each worker records its own as soon as its limiter has a dashboard or an admin API; before that nothing of this happens.
-It publishes a part with its stats, and whichever worker is asked puts the parts of all together. Everything has a
-bound, in entries and in bytes: a client chooses neither how many there are nor how long they get.
+A worker records its own activity once its limiter has a dashboard or an admin API, not before. It publishes an extract
+with its stats; the worker that serves a request merges those of all. Entries are bounded in number and in bytes,
+whatever clients send.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from ..stats.statistics import recording_of
 from .messages import AnyText, View
 
 WINDOW_S: Final = 300
-"""The time that the busiest clients are about."""
+"""The window of the busiest clients."""
 SHADOW_WINDOW_S: Final = 3_600
 KEPT_EVENTS: Final = 500
 KEPT_REFUSALS: Final = 500
 MAX_REFUSALS_PER_SECOND: Final = 100
-"""How many refusals are recorded with their reasons: the event of one costs more than the refusal."""
+"""Further refusals are only counted: recording an event costs more than refusing a request."""
 MAX_UNREAD: Final = 256
 SECTION: Final = "activity"
-"""The name of what workers publish."""
+"""The name of the published section."""
 
 _MAX_DETAILS: Final = 16
 _MAX_BUCKETS: Final = 16
@@ -53,17 +53,17 @@ _NEVER_HOT: Final = 2**31 - 1
 _SHARED_CLIENTS: Final = 60
 _SHARED_BYTES: Final = {"clients": 8_000, "refusals": 8_000, "events": 8_000, "shadowed": 4_000}
 _BETWEEN: Final = "\n"
-"""Stands between a rule and a key; no rule's name has it."""
+"""Separates a rule from a key; no name of a rule contains it."""
 _ONLY_LOOKS: Final = re.compile(r":shadow(?:#\d+)?$")
 _LOGGED: Final = frozenset(KINDS) - {"refused", "shadow_refused"}
-"""The kinds of events that are kept: those that come with every request would push all others out."""
+"""The kinds of events that are kept; events of every request would displace all others."""
 _starting: Final = Lock()
 
 T = TypeVar("T")
 
 
 class ClientActivity(View):
-    """A busy client, with the names of the buckets that count it."""
+    """A busy client, with the names of the limit sets that count it."""
 
     key: AnyText
     requests: int
@@ -72,7 +72,7 @@ class ClientActivity(View):
 
 
 def _key(value: object) -> str:
-    """Return a key as it is stored: escaped, it could not be given back to the limiter."""
+    """Return a key as stored, not escaped, so that it can be passed back to the limiter."""
     return "" if value is None else str(value)[:MAX_KEY_BYTES]
 
 
@@ -106,10 +106,10 @@ class Refusal(View):
 
     @classmethod
     def of(cls, event: Event) -> Self:
-        """Return the refusal that an event tells of."""
+        """Return the refusal that an event reports."""
         names = cls.model_fields.keys() - {"at", "worker"}
-        told: dict[str, Any] = {name: event.details.get(name) for name in names}
-        return cls(at=_at(event), **told)
+        details: dict[str, Any] = {name: event.details.get(name) for name in names}
+        return cls(at=_at(event), **details)
 
 
 class LoggedEvent(View):
@@ -123,10 +123,10 @@ class LoggedEvent(View):
 
 
 class WorkerActivity(View):
-    """What a worker has recorded, the newest first, as others read it."""
+    """The published activity of a worker, newest entries first."""
 
     version: Literal[2] = 2
-    """Of its form: workers of another release may share the store for a while."""
+    """The version of the format: workers of two releases share a store during an upgrade."""
     clients: list[ClientActivity]
     refusals: list[Refusal]
     events: list[LoggedEvent]
@@ -137,13 +137,13 @@ class ClusterActivity:
     """The activity of all workers.
 
     Args:
-        parts: The names of the workers, with what each has recorded.
+        parts: (name, activity) of each worker.
 
     Attributes:
         clients: The busiest clients, each once, the most requests first.
-        refusals: The last refusals, newest first.
+        refusals: The latest refusals, newest first.
         events: The events of each worker, oldest first.
-        shadowed: (rule, key) -> how often a shadow rule would have refused it.
+        shadowed: (rule, key) -> how often the shadow rule would have refused the key.
     """
 
     def __init__(self, parts: Iterable[tuple[str, WorkerActivity]]) -> None:
@@ -168,8 +168,8 @@ class ClusterActivity:
 class ActivityRecorder(Observer):
     """Records the activity of one worker; see `of`.
 
-    The decisions about requests, many at once, say who asks how often, who is refused, and which buckets count whom.
-    Events say why a request was refused, whom a shadow rule would have refused, and what happened besides.
+    Decisions, read in batches, yield the requests and refusals of each key and the limit sets that count it. Events
+    yield the reasons of refusals, the refusals of shadow rules, and the log of events.
     """
 
     def __init__(self, limiter: Limiter) -> None:
@@ -199,44 +199,44 @@ class ActivityRecorder(Observer):
 
     @classmethod
     def of(cls, limiter: Limiter) -> ActivityRecorder:
-        """Return the recorder of a limiter, which starts at the first call."""
+        """Return the recorder of a limiter; the first call starts it."""
         with _starting:
             return limiter.engine.observers.find(ActivityRecorder) or ActivityRecorder(limiter)
 
     async def all_workers(self) -> ClusterActivity:
-        """Return the activity of all workers; where the store is away, of this one alone."""
+        """Return the activity of all workers; if the store does not answer, of this worker only."""
         self._catch_up()
         try:
             sections = await self._all_workers.sections(SECTION)
         except StoreError as error:
-            logger.warning("admin: what other workers see is not known: %s", error)
+            logger.warning("admin: the activity of other workers cannot be read: %s", error)
             sections = []
         return ClusterActivity([(self._all_workers.here().name, self._own(10)), *parts_of_others(sections)])
 
     def rules_of(self, key: str) -> list[str]:
-        """Return the names of the buckets that have counted a key lately."""
+        """Return the names of the limit sets that recently counted a key."""
         with self._lock:
             return list(self._counted_by.get(key, ()))
 
     def bucket(self, name: str) -> LimitSet | None:
-        """Return a bucket that has counted lately, by its name."""
+        """Return a limit set that recently counted a key, by its name."""
         return self._buckets.get(name)
 
     def events(self) -> list[LoggedEvent]:
-        """Return the last events of this worker, oldest first."""
+        """Return the latest events of this worker, oldest first."""
         with self._lock:
             return list(self._events)
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
     def request(self, outcome: Outcome, /) -> None:
-        """Note the decisions about a request, and read all that were noted where they are many."""
+        """Queue the decisions about a request; every `MAX_UNREAD` decisions the queue is read."""
         self._unread.extend(outcome.decisions)
         if len(self._unread) >= MAX_UNREAD:
             self._catch_up()
 
     def _catch_up(self) -> None:
-        """Read the decisions that were noted. Where another thread does so already, it reads all."""
+        """Read the queued decisions, unless another thread is doing so."""
         self._subscribe()
         if not self._reading.acquire(blocking=False):
             return
@@ -246,7 +246,7 @@ class ActivityRecorder(Observer):
             self._reading.release()
 
     def _read(self, decisions: Sequence[Decision]) -> None:
-        """Count decisions: of a client that comes again and again, all have one and the same tuple of checks."""
+        """Count decisions, grouped by their checks: those of a recurring client share one tuple."""
         groups: dict[int, list[Decision]] = {}
         for decision in decisions:
             if decision.checks and not decision.checks[0][0].rule.startswith("slidegate-"):
@@ -260,19 +260,19 @@ class ActivityRecorder(Observer):
                     requests[key] += len(group)
                     refused[key] += times_refused
                 for bucket, key, _ in checks:
-                    self._learn(bucket, key)
+                    self._remember(bucket, key)
         now_us = self._clock()
         for key, times in requests.items():
             self._requests.hit(key, now_us, times)
             if refused[key]:
                 self._refused.hit(key, now_us, refused[key])
 
-    def _learn(self, bucket: LimitSet, key: str) -> None:
-        """Remember which bucket counts a key, of the keys that came lately."""
+    def _remember(self, bucket: LimitSet, key: str) -> None:
+        """Remember that a limit set counts a key, for at most `_MAX_KEYS` keys."""
         names = self._counted_by.get(key)
         if names is None:
             if len(self._counted_by) >= _MAX_KEYS:
-                # Those who come often are learnt again at once.
+                # Frequent keys are added again with their next request.
                 self._counted_by.clear()
                 self._buckets.clear()
             names = self._counted_by[key] = {}
@@ -284,7 +284,7 @@ class ActivityRecorder(Observer):
     # -- events --------------------------------------------------------------------------------------------------------
 
     def _subscribe(self) -> None:
-        """Hear of refusals, unless enough of them were recorded in this second."""
+        """Subscribe to refusals, unless this second has reached `MAX_REFUSALS_PER_SECOND`."""
         if self._subscription is None and self._clock() // 1_000_000 != self._second:
             with self._subscribing:
                 if self._subscription is None:
@@ -320,7 +320,7 @@ class ActivityRecorder(Observer):
                 )
             )
 
-    # -- to all workers ------------------------------------------------------------------------------------------------
+    # -- publishing ----------------------------------------------------------------------------------------------------
 
     def _own(self, factor: int) -> WorkerActivity:
         """Return the activity of this worker."""
@@ -336,7 +336,7 @@ class ActivityRecorder(Observer):
         )
 
     def _published(self) -> dict[str, Any]:
-        """Return what other workers see: JSON of less than 32 KiB."""
+        """Return the extract for other workers, less than 32 KiB as JSON."""
         self._catch_up()
         own = self._own(1).model_dump()
         return {**own, **{name: _fitting(own[name], most_bytes) for name, most_bytes in _SHARED_BYTES.items()}}
@@ -360,7 +360,7 @@ class ActivityRecorder(Observer):
 
 
 def parts_of_others(sections: Iterable[Section]) -> Iterator[tuple[str, WorkerActivity]]:
-    """Yield the names and parts of the other workers, of those whose parts have this form."""
+    """Yield (name, activity) of the other workers; sections of another format are skipped."""
     for section in sections:
         if not section.worker.here:
             with suppress(ValidationError):
@@ -368,26 +368,26 @@ def parts_of_others(sections: Iterable[Section]) -> Iterator[tuple[str, WorkerAc
 
 
 def only_looks(rule: str) -> bool:
-    """Return whether the identity of a rule is that of one that refuses nobody: a shadow rule."""
+    """Return whether the identity of a rule is that of a shadow rule, which never refuses."""
     return _ONLY_LOOKS.search(rule) is not None
 
 
 @lru_cache(maxsize=_MAX_KEYS)
 def bucket_name(bucket: LimitSet) -> str:
-    """Return a name for a bucket that is the same in every worker: its rule and its limits.
+    """Return a name for a limit set that is the same in every worker: its rule and its limits.
 
-    Limits that depend on the client make several buckets of one rule.
+    A rule whose limits depend on the client has several limit sets.
     """
     return f"{bucket.rule} {'; '.join(map(str, bucket.limits))}"[:256]
 
 
 def short_name(worker: str) -> str:
-    """Return eight characters for the name of a worker."""
+    """Return a digest of the name of a worker, 8 characters."""
     return blake2b(worker.encode(), digest_size=4).hexdigest()
 
 
 def _fitting(entries: Iterable[T], most_bytes: int) -> list[T]:
-    """Return the first entries that have room."""
+    """Return the first entries that fit into `most_bytes` of JSON."""
     fitting: list[T] = []
     left = most_bytes
     for entry in entries:

@@ -18,25 +18,25 @@ from .service import OPERATIONS, AdminService, Operation
 
 
 class AdminRoutes(AdminGuard):
-    """The admin API: an ASGI application with which operators see stats, clients and rules, and ban and unban.
+    """The admin API: an ASGI application for operators to inspect stats, clients and rules, and to ban and unban.
 
     Mount it in FastAPI or Starlette: ``app.mount("/admin", AdminRoutes(limiter, token=...))``. Requests carry
     ``Authorization: Bearer TOKEN``, or the token as the password of HTTP Basic.
 
     Args:
-        limiter: The limiter whose middlewares and clients it shows.
-        access: Who may use it: `token` may look and change, and `read_token` only look, each 16 to 512 characters, or
-            several of them; or, instead of tokens, `auth`, a function of the request, sync or async, that returns None
-            for a stranger, ``"read"``, ``"full"``, or ``User("full", "ann")``. `hosts` are the names under which it may
-            be asked, with a port or for any port, such as ``["ops.example.org"]``; by default any. `client` finds the
-            address of a user; by default the way of the middleware on the limiter, whose lists hold here too.
+        limiter: The limiter to manage.
+        access: `token` grants reading and changes, `read_token` only reading; each is a token of 16 to 512 characters
+            or several. Instead of tokens, `auth` is a function of the request, sync or async, that returns ``"read"``,
+            ``"full"``, ``User("full", "ann")``, or None to reject it. `hosts` are the accepted Host names, with a port
+            or for any port, such as ``["ops.example.org"]``; any by default. `client` finds the address of a user; by
+            default that of the limiter's middleware, whose lists apply here too.
 
     Raises:
-        ConfigurationError: There are neither tokens nor `auth`, or both, or a value cannot work.
+        ConfigurationError: Neither tokens nor `auth` are given, or both, or a value is invalid.
     """
 
     prefix = ""
-    """The path below which the operations lie."""
+    """The path prefix of the operations."""
 
     def __init__(self, limiter: Limiter, **access: Unpack[Access]) -> None:
         super().__init__(limiter, access)
@@ -46,14 +46,14 @@ class AdminRoutes(AdminGuard):
         """See `AdminGuard.handle`."""
         operation = self._operation(request)
         if operation.method != "GET" and by.user.role != "full":
-            raise AdminError(403, "role", "This user may look, and not change.")
+            raise AdminError(403, "role", "This user may read, but not change anything.")
         values = parameters.query(request.query_params.multi_items())
         if operation.method in ("POST", "PUT"):
             if values:
-                raise InvalidParameters(("query", "expected the values in the body, and no query"))
+                raise InvalidParameters(("query", "expected the parameters in the body, not in the query"))
             values = body
         elif body is not None:
-            raise InvalidParameters(("body", "expected the values in the query, and no body"))
+            raise InvalidParameters(("body", "expected the parameters in the query, not in a body"))
         try:
             answer = await operation.do(self.service, parameters.read(operation.takes, values), by)
         except ConfigurationError as error:
@@ -62,19 +62,19 @@ class AdminRoutes(AdminGuard):
         return unless_known(request, response) if operation.method == "GET" else response
 
     def _operation(self, request: Request) -> Operation:
-        """Return the operation that a request asks for.
+        """Return the operation for the path and method of a request.
 
         Raises:
-            AdminError: There is none.
+            AdminError: The path or the method is unknown.
         """
         path = route_path(request.scope)
         below = path.removeprefix(self.prefix) if path.startswith(f"{self.prefix}/") else path
         operations = {operation.method: operation for operation in OPERATIONS if operation.path == below}
         if not operations:
             hint = closest(below, {operation.path for operation in OPERATIONS})
-            raise AdminError(404, "unknown", f"There is no such path here{hint}.")
+            raise AdminError(404, "unknown", f"This path does not exist{hint}.")
         method: Any = "GET" if request.method == "HEAD" else request.method
         if method not in operations:
             allow = ", ".join(sorted({*operations, *(["HEAD"] if "GET" in operations else [])}))
-            raise AdminError(405, "method", f"{below[1:]} is asked with {allow}.", {"allow": allow})
+            raise AdminError(405, "method", f"{below[1:]} allows {allow}, not {request.method}.", {"allow": allow})
         return operations[method]

@@ -1,8 +1,8 @@
-"""Who sends a request to an operators' tool: whoever shows a token, or is known to a function of the application.
+"""Authentication of operators, by token or by a function of the application.
 
-A token comes as ``Authorization: Bearer TOKEN``, or as the password of HTTP Basic, which a browser asks for by itself.
-Each token that comes is compared, so nobody who has the right one waits. Wrong ones are counted by the address that
-sends them, over all workers: the log names the first five of a minute, and the others are answered with 429.
+A token is sent as ``Authorization: Bearer TOKEN``, or as the password of HTTP Basic, for which browsers prompt.
+Wrong tokens are counted per client address, over all workers: the first five a minute are logged, further ones are
+answered with 429. A valid token is accepted even then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..web.client_ip import ClientAddress
 from .messages import AdminError
 
 Role: TypeAlias = Literal["read", "full"]
-"""``"read"`` may look; ``"full"`` may also change."""
+"""``"read"`` allows reading; ``"full"`` also allows changes."""
 
 MIN_TOKEN: Final = 16
 MAX_TOKEN: Final = 512
@@ -37,11 +37,11 @@ _WRONG_TOKENS: Final = LimitSet("slidegate-wrong-tokens", parse_limits("5/minute
 
 
 class User(NamedTuple):
-    """Somebody who may use an operators' tool.
+    """A user of an operators' tool.
 
     Attributes:
         role: ``"read"`` or ``"full"``.
-        name: The name under which changes are recorded, at most 64 printable characters.
+        name: Recorded as the author of changes; at most 64 printable characters.
     """
 
     role: Role
@@ -50,11 +50,11 @@ class User(NamedTuple):
 
 AuthAnswer: TypeAlias = User | Role | None
 AuthFunction: TypeAlias = Callable[[Request], AuthAnswer | Awaitable[AuthAnswer]]
-"""Says who sends a request, which has no body here: None for a stranger."""
+"""Returns the user who sends a request, or None to reject it. The request has no body."""
 
 
 class Access(TypedDict, total=False):
-    """Who may use an operators' tool, and under which names it is asked; `AdminRoutes` describes the options."""
+    """The access options of an operators' tool; see `AdminRoutes`."""
 
     token: str | Iterable[str] | None
     read_token: str | Iterable[str] | None
@@ -64,15 +64,15 @@ class Access(TypedDict, total=False):
 
 
 class Authenticator:
-    """Says who sends a request.
+    """Authenticates the sender of a request.
 
     Args:
-        limiter: Its store holds the counts of wrong tokens.
+        limiter: Its store counts wrong tokens.
         tool: The name of the tool, for error messages.
-        access: Who may use it.
+        access: The access options.
 
     Raises:
-        ConfigurationError: There are neither tokens nor `auth`, or both, or a value cannot work.
+        ConfigurationError: Neither tokens nor `auth` are given, or both, or a value is invalid.
     """
 
     def __init__(self, limiter: Limiter, tool: str, access: Access) -> None:
@@ -82,34 +82,34 @@ class Authenticator:
         self._users = _read_tokens(tool, access)
         if self._auth is None and not self._users:
             raise ConfigurationError(
-                f"{tool}: it does not start without a token, so that no stranger gets in; write {tool}(limiter, "
-                f'token=os.environ["SLIDEGATE_TOKEN"]) with the output of {MAKE_ONE}, or auth=function'
+                f'{tool}: a token or auth= is required; write {tool}(limiter, token=os.environ["SLIDEGATE_TOKEN"]), '
+                f"with a token from {MAKE_ONE}, or auth=function"
             )
         if self._auth is not None and self._users:
             raise ConfigurationError(f"{tool}: expected tokens or auth=, not both")
 
     async def identify(self, request: Request, client_key: str) -> User:
-        """Return who sends a request.
+        """Return the user who sends a request.
 
         Args:
             request: The request.
-            client_key: The client, by which wrong tokens are counted.
+            client_key: The key of the client, by which wrong tokens are counted.
 
         Raises:
-            AdminError: Nobody who is known.
+            AdminError: The request carries no valid token, or `auth` rejects it.
         """
         user = self._owner(request) if self._auth is None else await _ask(self._auth, request)
         if user is not None:
             return user
-        # For a browser, to ask for Basic is to open a dialog; a function may know people by something else.
+        # A browser shows a password dialog for Basic; `auth` may use another scheme, so it must not.
         challenge = 'Basic realm="slidegate", charset="UTF-8"' if self._auth is None else "Bearer"
         if "authorization" not in request.headers:
-            raise AdminError(401, "login", "This needs a token.", {"www-authenticate": challenge})
+            raise AdminError(401, "login", "A token is required.", {"www-authenticate": challenge})
         await self._count_wrong(client_key)
         raise AdminError(401, "login", "The token is wrong.", {"www-authenticate": challenge})
 
     def _owner(self, request: Request) -> User | None:
-        """Return whose token a request carries. Digests have one length, and an attacker cannot choose their bytes."""
+        """Return the owner of a request's token. Digests are compared, so that timing reveals nothing of a token."""
         fields = request.headers.getlist("authorization")
         shown = sha256(_token_of(fields[0]).encode(errors="surrogatepass")).digest() if len(fields) == 1 else b""
         owners = [user for digest, user in self._users.items() if hmac.compare_digest(digest, shown)]
@@ -119,17 +119,17 @@ class Authenticator:
         """Count a wrong token.
 
         Raises:
-            AdminError: Its client has sent too many.
+            AdminError: The client has sent too many.
         """
         counted = await self._limiter.hit_all([(_WRONG_TOKENS, client_key, 1)])
         if counted.reason is Reason.LIMITED:
-            detail = "Too many wrong tokens came from this address. A right one is taken at once."
+            detail = "Too many wrong tokens came from this address. A valid token is still accepted."
             raise AdminError(429, "attempts", detail, {"retry-after": str(counted.retry_after or 1)})
-        logger.warning("a wrong token for an operators' tool was sent from %s", client_key)
+        logger.warning("%s sent a wrong token to an operators' tool", client_key)
 
 
 def _token_of(field: str) -> str:
-    """Return the token in a field `Authorization`; an empty text for none."""
+    """Return the token in the header field `Authorization`; an empty string if there is none."""
     scheme, _, value = field.partition(" ")
     if scheme.lower() == "bearer":
         return value.strip()
@@ -156,10 +156,10 @@ def _check_options(tool: str, access: Access) -> None:
 
 
 async def _ask(auth: AuthFunction, request: Request) -> User | None:
-    """Ask the application's function who sends a request.
+    """Call the function of the application.
 
     Raises:
-        ConfigurationError: It returned something else than None, a role or a `User`.
+        ConfigurationError: It returned something other than None, a role or a `User`.
     """
     answer = auth(Request(request.scope))
     answer = await answer if isawaitable(answer) else answer
@@ -172,14 +172,16 @@ async def _ask(auth: AuthFunction, request: Request) -> User | None:
 
 
 def _read_tokens(tool: str, access: Access) -> dict[bytes, User]:
-    """Return digest -> owner of each token. A name is a place in the options, and shows nothing of the token."""
+    """Return digest -> user for each token. Users are named by option and position: a name reveals no token."""
     users: dict[bytes, User] = {}
     roles: list[tuple[Literal["token", "read_token"], Role]] = [("token", "full"), ("read_token", "read")]
     for option, role in roles:
         for number, text in enumerate(_texts(tool, option, access.get(option)), start=1):
             digest = sha256(text.encode()).digest()
             if digest in users:
-                raise ConfigurationError(f"{tool}: {option}: a token is given twice; make one for each, {MAKE_ONE}")
+                raise ConfigurationError(
+                    f"{tool}: {option}: a token is given twice; create one for each user, for example by {MAKE_ONE}"
+                )
             users[digest] = User(role, f"{option} {number}")
     if len(users) > MAX_TOKENS:
         raise ConfigurationError(f"{tool}: expected at most {MAX_TOKENS} tokens, not {len(users)}")
@@ -187,7 +189,7 @@ def _read_tokens(tool: str, access: Access) -> dict[bytes, User]:
 
 
 def _texts(tool: str, option: str, given: object) -> Iterator[str]:
-    """Yield the tokens of an option. No message repeats one: what cannot be a token may be a secret all the same."""
+    """Yield the tokens of an option. Error messages never quote the value: an invalid token may still be a secret."""
     listed = [given] if isinstance(given, str) else () if given is None else given
     if not isinstance(listed, Iterable) or isinstance(listed, (bytes, bytearray)):
         raise ConfigurationError(f"{tool}: {option}: expected text, for example from {MAKE_ONE}")

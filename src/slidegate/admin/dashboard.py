@@ -1,4 +1,4 @@
-"""The dashboard: a page, the snapshot that it shows live, and the admin API, behind one guard."""
+"""The dashboard: a page, the snapshots that it polls, and the admin API, behind one guard."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from .service import AdminService
 
 SHORT_US: Final = 2_000_000
 LONG_US: Final = 10_000_000
-"""How old a snapshot of a longer window may be."""
+"""The maximum age of a snapshot of a longer window."""
 MAX_LINES: Final = 12
-"""How many rules, and how many routes, get a small line: the busiest."""
+"""How many rules, and how many routes, get a sparkline: the busiest."""
 LINE_POINTS: Final = 60
 NEAREST: Final = 12
 _SHORT: Final = frozenset({"1m", "5m", "10m"})
-"""Windows in which two seconds can be seen."""
+"""Windows in which a change of two seconds is visible."""
 _TYPES: Final = {
     "css": "text/css",
     "html": "text/html",
@@ -44,19 +44,19 @@ _TYPES: Final = {
 
 
 class Dashboard(AdminRoutes):
-    """A page that shows a limiter at work, and bans: ``app.mount("/slidegate", Dashboard(limiter, token=...))``.
+    """A page of live stats, clients and bans of a limiter: ``app.mount("/slidegate", Dashboard(limiter, token=...))``.
 
-    A browser asks for the token as a password, for any name. The page shows stats of all workers that share the store,
-    asks for new ones every two seconds while it is seen, and asks nobody but the application that it is mounted in. The
-    admin API is at ``api`` below the mount. A middleware above counts all these requests too, unless a rule exempts
-    them: ``Rule("/slidegate/{rest:path}", exempt=True)``.
+    A browser prompts for the token as the password of any user name. The page shows the stats of all workers that share
+    the store, polls every two seconds while it is visible, and sends no request to any other origin. The admin API is
+    at ``api`` below the mount. An outer middleware counts these requests too, unless a rule exempts them:
+    ``Rule("/slidegate/{rest:path}", exempt=True)``.
 
     Args:
-        limiter: The limiter to look at.
-        access: Who may use it, as for `AdminRoutes`.
+        limiter: The limiter to manage.
+        access: The access options, as for `AdminRoutes`.
 
     Raises:
-        ConfigurationError: There are neither tokens nor `auth`, or both, or a value cannot work.
+        ConfigurationError: Neither tokens nor `auth` are given, or both, or a value is invalid.
     """
 
     prefix = "/api"
@@ -67,7 +67,7 @@ class Dashboard(AdminRoutes):
         self._snapshots = SnapshotCache(limiter, self.service)
 
     async def handle(self, request: Request, by: Sender, body: Any) -> Response:
-        """Return a file of the page, a snapshot for the live view, or the answer of the API."""
+        """Return a static file, a snapshot for the live view, or the response of the API."""
         path = route_path(request.scope) or "/"
         if request.method in ("GET", "HEAD"):
             if path in self._files:
@@ -76,19 +76,19 @@ class Dashboard(AdminRoutes):
                 asked = parameters.read(parameters.StatsQuery, parameters.query(request.query_params.multi_items()))
                 return unless_known(request, json_response(await self._snapshots.latest(asked.window)))
         if not path.startswith(f"{self.prefix}/"):
-            raise AdminError(404, "unknown", "There is nothing here.")
+            raise AdminError(404, "unknown", "This path does not exist.")
         return await super().handle(request, by, body)
 
 
 class SnapshotCache:
-    """The newest snapshot of each window: everything that the live view shows, made once for all open pages.
+    """Caches the latest snapshot of each window: the data of the live view, shared by all open pages.
 
-    A snapshot is made when somebody asks and the last one is too old, so twenty open pages cost as much as one, and a
-    page that nobody looks at costs nothing. All stats of a snapshot are of one question to the store.
+    A snapshot is created on request, if the cached one is too old: twenty open pages cost as much as one, and a hidden
+    page costs nothing. All stats of a snapshot come from one read of the store.
 
     Args:
-        limiter: Where the stats come from.
-        service: Knows the clients.
+        limiter: The limiter whose stats are shown.
+        service: Returns the clients.
     """
 
     def __init__(self, limiter: Limiter, service: AdminService) -> None:
@@ -99,8 +99,8 @@ class SnapshotCache:
         self._making: dict[str, anyio.Lock] = {}
 
     async def latest(self, window: parameters.TimeWindow) -> str:
-        """Return the snapshot of a window as JSON; one that is too old is made anew first."""
-        # A question about one window must not wait for the stats of another.
+        """Return the snapshot of a window as JSON, refreshed if it is too old."""
+        # One lock for each window: a request for one must not wait for the stats of another.
         async with self._making.setdefault(window, anyio.Lock()):
             made_us, text = self._snapshots.get(window, (0, ""))
             if not text or self._clock() - made_us >= (SHORT_US if window in _SHORT else LONG_US):
@@ -109,7 +109,7 @@ class SnapshotCache:
             return text
 
     async def _make(self, window: parameters.TimeWindow) -> views.Snapshot:
-        """Return a snapshot; without a store it says so in place of the stats."""
+        """Return a new snapshot; if the store does not answer, one with `problem` instead of stats."""
         try:
             recent = await self._all_workers.recent(window)
             stats = recent.stats(await self._all_workers.workers())
@@ -142,10 +142,10 @@ def _line(recent: RecentStats, rule: str | None = None, route: str | None = None
 
 
 def thinned(counts: Sequence[int]) -> list[int]:
-    """Return the counts of steps in at most `LINE_POINTS` points.
+    """Return the counts of steps, summed to at most `LINE_POINTS` points.
 
-    The running step is left out, and each point adds up as many steps as the others: else the line would seem to fall
-    at its end.
+    The current step is omitted and every point sums equally many steps; otherwise the line would appear to drop at
+    its end.
     """
     done = max(len(counts) - 1, 0)
     step = -(-done // LINE_POINTS) or 1
@@ -153,9 +153,9 @@ def thinned(counts: Sequence[int]) -> list[int]:
 
 
 def page_files() -> Mapping[str, Callable[[], Response]]:
-    """Return path below the mount -> what answers with that file of the page.
+    """Return path below the mount -> function that returns a response with that file.
 
-    They are read once into a fixed table: no path of a request is ever joined to a directory.
+    The files are read once into a fixed table: the path of a request is never joined to a directory.
     """
     page = {}
     for file in files(__package__).joinpath("static").iterdir():

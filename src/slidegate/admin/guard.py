@@ -1,12 +1,12 @@
-"""The guard between strangers and an operators' tool.
+"""Access control of operators' tools.
 
-It asks, in this order: under which name the tool is asked (`hosts`); whether a list or a ban keeps the client out; who
-sends the request; and of a change, which is every method but GET and HEAD, whether a page of this place sends it.
+The checks, in this order: the Host is one of `hosts`; no list or ban refuses the client; the user is authenticated;
+and a change (every method except GET and HEAD) comes from a page of the same origin or from no page.
 
-A page elsewhere can make a browser send a request here, with the password that the browser remembers (cross-site
-request forgery): browsers say so in Sec-Fetch-Site, and where they do not, over plain http, the Origin must be the
-Host. No page elsewhere can make one send a bearer token. And a page can have its own name lead to an address of ours
-(DNS rebinding); then the browser takes us for that page. Against this the operator lists the names of the tool.
+Cross-site request forgery: a page of another origin can make a browser send a request here, with the stored password.
+Browsers report that in Sec-Fetch-Site; without it, as over plain http, the Origin must match the Host. A bearer token
+cannot be sent that way. DNS rebinding: an attacker's host name can resolve to our address, which makes our responses
+same-origin with the attacker's page. The option `hosts` prevents that.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _HOST: Final = re.compile(r"(?P<name>\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,255})(?:
 
 
 class Sender(NamedTuple):
-    """Who sends a request, and from where.
+    """The sender of a request.
 
     Attributes:
         user: The user.
         key: The key of the client.
-        address: Its address, if it has one.
+        address: The address of the client; None if it has none.
     """
 
     user: User
@@ -54,17 +54,17 @@ class Sender(NamedTuple):
 
 
 class AdminGuard:
-    """An ASGI application that guards an operators' tool; the tool is a subclass.
+    """The base class of operators' tools: an ASGI application that checks access before it calls `handle`.
 
     Args:
-        limiter: The limiter that it is about.
-        access: Who may use it.
+        limiter: The limiter to manage.
+        access: The access options.
 
     Attributes:
         limiter: The limiter.
 
     Raises:
-        ConfigurationError: There are neither tokens nor `auth`, or both, or a value cannot work.
+        ConfigurationError: Neither tokens nor `auth` are given, or both, or a value is invalid.
     """
 
     def __init__(self, limiter: Limiter, access: Access) -> None:
@@ -79,12 +79,12 @@ class AdminGuard:
         self._client = access.get("client")
 
     async def handle(self, request: Request, by: Sender, body: Any) -> Response:
-        """Answer a request of a user.
+        """Answer a request that passed all checks.
 
         Args:
             request: The request.
-            by: Who sends it.
-            body: The JSON of its body.
+            by: The sender.
+            body: The decoded JSON body; None without one.
         """
         raise NotImplementedError
 
@@ -96,7 +96,7 @@ class AdminGuard:
             fields = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
             await refuse_websocket(scope, send, 403, b"", fields)
         else:
-            _leave_out_of_stats(scope.get(SCOPE_KEY))
+            _exclude_from_stats(scope.get(SCOPE_KEY))
             request = Request(scope, receive)
             try:
                 response = await self._respond(request)
@@ -114,22 +114,22 @@ class AdminGuard:
     async def _respond(self, request: Request) -> Response:
         host = request.headers.get("host", "").lower()
         if self._hosts and not {host, re.sub(r":[0-9]*$", "", host)} & self._hosts:
-            raise AdminError(421, "host", "This tool is not asked under this name; its option hosts lists the names.")
+            raise AdminError(421, "host", "This tool is not served under this host name; add it to the option hosts.")
         key, address = await self._admit(request.scope)
         user = await self._authenticator.identify(request, key)
         body = None
         if request.method not in ("GET", "HEAD"):
             if not _may_change(request, host):
-                detail = "A change needs a bearer token, or Sec-Fetch-Site: same-origin, or the Origin of its own page."
+                detail = "A change needs a bearer token, Sec-Fetch-Site: same-origin, or an Origin equal to the Host."
                 raise AdminError(403, "origin", detail)
             body = await read_json(request)
         return await self.handle(request, Sender(user, key, address), body)
 
     async def _admit(self, scope: Scope) -> tuple[str, Address | None]:
-        """Return the key and the address of a client, found as the middleware on the limiter does.
+        """Return the key and the address of a client, found as by the limiter's middleware.
 
         Raises:
-            AdminError: It is on a blocklist or banned, and on no allowlist.
+            AdminError: The client is on a blocklist or banned, and on no allowlist.
         """
         callers = self.limiter.engine.callers.listed()
         middlewares = [caller for caller in callers if isinstance(caller, RateLimitMiddleware)]
@@ -158,19 +158,19 @@ def _covers(middleware: RateLimitMiddleware, name: str, address: Address | None)
 
 
 def _may_change(request: Request, host: str) -> bool:
-    """Return whether a request comes from a page of this place, or from no page."""
+    """Return whether a request comes from a page of the same origin, or from no page."""
     if request.headers.get("authorization", "").lower().startswith("bearer "):
         return True
     sites, origins = request.headers.getlist("sec-fetch-site"), request.headers.getlist("origin")
     if sites:
         return sites == ["same-origin"]
-    # Behind a proxy that ends TLS a server sees http where the browser says https, but never the other way round.
+    # Behind a proxy that terminates TLS the scheme is http but the Origin https; the reverse never happens.
     own = [f"https://{host}", *([f"http://{host}"] if request.scope.get("scheme") != "https" else [])]
     return bool(host) and len(origins) == 1 and origins[0].lower() in own
 
 
 def _read_hosts(tool: str, hosts: object) -> frozenset[str]:
-    """Return the names under which a tool may be asked, with a port or for any port."""
+    """Return the accepted host names in lower case, with a port or for any port."""
     example = 'for example hosts=["ops.example.org", "127.0.0.1:8000"]'
     names = check_list(f"{tool}: hosts", hosts, f"a list, {example}")
     for name in names:
@@ -181,21 +181,21 @@ def _read_hosts(tool: str, hosts: object) -> frozenset[str]:
     return frozenset(name.lower() for name in names)
 
 
-def _leave_out_of_stats(exchange: Exchange | None) -> None:
-    """Have the stats that are shown be those of the application: an open page asks every two seconds.
+def _exclude_from_stats(exchange: Exchange | None) -> None:
+    """Exclude a request of an open page, which polls every two seconds, from the stats of the application.
 
-    What a rule counts is in the stats of that rule, so it stays in those of all requests.
+    A request that a rule counted stays, so that the total matches the stats of the rules.
     """
     if exchange is not None and not any(decision.checks for decision in exchange.decisions):
         exchange.outcomes = None
 
 
 def _failure(error: Exception) -> AdminError:
-    """Log a failure behind the guard under a number, and return the answer, which says no more than the number."""
+    """Log an exception under a random number, and return an error response that reveals only that number."""
     number = secrets.token_hex(8)
     if isinstance(error, StoreError):
-        logger.error("request %s to an operators' tool failed, because the store does not answer: %r", number, error)
+        logger.error("request %s to an operators' tool failed because the store does not answer: %r", number, error)
         return AdminError(503, "store", "The store does not answer.", {"retry-after": "1"}, request_id=number)
     logger.error("request %s to an operators' tool failed", number, exc_info=error)
-    detail = "The request failed; the log says why, under the request_id."
+    detail = "The request failed; the log contains the cause under the request_id."
     return AdminError(500, "failed", detail, request_id=number)

@@ -1,4 +1,4 @@
-"""What all answers of an operators' tool have in common: JSON, header fields, errors; and how a body is read."""
+"""Responses of operators' tools: JSON, security headers, errors; and how request bodies are read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECURITY_HEADERS: Final = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-"""The fields of every answer. Whether a name is to be asked by https alone is the business of its owner."""
+"""The header fields of every response. HSTS is not among them: the owner of the host name decides on it."""
 
 MAX_BODY: Final = 65_536
 
@@ -37,24 +37,24 @@ def _encodable(value: object) -> object:
 
 
 AnyText: TypeAlias = Annotated[str, BeforeValidator(_encodable)]
-"""A text that a client may have chosen, without the halves of characters that JSON cannot hold."""
+"""Text that a client may have chosen, without lone surrogates, which JSON cannot encode."""
 
 
 class View(BaseModel):
-    """An answer, or a part of one: these fields and no others."""
+    """A response, or a part of one; it rejects unknown fields."""
 
     model_config = ConfigDict(extra="forbid", from_attributes=True)
 
 
 class AdminError(SlidegateError):
-    """A request that cannot be answered.
+    """A request that is answered with an error.
 
     Args:
-        status: The status of the answer.
-        code: The reason in one word, for programs.
-        detail: The reason in a sentence.
-        headers: More header fields.
-        members: More members of the problem.
+        status: The status of the response.
+        code: The reason as one word, for programs.
+        detail: The reason as a sentence.
+        headers: Further header fields.
+        members: Further members of the problem document.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class AdminError(SlidegateError):
         self.members = members
 
     def response(self) -> Response:
-        """Return the answer, a problem (RFC 9457)."""
+        """Return the response, a problem document (RFC 9457)."""
         problem = {
             "type": "about:blank",
             "title": HTTPStatus(self.status).phrase,
@@ -81,7 +81,7 @@ class AdminError(SlidegateError):
 
 
 class InvalidParameters(AdminError):
-    """Values of a request that cannot be used: (name, message) of each of them."""
+    """Invalid values in a request: (name, message) for each of them."""
 
     def __init__(self, *errors: tuple[str, str]) -> None:
         detail = "; ".join(f"{name}: {message}" for name, message in errors)
@@ -89,12 +89,12 @@ class InvalidParameters(AdminError):
 
 
 def json_response(text: str, status: int = 200) -> Response:
-    """Return an answer of JSON."""
+    """Return a JSON response."""
     return Response(text, status, media_type="application/json")
 
 
 def unless_known(request: Request, response: Response) -> Response:
-    """Return an answer with its ETag; 304 without a body where the client has it already."""
+    """Return the response with its ETag, or 304 if it matches If-None-Match."""
     etag = f'"{blake2b(response.body, digest_size=12).hexdigest()}"'
     if request.headers.get("if-none-match") == etag:
         response = Response(status_code=304)
@@ -103,11 +103,11 @@ def unless_known(request: Request, response: Response) -> Response:
 
 
 async def read_json(request: Request) -> Any:
-    """Return the body of a request, None for an empty one.
+    """Return the decoded body of a request; None if it is empty.
 
     Raises:
-        AdminError: It is too large, or no JSON.
-        ClientDisconnect: The client left.
+        AdminError: It is too large or not JSON.
+        ClientDisconnect: The client disconnected.
     """
     body = b""
     async for part in request.stream():
@@ -116,7 +116,7 @@ async def read_json(request: Request) -> Any:
             raise AdminError(413, "size", f"expected a body of at most {MAX_BODY} bytes")
     if not body:
         return None
-    # A page elsewhere can send a form without asking, but no JSON.
+    # A page of another origin can send a form without a preflight request, but not JSON.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise AdminError(415, "type", "expected a body of the type application/json")
     try:

@@ -1,4 +1,4 @@
-"""What the admin API takes, as models. The description of a field is what its error message says was expected."""
+"""The parameters of the admin API, as models. Error messages quote the description of a field."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .messages import InvalidParameters
 
 MAX_TEXT: Final = 1_024
 MAX_ERRORS: Final = 20
-"""How many errors one answer names."""
+"""The maximum number of errors in one response."""
 MAX_SHOWN: Final = 80
 
 TimeWindow: TypeAlias = Literal["1m", "5m", "10m", "30m", "1h", "3h", "6h", "12h", "24h"]
@@ -25,7 +25,7 @@ WINDOWS: Final[tuple[str, ...]] = get_args(TimeWindow)
 
 def _event_kind(kind: str) -> str:
     if kind not in KINDS:
-        raise ValueError("no kind of event")
+        raise ValueError("not a kind of event")
     return kind
 
 
@@ -43,18 +43,18 @@ Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 Window: TypeAlias = Annotated[TimeWindow, Field(description=f"one of {', '.join(WINDOWS)}")]
 AnyKey: TypeAlias = Annotated[
     Text,
-    Field(description='an address, a network or a key as stores hold it, for example "203.0.113.7" or "user:42"'),
+    Field(description='an address, a network or a key as stored, for example "203.0.113.7" or "user:42"'),
 ]
 
 
 class Parameters(BaseModel):
-    """The parameters of a query, or the fields of a body: these and no others."""
+    """The parameters of a query, or the fields of a body; unknown ones are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class NoParameters(Parameters):
-    """Nothing is asked for but the whole answer."""
+    """An operation without parameters."""
 
 
 class StatsQuery(Parameters):
@@ -70,7 +70,7 @@ class ShadowQuery(Parameters):
 
 
 class HistoryQuery(ShadowQuery):
-    """Whose stats step by step."""
+    """Which time series."""
 
     rule: Annotated[Text | None, Field(description='the name of a rule, for example "api"')] = None
     route: Annotated[Text | None, Field(description='a route, for example "GET /items/{id}"')] = None
@@ -101,10 +101,10 @@ class BansQuery(RefusalsQuery):
     """Which bans."""
 
     cursor: Annotated[
-        str | None, Field(pattern=r"^\d{1,19}:.", max_length=MAX_TEXT, description="the `next` of the page before")
+        str | None, Field(pattern=r"^\d{1,19}:.", max_length=MAX_TEXT, description="the `next` of the previous page")
     ] = None
-    policy: Annotated[Text | None, Field(description='the policy or person that bans, for example "abuse"')] = None
-    q: Annotated[Text | None, Field(description='a text in target, reason or maker, for example "203.0.113."')] = None
+    policy: Annotated[Text | None, Field(description='the policy or user that banned, for example "abuse"')] = None
+    q: Annotated[Text | None, Field(description='a text in target, reason or policy, for example "203.0.113."')] = None
 
 
 class EventsQuery(RefusalsQuery):
@@ -116,13 +116,13 @@ class EventsQuery(RefusalsQuery):
 
 
 class TargetQuery(Parameters):
-    """Whose ban."""
+    """The target of a ban."""
 
     target: AnyKey
 
 
 class NewBan(Parameters):
-    """Whom to ban, and for how long."""
+    """A ban to record."""
 
     target: Annotated[
         Text,
@@ -153,7 +153,7 @@ class LimitQuery(Parameters):
 
 
 class NewLimit(LimitQuery):
-    """Which limit to change to what, and for how long."""
+    """A temporary change of a limit."""
 
     limit: Annotated[Text, Field(description='the limit with another amount, for example "50/minute"')]
     duration: Annotated[
@@ -169,7 +169,7 @@ def read(model: type[M], values: object) -> M:
     """Return the parameters of a request.
 
     Raises:
-        InvalidParameters: They are no object; or a name is unknown, a value cannot be used, or one is missing.
+        InvalidParameters: `values` is not an object, or a name is unknown, a value invalid or a parameter missing.
     """
     if not isinstance(values, Mapping):
         raise InvalidParameters(("body", f"expected an object, got {in_json(values)}"))
@@ -181,21 +181,21 @@ def read(model: type[M], values: object) -> M:
 
 
 def query(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the parameters of a query, each of which comes once.
+    """Return the parameters of a query.
 
     Raises:
-        InvalidParameters: One comes twice.
+        InvalidParameters: A parameter is repeated.
     """
     values: dict[str, str] = {}
     for name, value in pairs:
         if name in values:
-            raise InvalidParameters((name[:MAX_SHOWN], "it comes twice; give it once"))
+            raise InvalidParameters((name[:MAX_SHOWN], "it is given more than once; give it once"))
         values[name] = value
     return values
 
 
 def _complaint(model: type[Parameters], name: str, kind: str, value: object) -> tuple[str, str]:
-    """Return the name of a value, and what was expected of it."""
+    """Return the name of a parameter and its error message."""
     if kind == "extra_forbidden":
         return name[:MAX_SHOWN], f"there is no such parameter{closest(name, model.model_fields)}"
     expected = f"expected {model.model_fields[name].description}"
@@ -203,7 +203,7 @@ def _complaint(model: type[Parameters], name: str, kind: str, value: object) -> 
 
 
 def in_json(value: Any) -> str:
-    """Return a value in the words of JSON: ``the string "abc"``, ``the number 5``, ``null``, ``an array``."""
+    """Describe a value as JSON: ``the string "abc"``, ``the number 5``, ``null``, ``an array``."""
     if isinstance(value, list):
         return "an array"
     if isinstance(value, dict):

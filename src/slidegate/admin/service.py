@@ -1,6 +1,6 @@
-"""The operations of the admin API: what operators see of a limiter, and change about it, in all of its workers.
+"""The operations of the admin API: operators inspect and change a limiter in all of its workers.
 
-Each method is an operation, from its `parameters` to one of the `views`.
+Each operation is a method that takes one of the `parameters` and returns one of the `views`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Method = Literal["GET", "POST", "PUT", "DELETE"]
 T = TypeVar("T")
 
 MAX_COMPARED: Final = 100
-"""How many of the busiest clients are compared by nearness."""
+"""How many of the busiest clients are sorted by nearness to a limit."""
 _S: Final = 1_000_000
 _MAX_REFUSALS: Final = 50
 _MAX_SHADOWED: Final = 20
@@ -46,10 +46,10 @@ class Operation:
     """An operation of the API.
 
     Attributes:
-        method: The method of its requests.
+        method: The HTTP method.
         path: The path below the mount.
-        do: Answers a request: takes the service, the parameters and who asks.
-        status: The status of an answer.
+        do: Answers a request, given the service, the parameters and the sender.
+        status: The status of a successful response.
         takes: The model of the parameters.
     """
 
@@ -64,7 +64,7 @@ OPERATIONS: Final[list[Operation]] = []
 
 
 def operation(method: Method, path: str, status: int = 200) -> Callable[[T], T]:
-    """Return a decorator that adds a method of the service to the operations."""
+    """Return a decorator that registers a method of the service as an operation."""
 
     def add(do: Any) -> Any:
         OPERATIONS.append(Operation(method, path, do, status, get_type_hints(do)["params"]))
@@ -74,7 +74,7 @@ def operation(method: Method, path: str, status: int = 200) -> Callable[[T], T]:
 
 
 class AdminService:
-    """Answers what operators ask about one limiter.
+    """Answers the requests of operators for one limiter.
 
     Args:
         limiter: The limiter.
@@ -85,7 +85,7 @@ class AdminService:
         self._activity = ActivityRecorder.of(limiter)
         self._statistics = Statistics(limiter)
 
-    # -- to see --------------------------------------------------------------------------------------------------------
+    # -- read ----------------------------------------------------------------------------------------------------------
 
     @operation("GET", "/stats")
     async def get_stats(self, params: parameters.StatsQuery, by: Sender) -> views.Stats:
@@ -94,14 +94,14 @@ class AdminService:
 
     @operation("GET", "/history")
     async def get_history(self, params: parameters.HistoryQuery, by: Sender) -> views.History:
-        """Stats step by step, for charts."""
+        """Stats as a time series, for charts."""
         if params.rule is not None and params.route is not None:
-            raise InvalidParameters(("route", "give a rule or a route, not both"))
+            raise InvalidParameters(("route", "expected a rule or a route, not both"))
         return views.History.of(await self._statistics.chart_all(params.window, rule=params.rule, route=params.route))
 
     @operation("GET", "/rules")
     async def get_rules(self, params: parameters.NoParameters, by: Sender) -> views.Rules:
-        """The rules in force, by middleware."""
+        """The active rules, by middleware."""
         middlewares = views.middlewares_of(self._limiter).items()
         return views.Rules(middlewares=[views.Middleware.of(name, middleware) for name, middleware in middlewares])
 
@@ -123,7 +123,7 @@ class AdminService:
         limiter = self._limiter
         ban_key(params.key)
         key = limiter.key_for(params.key)
-        # That of exactly this key or network, whatever other bans refuse it.
+        # Prefer the ban of exactly this key or network over others that cover it.
         ban = await limiter.engine.find_ban((key,)) or await limiter.banned(key)
         names = self._activity.rules_of(key)
         recent = {bucket.rule for name in names if (bucket := self._activity.bucket(name)) is not None}
@@ -156,7 +156,7 @@ class AdminService:
 
     @operation("GET", "/bans")
     async def get_bans(self, params: parameters.BansQuery, by: Sender) -> views.Bans:
-        """The bans in force, newest first, in pages."""
+        """The active bans, newest first, in pages."""
         since, _, key = (params.cursor or "").partition(":")
         after = (-inf, "") if params.cursor is None else (-int(since), key)
         wanted, total, matching = (params.q or "").casefold(), 0, 0
@@ -167,7 +167,7 @@ class AdminService:
             if params.policy not in (None, ban.by) or not any(wanted in text.casefold() for text in texts):
                 continue
             matching += 1
-            # An order that never changes: nothing is skipped or shown twice, whatever comes or goes between two pages.
+            # This order is stable: no ban is skipped or shown twice if others are added or removed between two pages.
             place = -ban.wall_us, ban.key
             if place > after:
                 insort(first, (place, ban))
@@ -181,11 +181,11 @@ class AdminService:
             total=total,
         )
 
-    # -- to change -----------------------------------------------------------------------------------------------------
+    # -- change --------------------------------------------------------------------------------------------------------
 
     @operation("POST", "/bans", status=201)
     async def ban(self, params: parameters.NewBan, by: Sender) -> views.Ban:
-        """Ban an address, a network or a key; a ban that it has is replaced. Of two at once the last one holds."""
+        """Ban an address, a network or a key, replacing its ban if it has one; the last of concurrent calls wins."""
         hand_ban_key(params.target)
         if not params.force and self._is_own(params.target, by):
             detail = 'This would ban your own address; send "force": true to ban it anyway.'
@@ -195,19 +195,19 @@ class AdminService:
 
     @operation("DELETE", "/bans")
     async def lift_ban(self, params: parameters.TargetQuery, by: Sender) -> views.Lifted:
-        """Take a ban back, and forgive strikes."""
+        """Remove a ban and the strikes of its key."""
         if not await self._limiter.unban(params.target, by=by.user.name):
             raise AdminError(404, "missing", f"{parameters.in_json(params.target)} has no ban and no strikes")
         return views.Lifted(target=self._limiter.key_for(params.target))
 
     @operation("GET", "/limits")
     async def get_limits(self, params: parameters.NoParameters, by: Sender) -> views.Limits:
-        """The limits that are changed for a while, of all workers."""
+        """The limits that are temporarily changed, in all workers."""
         return views.Limits(limits=[views.Limit.model_validate(one) for one in await self._limiter.overrides()])
 
     @operation("PUT", "/limits")
     async def change_limit(self, params: parameters.NewLimit, by: Sender) -> views.Limit:
-        """Change the amount of a limit for a while. Of two at once the last one holds."""
+        """Change the amount of a limit temporarily; the last of concurrent calls wins."""
         limiter, user = self._limiter, by.user.name
         changed = await limiter.override(
             params.name, params.limit, duration=params.duration, reason=params.reason, by=user
@@ -216,7 +216,7 @@ class AdminService:
 
     @operation("DELETE", "/limits")
     async def restore_limit(self, params: parameters.LimitQuery, by: Sender) -> views.Restored:
-        """Have a limit be as in the code again."""
+        """Restore a limit to the amount configured in code."""
         if not await self._limiter.restore(params.name):
             raise AdminError(404, "missing", f"the limit {params.name!r} is not changed")
         return views.Restored(name=params.name)
@@ -232,7 +232,7 @@ class AdminService:
 
     @operation("GET", "/events")
     async def get_events(self, params: parameters.EventsQuery, by: Sender) -> views.Events:
-        """The last events of all workers, newest first; `seq` says which of them somebody has seen before."""
+        """The latest events of all workers, newest first; `seq` identifies an event across calls."""
         workers = (await self._activity.all_workers()).events
         events = [
             views.Event(
@@ -242,13 +242,13 @@ class AdminService:
             for event in logged
             if params.kind in (None, event.kind)
         ]
-        # Those of one worker come in their order: where two have one time, a sort leaves them so.
+        # The events of one worker are in order; a stable sort keeps that order where times are equal.
         events.sort(key=lambda event: event.at)
         return views.Events(events=events[: -params.limit - 1 : -1])
 
     @operation("GET", "/config")
     async def get_config(self, params: parameters.NoParameters, by: Sender) -> views.Config:
-        """The settings, and which workers there are."""
+        """The settings and the workers."""
         engine = self._limiter.engine
         failover, middlewares = engine.failover, views.middlewares_of(self._limiter)
         return views.Config(
@@ -272,13 +272,13 @@ class AdminService:
 
     @operation("GET", "/user")
     async def get_user(self, params: parameters.NoParameters, by: Sender) -> views.User:
-        """Who asks, and whether that user may change anything."""
+        """The user who sends the request, with the role."""
         return views.User.model_validate(by.user)
 
     # ------------------------------------------------------------------------------------------------------------------
 
     async def nearest_clients(self, limit: int) -> list[views.BusyClient]:
-        """Return the clients that are nearest to a limit."""
+        """Return the clients that are nearest to a limit, nearest first."""
 
         def place(client: views.BusyClient) -> tuple[float, str]:
             return -client.nearest.share if client.nearest is not None else -float(client.banned), client.key
@@ -287,7 +287,7 @@ class AdminService:
         return sorted(await self._nearest(busy), key=place)[:limit]
 
     async def _nearest(self, clients: list[ClientActivity]) -> list[views.BusyClient]:
-        """Return clients, each with the limit that it is nearest to. The store is asked about all of them together."""
+        """Return clients, each with its nearest limit; the store is queried for all of them concurrently."""
         buckets = {bucket_name(bucket): bucket for _, bucket in views.buckets_of(self._limiter) if bucket.limits}
         nearest: dict[str, views.BusyClient] = {}
         failed: list[StoreError] = []
@@ -326,7 +326,7 @@ class AdminService:
         )
 
     def _is_own(self, target: str, by: Sender) -> bool:
-        """Return whether a target is, or holds, the address that a request comes from."""
+        """Return whether a target is, or covers, the address that a request comes from."""
         key = self._limiter.key_for(target)
         if by.address is None:
             return key == by.key
@@ -340,7 +340,7 @@ class AdminService:
 
 
 def release() -> str:
-    """Return the version of the package, which nobody here imports."""
+    """Return the version of the package, without importing its root."""
     version: str = sys.modules["slidegate"].__version__
     return version
 

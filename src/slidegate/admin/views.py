@@ -1,7 +1,7 @@
-"""What the admin API and the command show, as models: a ban, a client, a rule, the stats of some requests.
+"""The output of the admin API and the command, as models: bans, clients, rules, stats.
 
-A view reads its fields from an object of the library, ``Ban.model_validate(ban)``: a field that has another name there
-says which, and a type of a unit converts it. What has to be put together has a method ``of``.
+A view reads its fields from an object of the library: ``Ban.model_validate(ban)``. A validation alias names the
+attribute if it differs, and a validator converts the unit. A view built from several objects has a method ``of``.
 
 Names end in their unit: `_at` is Unix time in seconds, `_s` seconds, `_ms` milliseconds.
 """
@@ -35,7 +35,7 @@ _LIST_KINDS: Final[tuple[ListKind, ...]] = ("blocklist", "allowlist")
 _S: Final = 1_000_000
 _MS: Final = 1_000
 _MAX_RULES: Final = 2_000
-"""How many rules of a middleware are shown; limits for each route may be more."""
+"""How many rules of a middleware are shown; limits of routes may add more than that."""
 
 
 def _seconds(span_us: float | None) -> float | None:
@@ -51,7 +51,7 @@ def _milliseconds(span_us: float | None) -> float | None:
 
 
 def _quantile(share: float) -> BeforeValidator:
-    """Return what finds the response time within which a share of requests was answered."""
+    """Return a validator that converts response times to a quantile in milliseconds."""
 
     def quantile_ms(times: ResponseTimes) -> float | None:
         return _milliseconds(times.quantile(share))
@@ -69,7 +69,7 @@ _RESPONSE_TIMES: Final = Field(validation_alias=AliasPath("seen", "rt"))
 
 
 class Traffic(View):
-    """The stats of some requests; those refused by a ban or a list are in `refused` as well."""
+    """The stats of a group of requests; those refused by a ban or a list are also counted in `refused`."""
 
     passed: int
     refused: int
@@ -84,7 +84,7 @@ class Traffic(View):
 
 
 class Worker(View):
-    """A process that answers requests, and how fresh its stats are."""
+    """A worker process, with the age of its stats."""
 
     name: str
     host: str
@@ -104,7 +104,7 @@ class Stats(View):
 
 
 class History(View):
-    """Stats step by step, the oldest first; the last step is not over."""
+    """Stats as a time series, oldest step first; the last step is still running."""
 
     window_s: float
     step_s: float
@@ -132,14 +132,14 @@ class History(View):
 
 
 class Line(View):
-    """The course of the requests of a rule or a route, in few points."""
+    """A sparkline: the requests of a rule or a route, in few points."""
 
     passed: list[int]
     refused: list[int]
 
 
 class Lines(View):
-    """The courses of the busiest rules and routes."""
+    """The sparklines of the busiest rules and routes."""
 
     rules: dict[str, Line]
     routes: dict[str, Line]
@@ -161,7 +161,7 @@ def _key(key: object) -> str:
 
 
 class Rule(View):
-    """A rule in force."""
+    """An active rule."""
 
     name: Annotated[str, Field(validation_alias="label")]
     paths: list[str]
@@ -197,7 +197,7 @@ class Policy(View):
 
 
 class List(View):
-    """A blocklist or an allowlist, and what became of its last change."""
+    """A blocklist or an allowlist, with the result of its last reload."""
 
     kind: ListKind
     middleware: str
@@ -213,12 +213,12 @@ class List(View):
         """Return the lists of a middleware.
 
         Args:
-            name: Its name.
+            name: The name of the middleware.
             middleware: The middleware.
-            events: The events of this process, oldest first: they tell of files that could not be taken.
+            events: The events of this process, oldest first, which report reloaded and rejected files.
         """
-        told = [event for event in events if event.kind in ("list_reloaded", "list_rejected")]
-        last = {event.details.get("list"): event for event in told}
+        reloads = [event for event in events if event.kind in ("list_reloaded", "list_rejected")]
+        last = {event.details.get("list"): event for event in reloads}
         views: list[Self] = []
         for kind in _LIST_KINDS:
             listed = middleware.lists[kind]
@@ -254,7 +254,7 @@ class Middleware(View):
 
     @classmethod
     def of(cls, name: str, middleware: RateLimitMiddleware) -> Self:
-        """Return a middleware."""
+        """Return the view of a middleware."""
         own = {id(rule) for rule in middleware.rules}
         met = [bound.rule for bound in middleware.bound() if id(bound.rule) not in own]
         return cls(
@@ -267,7 +267,7 @@ class Middleware(View):
 
 
 def middlewares_of(limiter: Limiter) -> dict[str, RateLimitMiddleware]:
-    """Return the middlewares on a limiter by names, which tell the file that one follows."""
+    """Return the middlewares of a limiter by name; the name includes the configuration file, if there is one."""
     middlewares: dict[str, RateLimitMiddleware] = {}
     for caller in limiter.engine.callers.listed():
         if isinstance(caller, RateLimitMiddleware):
@@ -277,7 +277,7 @@ def middlewares_of(limiter: Limiter) -> dict[str, RateLimitMiddleware]:
 
 
 def buckets_of(limiter: Limiter) -> Iterator[tuple[rules.Rule, LimitSet]]:
-    """Yield the buckets of all middlewares, one that several share as often as they do."""
+    """Yield the limit sets of all middlewares; a shared one is yielded once for each middleware."""
     for middleware in middlewares_of(limiter).values():
         for bound in middleware.bound():
             for bucket in (bound.bucket, bound.permits):
@@ -286,7 +286,7 @@ def buckets_of(limiter: Limiter) -> Iterator[tuple[rules.Rule, LimitSet]]:
 
 
 class Rules(View):
-    """The rules in force, by middleware."""
+    """The active rules, by middleware."""
 
     middlewares: list[Middleware]
 
@@ -301,7 +301,7 @@ class Lists(View):
 
 
 class Ban(View):
-    """A ban in force."""
+    """An active ban."""
 
     target: Annotated[AnyText, Field(validation_alias="key")]
     reason: str
@@ -312,9 +312,9 @@ class Ban(View):
 
 
 class Bans(View):
-    """A page of the bans in force.
+    """A page of the active bans.
 
-    `matching` of `total` are those that were asked for, on all pages together.
+    Over all pages, `matching` of `total` bans match the query.
     """
 
     bans: list[Ban]
@@ -336,9 +336,9 @@ def _in_unix_time(part: WindowSlice, ahead_us: int) -> WindowSlice:
 
 
 class Window(View):
-    """What is spent of a limit, slice by slice; a shadow rule refuses nobody.
+    """The units spent of a limit, slice by slice; `refuses` is false for a shadow rule.
 
-    A fall-back stands for the limits of a function, where those of the client are not known to this worker.
+    `fallback` is true if the limits of a function are unknown to this worker, and its fall-back is shown.
     """
 
     rule: Annotated[str, Field(validation_alias="label")]
@@ -359,7 +359,7 @@ class Window(View):
 
         Args:
             view: The windows.
-            recent: The identities of rules whose empty windows are shown too; None for all.
+            recent: The identities of rules whose empty windows are included; None for all.
         """
         ahead_us = view.unix_us - view.now_us
         shown = [window for window in view.windows if window.used or recent is None or window.rule in recent]
@@ -380,7 +380,7 @@ class Nearest(View):
 
     @classmethod
     def of(cls, decision: Decision) -> Self | None:
-        """Return that limit, of those that one unit of each was asked about; None if there is none."""
+        """Return the limit with the largest share spent, from a decision about one unit; None without limits."""
         unspent = 1 if decision.allowed else 0
         used = [reading[0] - unspent for reading in decision.readings]
         if not used:
@@ -393,7 +393,7 @@ class Nearest(View):
 
 
 class BusyClient(View):
-    """A client of the last five minutes; `network` is empty where no file knows its address."""
+    """A client of the last five minutes; `network` is empty if no network file covers its address."""
 
     key: AnyText
     network: AnyText
@@ -411,7 +411,7 @@ class Clients(View):
 
 
 class Refusals(View):
-    """The last refusals, newest first."""
+    """The latest refusals, newest first."""
 
     refusals: list[Refusal]
 
@@ -433,7 +433,7 @@ class ShadowClient(View):
 
 
 class ShadowRule(View):
-    """A shadow rule, and whom it would have refused."""
+    """A shadow rule, with the clients that it would have refused."""
 
     name: str
     limits: list[str]
@@ -452,13 +452,13 @@ class Shadow(View):
 
 
 class Lifted(View):
-    """The target of a ban that was taken back."""
+    """The target of a removed ban."""
 
     target: AnyText
 
 
 class Limit(View):
-    """A limit that is changed for a while."""
+    """A temporarily changed limit."""
 
     name: AnyText
     limit: AnyText
@@ -469,13 +469,13 @@ class Limit(View):
 
 
 class Limits(View):
-    """The limits that are changed."""
+    """The temporarily changed limits."""
 
     limits: list[Limit]
 
 
 class Restored(View):
-    """The name of a limit that is as in the code again."""
+    """The name of a limit that was restored to the amount configured in code."""
 
     name: AnyText
 
@@ -484,7 +484,7 @@ class Restored(View):
 
 
 class Event(View):
-    """Something that happened."""
+    """An event."""
 
     seq: str
     at: float
@@ -501,7 +501,7 @@ class Events(View):
 
 
 class Finding(View):
-    """A probable mistake that was found at the start."""
+    """A probable mistake, found at startup."""
 
     code: str
     message: str
@@ -509,7 +509,7 @@ class Finding(View):
 
 
 class Config(View):
-    """The settings, and which workers there are."""
+    """The settings and the workers."""
 
     version: str
     python: str
@@ -523,14 +523,14 @@ class Config(View):
 
 
 class User(View):
-    """Who asks."""
+    """The user who sends the request."""
 
     role: Literal["read", "full"]
     name: str
 
 
 class Snapshot(View):
-    """What the live view shows; without a store, why it shows nothing."""
+    """The data of the live view; if the store does not answer, only `problem`."""
 
     at: float
     stats: Stats | None = None

@@ -1,4 +1,4 @@
-"""``slidegate bans``: the bans of a store, from a terminal."""
+"""``slidegate bans``: lists and changes the bans of a store."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _COLUMNS: Final = ("target", "until", "policy", "level", "reason")
 _BAN_ROW: Final = '{"ban"'
 """The prefix of exported rows that are bans; the others are strike records."""
 
-may_create = click.option("--create", is_flag=True, help="Make the store if it is not there.")
+may_create = click.option("--create", is_flag=True, help="Create the store if it does not exist.")
 
 
 @click.group()
 def bans() -> None:
-    """List, make, take back, export and import bans.
+    """List, add, remove, export and import bans.
 
     \b
     Example: slidegate bans list --store redis://localhost:6379/0
@@ -32,11 +32,11 @@ def bans() -> None:
 
 @bans.command("list")
 @with_store
-@click.option("--policy", metavar="NAME", help="Only bans that this policy or person made.")
-@click.option("--match", metavar="TEXT", default="", help="Only bans with this text in key, reason or maker.")
+@click.option("--policy", metavar="NAME", help="Only bans by this policy or user.")
+@click.option("--match", metavar="TEXT", default="", help="Only bans with this text in key, reason or policy.")
 @with_format
 def list_bans(store: str, policy: str | None, match: str, as_json: bool) -> None:
-    """List the bans in force.
+    """List the active bans.
 
     \b
     Example: slidegate bans list --match scanner
@@ -59,19 +59,19 @@ def list_bans(store: str, policy: str | None, match: str, as_json: bool) -> None
 @with_key
 @with_store
 @click.option("--for", "duration", metavar="DURATION", required=True, help="How long: 90s, 1h, 7d or permanent.")
-@click.option("--reason", default="", metavar="TEXT", help="For the operator; clients do not see it.")
-@click.option("--by", metavar="NAME", help="Who bans; by default your name on this machine.")
+@click.option("--reason", default="", metavar="TEXT", help="For operators; clients do not see it.")
+@click.option("--by", metavar="NAME", help="The author of the ban; by default your user name.")
 @may_create
 @with_format
 def add_ban(key: AnyKey, store: str, duration: str, reason: str, by: str | None, create: bool, as_json: bool) -> None:
     """Ban KEY: an address, a network, or another key such as user:42.
 
-    A ban that the key has is replaced: of two commands at once, the later one wins.
+    An existing ban of the key is replaced; the last of concurrent commands wins.
 
     \b
     Example: slidegate bans add 203.0.113.7 --for 1h --reason scanner
     """
-    ban_length_us(duration, "--for")  # before anything is opened or made
+    ban_length_us(duration, "--for")  # validate before the store is opened or created
     if isinstance(key, str):
         check_has_kind(key)
 
@@ -85,12 +85,12 @@ def add_ban(key: AnyKey, store: str, duration: str, reason: str, by: str | None,
 @bans.command("remove")
 @with_key
 @with_store
-@click.option("--by", metavar="NAME", help="Who takes the ban back; by default your name on this machine.")
+@click.option("--by", metavar="NAME", help="Who removes the ban; by default your user name.")
 @with_format
 def remove_ban(key: AnyKey, store: str, by: str | None, as_json: bool) -> None:
-    """Take the ban of exactly KEY back, and forget its strikes.
+    """Remove the ban of exactly KEY, and its strikes.
 
-    Where there was neither, the exit code is 1.
+    If there was neither, the exit code is 1.
 
     \b
     Example: slidegate bans remove 203.0.113.7
@@ -100,8 +100,8 @@ def remove_ban(key: AnyKey, store: str, by: str | None, as_json: bool) -> None:
         name = limiter.key_for(key)
         if not await limiter.unban(key, by=by or user()):
             network = await limiter.banned(key)
-            wider = f"; {network.key} is banned, and it lies in that" if network is not None else ""
-            raise click.ClickException(f"there is no ban of {name}, and there are no strikes{wider}")
+            wider = f"; the ban of {network.key} covers it" if network is not None else ""
+            raise click.ClickException(f"{name} has no ban and no strikes{wider}")
         return name
 
     name = ask(store, remove, writes=True)
@@ -111,7 +111,7 @@ def remove_ban(key: AnyKey, store: str, by: str | None, as_json: bool) -> None:
 @bans.command("export")
 @with_store
 def export_bans(store: str) -> None:
-    """Write all bans and strikes to stdout as lines of JSON, for `slidegate bans import`.
+    """Write all bans and strikes to stdout as JSON lines, for `slidegate bans import`.
 
     \b
     Example: slidegate bans export > bans.jsonl
@@ -122,7 +122,7 @@ def export_bans(store: str) -> None:
 
     lines = ask(store, export)
     click.echo("".join(lines), nl=False)
-    note(f"{sum(line.startswith(_BAN_ROW) for line in lines):,} bans are exported")
+    note(f"exported: {sum(line.startswith(_BAN_ROW) for line in lines):,} bans")
 
 
 @bans.command("import")
@@ -131,9 +131,9 @@ def export_bans(store: str) -> None:
 @may_create
 @with_format
 def import_bans(file: str, store: str, create: bool, as_json: bool) -> None:
-    """Read the bans that `slidegate bans export` wrote from FILE, or from stdin if it is -.
+    """Import the output of `slidegate bans export` from FILE, or from stdin if it is -.
 
-    A file with a line that cannot be read changes nothing. Of two bans of a key, the one that lasts longer stays.
+    If a line is invalid, nothing is imported. If a key already has a ban, the one that ends later is kept.
 
     \b
     Example: slidegate bans import bans.jsonl
@@ -141,13 +141,13 @@ def import_bans(file: str, store: str, create: bool, as_json: bool) -> None:
     with click.open_file(file, encoding="utf-8-sig", errors="replace") as opened:
         lines = opened.readlines()
 
-    async def take_over(limiter: Limiter) -> int:
+    async def import_all(limiter: Limiter) -> int:
         return await limiter.import_bans(lines)
 
     try:
-        imported = ask(store, take_over, writes=True, makes=create)
+        imported = ask(store, import_all, writes=True, makes=create)
     except ConfigurationError as error:
         where, colon, what = one_line(error).removeprefix("bans").lstrip(", :").partition(": ")
-        raise click.ClickException(f"{file}, {where}{colon}{what}; nothing is imported") from error
+        raise click.ClickException(f"{file}, {where}{colon}{what}; nothing was imported") from error
     over = sum(line.startswith(_BAN_ROW) for line in lines) - imported
-    show(as_json, [{"imported": imported, "over": over}], [f"imported: {imported:,} bans; {over:,} have ended"])
+    show(as_json, [{"imported": imported, "over": over}], [f"imported: {imported:,} bans; {over:,} already ended"])

@@ -1,6 +1,6 @@
-"""``slidegate check TARGET``: finds probable mistakes before users do.
+"""``slidegate check TARGET``: finds probable mistakes in a configuration file or an application.
 
-The findings of a middleware by itself, which a start logs too, are in `web.checks`.
+The findings of a single middleware, which are also logged at startup, are in `web.checks`.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ CODES: Final = {
     "SG201": "the application has no middleware",
     "SG202": "the store cannot be reached",
 }
-"""The codes of findings that only `slidegate check` has, with their subjects."""
+"""The codes of findings that only `slidegate check` reports, with their titles."""
 START_TIMEOUT_S: Final = 60.0
 _NOBODY: Final = "192.0.2.0"
 
 
 @click.command()
 @click.argument("target")
-@click.option("--factory", is_flag=True, help="The name is that of a function which makes the application.")
+@click.option("--factory", is_flag=True, help="TARGET names a function that returns the application.")
 @click.option("--app-dir", default="", metavar="DIRECTORY", help="The directory of the module.")
 @with_format
 @click.pass_context
 def check(ctx: click.Context, target: str, factory: bool, app_dir: str, as_json: bool) -> None:
     """Find probable mistakes in TARGET.
 
-    TARGET is a configuration file, or an application as module:app. An application is started as a server starts it,
-    and stopped again. Ends with 0 if nothing was found, and with 1 if something was, or if TARGET cannot be used.
+    TARGET is a configuration file, or an application as module:app. The lifespan of an application is run, as by a
+    server. The exit code is 0 without findings, and 1 with findings or if TARGET cannot be loaded.
 
     \b
     Example: slidegate check main:app
@@ -61,7 +61,7 @@ def check(ctx: click.Context, target: str, factory: bool, app_dir: str, as_json:
     if target.endswith(".py") or not (is_file or ":" in target):
         written = f"{target.removesuffix('.py').strip('./').replace('/', '.') or 'main'}:app"
         raise click.BadParameter(
-            f"{target!r} is no file of settings; an application is module:app: did you mean {written!r}?"
+            f"{target!r} is not a configuration file; expected an application as module:app, did you mean {written!r}?"
         )
     try:
         if is_file:
@@ -71,7 +71,7 @@ def check(ctx: click.Context, target: str, factory: bool, app_dir: str, as_json:
             found = asyncio.run(_about_app(_imported(target, factory=factory)))
     except ConfigurationError as error:
         raise failed(error) from error
-    findings = list(dict.fromkeys(found))  # several middlewares may have one finding
+    findings = list(dict.fromkeys(found))  # several middlewares may report the same finding
     rows = [finding._asdict() for finding in findings]
     show(as_json, rows, map(str, findings) if findings else ["Nothing was found."])
     if findings:
@@ -79,10 +79,10 @@ def check(ctx: click.Context, target: str, factory: bool, app_dir: str, as_json:
 
 
 def _imported(name: str, *, factory: bool) -> ASGIApp:
-    """Import an application that is written ``module:name``.
+    """Import the application ``module:name``.
 
     Raises:
-        click.ClickException: There is no such application, or its own code raises.
+        click.ClickException: It does not exist, or importing it raises.
     """
     module, _, attribute = name.partition(":")
     if not (module and attribute):
@@ -93,7 +93,7 @@ def _imported(name: str, *, factory: bool) -> ASGIApp:
     except (Exception, SystemExit) as error:
         raise click.ClickException(f"{name!r} cannot be imported: {type(error).__name__}: {one_line(error)}") from error
     if not callable(found):
-        raise click.ClickException(f'{name!r} is no ASGI application; expected one such as "main:app"')
+        raise click.ClickException(f'{name!r} is not an ASGI application; expected one, for example "main:app"')
     served: ASGIApp = found
     return served
 
@@ -108,12 +108,12 @@ async def _about_app(app: Any) -> list[Finding]:
 
 
 def middlewares_in(app: Any, depth: int = 0) -> list[RateLimitMiddleware]:
-    """Return the middlewares of an application: around it, around its routers and routes, and in mounted ones."""
+    """Return the middlewares of an application, of its routers and routes, and of mounted applications."""
     found: list[Any] = list(layers(app))
     router = router_of(app)
     for layer in [*found]:
         if hasattr(layer, "build_middleware_stack") and layer.middleware_stack is None:
-            # As its first request would do: the lifespan of the application around does not reach a mounted one.
+            # A mounted application gets no lifespan, so it would build its stack at its first request.
             layer.middleware_stack = layer.build_middleware_stack()
         found += layers(getattr(layer, "middleware_stack", None))
     found += layers(getattr(router, "middleware_stack", None))
@@ -137,7 +137,7 @@ def _about_application(middlewares: Sequence[RateLimitMiddleware]) -> Iterator[F
 
 
 async def _about_store(limiter: Limiter) -> list[Finding]:
-    """Return the finding that a store does not answer; nothing is counted."""
+    """Return a finding if the store does not answer; the query counts nothing."""
     try:
         await limiter.banned(_NOBODY)
     except StoreError as error:
@@ -146,28 +146,28 @@ async def _about_store(limiter: Limiter) -> list[Finding]:
 
 
 def _unreachable(what: str) -> Finding:
-    return Finding("SG202", f"{what}; is the address right, and may this user read and write there?")
+    return Finding("SG202", f"{what}; check the address, and that this user may read and write there")
 
 
 async def _about_file(path: Path) -> list[Finding]:
-    middleware_of(path)  # a mistake in the file comes before any of its store
+    middleware_of(path)  # report errors in the file before those of its store
     try:
-        with _instead_of_a_missing_store(path) as store:
+        with _temporary_store(path) as store:
             middleware = middleware_of(path, store=store)
             try:
                 return [*middleware.findings, *await _about_store(middleware.limiter)]
             finally:
                 await middleware.limiter.close()
     except (StoreError, OSError) as error:
-        return [_unreachable(f"the store of {path} cannot be opened or made: {one_line(error)}")]
+        return [_unreachable(f"the store of {path} cannot be opened or created: {one_line(error)}")]
 
 
 @contextmanager
-def _instead_of_a_missing_store(path: Path) -> Iterator[str]:
-    """Where the store of a file is not there yet, let a temporary one be made as near to its path as possible.
+def _temporary_store(path: Path) -> Iterator[str]:
+    """If the LMDB store of a file does not exist, create a temporary one in its nearest existing parent directory.
 
     Yields:
-        Its address; empty where the file's own store is to be opened.
+        The address of the temporary store; an empty string to open the store of the file.
     """
     named = tomllib.loads(path.read_text("utf-8-sig")).get("store", {"env": STORE_VARIABLE})
     address = os.environ.get(named["env"], "") if isinstance(named, dict) else named
@@ -176,7 +176,7 @@ def _instead_of_a_missing_store(path: Path) -> Iterator[str]:
     if scheme != "lmdb" or not rest.startswith("/") or directory.exists():
         yield ""
         return
-    note(f"{path}: its store is not there yet, and a check makes none")
+    note(f"{path}: the store does not exist yet; check does not create it")
     above = next(each for each in directory.parents if each.exists())
     try:
         made = TemporaryDirectory(dir=above, prefix="slidegate-check-")
@@ -189,10 +189,10 @@ def _instead_of_a_missing_store(path: Path) -> Iterator[str]:
 
 @asynccontextmanager
 async def _started(app: ASGIApp) -> AsyncIterator[None]:
-    """Run the lifespan of an application around a block; one that knows no lifespan is taken as it is.
+    """Run the lifespan of an application around a block; an application need not support it.
 
     Raises:
-        click.ClickException: The start fails, or takes too long.
+        click.ClickException: The startup fails or times out.
     """
     sent: asyncio.Queue[Message] = asyncio.Queue()
     received: asyncio.Queue[Message] = asyncio.Queue()
@@ -200,10 +200,10 @@ async def _started(app: ASGIApp) -> AsyncIterator[None]:
     running = asyncio.ensure_future(app(scope, received.get, sent.put))
     try:
         received.put_nowait({"type": "lifespan.startup"})
-        await _answer(sent, running, "start")
+        await _answer(sent, running, "startup")
         yield
         received.put_nowait({"type": "lifespan.shutdown"})
-        await _answer(sent, running, "end")
+        await _answer(sent, running, "shutdown")
     finally:
         running.cancel()
         with suppress(BaseException):
@@ -218,6 +218,6 @@ async def _answer(sent: asyncio.Queue[Message], running: asyncio.Future[None], p
     if message is None and not running.done():
         raise click.ClickException(f"the application's {phase} took longer than {START_TIMEOUT_S:g} s")
     if message is not None and message["type"].endswith(".failed"):
-        # Starlette sends a whole traceback, whose frames are indented; the exception comes last.
+        # Starlette sends a whole traceback: indented frames, then the exception.
         error = re.split(r"^ .*\n", message.get("message", ""), flags=re.MULTILINE)[-1]
         raise failed(ConfigurationError(f"the application's {phase} failed: {error}"))

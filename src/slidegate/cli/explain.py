@@ -1,12 +1,12 @@
-"""``slidegate explain LIMITS``: the most that limits let through, and when a client may come back.
+"""``slidegate explain LIMITS``: the most that limits admit in a span, and when a client may retry.
 
-The bound depends on the ring (see `core.ring`). Units of an exact limit expire W after they were spent, so a span T
-holds at most N for each W that begins in it. Of a limit that counts in slices of s, any k + 1 consecutive slices hold
-at most N, and a span T that begins with the last microsecond of a slice touches
-1 + ceil((T - 1) / s) slices: a burst there and another k slices later are closest.
+The bound follows from the ring (see `core.ring`). Units of an exact limit expire W after they were spent, so a span T
+contains at most N units for each window W that begins in it. With slices of length s, any k + 1 consecutive slices
+contain at most N units. A span T touches the most slices, 1 + ceil((T - 1) / s), if it begins with the last microsecond
+of a slice. The worst case is a burst in that microsecond, and another as soon as k slices have passed.
 
-One limit alone is reached by a client that sends each request as soon as it is allowed. Several limits together are
-bounded by the lowest of their numbers, which is never too low.
+For one limit the bound is tight: a client that sends each request as soon as it is allowed reaches it. For several
+limits, the lowest of their bounds is returned, which may not be reachable.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _SPANS: Final = {"1s": _S, "1m": 60 * _S, "1h": 3_600 * _S, "1d": 86_400 * _S}
 @click.argument("limits")
 @with_format
 def explain(limits: str, as_json: bool) -> None:
-    """Show what LIMITS let through, and when a client may come back.
+    """Show how many requests LIMITS admit, and when a client may retry.
 
-    LIMITS are limits as in `"5/minute; 50/hour"`, or a configuration file such as slidegate.toml.
+    LIMITS are limits such as `"5/minute; 50/hour"`, or a configuration file such as slidegate.toml.
 
     \b
     Example: slidegate explain "5/minute; 50/hour"
@@ -46,7 +46,7 @@ def explain(limits: str, as_json: bool) -> None:
 
 
 def _titled(text: str) -> Iterator[tuple[str, Sequence[AnyLimit]]]:
-    """Yield the limits that a text has, or those of each rule of the file that it names."""
+    """Yield (title, limits): the limits in the text, or those of each rule in the file that it names."""
     if not _names_a_file(text):
         yield text, parse_limits(text)
         return
@@ -61,12 +61,12 @@ def _titled(text: str) -> Iterator[tuple[str, Sequence[AnyLimit]]]:
 def _names_a_file(text: str) -> bool:
     try:
         return bool(text) and (text.endswith(".toml") or Path(text).exists())
-    except (OSError, ValueError):  # text that cannot be a name is at least no file
+    except (OSError, ValueError):  # not a valid file name
         return False
 
 
 def _windows(limits: Sequence[AnyLimit]) -> list[Limit]:
-    """Return the limits that are windows; only these have bounds."""
+    """Return the sliding windows; other limits have no bound here."""
     return [limit for limit in limits if isinstance(limit, Limit)]
 
 
@@ -88,40 +88,40 @@ def _lines(facts: dict[str, Any], limits: Sequence[AnyLimit]) -> Iterator[str]:
     windows = _windows(limits)
     yield facts["title"]
     for limit in windows:
-        slices = f"counted in {limit.slices} slices of {_seconds(limit.slice_us)}, and one that is running"
-        yield f"  {limit.said}: {'the time of each unit is kept, so the window is exact' if limit.exact else slices}"
+        slices = f"counted in {limit.slices} slices of {_seconds(limit.slice_us)} and the current one"
+        yield f"  {limit.said}: {'exact; the time of each unit is stored' if limit.exact else slices}"
     for other in facts["others"]:
-        yield f"  {other}: this is no window, and the bounds below leave it out"
+        yield f"  {other}: not a sliding window, not included in the bounds below"
     if windows:
         soonest, latest = map(_seconds, back_after_us(windows))
         wait = latest if soonest == latest else f"{soonest} to {latest}"
-        yield from ("", "A client gets at most, whenever the span begins:")
-        yield from (f"  {most:>14,} in {name}" for name, most in facts["most"].items())
-        yield f"It may spend {facts['burst']:,} at once, and come back after {wait}."
-        yield f"It is never refused at one request every {_seconds(steady_us(windows))}."
+        yield from ("", "Maximum for one client in any span of:")
+        yield from (f"  {name:>4}: {most:>14,}" for name, most in facts["most"].items())
+        yield f"Largest burst: {facts['burst']:,}, then retry after {wait}."
+        yield f"Steady rate that is never refused: one request every {_seconds(steady_us(windows))}."
 
 
 def _seconds(span_us: int) -> str:
-    """Write a span in its largest whole unit, or else in seconds with the digits that matter."""
+    """Format a span in its largest whole unit, or in seconds with six significant digits if that is too long."""
     whole = format_duration(span_us)
     plain = len(list(takewhile(str.isdigit, whole))) <= 4 and not whole.endswith("us")
     return whole if plain else f"{span_us / _S:.6g}s"
 
 
 def most_units(limits: Sequence[Limit], span_us: int) -> int:
-    """Return a number of units that no client exceeds in any half-open span of that length.
+    """Return an upper bound of the units of one client in any half-open span.
 
     Args:
         limits: The limits, which all apply; at least one.
-        span_us: The length, 0 or more.
+        span_us: The length of the span in microseconds, 0 or more.
     """
     return 0 if span_us <= 0 else min(_alone(limit, span_us) for limit in limits)
 
 
 def back_after_us(limits: Sequence[Limit]) -> tuple[int, int]:
-    """Return the shortest and the longest wait of a client that has spent as much as it could at one moment.
+    """Return the shortest and the longest wait after the largest possible burst.
 
-    They differ where slices are counted: a burst late in its slice waits less than an early one.
+    They differ for limits that count in slices: a burst late in its slice waits less than an early one.
     """
     burst = min(limit.amount for limit in limits)
     spent = [limit for limit in limits if limit.amount == burst]
@@ -129,11 +129,11 @@ def back_after_us(limits: Sequence[Limit]) -> tuple[int, int]:
 
 
 def steady_us(limits: Sequence[Limit], units: int = 1) -> int:
-    """Return the shortest time between two requests of a client that is never refused.
+    """Return the shortest interval between the requests of a client that is never refused.
 
     Args:
         limits: The limits.
-        units: The units of each request, at most the smallest amount.
+        units: The cost of each request, at most the smallest amount.
     """
     return max(-(-_round_us(limit) // (limit.amount // units)) for limit in limits)
 

@@ -1,4 +1,4 @@
-"""``slidegate key``: everything that a store knows about one key, and a way to forget its windows."""
+"""``slidegate key``: shows the state of one key in a store, and resets its windows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SLICE_COLUMNS: Final = ("rule", "from", "to", "count")
 
 @click.group()
 def key() -> None:
-    """Show one key, or forget its windows.
+    """Show one key, or reset its windows.
 
     \b
     Example: slidegate key show 203.0.113.7 --rules slidegate.toml
@@ -41,7 +41,7 @@ def key() -> None:
 def show_key(key: AnyKey, store: str, rules: str | None, named: tuple[str, ...], as_json: bool) -> None:
     """Show the windows of KEY slice by slice, and its ban.
 
-    A store does not know the rules, so the windows are shown of those that --rules or --rule name.
+    The store does not contain the rules: name them with --rules or --rule to see their windows.
 
     \b
     Example: slidegate key show 203.0.113.7 --rule "api=100/10s"
@@ -69,9 +69,9 @@ def show_key(key: AnyKey, store: str, rules: str | None, named: tuple[str, ...],
 @with_store
 @with_format
 def reset_key(key: AnyKey, store: str, as_json: bool) -> None:
-    """Forget the windows of KEY under every rule. Bans and strikes stay.
+    """Reset the windows of KEY under every rule. Bans and strikes are kept.
 
-    Where nothing was counted, the exit code is 1.
+    If nothing was counted, the exit code is 1.
 
     \b
     Example: slidegate key reset 203.0.113.7
@@ -100,7 +100,7 @@ async def _windows(limiter: Limiter, target: AnyKey, rules: str | None, limits: 
     windows = []
     if rules is not None:
         middleware = middleware_of(rules)
-        limiter.engine.callers.add(middleware)  # it is forgotten with this name
+        limiter.engine.callers.add(middleware)  # a weak reference, so `del` removes it again
         windows.append(await limiter.inspect(target))
         del middleware
     if limits:
@@ -109,7 +109,7 @@ async def _windows(limiter: Limiter, target: AnyKey, rules: str | None, limits: 
 
 
 async def _activity(limiter: Limiter, key: str) -> dict[str, Any]:
-    """Return how often a key came to the workers that record clients, as they have published it."""
+    """Return the requests and refusals of a key, as published by the workers that record clients."""
     sections = await onlooker(limiter).sections(SECTION)
     seen = [one for one in ClusterActivity(parts_of_others(sections)).clients if one.key == key]
     return {

@@ -1,4 +1,4 @@
-"""``slidegate limits``: limits that are changed for a while, from a terminal."""
+"""``slidegate limits``: lists and makes temporary changes of limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COLUMNS: Final = ("name", "limit", "until", "by", "reason")
 
 @click.group()
 def limits() -> None:
-    """List, make and take back changes of limits while the application runs.
+    """List, set and unset temporary changes of limits while the application runs.
 
     \b
     Example: slidegate limits list --store redis://localhost:6379/0
@@ -28,7 +28,7 @@ def limits() -> None:
 @with_store
 @with_format
 def list_limits(store: str, as_json: bool) -> None:
-    """List the limits that are changed.
+    """List the temporarily changed limits.
 
     \b
     Example: slidegate limits list
@@ -40,7 +40,7 @@ def list_limits(store: str, as_json: bool) -> None:
     found = ask(store, changed)
     show(as_json, found, table(_COLUMNS, [{**one, "until": time_of(one["until_at"])} for one in found]))
     if not found:
-        note("every limit is as in the code")
+        note("every limit is as configured in code")
 
 
 @limits.command("set")
@@ -49,19 +49,19 @@ def list_limits(store: str, as_json: bool) -> None:
 @with_store
 @click.option("--for", "duration", metavar="DURATION", required=True, help="How long: 90s, 2h, at most 30d.")
 @click.option("--reason", default="", metavar="TEXT", help="For operators; clients do not see it.")
-@click.option("--by", metavar="NAME", help="Who changes it; by default your name on this machine.")
+@click.option("--by", metavar="NAME", help="The author of the change; by default your user name.")
 @with_format
 def set_limit(name: str, limit: str, store: str, duration: str, reason: str, by: str | None, as_json: bool) -> None:
-    """Change the amount of the limit NAME to that of LIMIT, such as 50/minute, for a while.
+    """Temporarily change the amount of the limit NAME to that of LIMIT, such as 50/minute.
 
-    NAME is what response headers call the limit. The workers know their rules, and the store does not: an unknown
-    name, another window, or more than ten times the amount in the code does nothing, and the log of each worker says
-    so. Of two changes of a limit the later one holds.
+    NAME is the name in response headers. Only the workers know the rules: they ignore a change of an unknown name, to
+    another window, or to more than ten times the configured amount, and log that. A later change of the same limit
+    replaces an earlier one.
 
     \b
     Example: slidegate limits set api 50/minute --for 2h --reason "the database is slow"
     """
-    override_length_us(duration, "--for")  # before anything is opened
+    override_length_us(duration, "--for")  # validate before the store is opened
 
     async def change(limiter: Limiter) -> dict[str, Any]:
         made = await limiter.override(name, limit, duration=duration, reason=reason, by=by or user())
@@ -76,9 +76,9 @@ def set_limit(name: str, limit: str, store: str, duration: str, reason: str, by:
 @with_store
 @with_format
 def unset_limit(name: str, store: str, as_json: bool) -> None:
-    """Have the limit NAME be as in the code again.
+    """Restore the limit NAME as configured in code.
 
-    Where it is, the exit code is 1.
+    If it is not changed, the exit code is 1.
 
     \b
     Example: slidegate limits unset api

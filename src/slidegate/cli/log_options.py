@@ -1,4 +1,4 @@
-"""The options of commands that read access logs, and the reading, with its progress bar."""
+"""The options of commands that read access logs, and the reading itself with a progress bar."""
 
 from __future__ import annotations
 
@@ -22,22 +22,20 @@ from ..web.keys import check_token
 from .output import failed, note, time_of
 
 _EVERY: Final = 2_048
-"""After how many records the bar moves."""
+"""The number of records between two updates of the progress bar."""
 _SHARE: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%")
 _AN_EXAMPLE: Final = "2026-03-03T10:00:00+00:00"
 _MOMENT: Final = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"])
 
 
 def with_logs(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of reading logs, as one parameter `logs`."""
+    """Add the options for reading logs to a command, as one parameter `logs`."""
 
     @click.argument("log", nargs=-1, required=True)
-    @click.option("--log-format", metavar="FORMAT", help="The format string of nginx, for custom logs.")
-    @click.option("--log-fields", metavar="JSON", help='Names in JSON lines: {"time": "ts", "client": "ip", ...}.')
-    @click.option(
-        "--since", metavar="TIME", type=_MOMENT, help=f"Leave out requests before this moment: {_AN_EXAMPLE}."
-    )
-    @click.option("--until", metavar="TIME", type=_MOMENT, help="Leave out requests from this moment on.")
+    @click.option("--log-format", metavar="FORMAT", help="The nginx format string of a custom log.")
+    @click.option("--log-fields", metavar="JSON", help='Fields of JSON lines: {"time": "ts", "client": "ip", ...}.')
+    @click.option("--since", metavar="TIME", type=_MOMENT, help=f"Skip requests before this time: {_AN_EXAMPLE}.")
+    @click.option("--until", metavar="TIME", type=_MOMENT, help="Skip requests from this time on.")
     @wraps(command)
     def called(
         log: tuple[str, ...],
@@ -55,13 +53,13 @@ def with_logs(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass
 class Logs:
-    """The records that a command works on.
+    """The logs that a command reads.
 
     Attributes:
-        names: The files, as they were given; ``-`` is standard input.
-        records: Their records.
-        since_us: The first moment.
-        until_us: The moment behind the last one.
+        names: The files as given; ``-`` is standard input.
+        records: The records of the files.
+        since_us: The start of the selected time, inclusive, in microseconds of Unix time.
+        until_us: The end of the selected time, exclusive.
     """
 
     names: tuple[str, ...]
@@ -70,14 +68,14 @@ class Logs:
     until_us: int
 
     def read(self, subject: str, add: Callable[[AccessRecord], object]) -> None:
-        """Hand the records between the two moments on, and show how far the reading is.
+        """Pass the records of the selected time to a function, with a progress bar.
 
         Args:
-            subject: What is going on.
-            add: Takes each record.
+            subject: The label of the progress bar.
+            add: Called with each record.
 
         Raises:
-            click.ClickException: No line was a record, none lies between the moments, or none was an HTTP request.
+            click.ClickException: The files have no record, none in the selected time, or no HTTP request.
         """
         first_us, last_us, kept, requests = MAX_TIME_US, 0, 0, 0
         size_bytes = self.records.size_bytes
@@ -99,9 +97,9 @@ class Logs:
             raise click.ClickException(self._no_records())
         if not kept:
             covered = f"{time_of(first_us / 1_000_000)} to {time_of(last_us / 1_000_000)}"
-            raise click.ClickException(f"no request lies between --since and --until: the log covers {covered}")
+            raise click.ClickException(f"no request is between --since and --until; the log covers {covered}")
         if not requests:
-            raise click.ClickException(f"none of {kept:,} records is an HTTP request, so there is nothing to count")
+            raise click.ClickException(f"none of {kept:,} records is an HTTP request")
 
     def _no_records(self) -> str:
         counts = self.records.counts
@@ -111,35 +109,35 @@ class Logs:
         line = counts.examples[0]
         return (
             f"{name}: none of {counts.lines:,} lines is a record of an access log; line {line.number} of "
-            f"'{line.file}' is {line.reason}: {line.text}; --log-format takes the format string of nginx"
+            f"'{line.file}': {line.reason}: {line.text}; for a custom format, use --log-format or --log-fields"
         )
 
     def note_skipped(self) -> None:
-        """Write to stderr which lines were no records; three of them are shown."""
+        """Write the number of skipped lines to stderr, with up to three examples."""
         counts = self.records.counts
         if counts.broken:
-            note(f"{counts.broken:,} of {counts.lines:,} lines are no records of an access log:")
+            note(f"{counts.broken:,} of {counts.lines:,} lines are not records of an access log:")
             for line in counts.examples:
                 note(f"  {line.file}:{line.number}: {line.reason}: {line.text}")
         if counts.late:
-            note(f"{counts.late:,} records came too late to be put in order; they count at the time before them")
+            note(f"{counts.late:,} records are too far out of order; each counts at the time of the record before it")
 
 
 def check_header(clients: Clients) -> None:
-    """Write to stderr how many requests lack the header field by which `--key` counts.
+    """Write to stderr how many requests lack the header field of `--key`.
 
     Raises:
-        click.ClickException: All do.
+        click.ClickException: All requests lack it.
     """
     if not clients.without_header:
         return
     if clients.without_header >= clients.requests:
         raise click.ClickException(
-            f"--key: no request of this log has a field {clients.header}; have the server log it, and name it with "
-            "--log-format or --log-fields"
+            f"--key: no request in this log has the header {clients.header}; configure the server to log it, and name "
+            "it with --log-format or --log-fields"
         )
     note(
-        f"{clients.without_header:,} of {clients.requests:,} requests have no field {clients.header}; they count by "
+        f"{clients.without_header:,} of {clients.requests:,} requests have no header {clients.header}; they count by "
         "address"
     )
 
@@ -159,17 +157,17 @@ def _fields(text: str | None) -> dict[str, str] | None:
         fields = None
     if not isinstance(fields, dict):
         raise ConfigurationError(
-            'expected the names of fields as a JSON object, such as {"time": "ts", "client": "ip", "status": "code", '
+            'expected field names as a JSON object, such as {"time": "ts", "client": "ip", "status": "code", '
             f'"request": "line"}}, not {quoted(text)}'
         )
     return fields
 
 
 def header_of(key: str) -> str | None:
-    """Return the header field that ``header:NAME`` names; None for ``ip``.
+    """Return NAME for ``header:NAME``, and None for ``ip``.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: `key` is neither.
     """
     kind, colon, name = key.partition(":")
     if kind == "header" and colon:
@@ -180,10 +178,10 @@ def header_of(key: str) -> str | None:
 
 
 def share_of(text: str) -> float:
-    """Return the part, 0 to 1, that a percentage is.
+    """Convert a percentage to a number from 0 to 1.
 
     Raises:
-        ConfigurationError: It is not a percentage.
+        ConfigurationError: `text` is not a percentage.
     """
     match = _SHARE.fullmatch(text.strip())
     if match is None or float(match[1]) > 100:

@@ -1,7 +1,7 @@
-"""How results are written: as text for people, or as JSON, an object a line, for programs.
+"""Writes results: as text, or as JSON with one object per line.
 
-Results go to stdout, notes to stderr. Text from outside, such as a path or an agent in a log, never reaches the
-terminal as it is: control characters are escaped here, for all commands.
+Results go to stdout, notes to stderr. Control characters are escaped here for all commands, because untrusted text,
+such as a path in a log, must not control the terminal.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ with_format = click.option(
     default="text",
     show_default=True,
     callback=lambda ctx, param, value: value == "json",
-    help="Form of output.",
+    help="Format of the output.",
 )
-"""Gives a command the option ``--format``, as its parameter `as_json`."""
+"""Adds the option ``--format`` to a command, as the parameter `as_json`."""
 
 
 def show(as_json: bool, rows: Iterable[Mapping[str, Any]], lines: Iterable[str]) -> None:
-    """Write a result: its rows as JSON, an object a line, or its lines for people."""
+    """Write a result to stdout: `rows` as JSON, one object per line, or `lines` as text."""
     for line in (json.dumps(row, allow_nan=False) for row in rows) if as_json else map(escaped, lines):
         click.echo(line)
 
 
 def note(message: str) -> None:
-    """Write a line about the work, and not about its result, to stderr."""
+    """Write a line that is not part of the result to stderr."""
     click.echo(escaped(message), err=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the lines of a table with aligned columns; none where there is no row."""
+    """Yield the lines of a table with aligned columns; nothing without rows."""
     cells = [[_cell(row[name]) for name in columns] for row in rows]
     if cells:
         widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
@@ -64,7 +64,7 @@ def time_of(unix_s: float) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return what an error says, in one line of printable characters; of an error of the system with its file."""
+    """Return the message of an error as one printable line; for an `OSError`, with the file name."""
     text = written(error, str)
     if isinstance(error, OSError) and error.strerror:
         text = f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
@@ -72,13 +72,13 @@ def one_line(error: BaseException) -> str:
 
 
 def failed(error: BaseException) -> click.ClickException:
-    """Return the error that ends a command with 1, because a file or an application cannot be used."""
+    """Return the exception that ends a command with exit code 1 and the message of `error`."""
     return click.ClickException(one_line(error))
 
 
 @contextmanager
 def silent_log() -> Iterator[None]:
-    """Keep the library from logging: a command itself says what it has found, or why it failed."""
+    """Disable the log of the library: commands report findings and errors themselves."""
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:

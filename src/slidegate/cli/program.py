@@ -1,4 +1,4 @@
-"""The group of all sub-commands, each of which is a module beside this one, and how errors of the library end it."""
+"""The group of all subcommands, each a module in this package, and how errors of the library become exit codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMANDS: Final = ("check", "suggest", "simulate", "explain", "bans", "limits", 
 
 
 class _Program(click.Group):
-    """Imports a sub-command when it is called, so that none waits for what another needs."""
+    """Imports a subcommand only when it is called, so that none loads the dependencies of others."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -28,17 +28,17 @@ class _Program(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a sub-command; what the library refuses is one sentence, as click's own errors are.
+        """Run a subcommand, and convert errors of the library to click's.
 
         Raises:
-            click.UsageError: A value of the command line cannot be used; the command ends with 2.
-            click.ClickException: Anything else went wrong; the command ends with 1.
+            click.UsageError: An argument is invalid; exit code 2.
+            click.ClickException: Any other error; exit code 1.
         """
         try:
             with silent_log():
                 return super().invoke(ctx)
         except BrokenPipeError:
-            raise  # click ends quietly where the reader of the output has gone, as with `| head`
+            raise  # click exits silently if the reader of the output has closed it, as with `| head`
         except ConfigurationError as error:
             raise click.UsageError(one_line(error)) from error
         except (SlidegateError, OSError) as error:
@@ -47,7 +47,7 @@ class _Program(click.Group):
 
 
 def _drop_unwritten() -> None:
-    """Drop output that a full disk does not take: else the interpreter tries again at its end, and exits with 120."""
+    """Discard output that a full disk rejects; otherwise the interpreter flushes again at exit, and fails with 120."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -62,7 +62,7 @@ def _version() -> str:
 @click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(_version(), message="%(prog)s %(version)s")
 def program() -> None:
-    """Tools around sliding-window rate limits: try a limit before it is in force, and operate it when it is.
+    """Tools for sliding-window rate limits: test limits before they are enabled, and operate them afterwards.
 
     \b
     Example: slidegate explain "5/minute; 50/hour"

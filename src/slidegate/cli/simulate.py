@@ -1,4 +1,4 @@
-"""``slidegate simulate``: what limits would have done to the requests of access logs."""
+"""``slidegate simulate``: replays access logs against limits."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _CLIENT_COLUMNS: Final = ("client", "requests", "refused", "banned", "kind", "wh
 
 
 @click.command()
-@click.option("--limit", metavar="LIMITS", help='The limits of every client: "60/minute; 1000/hour".')
-@click.option("--rules", metavar="FILE", help="A configuration file with rules and bans instead.")
-@click.option("--key", default="ip", show_default=True, metavar="KEY", help="Who is counted: ip, or header:NAME.")
-@click.option("--ban-after", metavar="LIMIT", help='With --limit: ban who is refused so often, "20/10m".')
+@click.option("--limit", metavar="LIMITS", help='The limits of each client: "60/minute; 1000/hour".')
+@click.option("--rules", metavar="FILE", help="A configuration file with rules and bans, instead of --limit.")
+@click.option("--key", default="ip", show_default=True, metavar="KEY", help="What to count by: ip or header:NAME.")
+@click.option("--ban-after", metavar="LIMIT", help='With --limit: ban a client after this many refusals, "20/10m".')
 @with_format
 @with_logs
 @click.pass_context
@@ -36,9 +36,9 @@ def simulate(
     ban_after: str | None,
     as_json: bool,
 ) -> None:
-    """Replay access logs, and show whom limits would have refused.
+    """Replay access logs, and show which clients limits would have refused.
 
-    Each line is a request to the middleware itself, at the time of the line.
+    Each logged request is sent to the real middleware, at its logged time.
 
     \b
     Example: slidegate simulate access.log --limit "60/minute" --ban-after 20/10m
@@ -50,7 +50,7 @@ def simulate(
         logs.read("Replaying", simulated.add)
     except KeyboardInterrupt:
         interrupted = True
-        note("stopped; this is about the requests so far")
+        note("interrupted; the result covers the requests so far")
     logs.note_skipped()
     check_header(simulated.clients)
     show(as_json, [_value(simulated)], _text(simulated))
@@ -60,23 +60,23 @@ def simulate(
 
 def _replay(limit: str | None, rules: str | None, header_name: str | None, ban_after: str | None) -> Replay:
     if (limit is None) == (rules is None):
-        raise click.UsageError('give --limit "60/minute" or --rules slidegate.toml, one of them')
+        raise click.UsageError('expected either --limit, such as "60/minute", or --rules, such as slidegate.toml')
     if rules is None:
         key = None if header_name is None else header(header_name)
         return Replay(limit, key=key, bans=None if ban_after is None else BanPolicy(ban_after, key=key))
     if ban_after is not None or header_name is not None:
-        raise click.UsageError("--key and --ban-after go with --limit; with --rules, keys and bans are in the file")
+        raise click.UsageError("--key and --ban-after require --limit; with --rules, write keys and bans into the file")
     try:
         replay = Replay(rules=rules)
     except ConfigurationError as error:
         raise failed(error) from error
     if replay.unwaited:
-        note(f"without waits and permits, which logs do not hold: {', '.join(replay.unwaited)}")
+        note(f"waits and permits cannot be replayed and are ignored: {', '.join(replay.unwaited)}")
     return replay
 
 
 def _value(simulated: Simulated) -> dict[str, Any]:
-    """Return everything that a simulation has found."""
+    """Return the complete result of a simulation."""
     return {
         **simulated.summary(),
         "rules": _refusals(simulated.rules),

@@ -1,7 +1,7 @@
-"""A store that a command works on: its options, its limiter, and the rules of a configuration file.
+"""The store that a command uses: its options, its limiter, and the rules of a configuration file.
 
-A command that only reads opens the store for reading only, so that it makes no file and no row. A command that writes
-needs a store that is there: in a mistyped path, a new store would hold bans that nobody obeys.
+Commands that only read open the store read-only, so they create no files or rows. Commands that write require an
+existing store: with a mistyped path, bans would go to a new store that no application uses.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from .output import failed, time_of
 T = TypeVar("T")
 
 DEADLINE: Final = "10s"
-"""A command has more time than a request, and no use for an answer that is not the store's."""
+"""A command can wait longer than a request, and must not fall back to local decisions."""
 MAX_WORKERS: Final = 8
-"""How many workers a line names."""
+"""The maximum number of workers that a line names."""
 _MAX_VALUE: Final = 65_536
 
 with_store = click.option(
@@ -48,18 +48,18 @@ with_store = click.option(
     required=True,
     help="The store, for example lmdb:///var/lib/app/slidegate or redis://localhost:6379/0.",
 )
-"""Gives a command the option ``--store``."""
+"""Adds the option ``--store`` to a command."""
 
 
 def with_key(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the argument KEY and the option ``--value``, as one `key` for the methods of a limiter."""
+    """Add the argument KEY and the option ``--value`` to a command, as one parameter `key` for a limiter."""
 
     @click.argument("key")
     @click.option(
         "--value",
         metavar="TEXT",
-        help="The value that the client sends, where KEY is header:NAME, cookie:NAME or query:NAME; - reads it from "
-        "stdin, where no other user of the machine sees it.",
+        help="The value that the client sends, if KEY is header:NAME, cookie:NAME or query:NAME; - reads it from "
+        "stdin, so that other users of the machine cannot see it.",
     )
     @wraps(command)
     def called(key: str, value: str | None, **options: Any) -> Any:
@@ -69,10 +69,10 @@ def with_key(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _key_of(key: str, value: str | None) -> AnyKey:
-    """Return the key that a user has written.
+    """Return the key from the arguments KEY and ``--value``.
 
     Raises:
-        ConfigurationError: No request can have such a value.
+        ConfigurationError: KEY takes no value, or no request can have this value.
     """
     if value is None:
         return key
@@ -80,26 +80,26 @@ def _key_of(key: str, value: str | None) -> AnyKey:
     source = SENT_BY_NAME.get(kind)
     if source is None or not name:
         raise ConfigurationError(
-            f"--value: expected a key such as header:X-API-Key, cookie:session or query:token before it, not {key!r}"
+            f"--value: expected a KEY such as header:X-API-Key, cookie:session or query:token, not {key!r}"
         )
     if value == "-":
-        # In the arguments, every user of the machine could read it.
+        # Every user of the machine can read the arguments of a process.
         value = "" if sys.stdin is None else sys.stdin.readline(_MAX_VALUE).rstrip("\r\n")
     return source(name).of(value)
 
 
 def ask(url: str, work: Callable[[Limiter], Awaitable[T]], *, writes: bool = False, makes: bool = False) -> T:
-    """Open a store, do work on it as a limiter, close it, and return the result.
+    """Open a store, call a function with a limiter on it, close it, and return the result.
 
     Args:
-        url: Its address.
-        work: The work.
-        writes: Whether it writes; otherwise the store is opened for reading only.
-        makes: Whether a store that is not there is made.
+        url: The address of the store.
+        work: The function.
+        writes: Whether the function writes; otherwise the store is opened read-only.
+        makes: Whether a missing store is created.
 
     Raises:
-        ConfigurationError: The address cannot be read, or names the memory of a process.
-        StoreError: The store is not there, or cannot be opened.
+        ConfigurationError: The address is invalid, or is that of a memory store.
+        StoreError: The store does not exist, or cannot be opened.
     """
 
     async def asked() -> T:
@@ -119,24 +119,24 @@ def view_of(ban: Ban) -> dict[str, Any]:
 
 
 def user() -> str:
-    """Return the name of whoever runs the command."""
+    """Return the name of the user who runs the command."""
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # a user without a name, as in a container
+    except (OSError, KeyError):  # the user ID has no name, as in some containers
         return "cli"
 
 
 def end_of(ban: dict[str, Any]) -> str:
-    """Return when a ban ends, by its view."""
+    """Return the end of a ban from its view."""
     return "it is removed" if ban["until_at"] is None else time_of(ban["until_at"])
 
 
 def said_of(workers: Sequence[dict[str, Any]]) -> str:
-    """Return a line that says which workers have statistics, and how old these are."""
+    """Return a line with the workers that publish statistics, and the age of these."""
     if not workers:
         return (
-            "no worker has statistics: write slidegate.stats.Statistics(limiter) in the application, or give it a "
-            "dashboard; new ones are shown after five seconds"
+            "no worker publishes statistics: add slidegate.stats.Statistics(limiter) or a dashboard to the "
+            "application; the first are published after five seconds"
         )
     listed = [f"{worker['host']}:{worker['pid']} ({worker['age_s']:.0f} s old)" for worker in workers[:MAX_WORKERS]]
     more = f" and {len(workers) - MAX_WORKERS} more" if len(workers) > MAX_WORKERS else ""
@@ -150,13 +150,13 @@ def _open(url: str, writes: bool, makes: bool) -> Store:
         store = open_store(url, read_only=True)
     else:
         if not makes or _is_there(url):
-            # A damaged file is refused here: a store that writes would set it aside.
+            # Fail on a damaged file: a store opened for writing would rename it.
             open_store(url, read_only=True).close()
         store = open_store(url)
     if isinstance(store, MemoryStore):
         raise ConfigurationError(
-            "memory:// lives inside the server process, where no command can reach it; use the dashboard or the admin "
-            "API of the application"
+            "memory:// is in the memory of the server process, which no command can access; use the dashboard or the "
+            "admin API of the application"
         )
     return store
 
@@ -174,11 +174,11 @@ def middleware_of(path: str | PathLike[str], store: str = "memory://") -> RateLi
 
     Args:
         path: The file.
-        store: The address of a store instead of the file's, which is not touched then; empty for the file's.
+        store: The address of a store to use instead of the file's; an empty string for the file's.
 
     Raises:
-        click.ClickException: The file cannot be used.
-        StoreError: Its store cannot be opened.
+        click.ClickException: The file is invalid.
+        StoreError: The store cannot be opened.
     """
     try:
         return RateLimitMiddleware.from_file(_no_app, path, store=store, on_exceeded=_ignore).app
@@ -187,8 +187,8 @@ def middleware_of(path: str | PathLike[str], store: str = "memory://") -> RateLi
 
 
 async def _no_app(*_: Any) -> None:
-    """Stand in for an application."""
+    """A placeholder for the application."""
 
 
 def _ignore(*_: Any) -> None:
-    """Stand in for the function that a rule with ``on_exceeded`` calls."""
+    """A placeholder for the callback of a rule with ``on_exceeded``."""

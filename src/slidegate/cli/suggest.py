@@ -1,4 +1,4 @@
-"""``slidegate suggest``: limits that fit the requests of access logs, as a configuration to paste."""
+"""``slidegate suggest``: suggests limits from access logs, as a configuration to paste."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..simulation.suggest import HEADROOM, PAGE_LOAD, SuggestedRule, Suggestion,
 from .log_options import Logs, check_header, header_of, share_of, with_logs
 from .output import show, with_format
 
-_SHADOW: Final = "shadow = true  # it counts and refuses nobody; delete this line to switch the rule on"
+_SHADOW: Final = "shadow = true  # counts but never refuses; delete this line to enforce the rule"
 
 
 @click.command()
@@ -23,30 +23,30 @@ _SHADOW: Final = "shadow = true  # it counts and refuses nobody; delete this lin
     type=click.FloatRange(1, 1_000),
     default=HEADROOM,
     show_default=True,
-    help="How many times what the other clients need a limit allows.",
+    help="The factor between the peaks of the other clients and the limits.",
 )
-@click.option("--key", default="ip", show_default=True, metavar="KEY", help="Who is counted: ip, or header:NAME.")
+@click.option("--key", default="ip", show_default=True, metavar="KEY", help="What to count by: ip or header:NAME.")
 @click.option("--routes", type=click.IntRange(0, 100), default=8, show_default=True, help="Routes with own limits.")
 @with_format
 @with_logs
 def suggest(logs: Logs, touch: str, headroom: float, key: str, routes: int, as_json: bool) -> None:
     """Suggest limits from access logs, as TOML to paste.
 
-    They leave room for all but a share of the clients. The rules are shadow rules, which refuse nobody until `shadow`
-    is removed.
+    The limits would have refused at most a share of the clients. The rules are shadow rules, which never refuse, until
+    `shadow` is removed.
 
     \b
     Example: slidegate suggest access.log --touch 0.1%
     """
     share, clients = share_of(touch), Clients(header_of(key))
     if STANDARD_INPUT in logs.names:
-        raise click.UsageError("suggest reads its logs twice, and standard input only once; give it a file")
+        raise click.UsageError("suggest reads logs twice, which standard input does not allow; pass a file")
     survey = Survey(clients)
-    logs.read("Looking for clients and routes", survey.add)
+    logs.read("Collecting clients and routes", survey.add)
     logs.note_skipped()
     check_header(clients)
     suggestion = Suggestion(survey, share, headroom, routes)
-    logs.read("Counting peaks", suggestion.add)
+    logs.read("Measuring peaks", suggestion.add)
     rules, warnings = suggestion.rules(), survey.warnings(share)
     seen = {
         "requests": clients.requests,
@@ -63,12 +63,12 @@ def _text(
     seen: Mapping[str, float], warnings: Sequence[str], rules: Sequence[SuggestedRule], header: str | None
 ) -> Iterator[str]:
     requests, clients, share = seen["requests"], seen["clients"], 100 * seen["touch"]
-    yield f"# {requests:,} requests of {clients:,} clients. Each limit is {seen['headroom']:g} times what all of them"
-    yield f"# but {share:g}% need, and at least {PAGE_LOAD}, the requests of one page load."
-    yield f"# Switched on together, these rules would have refused {seen['refused']:,} of the clients."
+    yield f"# {requests:,} requests of {clients:,} clients. Each limit is {seen['headroom']:g} times the highest peak"
+    yield f"# without {share:g}% of the clients as outliers, and at least {PAGE_LOAD}, the requests of one page load."
+    yield f"# Enforced together, these rules would have refused {seen['refused']:,} of the clients."
     yield from (f"# Warning: {warning}." for warning in warnings)
     if not rules:
-        yield "# No limits: every client may be refused, so there is none whose needs could be met."
+        yield "# No limits: --touch allows every client to be refused, so there are no peaks to measure."
     for rule in rules:
         yield from _toml(rule, header)
 
@@ -76,7 +76,7 @@ def _text(
 def _toml(rule: SuggestedRule, header: str | None) -> Iterator[str]:
     peaks = ", ".join(f"{amount} in {window}" for window, amount in rule.median.items())
     yield ""
-    yield f"# It would have refused {len(rule.refused):,} of its {rule.clients:,} clients ({rule.requests:,} requests)."
+    yield f"# Would have refused {len(rule.refused):,} of {rule.clients:,} clients ({rule.requests:,} requests)."
     yield f"# Median of the clients' peaks: {peaks}."
     yield "[[rules]]"
     yield _SHADOW
@@ -87,6 +87,6 @@ def _toml(rule: SuggestedRule, header: str | None) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    """Return a text as a string of TOML without a character that a terminal would obey."""
+    """Return a text as a TOML string, with control characters escaped."""
     plain = (c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in text)
     return f'"{"".join(plain)}"'

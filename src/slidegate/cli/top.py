@@ -28,14 +28,14 @@ _COLUMNS: Final = ("qps", "passed", "refused", "banned", "shadow_refused", "p95_
 @click.option(
     "--every", default=2.0, show_default=True, type=click.FloatRange(0.2, 60), help="Seconds between updates."
 )
-@click.option("--once", is_flag=True, help="Show them once and end, as where the output is no terminal.")
+@click.option("--once", is_flag=True, help="Show them once and exit, as if the output is not a terminal.")
 @with_format
 def top(store: str, window: str, every: float, once: bool, as_json: bool) -> None:
     """Watch the traffic of all workers of a store.
 
-    These are the requests, refusals and bans of the workers with slidegate.stats.Statistics, a dashboard or an admin
-    API, as they were published, every five seconds. What shadow rules would have refused is in the column
-    shadow_refused. Clients are shown of workers with a dashboard or an admin API. Ctrl-C ends it.
+    Workers with slidegate.stats.Statistics, a dashboard or an admin API publish their requests, refusals and bans every
+    five seconds. The column shadow_refused counts what shadow rules would have refused. Clients require a dashboard or
+    an admin API. Press Ctrl-C to stop.
 
     \b
     Example: slidegate top --store redis://localhost:6379/0
@@ -47,7 +47,7 @@ def top(store: str, window: str, every: float, once: bool, as_json: bool) -> Non
             stats = await _stats(limiter, window)
             if live:
                 click.clear()
-            show(as_json, [stats], [*_text(stats), "Ctrl-C ends it"] if live else _text(stats))
+            show(as_json, [stats], [*_text(stats), "Press Ctrl-C to stop"] if live else _text(stats))
             if not live:
                 return
             await asyncio.sleep(every)
@@ -57,7 +57,7 @@ def top(store: str, window: str, every: float, once: bool, as_json: bool) -> Non
 
 
 async def _stats(limiter: Limiter, window: str) -> dict[str, Any]:
-    """Return the stats of all workers that publish in a store, and their busiest clients."""
+    """Return the published stats of all workers of a store, and their busiest clients."""
     workers = onlooker(limiter)
     stats = (await workers.recent(window)).stats(await workers.workers())
     sections = await workers.sections(SECTION)

@@ -1,7 +1,7 @@
-"""Reads access logs, of every usual format, however large they are: each request with its client and its time.
+"""Streams access logs of all common formats as records of requests, in constant memory.
 
-Clients choose what a log contains. Each line becomes a record, or is counted by the reason why it was skipped, so
-records and skipped lines add up to the number of lines; no content of a file raises.
+Log content is untrusted and never raises. Each line becomes a record or is counted by the reason it was skipped, so
+records and skipped lines add up to the number of lines.
 """
 
 from .formats import parse_line

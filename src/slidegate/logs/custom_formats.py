@@ -1,8 +1,8 @@
-"""Access logs in a format of their own: a format string of nginx, or JSON lines by the names of their fields.
+"""Custom log formats: an nginx format string, or JSON lines with configurable field names.
 
-Either becomes a reader that finds the values of nginx's variables in a line; `formats.nginx_record` makes a record of
-them. In a format string each variable ends where the text behind it begins, so two variables side by side have no end
-between them and are refused, except a path and its query, which a question mark separates.
+Both compile to a function that extracts the values of nginx variables from a line; `formats.nginx_record` turns them
+into a record. In a format string, literal text must follow each variable to mark its end, so adjacent variables are
+rejected, except a path and its query, which a question mark separates.
 """
 
 from __future__ import annotations
@@ -37,28 +37,27 @@ _NEEDED: Final = (
     ("the request ($request)", ({"request"}, {"request_method", "request_uri"}, {"request_method", "uri"})),
     ("the status ($status)", ({"status"},)),
 )
-"""What a format has to log, and the sets of variables each of which is enough for that."""
+"""The parts that a format must log, each with the sets of variables that provide it."""
 _VARIABLES: Final = {
     **{"time": "msec", "client": "remote_addr", "status": "status", "request": "request"},
     **{"method": "request_method", "path": "request_uri", "user_agent": "http_user_agent", "host": "host"},
 }
-"""The variable of nginx for each part of a record that a field of JSON lines may hold."""
+"""The nginx variable for each part of a record that a JSON field can hold."""
 _HEADER: Final = "header:"
 _FIELDS_EXAMPLE: Final = '{"time": "ts", "client": "http.client_ip", "status": "code", "request": "line"}'
 
 
 def parse_by_format(template: str) -> Parse:
-    """Return a function that reads lines of a custom format of nginx.
+    """Return a function that parses lines of a custom nginx format.
 
     Args:
         template: The format string, or the whole ``log_format`` line of the configuration.
 
     Raises:
-        ConfigurationError: It is no format string, its lines lack a part of a request, or the end of one of its
-            variables cannot be known.
+        ConfigurationError: It is not a format string, lacks a required part of a request, or has adjacent variables.
     """
     if not isinstance(template, str) or len(template) > _MAX_CHARACTERS or not _VARIABLE.search(template):
-        raise ConfigurationError(f"{quoted(template)} is no format string of nginx; expected one, {_EXAMPLE}")
+        raise ConfigurationError(f"{quoted(template)} is not an nginx format string; expected one, {_EXAMPLE}")
     wrapped = _LOG_FORMAT.fullmatch(template)
     text = template if wrapped is None else "".join(_QUOTED_PARTS.findall(wrapped[1])) or wrapped[1]
     pieces = [piece.strip("{}") if index % 2 else piece for index, piece in enumerate(_VARIABLE.split(text))]
@@ -76,18 +75,18 @@ def parse_by_format(template: str) -> Parse:
 
 
 def _pattern(template: str, pieces: list[str]) -> re.Pattern[str]:
-    """Return the pattern of a line, whose groups are variables.
+    """Return the pattern of a line, with a group for each variable.
 
     Args:
-        template: The format string, for messages.
-        pieces: Its texts, with the names of its variables between them.
+        template: The format string, for error messages.
+        pieces: Literal texts and names of variables, alternating.
     """
     pattern, known = re.escape(pieces[0]), set[str]()
     followers = [*pieces[3::2], ""]
     for (before, after), name, follower in zip(pairwise(pieces[::2]), pieces[1::2], followers, strict=True):
         if follower and not after and "is_args" not in (name, follower):
             raise ConfigurationError(
-                f"it cannot be known where ${name} ends and ${follower} begins in {quoted(template)}; expected text "
+                f"${name} and ${follower} are adjacent in {quoted(template)}, so values cannot be split; expected text "
                 f"between them, {_EXAMPLE}"
             )
         shape = _shape(name, before, after, follower)
@@ -97,7 +96,7 @@ def _pattern(template: str, pieces: list[str]) -> re.Pattern[str]:
 
 
 def _shape(name: str, before: str, after: str, follower: str) -> str:
-    """Return the pattern of the text that a variable stands for."""
+    """Return the pattern of the values of a variable."""
     if name == "is_args":
         return r"\??"
     if not after and follower:
@@ -109,21 +108,21 @@ def _shape(name: str, before: str, after: str, follower: str) -> str:
     if not after:
         return r".*+"
     if name == "remote_user":
-        return r'[^"]{0,256}?'  # it may hold spaces
-    # An address list has spaces behind its commas, also where no quotation marks are around it.
+        return r'[^"]{0,256}?'  # it may contain spaces
+    # A list of addresses has spaces after its commas, even without quotation marks around it.
     return r"(?:[^, ]++|, ?+)*" if after[0] == " " else f"[^{re.escape(after[0])}]*+"
 
 
 def parse_by_fields(fields: Mapping[str, str]) -> Parse:
-    """Return a function that reads JSON lines by the names that their fields have.
+    """Return a function that parses JSON lines with the given field names.
 
     Args:
-        fields: For each part of a record the field that holds it, with dots between the names of nested objects:
-            ``time``, ``client``, ``status``, and ``request`` or ``method`` and ``path``; also ``user_agent``, ``host``,
-            and ``header:NAME`` for any header field.
+        fields: The JSON field of each part of a record, with dots between the names of nested objects. Required parts:
+            ``time``, ``client``, ``status``, and ``request`` or ``method`` and ``path``; optional: ``user_agent``,
+            ``host``, and ``header:NAME`` for any header field.
 
     Raises:
-        ConfigurationError: A part is missing, or is unknown.
+        ConfigurationError: A part is missing or unknown.
     """
     _check_fields(fields)
     paths = {_variable(part): path.split(".") for part, path in fields.items()}
@@ -136,7 +135,7 @@ def parse_by_fields(fields: Mapping[str, str]) -> Parse:
 
 
 def _variable(part: str) -> str:
-    """Return the variable of nginx that holds a part of a record; empty for an unknown part."""
+    """Return the nginx variable of a part of a record; an empty string for an unknown part."""
     name = part.removeprefix(_HEADER).strip().lower()
     return _VARIABLES.get(part, "") if part == name or not name else f"http_{name.replace('-', '_')}"
 
@@ -146,26 +145,26 @@ def _check_fields(fields: Mapping[str, str]) -> None:
         if not _variable(part):
             choices = (*_VARIABLES, f"{_HEADER}X-API-Key")
             raise ConfigurationError(
-                f"no part of a record is called {quoted(part)}; expected one of {', '.join(choices)}"
+                f"{quoted(part)} is not a part of a record; expected one of {', '.join(choices)}"
                 f"{closest(part, choices)}"
             )
         if not isinstance(path, str) or "" in path.split("."):
             raise ConfigurationError(
-                f"{quoted(path)} is no name of a field; expected names with dots between them, such as 'http.client_ip'"
+                f"{quoted(path)} is not the name of a field; expected names joined by dots, such as 'http.client_ip'"
             )
     missing = [part for part in ("time", "client", "status") if part not in fields]
     if "request" not in fields and not {"method", "path"} <= fields.keys():
         missing.append("request (or method and path)")
     if missing:
-        raise ConfigurationError(f"the fields of the log lack {', '.join(missing)}; expected such as {_FIELDS_EXAMPLE}")
+        raise ConfigurationError(f"the fields lack {', '.join(missing)}; expected for example {_FIELDS_EXAMPLE}")
 
 
 def _below(line: Mapping[str, Any], path: list[str]) -> Any:
-    value: Any = line.get(".".join(path))  # some writers put the dots into the names themselves
+    value: Any = line.get(".".join(path))  # some servers write field names that contain dots
     if value is not None:
         return value
     value = line
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
-    # A header field may be a list of its values, as in Caddy's logs.
+    # Caddy logs a header field as a list of values.
     return value[0] if isinstance(value, list) and value else value

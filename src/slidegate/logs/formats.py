@@ -1,8 +1,7 @@
-"""Reads one line of an access log in any known format: Combined, Common, or JSON of nginx, Caddy or Traefik.
+"""Parses one line of an access log in any known format: Combined, Common, or JSON of nginx, Caddy or Traefik.
 
-The format is detected anew for every line, because rotated files are concatenated and formats change on the way. The
-prefix that syslog writes before a line is dropped. Clients choose what a log contains: each line becomes a record or
-the reason why it is skipped, and no line raises.
+The format is detected for each line, because concatenated files can have different formats. A syslog prefix is
+dropped. Log content is untrusted: each line yields a record or the reason it is skipped, and no line raises.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from ..core.addresses import parse_address
 from .record import MAX_LINE_BYTES, AccessRecord, Skip
 
 Parse: TypeAlias = Callable[[str], AccessRecord | Skip]
-"""Reads the text of one line."""
+"""Parses the text of one line."""
 
 MAX_TIME_CHARACTERS: Final = 64
 MAX_TIME_US: Final = 253_402_300_800_000_000  # the year 10000
-# Each text matches in exactly one way, so that a hostile line cannot make the pattern backtrack. No group is
-# possessive: CPython before 3.11.5 matches such groups wrongly.
+# Each text matches in exactly one way, so that a hostile line cannot cause backtracking. No group is possessive:
+# CPython before 3.11.5 matches such groups incorrectly.
 QUOTED_TEXT: Final = r'[^"\\]*+(?:\\.[^"\\]*+)*'
 _QUOTED: Final = f'"({QUOTED_TEXT})"'
 _BOM: Final = b"\xef\xbb\xbf"
-# As nginx writes to syslog, and as syslog writes to files: RFC 3164 with or without a host, RFC 5424, ISO times.
+# The prefixes that nginx and syslog daemons write: RFC 3164 with or without a host, RFC 5424, ISO times.
 _SYSLOG: Final = re.compile(
     r"(?:<[0-9]{1,3}>)?(?:1 )?"
     r"(?:[A-Z][a-z]{2} [ 0-9][0-9] [0-9]{2}:[0-9]{2}:[0-9]{2}"
@@ -35,7 +34,7 @@ _SYSLOG: Final = re.compile(
     r"(?:(?:[^\s:\[]{1,255} )?[\w./-]{1,64}(?:\[[0-9]{1,10}\])?:|[^\s:]{1,255} [\w./-]{1,64} \S{1,10} \S{1,32} -) ",
     re.ASCII,
 )
-# A user name may hold anything but a bare quotation mark, so the time stands in front of the first one of these.
+# A user name may contain anything except an unescaped quotation mark, so the time precedes the first of these.
 _CLF: Final = re.compile(
     rf'((?:[^"]*\\")*[^"]*)\[([^][" ]{{1,40}}(?: [^][" ]{{1,8}})?)\] {_QUOTED} (\S++) (?:[0-9]++|-)'
     rf"(?:$| (?:{_QUOTED} {_QUOTED})?)",
@@ -54,11 +53,11 @@ _NUMBER: Final = re.compile(r"[0-9]{1,20}(?:\.[0-9]{1,12})?")
 
 
 def parse_line(line: bytes, parse: Parse | None = None) -> AccessRecord | Skip:
-    """Read one line.
+    """Parse one line.
 
     Args:
-        line: The line, with or without its end.
-        parse: Reads its text; by default any known format will do.
+        line: The line, with or without its newline.
+        parse: Parses the text; by default the format is detected.
     """
     if len(line) - line.endswith(b"\n") > MAX_LINE_BYTES:
         return Skip.TOO_LONG
@@ -79,7 +78,7 @@ def _parse_known(text: str) -> AccessRecord | Skip:
 
 
 def _parse_clf(text: str) -> AccessRecord | Skip:
-    """Read a line of Combined or Common, with or without a virtual host in front; more may follow."""
+    """Parse a line in Combined or Common format, optionally preceded by a virtual host; trailing text is ignored."""
     match = _CLF.match(text)
     words = match[1].split() if match else []
     if match is None or len(words) < 3:
@@ -93,9 +92,9 @@ def _parse_clf(text: str) -> AccessRecord | Skip:
 
 
 def _is_virtual_host(first: str, second: str) -> bool:
-    """Return whether a virtual host is in front of the client: a user name with a space is a fourth word too.
+    """Return whether the first word is a virtual host; a fourth word can also come from a user name with a space.
 
-    An address in front is the client: the second word may be what the client's own identd says.
+    If the first word is an address, it is the client, and the second may be the answer of the client's identd.
     """
     bare = without_port(first)
     if parse_address(bare) is not None:
@@ -116,7 +115,7 @@ def _parse_json(text: str) -> AccessRecord | Skip:
 
 
 def _parse_caddy(line: dict[str, Any], request: dict[str, Any]) -> AccessRecord | Skip:
-    # Caddy logs an error while handling a request a second time, under http.log.error.
+    # Caddy logs a failed request twice; the second entry is under http.log.error.
     if not str(line.get("logger", "http.log.access")).startswith("http.log.access"):
         return Skip.FORMAT
     # Older versions write `remote_addr`, with a port.
@@ -134,7 +133,7 @@ def _parse_caddy(line: dict[str, Any], request: dict[str, Any]) -> AccessRecord 
 def _parse_traefik(line: dict[str, Any]) -> AccessRecord | Skip:
     client = line["ClientHost"]
     if isinstance(client, str):
-        # Traefik repeats X-Forwarded-For here; only its last entry was not written by the client itself.
+        # Traefik copies X-Forwarded-For here; the client controls all entries except the last.
         client = client.rpartition(",")[2].strip()
     time, status = line.get("StartUTC", line.get("time")), line.get("DownstreamStatus", line.get("OriginStatus"))
     fields = {name[8:].lower(): value for name, value in line.items() if name.startswith("request_")}
@@ -143,10 +142,10 @@ def _parse_traefik(line: dict[str, Any]) -> AccessRecord | Skip:
 
 
 def nginx_record(values: Mapping[str, Any]) -> AccessRecord | Skip:
-    """Return the record of a line by nginx's variables, or the reason for which there is none.
+    """Return the record of a line from its nginx variables, or the reason it is skipped.
 
     Args:
-        values: What the line has for each variable, by its name without the dollar sign.
+        values: The values by the names of the variables, without the dollar sign.
     """
     time = next((values[name] for name in ("msec", "time_iso8601", "time_local") if name in values), None)
     method, path = values.get("request_method"), values.get("request_uri")
@@ -178,7 +177,6 @@ def _of_json(
     if not (isinstance(client, str) and isinstance(method, str) and isinstance(path, str)):
         return Skip.FORMAT
     agent = fields.pop("user-agent", None)
-    # A method and a target that were logged apart.
     request = ("", path) if path in ("", "-") or _METHOD.fullmatch(method) is None else (method, path)
     headers = tuple((name, text) for name, value in fields.items() if (text := given(value)) is not None)
     time_us = text_time_us(time) if isinstance(time, str) else _number_time_us(time)
@@ -194,7 +192,7 @@ def _record(
     host: object = None,
     headers: tuple[tuple[str, str], ...] = (),
 ) -> AccessRecord | Skip:
-    """Return a record of the parts of a line, or the first reason for which there is none."""
+    """Return a record from the parts of a line, or the first reason to skip it."""
     if client in ("", "-"):
         return Skip.CLIENT
     if time_us is None:
@@ -215,12 +213,12 @@ def without_port(client: str) -> str:
 
 
 def given(value: object) -> str | None:
-    """Return a text that the client sent; None for the hyphen that stands for nothing."""
+    """Return a logged text; None if it is empty or the hyphen for a missing value."""
     return value if isinstance(value, str) and value not in ("", "-") else None
 
 
 def _request_of(field: str) -> tuple[str, str]:
-    """Split a request line into method and target; one that is no HTTP request has the method ``""``."""
+    """Split a request line into method and target; the method is ``""`` if it is not an HTTP request."""
     match = _REQUEST.fullmatch(field)
     return (match[1], match[2]) if match else ("", field)
 
@@ -240,9 +238,9 @@ def _host_of(host: str | None) -> str | None:
 
 @lru_cache(maxsize=1_024)
 def text_time_us(text: str) -> int | None:
-    """Read ``12/May/2024:00:00:17 +0000``, ISO 8601 with a zone, or a number; None for any other text.
+    """Parse ``12/May/2024:00:00:17 +0000``, ISO 8601 with a zone, or a number; return None for any other text.
 
-    A time without a zone is the writer's local time, and nobody knows where that is: it is refused.
+    A time without a zone is rejected: it is in the local time of an unknown server.
     """
     if len(text) > MAX_TIME_CHARACTERS:
         return None
@@ -252,7 +250,7 @@ def text_time_us(text: str) -> int | None:
         text = f"{year}-{_MONTHS.find(month) // 3 + 1:02}-{day}T{time}{zone}"
     elif _NUMBER.fullmatch(text):
         whole, _, decimals = text.partition(".")
-        # Not by way of a float, which has no room for the nanoseconds that some servers write.
+        # Not as a float, which cannot represent the nanoseconds that some servers write.
         return _number_time_us(int(whole), int(decimals[:6].ljust(6, "0")))
     try:
         moment = datetime.fromisoformat(text)
@@ -263,7 +261,7 @@ def text_time_us(text: str) -> int | None:
 
 
 def _number_time_us(value: object, millionths: int = 0) -> int | None:
-    """Read a number of seconds, milliseconds, microseconds or nanoseconds since 1970, recognised by its size."""
+    """Convert seconds, milliseconds, microseconds or nanoseconds since 1970; the magnitude determines the unit."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < MAX_TIME_US * 1_000:
         return None
     for unit_us in (1_000_000, 1_000, 1):
@@ -273,7 +271,7 @@ def _number_time_us(value: object, millionths: int = 0) -> int | None:
 
 
 def json_object(text: str) -> dict[str, Any] | None:
-    """Read a JSON object; None for anything else."""
+    """Parse a JSON object; return None for anything else."""
     try:
         line = _DECODER.decode(text)
     except (ValueError, RecursionError):
@@ -282,10 +280,10 @@ def json_object(text: str) -> dict[str, Any] | None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse an object with a key twice, because nobody knows which of the values the server meant."""
+    """Reject an object with a duplicate key, whose value is ambiguous."""
     values = dict(pairs)
     if len(values) != len(pairs):
-        raise ValueError("a key comes twice")
+        raise ValueError("duplicate key")
     return values
 
 

@@ -1,10 +1,10 @@
-"""Access logs: the records of several files in the order of time, read as they are asked for.
+"""Reads the records of several access logs lazily, in chronological order.
 
-Nothing here grows with the files. A line is kept up to `MAX_LINE_BYTES` and the rest of it is skipped, so neither a
-line without an end nor packed data that unpacks to one fills the memory.
+Memory use is constant. Lines longer than `MAX_LINE_BYTES` are skipped in chunks, so neither an endless line nor a gzip
+bomb exhausts the memory.
 
-Each file is more or less in order already: servers write a line when the answer is complete, and some note the time at
-which the request began. So a file's records pass through a buffer of fixed size, and the files are then merged.
+A file is only roughly in order: servers write a line when the response is complete, but some log the start of the
+request. So the records of each file are sorted within a buffer of fixed size, and the files are then merged.
 """
 
 from __future__ import annotations
@@ -37,24 +37,23 @@ _time_us: Final = itemgetter(0)
 
 
 class AccessLogs:
-    """The records of several files in the order of their times, read as they are asked for.
+    """An iterable over the records of several files in chronological order, read lazily.
 
-    Records that are out of order by up to `hold` lines of their file are put in order; later ones stay where they are,
-    and are counted in ``counts.late``. Iterating again reads and counts from the start; standard input is read once.
+    Records that are out of order by up to `hold` lines of their file are sorted; later ones are yielded as they come
+    and counted in ``counts.late``. Each iteration reads and counts from the start, except standard input.
 
     Args:
-        paths: The files, plain or packed with gzip; ``-`` is standard input.
-        format: The format string of nginx, where the log has a custom format; None for the known formats, which are
-            detected line by line.
-        fields: The names of the fields, where the log is JSON lines of a kind of its own: for each part of a record the
-            field that holds it, as in ``{"time": "ts", "client": "ip", "status": "code", "request": "line"}``.
-        hold: How many records are held back to be put in order, from 1 on; among several files they are shared.
+        paths: The files, plain or compressed with gzip; ``-`` is standard input.
+        format: The nginx format string of a custom format; None to detect known formats line by line.
+        fields: The field names of custom JSON lines: for each part of a record the field that holds it, as in
+            ``{"time": "ts", "client": "ip", "status": "code", "request": "line"}``.
+        hold: The number of records buffered for sorting, at least 1; several files share it.
 
     Attributes:
-        counts: The lines so far, and the fate of each. They run ahead of the records by those that are held back.
+        counts: The lines read so far, by result. They include the records that are still buffered.
 
     Raises:
-        ConfigurationError: An argument cannot be used. While iterating: a file is packed with something else than gzip.
+        ConfigurationError: An argument is invalid. While iterating: a file is compressed, but not with gzip.
         OSError: A file is missing. While iterating: a file cannot be read.
     """
 
@@ -69,7 +68,7 @@ class AccessLogs:
         if isinstance(paths, (str, bytes, PathLike)):
             raise ConfigurationError(f"expected a list of files, such as ['access.log'], not {quoted(paths)}")
         if isinstance(hold, bool) or not isinstance(hold, int) or hold < 1:
-            raise ConfigurationError(f"expected to hold at least 1 record, such as {HOLD}, not {quoted(hold)}")
+            raise ConfigurationError(f"hold: expected a whole number from 1 on, such as {HOLD}, not {quoted(hold)}")
         self._files = [_LogFile(path) for path in paths]
         if not self._files:
             raise ConfigurationError("expected at least one file, such as ['access.log'], not []")
@@ -81,13 +80,13 @@ class AccessLogs:
 
     @property
     def size_bytes(self) -> int | None:
-        """How large the files are together; None if the end of one is not known, as of standard input."""
+        """The total size of the files; None if one has no known size, such as standard input."""
         sizes = [file.size_bytes for file in self._files]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     @property
     def taken_bytes(self) -> int:
-        """How many bytes of the files have been read so far."""
+        """The number of bytes read so far."""
         return sum(file.taken_bytes for file in self._files)
 
     def __iter__(self) -> Iterator[AccessRecord]:
@@ -101,7 +100,7 @@ class AccessLogs:
             yield record
 
     def _in_order(self, file: _LogFile, counts: LogCounts) -> Iterator[AccessRecord]:
-        """Yield the records of a file in order, as far as they are not more than `hold` lines late."""
+        """Yield the records of a file in order, as far as none is more than `hold` lines late."""
         held: list[AccessRecord] = []
         for record in self._records(file, counts):
             held.append(record)
@@ -128,8 +127,8 @@ class _LogFile:
     """One file, or standard input.
 
     Attributes:
-        name: The path as it was given.
-        size_bytes: How large the file is; None if that is unknown, as of standard input or a pipe.
+        name: The path as given.
+        size_bytes: The size of the file; None if it is unknown, as for standard input or a pipe.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -141,15 +140,15 @@ class _LogFile:
 
     @property
     def taken_bytes(self) -> int:
-        """How much of it has been read; of packed data, before unpacking. 0 for standard input."""
+        """The number of bytes read, before decompression; 0 for standard input."""
         return self._taken_bytes if self._open is None or self.size_bytes is None else self._open.tell()
 
     def lines(self) -> Iterator[bytes | Skip]:
-        """Yield the lines of the file, from its beginning; the last item may be the damage at which it ends.
+        """Yield the lines of the file from its beginning; damaged gzip data ends it with `Skip.GZIP`.
 
         Raises:
-            ConfigurationError: The file is packed in a way that cannot be unpacked.
-            OSError: It cannot be read.
+            ConfigurationError: The compression is not supported.
+            OSError: The file cannot be read.
         """
         with self._opened() as raw:
             file = _unpacked(raw, self.name)
@@ -169,14 +168,14 @@ class _LogFile:
         if self.name != STANDARD_INPUT:
             return open(self.name, "rb")
         if sys.stdin is None:
-            raise ConfigurationError("standard input is closed; expected the name of an access log, or a pipe")
+            raise ConfigurationError("standard input is closed; expected the path of an access log, or a pipe")
         return nullcontext(cast(io.BufferedReader, sys.stdin.buffer))
 
 
 def _custom(format: str | None, fields: Mapping[str, str] | None) -> Parse | None:
     if format is not None and fields is not None:
         raise ConfigurationError(
-            f"expected a format or fields, not both: format {quoted(format)} and fields {quoted(dict(fields))}"
+            f"expected format or fields, not both: format {quoted(format)} and fields {quoted(dict(fields))}"
         )
     if format is not None:
         return parse_by_format(format)
@@ -184,11 +183,11 @@ def _custom(format: str | None, fields: Mapping[str, str] | None) -> Parse | Non
 
 
 def _unpacked(file: io.BufferedReader, name: str) -> io.BufferedReader:
-    """Return the file as plain text."""
+    """Return the file, decompressed if it is gzip."""
     magic = file.peek(6)
     packer = next((packer for sign, packer in _OTHER_MAGIC.items() if magic.startswith(sign)), None)
     if packer is not None:
         raise ConfigurationError(
-            f"cannot read '{escaped(name, 300)}': it is packed with {packer}; expected plain text or gzip, so unpack it"
+            f"cannot read '{escaped(name, 300)}': it is compressed with {packer}; expected plain text or gzip"
         )
     return io.BufferedReader(cast(Any, gzip.GzipFile(fileobj=file))) if magic.startswith(_GZIP_MAGIC) else file

@@ -1,4 +1,4 @@
-"""One request as an access log holds it, and what became of the lines that hold none."""
+"""The record of one logged request, and the counts of parsed and skipped lines."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final, NamedTuple
 
 from ..core.logs import escaped
 
-# nginx reads at most four header buffers of 8 KiB, so a line with every header in it stays below this.
+# nginx reads at most four header buffers of 8 KiB, so a line that contains all header fields is shorter.
 MAX_LINE_BYTES: Final = 65_536
 MAX_EXAMPLES: Final = 3
 MAX_EXAMPLE_CHARACTERS: Final = 160
 
 
 class Skip(StrEnum):
-    """Why a line is no record."""
+    """The reason a line was skipped."""
 
     EMPTY = "empty line"
     BINARY = "binary data"
@@ -30,29 +30,29 @@ class Skip(StrEnum):
 
 
 class AccessRecord(NamedTuple):
-    """One request as a log holds it."""
+    """One logged request."""
 
     time_us: int
     """The time of the request, in microseconds since 1970 UTC."""
     client: str
-    """The client: an address, or a host name where the server resolves names."""
+    """The client: an address, or a host name if the server resolves names."""
     method: str
-    """The HTTP method; empty if the client sent something that is no HTTP request."""
+    """The HTTP method; empty if the client did not send an HTTP request."""
     path: str
-    """The request's target with its query, as it was logged; without a method, the text logged in its place."""
+    """The logged request target with its query; without a method, the text logged instead of a request."""
     status: int
-    """The status of the answer; 0 if the server logged that there was none."""
+    """The status of the response; 0 if the server logged none."""
     user_agent: str | None = None
     host: str | None = None
-    """The host that was asked, or the virtual host that answered, without its port."""
+    """The Host of the request, or the virtual host that answered, without the port."""
     headers: tuple[tuple[str, str], ...] = ()
-    """Header fields of the request that the log holds besides: pairs of a name in lower case and a value."""
+    """Other logged header fields of the request: (lower-case name, value)."""
 
     def header(self, name: str) -> str | None:
-        """Return a header field of the request; None if the log does not hold it.
+        """Return a header field of the request; None if it was not logged.
 
         Args:
-            name: Its name, in upper or lower case.
+            name: The name of the field, case-insensitive.
         """
         name = name.lower()
         if name == "user-agent":
@@ -63,26 +63,26 @@ class AccessRecord(NamedTuple):
 
 
 class BrokenLine(NamedTuple):
-    """A line that could not be read, as it is shown to people."""
+    """A line that could not be parsed, safe to display."""
 
     file: str
     """The name of the file; ``-`` for standard input."""
     number: int
-    """The number of the line, from 1 on."""
+    """The line number, starting at 1."""
     reason: Skip
     text: str
-    """Its beginning, at most 160 printable characters."""
+    """The beginning of the line, at most 160 printable characters."""
 
 
 @dataclass
 class LogCounts:
-    """How many lines there were so far, and the fate of each; `lines` is the sum of `records` and `skipped`.
+    """The lines read so far, by result; `lines` is the sum of `records` and `skipped`.
 
     Attributes:
-        lines: Lines read. Data that is damaged counts as one.
-        records: Lines that hold a request.
-        skipped: Lines that do not, by reason.
-        late: Records that were handed on after one of a later time.
+        lines: Lines read. Damaged gzip data counts as one.
+        records: Lines with a request.
+        skipped: Lines without one, by reason.
+        late: Records yielded after a record of a later time.
         examples: At most three broken lines.
     """
 
@@ -94,11 +94,11 @@ class LogCounts:
 
     @property
     def broken(self) -> int:
-        """Lines that hold no request and should: all that were skipped but empty ones."""
+        """All skipped lines except empty ones."""
         return self.skipped.total() - self.skipped[Skip.EMPTY]
 
     def skip(self, reason: Skip, file: str, number: int, line: bytes) -> None:
-        """Count a line that is no record; the first broken ones are kept as examples."""
+        """Count a skipped line; the first broken ones are kept as examples."""
         self.skipped[reason] += 1
         if reason is not Skip.EMPTY and len(self.examples) < MAX_EXAMPLES:
             text = line[: 4 * MAX_EXAMPLE_CHARACTERS].decode(errors="replace").rstrip("\r\n")

@@ -1,1 +1,1 @@
-"""Metrics for Prometheus and OpenTelemetry: read from a limiter when they are asked for, never counted per request."""
+"""Metrics of a limiter for Prometheus and OpenTelemetry."""

@@ -1,12 +1,11 @@
-"""The metrics of one limiter in this process: names, units, attributes, and when each is counted or read.
+"""The metrics of one limiter in this process: names, units, attributes, and how each is counted or read.
 
-What became of requests is counted at their outcome, events as they happen. The other values are those of the store and
-the lists, which are read every few seconds.
+Requests are counted when they end, events as they happen. All other values are read from the store and the lists,
+every few seconds.
 
-The names follow the conventions of OpenTelemetry; those for Prometheus are made of them as its exporters do it: dots
-become underscores, and the unit stands at the end. Attributes have values that the operator has written or that stand
-in this package: the names of rules, the templates of routes, outcomes, kinds of events. A client can choose none, and
-of rules and routes no more than `MAX_SERIES` have values of their own.
+The names follow the conventions of OpenTelemetry. Those for Prometheus are derived from them: dots become underscores
+and the unit is the suffix. Clients cannot choose attribute values, which are names of rules, templates of routes,
+outcomes and kinds of events; beyond `MAX_SERIES`, rules and routes share one value.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from ..web.middleware import RateLimitMiddleware
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Labels: TypeAlias = tuple[str, ...]
-"""The values of the attributes of a metric, in their order."""
+"""The attribute values of a metric, in the order of its attributes."""
 Together: TypeAlias = Literal["mostrecent", "livesum", "livemin"]
-"""What the gauges of several processes make: the last one that was read, the sum or the least of those that run."""
+"""How a gauge is aggregated over processes: the latest value, or the sum or minimum over live processes."""
 
 PREFIX: Final = "slidegate"
 BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-"""The upper bounds of the buckets of all histograms, in seconds: those of OpenTelemetry's durations of requests."""
+"""The upper bounds of all histogram buckets in seconds, as in OpenTelemetry's HTTP conventions."""
 _COUNTED_ELSEWHERE: Final = frozenset({"refused", "shadow_refused"})
-"""Kinds of events that come with requests, whose outcomes are counted."""
+"""Kinds of events that are counted as outcomes of requests instead."""
 _US_PER_S: Final = 1_000_000
 
 
@@ -47,11 +46,11 @@ class Metric:
 
     Attributes:
         name: The name for OpenTelemetry, without ``slidegate.``.
-        kind: A counter only grows; a histogram measures seconds.
-        unit: In the notation of UCUM; words in braces are names of things.
-        attributes: The names of the attributes, in the order in which values have them; the last one is ``store``.
-        help: A sentence for people.
-        together: What the gauges of several processes make.
+        kind: A counter, a gauge, or a histogram of seconds.
+        unit: The unit in UCUM notation; annotations are in braces.
+        attributes: The names of the attributes, in the order of their values; the last one is ``store``.
+        help: The description that exporters show.
+        together: How a gauge is aggregated over processes.
     """
 
     name: str
@@ -77,41 +76,41 @@ REQUESTS: Final = Metric(
     "counter",
     "{request}",
     ("route", "outcome", "store"),
-    "Requests by route and outcome; each is counted once.",
+    "Requests by route and outcome; each counts once.",
 )
 RULE_REQUESTS: Final = Metric(
     "rule.requests",
     "counter",
     "{request}",
     ("rule", "outcome", "store"),
-    "Requests by the rules that counted or refused them; once for each rule.",
+    "Requests by rule and outcome; each counts once for every rule that counted or refused it.",
 )
 DURATION: Final = Metric(
     "request.duration",
     "histogram",
     "s",
     ("route", "store"),
-    "The time to the last byte of the answer, of admitted requests.",
+    "The time to the last byte of the response, for admitted requests.",
 )
 TIME_IN_QUEUE: Final = Metric(
     "request.time_in_queue",
     "histogram",
     "s",
     ("outcome", "store"),
-    "The time that requests waited for room.",
+    "The time that requests were queued.",
 )
 EVENTS: Final = Metric("events", "counter", "{event}", ("kind", "store"), "Events by kind.")
 
 Values: TypeAlias = Mapping[Labels, int]
 Read: TypeAlias = Callable[[Limiter], Values]
 READ: Final[dict[Metric, Read]] = {}
-"""What is read now and then: values by the attributes but ``store``; none where a limiter has none."""
+"""The functions that read metrics: they return values by attribute values, without ``store``."""
 
 
 def read(
     name: str, kind: Kind, unit: str, *attributes: str, together: Together = "mostrecent"
 ) -> Callable[[Read], Read]:
-    """Return a decorator that makes a metric of a function; the first paragraph of its docstring is the help."""
+    """Return a decorator that registers a function as a metric; the docstring of the function is the help."""
 
     def add(function: Read) -> Read:
         text = " ".join((function.__doc__ or "").split())
@@ -123,7 +122,7 @@ def read(
 
 @read("queued_requests", "gauge", "{request}", together="livesum")
 def _queued(limiter: Limiter) -> Values:
-    """Requests that are waiting for room."""
+    """Requests that are queued."""
     return {(): limiter.engine.queues.waiting}
 
 
@@ -136,7 +135,7 @@ def _permits(limiter: Limiter) -> Values:
 
 @read("active_bans", "gauge", "{ban}")
 def _bans(limiter: Limiter) -> Values:
-    """Bans in force, as far as this process knows them."""
+    """Active bans that this process knows."""
     count = limiter.store.bans.count()
     return {} if count is None else {(): count}
 
@@ -150,21 +149,21 @@ def _keys(limiter: Limiter) -> Values:
 
 @read("shared_hits", "counter", "{hit}")
 def _shared_hits(limiter: Limiter) -> Values:
-    """Hits counted in shared cells, because a memory store was full."""
+    """Hits counted in shared cells because a memory store was full."""
     store = limiter.store
     return {(): store.stats().shared_hits} if isinstance(store, MemoryStore) else {}
 
 
 @read("store.failures", "counter", "{question}")
 def _failures(limiter: Limiter) -> Values:
-    """Questions that the store answered with an error, or not in time."""
+    """Store calls that failed or timed out."""
     failover = limiter.engine.failover
     return {(): 0 if failover is None else failover.failures}
 
 
 @read("store.up", "gauge", "1", together="livemin")
 def _store_up(limiter: Limiter) -> Values:
-    """1 if the store answered its last question, 0 if not."""
+    """1 if the last store call succeeded, 0 if not."""
     failover = limiter.engine.failover
     return {(): 0 if failover is not None and failover.away else 1}
 
@@ -186,25 +185,25 @@ def _list_entries(limiter: Limiter) -> Values:
 
 @read("build_info", "gauge", "1", "version", "compiled")
 def _build_info(limiter: Limiter) -> Values:
-    """Always 1; the attributes are the version, and whether the core is compiled."""
-    root = sys.modules["slidegate"]  # it hands names on, and nobody imports it
+    """Always 1; the attributes are the version and whether the core is compiled."""
+    root = sys.modules["slidegate"]  # no module imports the root package, which only re-exports names
     return {(root.__version__, str(core.compiled).lower()): 1}
 
 
 METRICS: Final = (REQUESTS, RULE_REQUESTS, DURATION, TIME_IN_QUEUE, EVENTS, *READ)
-"""All metrics, in the order of the page that describes them."""
+"""All metrics, in the order of their documentation."""
 
 
 class LimiterMetrics(Observer):
-    """Counts what becomes of the requests of one limiter, and reads the values of its store and lists.
+    """Counts the requests of one limiter by outcome, and reads the values of its store and lists.
 
-    A subclass provides `_add` and `_record`, makes its counters and histograms, and then calls `_begin`.
+    A subclass implements `_add` and `_record`, creates its counters and histograms, and then calls `_begin`.
 
     Args:
         limiter: The limiter.
 
     Raises:
-        ConfigurationError: `limiter` is no limiter.
+        ConfigurationError: `limiter` is not a `Limiter`.
     """
 
     def __init__(self, limiter: Limiter) -> None:
@@ -223,14 +222,14 @@ class LimiterMetrics(Observer):
         """Record a time in a histogram."""
 
     def _begin(self) -> None:
-        """Count from now on."""
-        for kind in KINDS:  # so that the first of a kind is a rise
+        """Start counting."""
+        for kind in KINDS:  # start at 0, so that the first event of a kind shows as an increase
             if kind not in _COUNTED_ELSEWHERE:
                 self._add(EVENTS, (kind, self._store), 0)
         self._subscription = self._limiter.observe(self)
 
     def close(self) -> None:
-        """Count nothing more."""
+        """Stop counting."""
         self._subscription.remove()
 
     def request(self, outcome: Outcome, /) -> None:
@@ -257,7 +256,7 @@ class LimiterMetrics(Observer):
             self._add(EVENTS, (event.kind, self._store), 1)
 
     def _read(self, metric: Metric) -> Values:
-        """Return the values of a metric that is read; none where this limiter has none, or its store is away."""
+        """Read the values of a metric; an empty dict if this limiter has none, or its store does not answer."""
         try:
             return {(*labels, self._store): value for labels, value in READ[metric](self._limiter).items()}
         except StoreError:
@@ -274,7 +273,7 @@ class LimiterMetrics(Observer):
 
 
 def _became(outcome: Outcome) -> str:
-    """Return what became of a request; nothing where its client left while it waited for room."""
+    """Return the value of ``outcome``; an empty string if the client disconnected while the request was queued."""
     if outcome.allowed:
         return "passed"
     if outcome.ended != "refused":
@@ -283,7 +282,7 @@ def _became(outcome: Outcome) -> str:
 
 
 def _store_name(limiter: Limiter) -> str:
-    """Return the name of the kind of store: ``memory``, ``lmdb`` or ``redis``; else that of its class."""
+    """Return ``memory``, ``lmdb`` or ``redis``; for other stores, the lower-case name of the class."""
     kind = type(limiter.store)
     parts = kind.__module__.split(".")
     return parts[2] if parts[:2] == ["slidegate", "stores"] else kind.__name__.lower()

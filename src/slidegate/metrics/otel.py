@@ -1,4 +1,4 @@
-"""Metrics in the words of OpenTelemetry: counters and histograms grow with each request, gauges are read."""
+"""Exports metrics to OpenTelemetry: requests update counters and histograms, callbacks read the rest."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ class OtelMetrics(LimiterMetrics):
     """The metrics of one limiter for OpenTelemetry.
 
     Args:
-        limiter: The limiter. Only one `OtelMetrics` at a time may have it.
-        meter_provider: Makes the instruments; by default the one that is set for the whole process.
-        durations: Whether the times of requests are recorded. Where the server is instrumented, it has recorded them
-            already.
+        limiter: The limiter. It can have one open `OtelMetrics`.
+        meter_provider: Creates the instruments; the global provider by default.
+        durations: Whether to record the durations of requests; False if the server's instrumentation records them.
 
     Raises:
-        ConfigurationError: A value cannot work, or the limiter has an `OtelMetrics` already.
+        ConfigurationError: An argument is invalid, or the limiter has an `OtelMetrics` already.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class OtelMetrics(LimiterMetrics):
         self._begin()
 
     def close(self) -> None:
-        """Count, record and observe nothing any more. A second call does nothing."""
+        """Stop exporting; idempotent."""
         self._closed = True
         super().close()
 

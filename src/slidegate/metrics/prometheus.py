@@ -1,8 +1,8 @@
-"""Metrics in the words of Prometheus, by prometheus-client's own counters, histograms and gauges.
+"""Exports metrics to Prometheus through the counters, histograms and gauges of prometheus-client.
 
-Several workers of a host count in files of one directory, which the library reads whichever worker is asked: that is
-its multi-process mode, switched on by ``PROMETHEUS_MULTIPROC_DIR`` in the environment. Without it each worker has only
-values of its own, and says so with the label ``process``.
+The environment variable ``PROMETHEUS_MULTIPROC_DIR`` enables the multi-process mode of that library: the workers of a
+host count in files of one directory, and any worker serves the sum. Without it each of several workers exports only
+its own values, with the label ``process``.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class PrometheusMetrics(LimiterMetrics):
     """The metrics of one limiter for Prometheus.
 
     Args:
-        limiter: The limiter; one for each registry, and one for each process in the multi-process mode.
-        registry: Where the metrics are registered; by default the registry that all libraries share.
+        limiter: The limiter; one per registry, and one per process in multi-process mode.
+        registry: Where the metrics are registered; the global ``REGISTRY`` by default.
 
     Attributes:
         registry: The registry.
-        findings: What is probably a mistake; it was logged once.
-        app: An ASGI application that answers Prometheus: ``app.mount("/metrics", metrics.app)``.
+        findings: Probable mistakes; they were logged once.
+        app: An ASGI application that serves the metrics: ``app.mount("/metrics", metrics.app)``.
 
     Raises:
-        ConfigurationError: A value cannot work, or the registry, or this process in the multi-process mode, has the
-            metrics of another limiter.
+        ConfigurationError: An argument is invalid, or the registry (in multi-process mode: the process) already has
+            the metrics of another limiter.
     """
 
     def __init__(self, limiter: Limiter, *, registry: CollectorRegistry | None = None) -> None:
@@ -79,13 +79,13 @@ class PrometheusMetrics(LimiterMetrics):
             logger.warning("%s", finding)
 
     def close(self) -> None:
-        """Count nothing more, and take the metrics out of the registry."""
+        """Stop counting and unregister the metrics."""
         super().close()
         self._unregister()
         _in_this_process.discard(self)
 
     def request(self, outcome: Outcome, /) -> None:
-        """Count a request; what is read is read every `READ_EVERY_S` while requests come, and before each scrape."""
+        """Count a request, and update the gauges if the last update is `READ_EVERY_S` old."""
         super().request(outcome)
         if monotonic() >= self._read_again_s:
             self._read_all()
@@ -108,7 +108,7 @@ class PrometheusMetrics(LimiterMetrics):
         self._made.clear()
 
     def _of(self, metric: Metric, labels: Labels) -> Any:
-        """Return what counts under some labels; to look it up in the library takes longer than to count."""
+        """Return the labelled child of a metric; cached, because `labels` is slower than counting."""
         known = self._labelled.get((metric, labels))
         if known is None:
             known = self._labelled[metric, labels] = self._made[metric].labels(*labels, *self._process)
@@ -121,7 +121,7 @@ class PrometheusMetrics(LimiterMetrics):
         self._of(metric, labels).observe(value_s)
 
     def _read_all(self) -> None:
-        """Set the gauges, and have the counters that are read reach their values."""
+        """Set the gauges, and raise the counters to the values read."""
         self._read_again_s = monotonic() + READ_EVERY_S
         for metric in READ:
             for labels, value in self._read(metric).items():
@@ -134,7 +134,7 @@ class PrometheusMetrics(LimiterMetrics):
                 self._add(metric, labels, max(value - before, 0))
 
     def _answer(self, request: Request) -> Response:
-        """Answer a scrape, in a thread: with thousands of series that takes as long as hundreds of requests."""
+        """Answer a scrape. A sync endpoint, so it runs in a thread: thousands of series would block the event loop."""
         write, content_type = choose_encoder(request.headers.get("accept", ""))
         self._read_all()
         body = write(self._scraped())
@@ -145,7 +145,7 @@ class PrometheusMetrics(LimiterMetrics):
         return Response(body, headers=headers)
 
     def _scraped(self) -> CollectorRegistry:
-        """Return the registry to show: with a directory, that of all workers."""
+        """Return the registry to export; in multi-process mode, that of all workers."""
         if not self._directory:
             return self.registry
         _forget_dead(self._directory)
@@ -160,7 +160,7 @@ _in_this_process: Final[WeakSet[PrometheusMetrics]] = WeakSet()
 def _finding(workers: str) -> Finding:
     return Finding(
         "SG129",
-        f"metrics are per process: with {workers} Prometheus sees another worker with each scrape; make an empty "
+        f"metrics are per process: with {workers}, each Prometheus scrape may reach another worker; create an empty "
         f"directory at each start, and name it in the environment: {DIRECTORY}=/run/app/metrics",
     )
 
@@ -175,7 +175,7 @@ def _make(metric: Metric, labels: Labels, registry: CollectorRegistry) -> Counte
 
 
 def _forget_dead(directory: str) -> None:
-    """Take out the gauges of workers that have ended: few servers say that one was killed."""
+    """Remove the gauges of workers that have ended; few servers call `mark_process_dead` for a killed worker."""
     for path in glob(os.path.join(directory, "gauge_live*_*.db")):
         pid = path.rpartition("_")[2].removesuffix(".db")
         if pid.isdecimal() and not _lives(int(pid)):
@@ -186,5 +186,5 @@ def _lives(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except OSError as error:
-        return not isinstance(error, ProcessLookupError)  # else it is somebody else's
+        return not isinstance(error, ProcessLookupError)  # PermissionError: the process of another user
     return True

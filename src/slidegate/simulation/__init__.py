@@ -1,1 +1,1 @@
-"""Replays access logs in virtual time through the middleware, and works out limits from what clients did."""
+"""Replays access logs through the middleware in virtual time, and suggests limits from the traffic of clients."""

@@ -1,11 +1,11 @@
-"""The clients of a log, and whether each looks like a person, a crawler or a scanner.
+"""The clients of a log, each classified as a person, a crawler, a scanner or a program.
 
-Each rule looks at shares of a client's requests; `ClientTally.classify` names the rule that decided:
+`ClientTally.classify` applies these rules to the requests of a client, in this order, and names the one that matched:
 
-* a scanner: at least a tenth are for paths that only scanners request, or most fail with 4xx on many paths;
-* a crawler: most have the user agent of a crawler;
-* a person: most have the user agent of a browser, and at most half fail with 4xx;
-* anything else is a program.
+* scanner: at least a tenth are for paths that only scanners request, or most fail with 4xx on many paths;
+* crawler: most have the user agent of a crawler;
+* person: most have the user agent of a browser, and at most half fail with 4xx;
+* program: none of these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_AGENTS: Final = 32
 MAX_PATHS: Final = 64
 MAX_AGENT: Final = 200
 PROXY_AGENTS: Final = 10
-"""An address with this many different agents is probably that of a proxy or a NAT."""
+"""An address with this many user agents is probably a proxy or a NAT."""
 SCANNER: Final = "scanner"
 CRAWLER: Final = "crawler"
 PERSON: Final = "person"
@@ -52,7 +52,7 @@ class Classification(NamedTuple):
 
     Attributes:
         kind: ``"person"``, ``"crawler"``, ``"scanner"`` or ``"program"``.
-        why: The reason, in a few words.
+        why: The rule that matched, in a few words.
     """
 
     kind: str
@@ -61,19 +61,19 @@ class Classification(NamedTuple):
 
 @dataclass(slots=True)
 class ClientTally:
-    """The counts of one client. Its size is bounded whatever the client sends.
+    """The counts of one client. Its size is bounded, whatever the client sends.
 
     Attributes:
-        requests: How many requests it made.
-        refused: How many of them a limit refused.
-        banned: How many of them a ban refused.
-        failed: How many answers the log has with 4xx, 429 left out.
-        succeeded: How many answers it has below 400.
-        crawled: How many requests came with the agent of a crawler.
-        browsed: How many came with that of a browser.
-        probes: How many requests were for paths that scanners ask for.
-        agents: Its agents, at most 32.
-        paths: Checksums of the paths it asked for, at most 64.
+        requests: The number of requests.
+        refused: Those that a limit refused.
+        banned: Those that a ban refused.
+        failed: Those that the log has with a status of 4xx other than 429.
+        succeeded: Those that the log has with a status below 400.
+        crawled: Those with the user agent of a crawler.
+        browsed: Those with the user agent of a browser.
+        probes: Those for paths that only scanners request.
+        agents: The user agents, at most 32.
+        paths: Checksums of the requested paths, at most 64.
     """
 
     requests: int = 0
@@ -88,7 +88,7 @@ class ClientTally:
     paths: tuple[int, ...] = ()
 
     def add(self, record: AccessRecord) -> None:
-        """Count one request, as the log has it."""
+        """Count one logged request."""
         self.requests += 1
         if 400 <= record.status <= 499 and record.status != 429:
             self.failed += 1
@@ -108,41 +108,42 @@ class ClientTally:
                 self.paths += (path,)
 
     def classify(self) -> Classification:
-        """Return the kind of client that this looks like, and why."""
+        """Return the probable kind of the client, and why."""
         requests = max(self.requests, 1)
         share = self.failed / requests
         if self.probes >= min(_PROBED, requests) and self.probes >= _PROBED_SHARE * requests:
-            return Classification(SCANNER, f"{self.probes} of {self.requests} requests probe for known holes")
+            return Classification(SCANNER, f"{self.probes} of {self.requests} requests probe for vulnerabilities")
         if share > 0.5 and len(self.paths) >= _MANY_PATHS:
             many = f"{len(self.paths)}{'+' if len(self.paths) == MAX_PATHS else ''}"
             return Classification(SCANNER, f"{share:.0%} of its requests fail, over {many} paths")
         if self.crawled > 0.5 * requests:
-            return Classification(CRAWLER, "its agent says so")
+            return Classification(CRAWLER, "a crawler's user agent")
         if self.browsed > 0.5 * requests and share <= 0.5:
             return Classification(
-                PERSON, f"the agent of a browser, {self.succeeded / requests:.0%} of its requests succeed"
+                PERSON, f"a browser's user agent, {self.succeeded / requests:.0%} of its requests succeed"
             )
-        return Classification(PROGRAM, "no agent of a browser" if share <= 0.5 else f"{share:.0%} of its requests fail")
+        why = "no browser's user agent" if share <= 0.5 else f"{share:.0%} of its requests fail"
+        return Classification(PROGRAM, why)
 
     @property
     def many_agents(self) -> bool:
-        """Whether this is probably a proxy or a NAT: many agents come from it."""
+        """Whether this is probably a proxy or a NAT, because it has many user agents."""
         return len(self.agents) >= PROXY_AGENTS
 
 
 class Clients:
-    """The clients of a log by name: as the middleware counts addresses, an IPv6 client by its /64.
+    """The clients of a log by name: the address as the middleware counts it, IPv6 clients by their /64.
 
     Args:
-        header: The header field whose value identifies clients instead of the address; requests without it are
-            identified by address. Values are shown as digests, because they may be secrets.
+        header: The header field that identifies clients instead of the address; requests without it are identified by
+            address. Values are shown as digests, because they may be secrets.
 
     Attributes:
         tallies: The counts of each client by its name.
-        requests: How many requests were added.
-        without_header: How many of them did not have the header field.
-        first_us: When the first one came, Unix time; 0 before that.
-        last_us: When the last one came.
+        requests: The number of requests added.
+        without_header: Those without the header field.
+        first_us: The time of the first request in microseconds of Unix time; 0 before that.
+        last_us: The time of the last request.
     """
 
     def __init__(self, header: str | None = None) -> None:
@@ -160,7 +161,7 @@ class Clients:
         return self._client.locate({"client": (record.client, 0), "headers": []})[0]
 
     def add(self, record: AccessRecord) -> tuple[str, ClientTally]:
-        """Count a request, and return the name and the counts of its client."""
+        """Count a request; return the name and the counts of its client."""
         self.requests += 1
         self.without_header += self.header is not None and record.header(self.header) is None
         self.first_us = self.first_us or record.time_us

@@ -1,8 +1,7 @@
-"""The middleware itself at virtual times: every record of a log becomes an ASGI call of a `RateLimitMiddleware`.
+"""Replays a log in virtual time: every record becomes an ASGI call of a real `RateLimitMiddleware`.
 
-Nothing is implemented a second time. Behind the middleware is an application that gives the answer which was logged,
-below it a memory store whose clock is the time of the record. A call at such a store never waits, so it
-is run to its end without an event loop.
+The application behind the middleware returns the logged status, and the clock of its memory store is the time of the
+record. Calls to a memory store never suspend, so each coroutine runs to its end without an event loop.
 """
 
 from __future__ import annotations
@@ -31,24 +30,24 @@ from ..web.rule_set import all_rules
 from ..web.rules import Rule
 
 MAX_KEYS: Final = 50_000_000
-"""More windows than a machine holds: no client shares a window with another."""
+"""More windows than fit into memory, so that no clients share a cell."""
 EVENT_KINDS: Final = ("refused", "shadow_refused", "banned", "shadow_banned")
 PASSED: Final = "passed"
 REFUSED: Final = "refused"
 BANNED: Final = "banned"
 BLOCKED: Final = "blocked"
 NO_REQUEST: Final = "no request"
-"""The line holds something that is no HTTP request; no server passes it on."""
+"""The record is not an HTTP request, so it would not reach an application."""
 
 
 class Played(NamedTuple):
-    """The fate of one record.
+    """The result of replaying one record.
 
     Attributes:
         outcome: ``"passed"``, ``"refused"`` (by a limit), ``"banned"``, ``"blocked"`` (by a list or a rule), or
             ``"no request"``.
-        status: The status of the answer, of the middleware or of the application.
-        events: The events that the request made: refusals, those of shadows, and bans.
+        status: The status of the response, from the middleware or the application.
+        events: The events of the request: refusals, shadow refusals and bans.
     """
 
     outcome: str
@@ -57,22 +56,22 @@ class Played(NamedTuple):
 
 
 class Replay:
-    """Plays the records of a log, in the order of time, to a middleware.
+    """Sends the records of a log, in chronological order, to a middleware.
 
     Args:
-        limits: The limits of all requests, as ``RateLimitMiddleware(limits=...)`` has them.
-        rules: The path of a configuration file instead; its store is not opened, everything is counted in memory.
-        key: The key that `limits` count by; by default the client's address.
-        bans: Ban policies beside `limits`.
+        limits: The limits of all requests, as for ``RateLimitMiddleware(limits=...)``.
+        rules: The path of a configuration file instead; its store is not opened, all counts are in memory.
+        key: The key of `limits`; the address of the client by default.
+        bans: Ban policies in addition to `limits`.
 
     Attributes:
         middleware: The middleware.
-        now_us: The virtual time.
-        unwaited: The rules with ``wait`` or ``concurrency``. Requests that would have waited are refused, and permits
-            are always free, because a log does not hold how long a request takes.
+        now_us: The virtual time in microseconds.
+        unwaited: The rules with ``wait`` or ``concurrency``. Requests that would wait are refused, and permits are
+            always free, because a log does not record the duration of requests.
 
     Raises:
-        ConfigurationError: Neither or both of `limits` and `rules` are given, or one of them cannot be used.
+        ConfigurationError: Neither or both of `limits` and `rules` are given, or one of them is invalid.
     """
 
     def __init__(
@@ -84,9 +83,9 @@ class Replay:
         bans: BanPolicy | Iterable[BanPolicy] | None = None,
     ) -> None:
         if (limits is None) == (rules is None):
-            raise ConfigurationError('give limits such as "60/minute", or rules such as "slidegate.toml", one of them')
+            raise ConfigurationError('expected either limits, such as "60/minute", or rules, such as "slidegate.toml"')
         if rules is not None and (key is not None or bans is not None):
-            raise ConfigurationError("key, bans: write them into the file of rules, for example [bans.abuse]")
+            raise ConfigurationError("key, bans: write them into the rules file, for example [bans.abuse]")
         self.now_us = 0
         self._status = 200
         self._answered = 0
@@ -103,12 +102,12 @@ class Replay:
             options = reading.options() | options | {"enabled": True}
         given = all_rules(options.pop("limits", None), options.get("rules"))
         self.unwaited = tuple(rule.label for rule in given if rule.wait_us or rule.concurrency is not None)
-        # A rule of nothing but permits has nothing left that could refuse.
+        # A rule with only permits cannot refuse anything in a replay.
         options["rules"] = [_without_wait(rule) for rule in given if rule.concurrency is None or rule.limits]
         self.middleware = RateLimitMiddleware(self._app, **options)
 
     def play(self, record: AccessRecord) -> Played:
-        """Play one record. A time before that of the record before counts as that one's."""
+        """Replay one record; a time before that of the previous record is moved forward to it."""
         if record.time_us > self.now_us:
             self.now_us = record.time_us
         scope = scope_of(record)
@@ -135,15 +134,15 @@ class Replay:
 
 
 def run(call: Any) -> None:
-    """Run a call of the middleware to its end.
+    """Run a coroutine of the middleware to its end.
 
     Raises:
-        ConfigurationError: It waits for something, which a replay has not.
+        ConfigurationError: It suspends, which a replay does not support.
     """
     with suppress(StopIteration):
         call.send(None)
         call.close()
-        raise ConfigurationError("a rule of these makes requests wait, for example for a list's file; leave it out")
+        raise ConfigurationError("one of the rules makes requests wait, for example for the file of a list; remove it")
 
 
 def _refused_by(events: Iterable[Event]) -> str:
@@ -152,7 +151,7 @@ def _refused_by(events: Iterable[Event]) -> str:
 
 
 def _without_wait(rule: Rule) -> Rule:
-    """Return a rule that refuses what this one lets wait, and has no permits: requests of a replay take no time."""
+    """Return a copy of a rule that refuses instead of waiting and has no permits: replayed requests take no time."""
     twin = copy(rule)
     twin.concurrency = None
     twin.wait_us = twin.wait_max = 0
@@ -164,14 +163,11 @@ async def _receive() -> Message:
 
 
 def _ignore(*_: object) -> None:
-    """Stand in for the function that a rule calls."""
+    """Do nothing; the callback of a configuration that is never reloaded."""
 
 
 def scope_of(record: AccessRecord) -> dict[str, Any] | None:
-    """Return the ASGI scope of a logged request; None if it was no HTTP request, which no server passes on.
-
-    Header fields are those that the log holds.
-    """
+    """Return the ASGI scope of a logged request, with the logged header fields; None if it is not an HTTP request."""
     if not record.method:
         return None
     path, raw_path, query = _split(record.path)

@@ -1,4 +1,4 @@
-"""Adds up a replay: requests, clients, rules, routes and bans, in memory that grows with the number of clients."""
+"""Aggregates a replay by requests, clients, rules, routes and bans. Memory grows with the number of clients."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class FirstRefusal(NamedTuple):
 
 @dataclass
 class Refusals:
-    """What a rule refused, or a shadow rule would have refused.
+    """The refusals of a rule, or of a shadow rule.
 
     Attributes:
-        requests: How many requests.
-        keys: The keys that the rule counted them by: one for each client.
+        requests: The number of refused requests.
+        keys: The keys that they were counted by, one for each client.
     """
 
     requests: int = 0
@@ -39,22 +39,22 @@ class Refusals:
 
 
 class Simulated:
-    """Adds up the fates of records.
+    """Aggregates the results of a replay.
 
     Args:
-        replay: Plays the records.
-        clients: Counts by client.
+        replay: Replays the records.
+        clients: Counts requests by client.
 
     Attributes:
         clients: The clients.
-        outcomes: How many requests passed, were refused, banned or blocked; and lines that were no request.
-        rules: What each rule refused.
-        shadows: What each shadow rule would have refused.
+        outcomes: The number of records by outcome.
+        rules: The refusals of each rule.
+        shadows: The refusals of each shadow rule.
         routes: Requests and refusals of each guessed route.
-        bans: How many bans each policy made.
-        shadow_bans: How many each shadow policy would have made.
-        banned: The clients that were banned, each with the time of its first ban.
-        first: The first refusals, of as many clients, in order.
+        bans: The number of bans of each policy.
+        shadow_bans: The number of bans that each shadow policy would have made.
+        banned: The time of the first ban of each banned client, in microseconds of Unix time.
+        first: The first refusal of each of the first refused clients, at most 20.
     """
 
     def __init__(self, replay: Replay, clients: Clients) -> None:
@@ -71,7 +71,7 @@ class Simulated:
         self._guesser = RouteGuesser()
 
     def add(self, record: AccessRecord) -> Played:
-        """Play one record, and count its fate."""
+        """Replay one record and count the result."""
         played = self._replay.play(record)
         self.outcomes[played.outcome] += 1
         if played.outcome == NO_REQUEST:
@@ -104,12 +104,12 @@ class Simulated:
                 self.first.append(FirstRefusal(at_s, name, request, str(details["rule"]), str(details["limit"])))
 
     def touched(self) -> list[tuple[str, ClientTally]]:
-        """Return the clients that a limit refused at least once, those with most refusals first."""
+        """Return the clients that a limit refused at least once, most refusals first."""
         touched = [(name, client) for name, client in self.clients.tallies.items() if client.refused]
         return sorted(touched, key=lambda pair: (-pair[1].refused, pair[0]))
 
     def busiest_routes(self) -> list[tuple[str, Counter[str]]]:
-        """Return the routes, those with most requests first."""
+        """Return the routes, most requests first."""
         return sorted(self.routes.items(), key=lambda pair: (-pair[1]["requests"], pair[0]))
 
     def summary(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Guesses route templates from paths: ``/users/123`` is ``/users/{id}``.
 
-A segment is an id if it is a number, a UUID, a date, at least eight hexadecimal digits with a number among them, or a
-long text with several numbers. So is a segment behind a prefix with more than 24 different ones:
-``/articles/{name}``. Nothing is learned from paths that do not exist: scanners ask for thousands.
+A segment becomes ``{id}`` if it is a number, a UUID, a date, at least eight hexadecimal digits with a decimal digit
+among them, or a long text with several digits. A prefix with more than 24 different next segments gets ``{name}``:
+``/articles/{name}``. Requests that failed with 4xx are ignored, because scanners request thousands of missing paths.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 MAX_ROUTES: Final = 1_024
 OTHER: Final = "(other paths)"
-"""The route of paths that lead nowhere, or are too long or too many."""
+"""The route of paths that failed with 4xx, have too many segments, or exceed `MAX_ROUTES`."""
 MAX_BRANCHES: Final = 24
 _MAX_SEGMENTS: Final = 8
 _MAX_SEGMENT: Final = 64
@@ -25,18 +25,18 @@ _ID: Final = re.compile(
 
 
 class RouteGuesser:
-    """Learns the routes of a site from its paths. Its size is bounded."""
+    """Learns the routes of a site from requested paths. Its size is bounded."""
 
     def __init__(self) -> None:
         self._branches: dict[tuple[str, ...], set[str]] = {}
         self._routes: set[str] = set()
 
     def of(self, target: str, status: int = 200) -> str:
-        """Return the route of a request's target, as far as it is known from the paths before.
+        """Return the route of a request target, as guessed from the paths so far.
 
         Args:
-            target: The target, with its query or without.
-            status: The status of the answer; from a failure with 4xx nothing is learned.
+            target: The target, with or without its query.
+            status: The status of the response; the guesser does not learn from 4xx.
         """
         path, failed = target.partition("?")[0], 400 <= status <= 499
         segments = unquote(path).split("/")[1:]
@@ -56,7 +56,7 @@ class RouteGuesser:
         return route
 
     def _segment(self, before: tuple[str, ...], segment: str, failed: bool) -> str | None:
-        """Return a segment as a template has it; None if nothing like it is known and nothing may be learned."""
+        """Return the template of a segment; None if it is unknown and must not be learned."""
         if _ID.fullmatch(segment):
             return "{id}"
         if not segment:

@@ -1,16 +1,15 @@
-"""Works out limits from what the clients of a log did.
+"""Suggests limits from the clients of a log.
 
-The logs are read twice. `Survey` learns the clients and guesses the routes. `Suggestion` counts the peaks of each
-client under a rule for each route, which the middleware's own matching finds, and under one for all requests.
+The logs are read twice. `Survey` collects the clients and guesses the routes. `Suggestion` measures the peaks of each
+client under one rule per route, matched as by the middleware, and under one for all requests.
 
-Some clients may be left out, ``floor(touch * clients)``: those that stand out most, by the largest ratio of a peak to
-the mean of all clients. What the others need is, for each window, the smallest amount that refuses none of them. A
-limit is that amount times the headroom, and at least what one page load makes.
+``floor(touch * clients)`` clients are treated as outliers: those with the largest ratio of a peak to the mean of all
+clients. For each window, the smallest amount that refuses none of the other clients is multiplied by the headroom, and
+raised to the requests of one page load if it is lower.
 
-A limit of at most 64 keeps the time of every unit, and refuses a client that has more requests in any window. A limit
-beyond counts slices, and refuses a client that has more requests in the k + 1 slices that a window may lie in. A client
-that no limit has refused yet has all its requests in the ring; so a limit refuses it at all if, and only if, its peak
-is larger.
+A limit of at most 64 stores the time of every unit, and refuses a client that has more requests in any window. A larger
+limit counts in slices, and refuses a client that has more requests in the k + 1 slices that a window can overlap. Until
+a client is refused, all its requests are in the ring; so a limit refuses it if and only if its peak exceeds the amount.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ from .replay import scope_of
 from .routes import OTHER, RouteGuesser
 
 EXACT: Final = DEFAULT_RESOLUTION
-"""The largest amount whose window is exact."""
+"""The largest amount for which windows are exact."""
 WINDOWS: Final = ("1s", "10s", "1m", "1h")
 PAGE_LOAD: Final = 10
-"""No limit is lower: a page and what it loads are ten requests within ten seconds."""
+"""The minimum of every limit: a page and its resources are about ten requests within ten seconds."""
 HEADROOM: Final = 2.0
 MAX_ROUTES: Final = 8
 MIN_REQUESTS: Final = 20
@@ -45,16 +44,16 @@ EVERYTHING: Final = "*"
 _DAY_US: Final = 86_400_000_000
 _LARGE_SHARE: Final = 0.3
 _LIMITS: Final = tuple(Limit(1, window) for window in WINDOWS)
-# They refuse nobody, and count in slices.
+# Limits that count in slices and never refuse.
 _IN_SLICES: Final = tuple(Limit(MAX_AMOUNT, window) for window in WINDOWS)
 
 
 class Peaks:
-    """The peaks of one client under one rule. Its size is bounded by the number of windows.
+    """The peaks of one client under one rule, in constant memory.
 
     Attributes:
-        exact: For each of `WINDOWS` the most requests in any span of its length, at most 65.
-        counted: For each the most requests in k + 1 slices; it is kept from the 65th request on, and 0 before.
+        exact: For each of `WINDOWS`, the most requests in any span of its length, at most 65.
+        counted: For each of `WINDOWS`, the most requests in k + 1 slices; 0 until the 65th request.
     """
 
     __slots__ = ("_rings", "_times", "counted", "exact")
@@ -66,7 +65,7 @@ class Peaks:
         self.counted = [0] * len(WINDOWS)
 
     def add(self, now_us: int) -> None:
-        """Count a request. Times never step back."""
+        """Count a request. Times must not decrease."""
         times, exact = self._times, self.exact
         for index, limit in enumerate(_LIMITS):
             if exact[index] <= len(times):
@@ -91,21 +90,21 @@ class Peaks:
                 self.counted[index] = spent
 
     def touched(self, index: int, amount: int) -> bool:
-        """Return whether a limit of this amount would refuse a request of the client.
+        """Return whether a limit would refuse any request of the client.
 
         Args:
-            index: Which of the windows.
+            index: The index of the window in `WINDOWS`.
             amount: The amount of the limit.
         """
         return (self.exact if amount <= EXACT else self.counted)[index] > amount
 
 
 def smallest_amount(peaks: Iterable[Peaks], index: int) -> int:
-    """Return the smallest amount of a limit that touches none of some clients; at least 1.
+    """Return the smallest amount of a limit that refuses none of the given clients, at least 1.
 
     Args:
-        peaks: Their peaks.
-        index: Which of the windows.
+        peaks: The peaks of the clients.
+        index: The index of the window in `WINDOWS`.
     """
     exact = counted = 1
     for peak in peaks:
@@ -115,10 +114,10 @@ def smallest_amount(peaks: Iterable[Peaks], index: int) -> int:
 
 
 class Survey:
-    """The first reading: clients, and routes.
+    """The first pass over the logs: clients and routes.
 
     Args:
-        clients: Counts by client.
+        clients: Counts requests by client.
     """
 
     def __init__(self, clients: Clients) -> None:
@@ -133,10 +132,10 @@ class Survey:
             self._routes[self._guesser.of(record.path, record.status)] += 1
 
     def rules(self, count: int = MAX_ROUTES) -> list[Rule]:
-        """Return a rule for each of the busiest routes, and one for all requests; their limits mean nothing yet.
+        """Return a rule for each of the busiest routes, and one for all requests, with placeholder limits.
 
         Args:
-            count: How many routes.
+            count: The maximum number of routes.
         """
         rules: list[Rule] = []
         for route, requests in sorted(self._routes.items(), key=lambda pair: (-pair[1], pair[0])):
@@ -145,29 +144,29 @@ class Survey:
             try:
                 rules.append(Rule(_numbered(route), "1/1s"))
             except ConfigurationError:
-                continue  # a path that no rule can name is left to the rule for all requests
+                continue  # not a valid path of a rule; the rule for all requests covers it
         return [*rules, Rule(EVERYTHING, "1/1s")]
 
     def warnings(self, touch: float) -> list[str]:
-        """Return what speaks against believing the suggestion, at most ten sentences."""
+        """Return reasons to doubt the suggestion, at most ten sentences."""
         return list(islice(self._warnings(touch), MAX_WARNINGS))
 
     def _warnings(self, touch: float) -> Iterator[str]:
         requests, tallies = self.clients.requests, self.clients.tallies
         span_us = self.clients.last_us - self.clients.first_us
         if span_us < _DAY_US:
-            yield f"the log covers {span_us / 3.6e9:.1f} hours; busier days than this one may come"
+            yield f"the log covers only {span_us / 3.6e9:.1f} hours; other days may be busier"
         if touch * len(tallies) < 1:
-            yield f"{touch:.4g} of {len(tallies):,} clients is less than one, so no client is left out"
+            yield f"{touch:.4g} of {len(tallies):,} clients is less than one, so no client is excluded as an outlier"
         for name, client in tallies.items():
             share = client.requests / requests
             if share > _LARGE_SHARE:
                 kind = client.classify().kind
                 who = "the crawler" if kind == CRAWLER else f"one {kind},"
-                yield f"{who} {name} made {share:.0%} of all requests; check it before you trust the rest"
+                yield f"{who} {name} made {share:.0%} of all requests; check that it is not an outlier"
         for name, client in tallies.items():
             if client.many_agents:
-                yield f"{name} is probably a proxy or a NAT: {len(client.agents)} or more agents come from it"
+                yield f"{name} is probably a proxy or a NAT: it has {len(client.agents)} or more user agents"
 
 
 class SuggestedRule(NamedTuple):
@@ -176,10 +175,10 @@ class SuggestedRule(NamedTuple):
     Attributes:
         path: The path of the rule.
         limits: The amount for each window.
-        requests: How many requests the rule counts.
-        clients: Of how many clients.
-        refused: Those of them that it would have refused at least once.
-        median: For each window the median of the peaks of all clients.
+        requests: The number of requests that the rule counts.
+        clients: The number of clients that sent them.
+        refused: The clients that the rule would have refused at least once.
+        median: The median of the peaks of all clients, for each window.
     """
 
     path: str
@@ -191,7 +190,7 @@ class SuggestedRule(NamedTuple):
 
     @property
     def limits_text(self) -> str:
-        """The limits as a rule has them."""
+        """The limits as written in a rule, for example ``10/1s; 60/1m``."""
         return "; ".join(f"{amount}/{window}" for window, amount in self.limits.items())
 
 
@@ -200,9 +199,9 @@ class Suggestion:
 
     Args:
         survey: The first pass.
-        touch: The share of clients, 0 to 1, that the limits may refuse.
-        headroom: The limits are this many times what the other clients need.
-        routes: How many routes get a rule of their own.
+        touch: The share of clients that the limits may refuse, 0 to 1.
+        headroom: The factor between the peaks of the other clients and the limits.
+        routes: The maximum number of routes with a rule of their own.
     """
 
     def __init__(self, survey: Survey, touch: float, headroom: float = HEADROOM, routes: int = MAX_ROUTES) -> None:
@@ -231,7 +230,7 @@ class Suggestion:
             peaks.add(now_us)
 
     def standing_out(self) -> set[str]:
-        """Return the clients whose needs are left out: those with the largest ratio of a peak to the mean."""
+        """Return the outliers: the clients with the largest ratio of a peak to the mean."""
         if not self._allowed:
             return set()
         scores: dict[str, float] = {}
@@ -244,13 +243,13 @@ class Suggestion:
         return set(sorted(scores, key=lambda name: (-scores[name], name))[: self._allowed])
 
     def rules(self) -> list[SuggestedRule]:
-        """Return the suggested rules; a limit that a longer one makes needless is left out."""
-        left_out = self.standing_out()
+        """Return the suggested rules, without limits that a longer window makes redundant."""
+        outliers = self.standing_out()
         suggested = []
         for path, clients in self._peaks.items():
-            others = [peaks for name, peaks in clients.items() if name not in left_out]
+            others = [peaks for name, peaks in clients.items() if name not in outliers]
             if not others:
-                continue  # no client is left whose needs could be met
+                continue
             amounts = [self._amount(smallest_amount(others, index)) for index in range(len(WINDOWS))]
             kept = [index for index, amount in enumerate(amounts) if all(amount < it for it in amounts[index + 1 :])]
             refused = frozenset(
@@ -270,7 +269,7 @@ def _median(clients: Mapping[str, Peaks], index: int) -> int:
 
 
 def _numbered(route: str) -> str:
-    """Return a route in which no two parameters have one name."""
+    """Return a route whose parameters have distinct names."""
     seen: Counter[str] = Counter()
     parts = []
     for part in route.split("/"):

@@ -1,4 +1,4 @@
-"""Counts and times of requests: an observer that records them, and what it returns. See `Statistics`."""
+"""Request counts and durations: the observer that records them and the types it returns. See `Statistics`."""
 
 from __future__ import annotations
 

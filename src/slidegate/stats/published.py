@@ -1,23 +1,23 @@
-"""Publishes what this process has recorded now and then, for the workers that share its store, and adds up all.
+"""Publishes the statistics of this process to the shared store, and aggregates those of all workers.
 
-Every few seconds a worker writes the slices that were counted in since it last did, each as a row of its own, and a row
-that says that it is alive::
+Every few seconds a worker writes one row for each slice that has changed since its last write, and a heartbeat row::
 
-    5s, 1m, 5m    number of the slice     its counts of all series, until it has left the window
-    workers       0                       host, process, and when it wrote this, for 45 seconds
-    s-NAME        0                       JSON of another part, see `add_section`, for 45 seconds
+    rollup        number                  value
+    5s, 1m, 5m    number of the slice     its counts of all series; expires when the slice leaves the window
+    workers       0                       host, process and time of the write; expires after 45 seconds
+    s-NAME        0                       JSON of a section, see `add_section`; expires after 45 seconds
 
-Rows replace each other, so nothing is counted twice, however often a slice is written. A worker that is killed loses
-the counts since it last wrote; its rows go with their slices.
+A row replaces the previous one of the same number, so no slice is counted twice. A worker that is killed loses
+the counts since its last write; its rows expire with their slices.
 
-**Time.** Slices here are named by the time of this process, rows by the time of the store: the same for all workers.
-The distance between the two is rounded to whole slices, for each length by itself, so a slice moves to the row that
-fits it best, whole and within half a slice. It is measured at each writing, and kept unless it is wrong by three
-quarters of a slice: then the rows are written again under their new numbers.
+**Time.** A process numbers its slices by its own clock; rows are numbered by the clock of the store, which all workers
+share. The offset between the two clocks is rounded to whole slices, separately for each slice length, so a slice is
+written whole to the nearest row, at most half a slice off. The offset is measured at each write and kept until it is
+wrong by three quarters of a slice; then the rows are rewritten under their new numbers.
 
-Nothing here is on the way of a request. A timer of the event loop writes, from the first request on, in steps of less
-than a millisecond, between which others run; a store that does not answer is asked again at the next turn, when
-everything that was not written yet goes with it.
+Publishing is off the request path. The first request starts a timer on the event loop, which writes in steps of less
+than a millisecond and yields to other tasks between them. If the store does not answer, the next write includes
+everything that is still unwritten.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from .series import KEPT, Series, SeriesName
 
 INTERVAL_S: Final = 5.0
 ALIVE_US: Final = 45_000_000
-"""How long a worker that says nothing more is held to be alive."""
+"""A worker without a heartbeat for this long is considered dead."""
 DEADLINE_S: Final = 5.0
 LAST_S: Final = 2.0
-"""How long the last publication may take, when the limiter is closed."""
+"""How long the final write may take when the limiter is closed."""
 ROLLUPS: Final = {5_000_000: "5s", 60_000_000: "1m", 300_000_000: "5m"}
 WORKERS: Final = "workers"
 MAX_SECTION_BYTES: Final = 32_768
@@ -60,9 +60,9 @@ LOG_EVERY_S: Final = 600.0
 WORKER_BYTES: Final = 8
 VERSION: Final = 4
 MAX_ROW_BYTES: Final = 8 * 2**20
-"""A row of 200 series takes 200 KB before it is compressed, unless the names of rules and routes are very long."""
+"""A row of 200 series takes 200 KB uncompressed, unless the names of rules and routes are very long."""
 
-_LOOK_AGAIN_S: Final = 0.01
+_POLL_S: Final = 0.01
 _WRONG: Final = 0.75
 """The offset between the clocks is measured again when it is wrong by this many slices."""
 
@@ -72,7 +72,7 @@ class Section(NamedTuple):
 
     Attributes:
         worker: The worker.
-        value: The value, as JSON gave it back.
+        value: The value, decoded from JSON.
     """
 
     worker: Worker
@@ -80,15 +80,15 @@ class Section(NamedTuple):
 
 
 class Publisher:
-    """Publishes what is recorded of a limiter.
+    """Publishes the statistics of one limiter periodically.
 
     Args:
-        store: Where; None for a store of this process alone.
-        recorder: What is published.
-        now_us: Returns the time by which it is recorded.
+        store: The store to publish to; None for one that only this process uses.
+        recorder: The source of the statistics.
+        now_us: Returns the time of the recorder in microseconds.
 
     Attributes:
-        interval_s: How long it waits from one time to the next.
+        interval_s: The pause between two writes, in seconds.
     """
 
     def __init__(self, store: SharedStats | None, recorder: Recorder, now_us: Clock) -> None:
@@ -102,7 +102,7 @@ class Publisher:
         begin_anew_in_child(self.begin_anew)
 
     def begin_anew(self) -> None:
-        """Be another worker, as in a child of `fork`."""
+        """Become a new worker with nothing pending, as in a child of `fork`."""
         self._worker = b""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
@@ -113,21 +113,21 @@ class Publisher:
 
     @property
     def worker(self) -> bytes:
-        """The name of this worker, from when it is asked for."""
+        """The random identifier of this worker, generated on first use."""
         self._worker = self._worker or os.urandom(WORKER_BYTES)
         return self._worker
 
     def whoami(self) -> dict[str, Any]:
-        """Return what the row that says that this worker is alive holds, but its time."""
+        """Return the heartbeat of this worker, without its time."""
         return {"host": socket.gethostname()[:255], "pid": os.getpid()}
 
     def add_section(self, name: str, read: Callable[[], Any]) -> None:
-        """Publish something else with the stats.
+        """Publish another value together with the stats.
 
         Args:
-            name: Its name. A second section of a name takes the place of the first.
-            read: Returns a value that JSON can hold, at most 32 KiB of it; it is called at each writing, on the event
-                loop. A larger value is left out, and so is one that raises; the log says so now and then.
+            name: The name of the section. A second section of the same name replaces the first.
+            read: Returns the value, at most 32 KiB as JSON; called on the event loop at each write. If it raises, or
+                the value is larger, the section is skipped and a warning logged, at most every 10 minutes.
         """
         self._sections[name] = read
         self.start()
@@ -145,7 +145,7 @@ class Publisher:
         return value
 
     def start(self) -> None:
-        """Publish from the running event loop from now on, unless another loop does so."""
+        """Publish periodically from the running event loop, unless another loop already does."""
         if self._store is None:
             return
         if self._loop is not None and not self._loop.is_closed():
@@ -158,20 +158,20 @@ class Publisher:
         loop.call_later(self.interval_s, self._next, loop)
 
     async def end(self) -> None:
-        """Publish what is left, before the process ends, and say that this worker is gone, until requests come again.
+        """Publish what is pending and remove this worker's heartbeat; the next request starts publishing again.
 
-        A store that does not answer in time is left alone.
+        A store that does not answer in time is logged, not retried.
         """
         if self._store is None or not self._worker:
-            return  # it has counted nothing, or its parent has
+            return  # nothing was recorded here, or only by the parent process
         self._loop = None
         if not on_loop():
-            logger.warning("the last stats of this process were not published: no event loop runs any more")
+            logger.warning("the last stats of this process were not published: the event loop has stopped")
             return
-        problem: object = "the store takes too long"
+        problem: object = f"the store did not answer within {LAST_S:g} seconds"
         with anyio.move_on_after(LAST_S):
-            while self._writing:  # noqa: ASYNC110 - it may write in another event loop
-                await anyio.sleep(_LOOK_AGAIN_S)
+            while self._writing:  # noqa: ASYNC110 - another event loop may be writing
+                await anyio.sleep(_POLL_S)
             try:
                 await self.publish(gone=True)
                 return
@@ -180,15 +180,15 @@ class Publisher:
         logger.warning("the last stats of this process were not published: %s", problem)
 
     async def publish(self, *, gone: bool = False) -> None:
-        """Publish what has changed.
+        """Publish all slices that have changed since the last write.
 
         Args:
-            gone: Whether this worker says that it is gone.
+            gone: Whether to remove the heartbeat and sections of this worker.
 
         Raises:
             StoreError: The store does not answer.
         """
-        assert self._store is not None, "there is nobody to publish for"
+        assert self._store is not None, "a store of one process has no other workers"
         worker, self._writing = self.worker, True
         try:
             store_us = await within(self._store.time(), DEADLINE_S)
@@ -198,7 +198,7 @@ class Publisher:
                 self._pending |= series.take_changed(every=moved)
                 await let_others_run()
             pending, misplaced = set(self._pending), len(self._misplaced)
-            rows = [*self._misplaced, *self._signs(store_us, gone)]
+            rows = [*self._misplaced, *self._heartbeat(store_us, gone)]
             for step_us, number in sorted(pending):
                 row_number = number + self._shifts[step_us]
                 kept_us = (row_number + KEPT[step_us] + 1) * step_us - store_us
@@ -213,7 +213,7 @@ class Publisher:
             self._writing = False
 
     def shift(self, step_us: int, store_us: int) -> int:
-        """Return how much higher the number of a slice is in the store than here."""
+        """Return the offset from the number of a slice here to its number in the store."""
         exactly = (store_us - self._now_us()) / step_us
         before = self._shifts.get(step_us)
         if before is None or abs(exactly - before) > _WRONG:
@@ -221,7 +221,7 @@ class Publisher:
         return before
 
     def _shift_all(self, store_us: int) -> bool:
-        """Measure the distance between the clocks; where it has changed, have rows under the old numbers taken back."""
+        """Measure the clock offsets; if one changed, mark the rows under the old numbers for deletion."""
         changed = False
         for step_us in KEPT:
             before, shift = self._shifts.get(step_us), self.shift(step_us, store_us)
@@ -233,8 +233,8 @@ class Publisher:
                 changed = True
         return changed
 
-    def _signs(self, store_us: int, gone: bool) -> Iterator[StatsRow]:
-        """Yield the rows that say that this worker is alive, and its sections."""
+    def _heartbeat(self, store_us: int, gone: bool) -> Iterator[StatsRow]:
+        """Yield the heartbeat of this worker and its sections."""
         kept_us = 0 if gone else ALIVE_US
         yield StatsRow(WORKERS, 0, json.dumps({**self.whoami(), "at_us": store_us}).encode(), kept_us)
         for name, read in list(self._sections.items()):
@@ -244,16 +244,16 @@ class Publisher:
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is loop:
-            self._task = loop.create_task(self._publish_and_go_on(loop))
+            self._task = loop.create_task(self._publish_and_reschedule(loop))
 
-    async def _publish_and_go_on(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _publish_and_reschedule(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             if self._loop is loop and not self._writing:
                 await self.publish()
         except StoreError as error:
-            self._log("stats were not published, and will be later: %s", error)
+            self._log("stats were not published and will be retried: %s", error)
         except Exception:
-            logger.exception("stats cannot be published")
+            logger.exception("stats could not be published")
         finally:
             if self._loop is loop and not loop.is_closed():
                 loop.call_later(self.interval_s, self._next, loop)
@@ -264,14 +264,14 @@ class Publisher:
 
 
 class AllWorkers:
-    """Reads the stats of all workers.
+    """Reads and sums the stats of all workers.
 
     Args:
-        store: Where they publish; None for a store of this process alone.
-        recorder: What this process has recorded.
-        now_us: Returns the time by which it is recorded.
-        publisher: Publishes it.
-        here: Whether this process is one of them; else it only reads.
+        store: The store that the workers publish to; None for one that only this process uses.
+        recorder: The statistics of this process.
+        now_us: Returns the time of the recorder in microseconds.
+        publisher: The publisher of this process.
+        here: Whether this process is a worker itself; if not, it only reads.
     """
 
     def __init__(
@@ -288,12 +288,12 @@ class AllWorkers:
         return _worker(self._publisher.worker, self._publisher.whoami(), 0.0, here=True)
 
     async def workers(self) -> tuple[Worker, ...]:
-        """Return the workers that are alive and have statistics, this one first."""
+        """Return the live workers that record statistics, this one first."""
         others = sorted((await self._others()).values(), key=lambda worker: worker.name)
         return (*((self.here(),) if self._is_worker else ()), *others)
 
     async def sections(self, name: str) -> list[Section]:
-        """Return a section of each worker that is alive, as it was published last; none where no store is shared."""
+        """Return the section of each live worker as last published; an empty list if no store is shared."""
         if self._store is None:
             return []
         self._publisher.start()
@@ -303,7 +303,7 @@ class AllWorkers:
         return [Section(worker, value) for worker, value in read if value is not None]
 
     async def recent(self, window: str | float | timedelta) -> RecentStats:
-        """Return the slices of all workers, by their numbers in the store."""
+        """Return the slices of all workers by their numbers in the store."""
         span, now_us = Span.of(window), self._now_us()
         if self._store is None:
             first = span.first(now_us)
@@ -315,7 +315,7 @@ class AllWorkers:
         parts: Parts = {}
 
         def add(name: SeriesName, number: int, some: Slice) -> None:
-            # A slice moves to the row that fits it best, which may be the one after the running one.
+            # Rounding the clock offset can move a slice to the row after the current one.
             parts.setdefault(name, {}).setdefault(min(number, last), Slice()).add(some)
 
         shift = self._publisher.shift(span.step_us, store_us)
@@ -330,7 +330,7 @@ class AllWorkers:
         return RecentStats(span, first, first * span.step_us + now_us - store_us, parts)
 
     async def _own(self, span: Span, first: int) -> Parts:
-        """Return the slices of this worker. Other tasks go on between two series."""
+        """Return the slices of this worker; yields to other tasks between two series."""
         parts: Parts = {}
         for series in self._recorder.listed():
             if slices := series.read(span.step_us, first, span.steps):
@@ -339,7 +339,7 @@ class AllWorkers:
         return parts
 
     async def _others(self) -> dict[bytes, Worker]:
-        """Return the other workers that are alive."""
+        """Return the other live workers."""
         if self._store is None:
             return {}
         store_us = await within(self._store.time())
@@ -352,10 +352,10 @@ class AllWorkers:
 
 
 async def _packed(listed: Sequence[Series], step_us: int, number: int) -> bytes:
-    """Return the row of a slice: a byte for the version, and compressed lines of JSON, one for each series.
+    """Return the row of a slice: a version byte, then compressed JSON, one line per series.
 
-    Others run between two series. A row of another version is passed by: workers of two versions share a store while
-    they are replaced.
+    Yields to other tasks between two series. Readers skip rows of another version: during a rolling upgrade workers
+    of two versions share a store.
     """
     compressor, packed = zlib.compressobj(1), bytearray((VERSION,))
     for series in listed:
@@ -367,10 +367,10 @@ async def _packed(listed: Sequence[Series], step_us: int, number: int) -> bytes:
 
 
 def unpacked(row: bytes) -> Iterator[tuple[SeriesName, Slice]]:
-    """Yield what each series holds in a row; nothing more from where it cannot be read."""
+    """Yield the counts of each series in a row, up to the first line that cannot be decoded."""
     if row[:1] != bytes((VERSION,)):
         return
-    with suppress(Exception):  # whatever lies there, it is not ours
+    with suppress(Exception):  # not written by this version
         for line in zlib.decompressobj().decompress(row[1:], MAX_ROW_BYTES).splitlines():
             rules, route, events, rt = json.loads(line)
             counts = {str(event): int(times) for event, times in events.items()}
@@ -392,16 +392,16 @@ def _worker(worker: bytes, row: dict[str, Any], age_s: float, *, here: bool) -> 
 
 
 def _read_worker(worker: bytes, value: bytes, store_us: int) -> Worker | None:
-    """Return a worker as its row describes it; None if the row cannot be read."""
+    """Return a worker from its heartbeat row; None if the row cannot be decoded."""
     try:
         row = json.loads(value)
         return _worker(worker, row, max(store_us - int(row.get("at_us", 0)), 0) / 1_000_000, here=False)
-    except Exception:  # whatever lies there, it is not ours
+    except Exception:  # not written by this version
         return None
 
 
 def _read(value: bytes) -> Any:
-    """Return what JSON says; None if it cannot be read."""
+    """Return the decoded JSON; None if it is invalid."""
     try:
         return json.loads(value)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""The observer that counts requests, by the rules that counted them and the route that they went to.
+"""The observer that counts requests by rule and route.
 
-A request adds its duration to those of requests that ended like it. They are counted many at once: when there are
-`MAX_NOTED`, and before anybody reads. Outcomes are not kept: with their decisions they would fill a lot of memory.
+A request only appends its duration to a list shared by requests with the same result. The lists are counted in
+batches: after `MAX_NOTED` requests, and before each read. Outcomes are not stored: their decisions take much memory.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from .series import SLICE_US, Series, SeriesName
 
 MAX_NOTED: Final = 256
 MAX_SERIES: Final = 200
-"""All series together take 32 MB where each is always busy."""
+"""200 series that are always busy take 32 MB together."""
 OTHER: Final = "(other)"
-"""The rule and the route of requests that came when all series were taken."""
+"""The rule and route of requests beyond `MAX_SERIES`."""
 NO_ROUTE_AT_ALL: Final = ""
-"""The route of a series that counts something about a rule beside its requests: the refusals of its shadow."""
+"""The route of a series that counts no requests, only the shadow refusals of a rule."""
 
 _Alike: TypeAlias = tuple[tuple[str, ...], str, int, bool, Reason, Ended, int, bool]
-"""What outcomes that are counted together have in common: rules, route and number of the slice; whether they were
-allowed, why, how they ended, the first digit of the status, and whether they waited."""
+"""The attributes by which outcomes are grouped: rules, route and number of the slice; whether they were allowed, why,
+how they ended, the first digit of the status, and whether they waited."""
 
 
 @cache
 def _events_of(allowed: bool, reason: Reason, ended: Ended, status_class: int, waited: bool) -> tuple[str, ...]:
-    """Return the events that an outcome counts."""
+    """Return the events that an outcome increments."""
     answered = f"{status_class}xx" if 1 <= status_class <= 5 else OVERFLOW if status_class else ""
     if allowed:
         counted = ["pass", "occupied_pass" if waited else "", str(ended), answered]
     elif ended == "refused":
         counted = ["block", str(reason) if reason in SHUT_OUT else "", answered]
-    else:  # its client left while it waited for room
+    else:  # the client disconnected while the request was queued
         counted = [str(ended), answered]
     return tuple(filter(None, counted))
 
 
 class Recorder(Observer):
-    """Counts what became of requests. Those without a route, which came without HTTP, are left out.
+    """Counts requests by outcome. Hits without HTTP have no route and are not counted.
 
     Args:
-        emit: Takes the event ``series_full``.
+        emit: Receives the event ``series_full``.
     """
 
     def __init__(self, emit: Callable[[Event], None]) -> None:
@@ -58,7 +58,7 @@ class Recorder(Observer):
         begin_anew_in_child(self.forget)
 
     def forget(self) -> None:
-        """Forget all counts, as in a child of `fork`: they belong to its parent."""
+        """Discard all counts; called in a child of `fork`, because they belong to the parent."""
         self._counting = Lock()
         self._noted: dict[_Alike, list[int]] = {}
         self._shadow_refused: list[tuple[str, int]] = []
@@ -67,7 +67,7 @@ class Recorder(Observer):
         self._is_full = False
 
     def request(self, outcome: Outcome, /) -> None:
-        """Note what became of a request."""
+        """Note the outcome of a request."""
         allowed, reason, rules, shadow_rules, route, status, ended, began_us, duration_us, waited_us, _ = outcome
         if route is None:
             return
@@ -86,16 +86,16 @@ class Recorder(Observer):
             self._count()
 
     def listed(self) -> list[Series]:
-        """Return all series, in which everything is counted that was noted before."""
+        """Return all series, with every noted request counted."""
         self._count()
-        self._left = 1  # the next request begins what has ended meanwhile with its event loop
+        self._left = 1  # so that the next request calls `begin`: the loop of the publisher may have been closed
         return list(self._series.values())
 
     def begin(self) -> None:
-        """Do what is to be done when requests come: here nothing."""
+        """Called after a batch of requests was counted; a subclass starts publishing here."""
 
     def _count(self) -> None:
-        """Count what is noted."""
+        """Move all noted requests to their series."""
         with self._counting:
             was_full = self._is_full
             noted, self._noted, self._left = self._noted, {}, MAX_NOTED
@@ -115,7 +115,7 @@ class Recorder(Observer):
             self.begin()
 
     def _of(self, name: SeriesName) -> Series:
-        """Return the series of some rules and a route; beyond `MAX_SERIES` series, the one for all the others."""
+        """Return the series of the given rules and route; beyond `MAX_SERIES`, the series shared by all others."""
         known = self._series.get(name)
         if known is None and len(self._series) >= MAX_SERIES:
             self._is_full, name = True, ((OTHER,), OTHER)

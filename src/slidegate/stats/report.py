@@ -1,7 +1,7 @@
-"""What was recorded of recent requests, as people read it: the stats of a rule or a route are sums of series.
+"""The results of statistics, for the whole limiter, a rule or a route: each is a sum of series.
 
-Slices are named by Unix time as it was when the limiter was made, and run by the monotonic clock from there: so those
-of several processes fit each other, and no step of the system's clock moves one.
+Slices are numbered by a clock that starts at Unix time when the limiter is created and then follows the monotonic
+clock: slices of several processes align, and a step of the system clock moves none of them.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _CHARTED: Final = ("pass", "block", "banned", "blocked", "shadow_refused")
 
 
 class Traffic(NamedTuple):
-    """The stats of some requests.
+    """The stats of a group of requests, such as those of one rule.
 
-    Events: ``pass`` and ``block``; ``occupied_pass`` (admitted by waiting, in ``pass`` as well); ``banned``,
-    ``blocked`` and ``unavailable`` (in ``block`` as well); the status classes of all answers, ``2xx`` and so on; and
-    ``success``, ``exception`` or ``cancelled`` at the end of those that were let through. A client that leaves while
-    it waits for its turn is ``cancelled`` and nothing else.
+    Events: ``pass`` and ``block``; ``occupied_pass`` (admitted after waiting, also counted in ``pass``); ``banned``,
+    ``blocked`` and ``unavailable`` (also counted in ``block``); the status class of each response, such as ``2xx``;
+    and ``success``, ``exception`` or ``cancelled`` when an admitted request ends. A client that disconnects while its
+    request is queued counts only as ``cancelled``.
 
     Attributes:
-        seen: Events, and the response times of requests that were let through.
+        seen: The events, and the response times of admitted requests.
     """
 
     seen: MetricSummary
 
     @property
     def passed(self) -> int:
-        """Requests let through."""
+        """Admitted requests."""
         return self.seen.count("pass")
 
     @property
@@ -45,27 +45,27 @@ class Traffic(NamedTuple):
 
     @property
     def banned(self) -> int:
-        """Requests refused by a ban; they are in `refused` as well."""
+        """Requests refused by a ban; also counted in `refused`."""
         return self.seen.count("banned")
 
     @property
     def blocked(self) -> int:
-        """Requests refused by a list or a rule that blocks; they are in `refused` as well."""
+        """Requests refused by a list or a blocking rule; also counted in `refused`."""
         return self.seen.count("blocked")
 
     @property
     def shadow_refused(self) -> int:
-        """Requests that shadow rules would have refused, and let through."""
+        """Requests that a shadow rule would have refused."""
         return self.seen.count("shadow_refused")
 
     @property
     def exceptions(self) -> int:
-        """Requests let through that ended in an exception of the application."""
+        """Admitted requests that ended in an exception of the application."""
         return self.seen.count("exception")
 
     @property
     def qps(self) -> float:
-        """Requests let through a second."""
+        """Admitted requests per second."""
         return self.seen.qps()
 
 
@@ -73,11 +73,11 @@ class Worker(NamedTuple):
     """A limiter of a process that publishes its stats.
 
     Attributes:
-        name: Tells it apart: ``"host:pid:1f3a9c02"``.
+        name: A unique name: ``"host:pid:1f3a9c02"``.
         host: The name of its host.
-        pid: The number of its process.
-        age_s: How old its stats are, in seconds; 0.0 for this one.
-        here: Whether it is the limiter that was asked.
+        pid: Its process ID.
+        age_s: The age of its stats in seconds; 0.0 for this worker.
+        here: Whether it is this process.
     """
 
     name: str
@@ -91,11 +91,11 @@ class Stats(NamedTuple):
     """The stats of recent requests.
 
     Attributes:
-        rules: Stats by the name of the rule. A request that several rules counted is in each of them; a refused
-            request is in those rules that had no room.
+        rules: Stats by the name of the rule. A request that several rules counted appears under each; a refused
+            request, under the rules that refused it.
         routes: Stats by the template of the route and its methods, for example ``GET /items/{id}``.
         total: The stats of all requests.
-        workers: The workers whose requests these are, this one first; empty where nobody else was asked.
+        workers: The workers included, this one first; empty if only this process was read.
     """
 
     rules: dict[str, Traffic]
@@ -117,12 +117,12 @@ class Point(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """Stats step by step, for a chart.
+    """Stats as a time series, for a chart.
 
     Attributes:
         start_us: When the first step began, in microseconds of Unix time.
-        step_us: The length of a step: 5 seconds, a minute or five minutes.
-        points: The steps, oldest first; the last one is not over. At most 288.
+        step_us: The length of a step in microseconds: 5 seconds, a minute or five minutes.
+        points: The steps, oldest first, at most 288; the last one is still running.
     """
 
     start_us: int
@@ -134,8 +134,8 @@ class Span(NamedTuple):
     """The steps of a window.
 
     Attributes:
-        step_us: The length of a step, which is that of a slice.
-        steps: How many there are, the running one included.
+        step_us: The length of a step in microseconds, that of a slice.
+        steps: The number of steps, including the current one.
     """
 
     step_us: int
@@ -146,14 +146,14 @@ class Span(NamedTuple):
         """Return the steps of a window: 5 seconds up to five minutes, a minute up to an hour, else five minutes.
 
         Raises:
-            ConfigurationError: The window cannot be read, or is longer than is remembered.
+            ConfigurationError: The window is not a duration, or is longer than 24 hours.
         """
         window_us = parse_duration_us(window, "window")
         for step_us, kept in KEPT.items():
             if window_us <= step_us * kept:
                 return cls(step_us, -(-window_us // step_us))
         raise ConfigurationError(
-            f'window: {quoted(window)} is longer than is remembered; expected at most 24h, for example "6h"'
+            f'window: {quoted(window)} is longer than the stats kept; expected at most 24h, for example "6h"'
         )
 
     def first(self, now_us: int) -> int:
@@ -162,16 +162,16 @@ class Span(NamedTuple):
 
 
 Parts: TypeAlias = dict[SeriesName, dict[int, Slice]]
-"""The slices of each series, by their numbers."""
+"""The slices of each series by number."""
 
 
 class RecentStats(NamedTuple):
-    """What is remembered of a window: the stats and charts of everything, a rule or a route are sums of it.
+    """The slices of a window; stats and charts are sums of them.
 
     Attributes:
         span: The window in steps.
         first: The number of its first step.
-        start_us: When that began, in microseconds of Unix time.
+        start_us: When the first step began, in microseconds of Unix time.
         parts: The slices of each series.
     """
 
@@ -182,10 +182,10 @@ class RecentStats(NamedTuple):
 
     @classmethod
     def of(cls, recorded: Iterable[Series], window: str | float | timedelta, now_us: int) -> RecentStats:
-        """Return what series hold of the last `window`, rounded up to whole slices, the running one included.
+        """Return the slices of the last `window`, rounded up to whole slices, including the current one.
 
         Raises:
-            ConfigurationError: The window is longer than is remembered.
+            ConfigurationError: The window is longer than 24 hours.
         """
         span = Span.of(window)
         first = span.first(now_us)
@@ -212,21 +212,21 @@ class RecentStats(NamedTuple):
         return some.summary(self.start_us, self.span.step_us * self.span.steps)
 
     def chart(self, rule: str | None = None, route: str | None = None) -> Chart:
-        """Return the stats step by step, of everything or of one rule or route."""
+        """Return the stats of each step, for all requests or for one rule or route."""
         steps = [Slice() for _ in range(self.span.steps)]
         for step, some in self._slices(rule, route):
             steps[step].add(some)
         return Chart(self.start_us, self.span.step_us, tuple(map(_point, steps)))
 
     def counts(self, event: str, rule: str | None = None, route: str | None = None) -> list[int]:
-        """Return how often an event happened in each step."""
+        """Return the number of events of one kind in each step."""
         counts = [0] * self.span.steps
         for step, some in self._slices(rule, route):
             counts[step] += some.events.get(event, 0)
         return counts
 
     def _slices(self, rule: str | None, route: str | None) -> Iterator[tuple[int, Slice]]:
-        """Yield (step, slice) of each series under a rule or of a route."""
+        """Yield (step, slice) for each slice of the given rule or route."""
         for (rules, to), slices in self.parts.items():
             if (rule is None or rule in rules) and (route is None or route == to):
                 for number, some in slices.items():

@@ -1,4 +1,4 @@
-"""The statistics of a limiter: its `Recorder`, one for each limiter and process, and what everybody reads from it."""
+"""The public interface of statistics, and the one `Recording` of each limiter and process behind it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _starting: Final = Lock()
 
 
 class Recording(Recorder):
-    """What the statistics of one limiter are made of. `recording_of` makes it, so that requests are counted once.
+    """The recorder of one limiter, with its publisher. Create it by `recording_of`, so that requests are counted once.
 
     Args:
         limiter: The limiter.
 
     Attributes:
-        now_us: Returns the time by which requests are recorded.
-        publisher: Publishes what is recorded to the other workers of the store.
-        all_workers: Reads what all workers have recorded.
+        now_us: Returns the time of the recorder in microseconds.
+        publisher: Publishes the statistics to the other workers of the store.
+        all_workers: Reads the statistics of all workers.
     """
 
     def __init__(self, limiter: Limiter) -> None:
@@ -35,15 +35,15 @@ class Recording(Recorder):
         self.all_workers = AllWorkers(shared, self, engine.now_us, self.publisher)
 
     def begin(self) -> None:
-        """Publish from now on what is recorded."""
+        """Start publishing."""
         self.publisher.start()
 
 
 def recording_of(limiter: Limiter) -> Recording:
-    """Return the recording of a limiter, which begins with the first call.
+    """Return the recording of a limiter; the first call starts it.
 
     Raises:
-        ConfigurationError: `limiter` is none.
+        ConfigurationError: `limiter` is not a `Limiter`.
     """
     if not isinstance(limiter, Limiter):
         raise ConfigurationError(f"limiter: expected a Limiter, for example Limiter(), not {quoted(limiter)}")
@@ -59,44 +59,44 @@ def recording_of(limiter: Limiter) -> Recording:
 
 
 def onlooker(limiter: Limiter) -> AllWorkers:
-    """Return what reads the statistics of all workers of a store for a process that is none of them."""
+    """Return a reader of the statistics of all workers, for a process that is not a worker itself."""
     recorder = Recorder(limiter.engine.emit)
     publisher = Publisher(None, recorder, limiter.engine.now_us)
     return AllWorkers(limiter.store.shared_stats, recorder, limiter.engine.now_us, publisher, here=False)
 
 
 class Statistics:
-    """Counts and times of recent requests, by rule and by route: ``Statistics(limiter)`` records from then on.
+    """Counts and durations of recent requests, by rule and by route. Recording starts with ``Statistics(limiter)``.
 
-    A limiter has one recording in each process; `Dashboard` and `AdminRoutes` share it. What several workers of a
-    store have recorded is published every five seconds, and read with `stats_all` and `chart_all`.
+    A limiter has one recording in each process; `Dashboard` and `AdminRoutes` share it. Workers that share a store
+    publish their statistics every five seconds; `stats_all` and `chart_all` read those of all workers.
 
     Args:
         limiter: The limiter whose requests are recorded.
 
     Raises:
-        ConfigurationError: `limiter` is none.
+        ConfigurationError: `limiter` is not a `Limiter`.
     """
 
     def __init__(self, limiter: Limiter) -> None:
         self._recording = recording_of(limiter)
 
     def stats(self, window: str | float | timedelta = "1m") -> Stats:
-        """Return counts and times of recent requests, by rule and by route, as this process saw them.
+        """Return counts and durations of recent requests of this process, by rule and by route.
 
         Args:
             window: How far back, up to 24 hours; rounded up to 5 seconds, beyond 5 minutes to whole minutes, and beyond
                 an hour to 5 minutes.
 
         Raises:
-            ConfigurationError: The window is longer than that.
+            ConfigurationError: The window is longer than 24 hours.
         """
         return self._own(window).stats()
 
     async def stats_all(self, window: str | float | timedelta = "1m") -> Stats:
-        """Return the same of all workers that share the store: this one as it is, the others as they last published.
+        """Return counts and durations of recent requests of all workers that share the store.
 
-        A store of this process alone has one worker.
+        Those of other workers are as last published. A store in memory has one worker.
 
         Raises:
             ConfigurationError: The window is longer than 24 hours.
@@ -108,12 +108,12 @@ class Statistics:
     def chart(
         self, window: str | float | timedelta = "1h", *, rule: str | None = None, route: str | None = None
     ) -> Chart:
-        """Return the stats of this process step by step, at most 288 of them, for a chart.
+        """Return the stats of this process as a time series of at most 288 steps.
 
         Args:
             window: How far back, as for `stats`.
-            rule: The name of a rule, for the requests that it counted alone.
-            route: A route as `stats` names it, for the requests that went there alone.
+            rule: The name of a rule, to include only the requests that it counted.
+            route: A route as `stats` names it, to include only the requests to it.
 
         Raises:
             ConfigurationError: The window is longer than 24 hours.
@@ -123,7 +123,7 @@ class Statistics:
     async def chart_all(
         self, window: str | float | timedelta = "1h", *, rule: str | None = None, route: str | None = None
     ) -> Chart:
-        """Return the same of all workers that share the store.
+        """Return the stats of all workers that share the store as a time series; see `chart`.
 
         Raises:
             ConfigurationError: The window is longer than 24 hours.

@@ -1,6 +1,6 @@
-"""Help for tests of limits: a clock that stands still until it is told to move, and an observer that keeps events.
+"""Test helpers: a clock that tests advance, and an observer that records events.
 
-`slidegate.testing.contract` holds the tests that every store has to pass; it needs Hypothesis, the rest does not.
+`slidegate.testing.contract` contains the tests that every store must pass; only that module requires Hypothesis.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A clock that stands still until it is told to move."""
+"""A clock that moves only when a test advances it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class FakeClock:
-    """A clock for stores, in microseconds, that moves only when it is told to.
+    """A clock for stores that moves only when a test advances it.
 
     Args:
-        start_us: The time at first.
+        start_us: The initial time in microseconds.
     """
 
     def __init__(self, start_us: int = 0) -> None:
@@ -28,16 +28,14 @@ class FakeClock:
         return f"<FakeClock {self.now_us}>"
 
     def advance(self, span: str | timedelta | None = None, *, us: int = 0) -> None:
-        """Move on: ``advance("30s")``, ``advance(timedelta(minutes=1))`` or ``advance(us=250)``.
+        """Advance the clock: ``advance("30s")``, ``advance(timedelta(minutes=1))`` or ``advance(us=250)``.
 
         Args:
-            span: Text such as ``"30s"``, or a `timedelta`.
-            us: Microseconds, instead of a span or beside it.
-
-        Microseconds and a `timedelta` may be negative: the clock then steps back.
+            span: Text such as ``"30s"``, or a `timedelta`; a negative one steps the clock back.
+            us: Microseconds, instead of or in addition to `span`; may be negative.
 
         Raises:
-            ConfigurationError: The span is a bare number, of which nobody knows the unit, or cannot be read.
+            ConfigurationError: `span` is a number, whose unit would be ambiguous, or invalid.
         """
         if isinstance(span, timedelta):
             us += span // timedelta(microseconds=1)
@@ -50,19 +48,19 @@ class FakeClock:
         self.now_us += us
 
     def set(self, moment: int | datetime) -> None:
-        """Set the time, forwards or backwards, to microseconds or to a date.
+        """Set the time, forwards or backwards.
 
         Args:
-            moment: Microseconds, 0 or more, or ``datetime(2030, 1, 31, 23, 59, tzinfo=UTC)``.
+            moment: Microseconds, 0 or more, or a `datetime` such as ``datetime(2030, 1, 31, 23, 59, tzinfo=UTC)``.
 
         Raises:
-            ConfigurationError: It is neither of the two, or a `datetime` without a time zone.
+            ConfigurationError: It is neither, or a `datetime` without a time zone.
         """
         if isinstance(moment, datetime) and moment.tzinfo is not None:
             moment = (moment - _EPOCH) // timedelta(microseconds=1)
         if isinstance(moment, bool) or not isinstance(moment, int):
             raise ConfigurationError(
-                "set: expected microseconds or a moment with its time zone, for example "
+                "set: expected microseconds or a datetime with a time zone, for example "
                 f"datetime(2030, 1, 31, 23, 59, tzinfo=UTC), not {quoted(moment)}"
             )
         self.now_us = moment

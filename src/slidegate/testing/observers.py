@@ -1,4 +1,4 @@
-"""An observer that keeps every event."""
+"""An observer that records events."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ..limiter.observers import Observer
 
 
 class RecordingObserver(Observer):
-    """Keeps every event that it hears, oldest first, in `events`.
+    """Records events in `events`, oldest first.
 
     Args:
-        without: Kinds of events that it does not keep, for example ``["refused"]``.
+        without: Kinds of events to ignore, for example ``["refused"]``.
     """
 
     def __init__(self, without: Iterable[str] = ()) -> None:
@@ -20,15 +20,15 @@ class RecordingObserver(Observer):
         self._without = frozenset(without)
 
     def event(self, event: Event, /) -> None:
-        """Keep an event."""
+        """Record an event."""
         if event.kind not in self._without:
             self.events.append(event)
 
     def __call__(self, event: Event, /) -> None:
-        """Keep an event, for `Store.observe`, which takes a function."""
+        """Record an event; for `Store.observe`, which takes a function."""
         self.event(event)
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of the events heard so far."""
+        """The kinds of the recorded events."""
         return [event.kind for event in self.events]

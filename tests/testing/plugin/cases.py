@@ -1,4 +1,4 @@
-"""Tests of an application that use the pytest plugin, as users write them, in an order; test_plugin.py runs them.
+"""Tests of an application that use the pytest plugin, as users write them; test_plugin.py runs them in order.
 
 The application and its limiter are made at import, and each test but the first would fail if the one before had left
 something behind.
@@ -177,7 +177,7 @@ async def test_limiters_let_everything_pass_too(no_limits: None) -> None:
         for _ in range(3):
             async with limited:
                 pass
-        here.observe(RecordingObserver())  # the ways are laid anew
+        here.observe(RecordingObserver())  # the request paths are rebuilt
         assert all([await here.hit("ann", "1/minute") for _ in range(5)])
 
 

@@ -1,10 +1,10 @@
-// Talks to the admin API below this page, and keeps answers that have not changed. Every failure is a Problem, which
-// says what to show.
+// Calls the admin API below this page and caches responses by ETag. Every failure is thrown as a Problem with a message
+// to show.
 
 const PATIENCE_MS = 20000;
-// Our own refusals have a code; one without it comes from a limit of the application around this page.
+// Refusals by the admin API have a code; a 429 without one comes from a rate limit of the application.
 const COUNTED =
-  "A limit of the application counts the requests of this page. Exempt them, before other rules: " +
+  "A rate limit of the application counts the requests of this page. Exempt them before other rules: " +
   `Rule("${location.pathname.replace(/[^/]*$/, "")}{rest:path}", exempt=True)`;
 
 export class Problem extends Error {

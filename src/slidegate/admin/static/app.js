@@ -1,4 +1,4 @@
-// The page: the tabs, the theme, which view is shown, and when it asks again.
+// The page: tabs, theme, routing between views, and polling.
 
 import { get } from "./api.js";
 import { BansView } from "./bans.js";
@@ -57,7 +57,7 @@ class Page {
       h("input", { type: "radio", name: "window", value: window, onchange: () => this.go(this.path, window) }),
     );
     part("range").append(
-      h("legend", { class: "unseen" }, "Window of time"),
+      h("legend", { class: "unseen" }, "Time window"),
       ...this.choices.map((choice) => h("label", {}, choice, h("span", {}, choice.value))),
     );
     document.addEventListener("visibilitychange", () => this.poll());
@@ -77,7 +77,7 @@ class Page {
     const { window } = Object.fromEntries(new URLSearchParams(query));
     if (WINDOWS.includes(window)) this.window = window;
     this.path = path;
-    // Links within the page say nothing of the window, and keep it.
+    // Links within the page omit the window, so add the current one.
     history.replaceState(null, "", `#${path}?window=${this.window}`);
     for (const choice of this.choices) choice.checked = choice.value === this.window;
     const [name, ...rest] = path.split("/");
@@ -109,7 +109,7 @@ class Page {
     location.hash = `${path}?window=${window}`;
   }
 
-  // Ask again and again while somebody sees the page, and not while somebody is at work in it.
+  // Poll while the page is visible, and pause while the user interacts with it.
   async poll() {
     clearTimeout(this.timer);
     if (document.hidden || this.signedOut) return;
@@ -120,13 +120,13 @@ class Page {
     if (!this.signedOut) this.timer = setTimeout(() => this.poll(), busy ? HELD_MS : (this.view.everyMs ?? EVERY_MS));
   }
 
-  // Show what somebody has asked for, whatever is selected.
+  // Refresh after an action of the user, even if text is selected.
   refresh() {
     document.getSelection()?.removeAllRanges();
     return this.attempt();
   }
 
-  // One question at a time: on a slow connection they would come faster than answers.
+  // One request at a time: on a slow connection requests would pile up.
   async attempt() {
     if (this.busy) return;
     const { view } = this;
@@ -150,7 +150,7 @@ class Page {
     }
   }
 
-  // Say why there is nothing new. Only a token that is no longer right ends the questions: each would open a dialog.
+  // Show the problem. Only an invalid token stops polling, because each request would open a password dialog.
   fail(problem) {
     const [state, text] = described(problem);
     this.signedOut = state === "out";
@@ -187,10 +187,10 @@ class Page {
 }
 
 function described(problem) {
-  if (problem.status === 401) return ["out", "The token is no longer right. Reload the page to sign in."];
+  if (problem.status === 401) return ["out", "The token is no longer valid. Reload the page to sign in."];
   if (problem.status !== undefined) return [problem.status ? "failed" : "lost", explain(problem)];
   console.error(problem);
-  return ["failed", `This view has failed (${problem}). It tries again.`];
+  return ["failed", `This view has failed (${problem}). Retrying.`];
 }
 
 function decoded(text) {
@@ -201,12 +201,12 @@ function decoded(text) {
   }
 }
 
-// A browser may forbid a page to keep anything; then the choice lasts as long as the page.
+// The browser may block localStorage; then the choice lasts until the page is closed.
 function remember(name, value) {
   try {
     localStorage.setItem(`slidegate.${name}`, value);
   } catch {
-    /* nothing is kept */
+    /* storage is blocked */
   }
 }
 

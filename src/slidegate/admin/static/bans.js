@@ -19,7 +19,7 @@ export class BansView {
         "form",
         { class: "card row", role: "search", "aria-label": "Bans", onsubmit: (event) => this.search(event) },
         field(
-          "Target, reason or maker",
+          "Target, reason or policy",
           h("input", { id: mark("search"), name: "q", type: "search", maxlength: 200, ...TYPED }),
           "grow",
         ),
@@ -64,13 +64,13 @@ export class BansView {
       });
     const ends = (ban) =>
       h("span", { class: "span", title: moment(ban.until_at) }, duration(Math.max(0, ban.until_at - now())));
-    const caption = this.query ? `${count(matching)} of ${count(total)} bans` : `Bans in force: ${count(total)}`;
+    const caption = this.query ? `${count(matching)} of ${count(total)} bans` : `Active bans: ${count(total)}`;
     const found = table(
       caption,
       [
         { title: "Target", cell: (ban) => clientLink(ban.target) },
         { title: "Reason", cell: (ban) => words(ban.reason || "–", 120) },
-        { title: "Made by", wide: true, cell: (ban) => stranger(ban.policy, 40) },
+        { title: "Banned by", wide: true, cell: (ban) => stranger(ban.policy, 40) },
         { title: "Level", number: true, wide: true, cell: (ban) => ban.level },
         { title: "Since", wide: true, cell: (ban) => moment(ban.since_at) },
         { title: "Ends in", cell: (ban) => (ban.until_at ? ends(ban) : "never") },
@@ -87,7 +87,7 @@ export class BansView {
         },
       ],
       bans,
-      this.query ? "No ban matches." : "Nobody is banned.",
+      this.query ? "No ban matches." : "No client is banned.",
       (ban) => ban.target,
     );
     return [
@@ -108,7 +108,7 @@ export class BansView {
       "Changed limits",
       [
         { title: "Limit", cell: (limit) => stranger(limit.name, 60) },
-        { title: "Is now", cell: (limit) => plain(limit.limit, 60) },
+        { title: "Changed to", cell: (limit) => plain(limit.limit, 60) },
         { title: "Reason", cell: (limit) => words(limit.reason || "–", 120) },
         { title: "Changed by", wide: true, cell: (limit) => stranger(limit.by, 40) },
         {
@@ -127,7 +127,7 @@ export class BansView {
         },
       ],
       limits,
-      "Every limit is as in the code. The admin API and `slidegate limits set` change one for a while.",
+      "Every limit is as configured in code. The admin API and `slidegate limits set` change one temporarily.",
       (limit) => limit.name,
     );
   }
@@ -166,7 +166,7 @@ export class BansView {
         { title: "Worker", wide: true, cell: (event) => stranger(event.worker, 40) },
       ],
       events,
-      "Nothing has happened since this worker was started.",
+      "No events since this worker was started.",
       (event) => event.seq,
     );
   }

@@ -1,4 +1,4 @@
-// Draws stats over time as SVG. Colours are classes of the style sheet, so a change of theme needs no drawing.
+// Draws time series as SVG. Colours are CSS classes, so a change of theme needs no redraw.
 
 import { h, mark, numbers, replace, svg, update } from "./dom.js";
 import { clock, count, moment } from "./format.js";
@@ -8,21 +8,21 @@ const INSET = { left: 44, right: 10, top: 8, bottom: 20 };
 const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200];
 const ROWS = 60;
 
-// The smallest 1, 2 or 5 times a power of ten that splits a span into at most `parts`.
+// Return the smallest step (1, 2 or 5 times a power of ten) that divides a span into at most `parts`.
 function niceStep(span, parts) {
   const least = span / parts;
   const power = 10 ** Math.floor(Math.log10(least));
   return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= least * 0.999999);
 }
 
-// A number beside a line of the grid, with as many places as the step between lines has.
+// Format the label of a grid line with as many decimal places as the step between lines needs.
 const axis = (value, step) =>
   value.toLocaleString("en", {
     minimumFractionDigits: value ? Math.max(0, -Math.floor(Math.log10(step) + 1e-9)) : 0,
     maximumFractionDigits: 4,
   });
 
-// A line through points, with gaps where one is null; a point between two gaps is a dot.
+// Return the path through points, with gaps where one is null; a point between two gaps is a dot.
 function path(points) {
   let drawn = "";
   let open = false;
@@ -34,7 +34,7 @@ function path(points) {
   return drawn;
 }
 
-// Values above each other, so that the top line is the sum.
+// Stack the values of all series, so that the top line is the sum.
 function heaped(series, values) {
   const sums = [];
   return series.map(({ key }) => values[key].map((value, place) => (sums[place] = (sums[place] ?? 0) + (value ?? 0))));
@@ -47,7 +47,7 @@ export class Chart {
     const name = mark("chart");
     this.plot = h("div", { class: "plot" });
     this.tip = h("div", { class: "tip", hidden: true });
-    // Keys of the keyboard move it, and a screen reader says where it stands.
+    // The cursor makes the chart accessible: arrow keys move it, and screen readers announce its value.
     this.cursor = h("input", { type: "range", min: "0", max: "0", class: "cursor", "aria-label": `${title}, by time` });
     this.legend = h(
       "ul",
@@ -71,8 +71,8 @@ export class Chart {
     new ResizeObserver(() => this.draw()).observe(this.plot);
   }
 
-  // `data` is {step_s, start_at, late, and a list of numbers or nulls under the key of each series}; the last `late`
-  // steps are not complete.
+  // `data` is {step_s, start_at, late, [key of each series]: list of numbers or nulls}; the last `late` steps are
+  // incomplete.
   update(data) {
     this.data = data;
     this.draw();
@@ -104,7 +104,7 @@ export class Chart {
         );
     }
     parts.push(...this.times(x, length, right - INSET.left, floor));
-    // The topmost area first: each one below covers its part of it.
+    // Draw the topmost area first: the lower ones cover it.
     const order = this.heap ? [...lines.keys()].reverse() : [...lines.keys()];
     for (const number of order) {
       const points = lines[number].map((value, place) =>
@@ -160,7 +160,7 @@ export class Chart {
     return parts;
   }
 
-  // The text in place of the drawing, for screen readers.
+  // Return the text alternative for screen readers.
   summary(empty) {
     if (empty) return `${this.title}: ${this.gap}`;
     const parts = this.series.map(({ key, label }) => {
@@ -180,13 +180,13 @@ export class Chart {
     this.pointAt(Math.min(Math.max(place, 0), length - 1));
   }
 
-  // Show the values of a place; those of none for null.
+  // Show the values at a position; hide them for null.
   pointAt(place) {
     this.hover = place;
     this.showTip();
   }
 
-  // Let the cursor go over all places. One that stands at the newest stays there.
+  // Extend the cursor to all positions. If it is at the newest, it stays at the newest.
   setCursor(length) {
     const newest = this.cursor.value === this.cursor.max;
     this.cursor.max = length - 1;
@@ -241,7 +241,7 @@ export class Chart {
   }
 }
 
-// A small line without axes: the shape of the last while.
+// Return a small line chart without axes.
 export function sparkline(passed, refused, label) {
   const width = 96;
   const height = 20;
@@ -260,7 +260,7 @@ export function sparkline(passed, refused, label) {
   );
 }
 
-// How much of a limit is spent, as a bar with its words beside it.
+// Return a bar that shows how much of a limit is spent.
 export function meter(used, amount, label) {
   const part = amount ? Math.min(used / amount, 1) : 0;
   const level = part >= 1 ? "full" : part >= 0.8 ? "near" : "calm";
@@ -277,7 +277,7 @@ export const warm = (value) => h("span", { class: value ? "warm" : "faint" }, co
 export const gauge = ({ used, amount }, words) =>
   h("span", { class: "gauge" }, meter(used, amount, `${used} of ${amount} spent`), words);
 
-// The slices of one window from the oldest to the running one, a bar each. The dotted line is the amount.
+// Return a bar chart of the slices of a window, oldest first.
 export function slices(window, label) {
   const width = 320;
   const height = 56;

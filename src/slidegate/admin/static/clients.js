@@ -1,4 +1,4 @@
-// The view of clients: the busiest, and one of them in detail.
+// The view of clients: the busiest, and the details of one.
 
 import { get } from "./api.js";
 import { gauge, meter, slices, warm } from "./charts.js";
@@ -26,7 +26,7 @@ const SORTS = [
   ["nearness", "Nearness to a limit"],
 ];
 
-// Equal neighbours among refusals become one, with how many they are.
+// Merge consecutive equal refusals into [refusal, count].
 function folded(refusals) {
   const found = [];
   const like = ({ reason, rule, limit, route, status }) => JSON.stringify([reason, rule, limit, route, status]);
@@ -60,7 +60,7 @@ export class ClientsView {
       h("h2", { class: "unseen" }, "Clients"),
       this.search(),
       this.one,
-      h("div", {}, field("Order by", order, "inline"), this.list),
+      h("div", {}, field("Sort by", order, "inline"), this.list),
     );
   }
 
@@ -102,7 +102,7 @@ export class ClientsView {
     this.wrong.hidden = false;
   }
 
-  // The rest of the address after `#clients/` is the client.
+  // `key` is the part of the URL after `#clients/`.
   open(key) {
     if (key !== (this.key ?? "")) replace(this.one);
     this.key = key || null;
@@ -189,10 +189,10 @@ export class ClientsView {
               { class: "windows" },
               client.windows.map((window) => this.window(window)),
             )
-          : h("p", { class: "empty" }, seen ? "This client has spent nothing." : "Nothing is known of this client."),
+          : h("p", { class: "empty" }, seen ? "This client has used no limit." : "This client is unknown."),
       ),
       table(
-        "Last refusals",
+        "Latest refusals",
         [
           { title: "When", cell: when },
           { title: "Reason", cell: ([refusal]) => words(refusal.reason, 60) },
@@ -202,7 +202,7 @@ export class ClientsView {
           { title: "Retry after", number: true, cell: ([refusal]) => duration(refusal.retry_after_s) },
         ],
         folded(client.refusals),
-        "No refusal of this client is remembered.",
+        "No refusal of this client is recorded.",
       ),
     ];
   }
@@ -210,7 +210,7 @@ export class ClientsView {
   banned(ban) {
     const until = ban.until_at
       ? `until ${moment(ban.until_at)}, ${duration(ban.until_at - now())} from now`
-      : "until it is taken back";
+      : "until it is removed";
     return h(
       "dl",
       { class: "facts" },
@@ -230,7 +230,8 @@ export class ClientsView {
       "section",
       { class: "window", "aria-label": name },
       h("h3", {}, stranger(window.rule, 40), " ", h("span", { class: "faint" }, plain(window.limit, 40))),
-      window.fallback && h("p", { class: "small" }, "Fall-back limits: this worker does not know the client's own."),
+      window.fallback &&
+        h("p", { class: "small" }, "Fall-back limit: this worker does not know the client's own limit."),
       h(
         "p",
         { class: "spent" },

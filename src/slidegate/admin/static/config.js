@@ -1,4 +1,4 @@
-// The view of the configuration: rules in force, findings, store, workers.
+// The view of the configuration: active rules, findings, store, workers.
 
 import { get } from "./api.js";
 import { h, Listing, plain, stranger, table, update, words } from "./dom.js";
@@ -43,19 +43,19 @@ export class ConfigView {
           fact("Version", plain(config.version) + (config.compiled ? ", compiled" : "")),
           fact("Python", plain(config.python)),
           fact("Store", stranger(config.store, 200)),
-          fact("Counts are shared", config.per_process ? "no: each process counts for itself" : "by all workers"),
-          fact("Deadline of the store", config.deadline_s === null ? "none" : milliseconds(config.deadline_s * 1000)),
-          fact("When the store fails", plain(config.on_error ?? "–")),
+          fact("Counts are shared", config.per_process ? "no: each process counts separately" : "by all workers"),
+          fact("Store deadline", config.deadline_s === null ? "none" : milliseconds(config.deadline_s * 1000)),
+          fact("On store failure", plain(config.on_error ?? "–")),
         ),
       ),
       table(
-        "Start-up findings",
+        "Startup findings",
         [
           { title: "Code", cell: (finding) => h("code", {}, plain(finding.code, 20)) },
           { title: "Finding", cell: (finding) => words(finding.message, 600) },
         ],
         config.findings,
-        "Nothing in this configuration looks like a mistake.",
+        "No probable mistakes were found in this configuration.",
         (finding) => finding.middleware + finding.message,
       ),
     );
@@ -89,7 +89,7 @@ export class ConfigView {
     this.middlewares.replaceChildren(
       ...middlewares.map((middleware) => {
         const of = middlewares.length > 1 ? ` of ${plain(middleware.name, 60)}` : "";
-        const listing = old.get(middleware.name) ?? this.listing(`Rules in force${of}`);
+        const listing = old.get(middleware.name) ?? this.listing(`Active rules${of}`);
         this.listings.set(middleware.name, listing);
         listing.show([...middleware.rules, ...middleware.endpoints]);
         return h("div", { class: "stack" }, listing.element, this.policies(middleware, of));
@@ -136,7 +136,7 @@ export class ConfigView {
             { title: "Policy", cell: (policy) => stranger(policy.name, 60) },
             { title: "After", cell: (policy) => plain(policy.after, 40) },
             { title: "First ban", cell: (policy) => duration(policy.duration_s) },
-            { title: "Times", number: true, wide: true, cell: (policy) => policy.factor },
+            { title: "Factor", number: true, wide: true, cell: (policy) => policy.factor },
             { title: "Longest", wide: true, cell: (policy) => duration(policy.longest_s) },
             { title: "Does", wide: true, cell: (policy) => (policy.shadow ? "shadow" : "ban") },
           ],
@@ -145,7 +145,7 @@ export class ConfigView {
           (policy) => policy.name,
         ),
       middleware.default_limits.length > 0 &&
-        h("p", { class: "note" }, `Each route by itself: ${plain(middleware.default_limits.join("; "), 120)}`),
+        h("p", { class: "note" }, `Default limits per route: ${plain(middleware.default_limits.join("; "), 120)}`),
     ];
   }
 }

@@ -1,4 +1,4 @@
-// Questions before a change. A <dialog> holds the focus, closes on Escape, and gives the focus back.
+// Confirmation dialogs before changes. A <dialog> traps the focus, closes on Escape, and restores the focus.
 
 import { call } from "./api.js";
 import { announce, button, h, mark, plain, stranger, TYPED } from "./dom.js";
@@ -10,10 +10,10 @@ const LENGTHS = [
   ["6h", "6 hours"],
   ["1d", "1 day"],
   ["7d", "7 days"],
-  ["permanent", "Until it is taken back"],
+  ["permanent", "Until removed"],
 ];
 
-// Ask with some fields; `act(values)` does it and says what it did. Return whether it was done.
+// Show a dialog with fields; `act(values)` makes the change and returns a message. Resolve to whether it was made.
 function ask({ title, about, fields = [], does, danger = false, act }) {
   const heading = mark("question");
   const wrong = h("p", { class: "wrong", role: "alert", hidden: true });
@@ -35,7 +35,7 @@ function ask({ title, about, fields = [], does, danger = false, act }) {
     );
   });
   const submit = h("button", { type: "submit", class: danger ? "danger" : "primary" }, does);
-  // A ban of one's own address is asked about twice.
+  // A ban of the user's own address needs a second confirmation.
   const force = h("input", { id: mark("force"), type: "checkbox", name: "force", value: "yes" });
   const really = h(
     "p",
@@ -94,7 +94,7 @@ export function explain(problem) {
   return problem.detail || problem.title || String(problem);
 }
 
-// A button that asks before it changes something, and shows the change.
+// A button that makes a change after confirmation, then refreshes the page.
 export const change = (page, text, question, more) =>
   button(
     text,
@@ -105,10 +105,10 @@ export const change = (page, text, question, more) =>
   );
 
 function bannedUntil({ target, until_at: end }) {
-  return `${plain(target)} is banned ${end ? `for ${duration(end - now())}` : "until the ban is taken back"}.`;
+  return `${plain(target)} is banned ${end ? `for ${duration(end - now())}` : "until the ban is removed"}.`;
 }
 
-// Ban a client, or change the ban that it has.
+// Ban a client, or change its ban.
 export const askBan = (target = "", ban = null) =>
   ask({
     title: ban ? "Change the ban" : target ? "Ban this client" : "Ban a client",
@@ -133,7 +133,7 @@ export const askBan = (target = "", ban = null) =>
         label: "Reason",
         maxlength: 200,
         value: ban?.reason ?? "",
-        hint: "It is shown here, and never to the client.",
+        hint: "Shown to operators only, never to the client.",
       },
     ],
     act: async (values) =>
@@ -149,7 +149,7 @@ export const askBan = (target = "", ban = null) =>
 
 export const askUnban = (target) =>
   ask({
-    title: "Take the ban back",
+    title: "Remove the ban",
     about: stranger(target),
     does: "Unban",
     act: async () => {
@@ -160,11 +160,11 @@ export const askUnban = (target) =>
 
 export const askRestore = (name) =>
   ask({
-    title: "Have the limit be as in the code",
+    title: "Restore the limit configured in code",
     about: stranger(name),
     does: "Restore",
     act: async () => {
       await call("DELETE", `limits?${new URLSearchParams({ name })}`);
-      return `The limit ${plain(name)} is as in the code again.`;
+      return `The limit ${plain(name)} is restored as configured in code.`;
     },
   });

@@ -1,8 +1,8 @@
-// Makes elements. Text goes in as text, never as markup: nothing here, or anywhere in this folder, parses HTML.
+// Creates and updates elements. Text is inserted as text nodes: no code in this folder parses HTML.
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
 const MOST_SHOWN = 120;
-// Control characters, marks that turn the direction of text, halves of characters, and those without width or shape.
+// Control characters, bidirectional marks, lone surrogates, and invisible characters.
 const UNSEEN = /[\p{Cc}\p{Cf}\p{Cs}\p{DI}\p{Zl}\p{Zp}]/gu;
 
 const HANDLERS = ["onclick", "onchange", "oninput", "onsubmit", "ontoggle"];
@@ -35,16 +35,16 @@ export function replace(element, ...children) {
   return element;
 }
 
-// Return a text of a stranger so that it can do no harm on a screen: short, and with everything unseen spelt out.
+// Return untrusted text in a form safe to display: truncated, and with invisible characters escaped.
 export function plain(text, most = MOST_SHOWN) {
   const whole = String(text ?? "");
-  // Two units of UTF-16 may be one character: the cut must not leave half of one.
+  // Do not split a surrogate pair.
   const kept = whole.length > most ? whole.slice(0, most).replace(/[\ud800-\udbff]$/, "") : whole;
   const seen = kept.replace(UNSEEN, (unit) => `\\u${unit.codePointAt(0).toString(16).padStart(4, "0")}`);
   return whole.length > most ? `${seen}… (${whole.length.toLocaleString("en")} characters)` : seen;
 }
 
-// A text of a stranger as an element, which keeps its direction to itself. An address is never broken in two.
+// Return untrusted text as an element that isolates its text direction. An address is not wrapped.
 const ADDRESS = /^[\da-f]*[.:][\da-f.:/]+$/i;
 export const stranger = (text, most) =>
   h("bdi", { class: `stranger${ADDRESS.test(text) ? " address" : ""}` }, plain(text, most));
@@ -58,7 +58,7 @@ export const button = (text, onclick, more) => h("button", { type: "button", onc
 export const field = (text, input, more = "") =>
   h("p", { class: `field ${more}` }, h("label", { for: input.id }, text), input);
 
-// The same for a sentence, in the letters of the page.
+// Return an untrusted sentence as an element, in the font of the page.
 export const words = (text, most = 240) => h("bdi", { class: "stranger words" }, plain(text, most));
 
 let announced;
@@ -75,8 +75,8 @@ export const mark = (name) => `${name}-${++marks}`;
 
 const NARROW = matchMedia("(max-width: 720px)");
 
-// A table with a caption. A column is {title, number, wide, cell(row)}; on a narrow screen the `wide` ones stand below
-// the others of their row. `key(row)` tells rows apart from one time to the next.
+// Return a table with a caption. A column is {title, number, wide, cell(row)}; on a narrow screen the `wide` columns
+// move below the others of their row. `key(row)` identifies a row across updates.
 export function table(caption, columns, rows, empty, key) {
   if (!rows.length) return h("section", { class: "card" }, h("h2", {}, caption), h("p", { class: "empty" }, empty));
   const wide = NARROW.matches ? columns.filter((column) => column.wide) : [];
@@ -108,7 +108,7 @@ export function table(caption, columns, rows, empty, key) {
   );
 }
 
-// The numbers of a drawing as a table. A row is [key, head, ...cells].
+// Return the numbers of a chart as a table. A row is [key, head, ...cells].
 export function numbers(caption, heads, rows) {
   const head = (text, place) => h("th", { scope: "col", class: place > 0 && "number" }, text);
   const line = ([key, first, ...cells]) =>
@@ -127,7 +127,7 @@ export function numbers(caption, heads, rows) {
   );
 }
 
-// A table of many rows: with a filter and in pages, both of which stay while the rows come and go.
+// A table with a filter and pages, both of which are kept when the rows change.
 export class Listing {
   constructor(caption, columns, empty, key, most = 50) {
     Object.assign(this, { caption, columns, empty, key, most, rows: [], page: 0 });
@@ -150,7 +150,7 @@ export class Listing {
         this.page += by;
         this.draw();
       });
-    this.buttons = [turn("Back", -1), turn("On", 1)];
+    this.buttons = [turn("Previous", -1), turn("Next", 1)];
     this.pager = h(
       "nav",
       { class: "pages", "aria-label": `Pages of ${caption.toLowerCase()}`, hidden: true },
@@ -182,7 +182,7 @@ export class Listing {
   }
 }
 
-// Whether somebody is at work in a part of the page: selects text, holds a button down, or answers a question.
+// Return whether the user interacts with a part of the page: has selected text, presses a button, or has a dialog open.
 export function held(place) {
   const selection = document.getSelection();
   const selects = selection && !selection.isCollapsed && selection.containsNode(place, true);
@@ -193,14 +193,14 @@ export const write = (element, text) => {
   if (element.textContent !== text) element.textContent = text;
 };
 
-// Bring a part of the page up to date. An element stays as long as its like is there, and only what changed is written.
+// Update a part of the page: matching elements are kept, and only differences are written.
 export function update(place, ...children) {
   if (place.hasChildNodes() && held(place)) return;
   const fresh = document.createDocumentFragment();
   add(fresh, children);
   const active = document.activeElement;
   merge(place, fresh);
-  // A row that has moved loses the focus.
+  // Moving a row drops its focus.
   if (active !== document.activeElement && active.isConnected) active.focus({ preventScroll: true });
 }
 
@@ -238,7 +238,7 @@ function become(kept, fresh) {
     return;
   }
   for (const { name } of [...kept.attributes]) {
-    // What somebody has opened stays open.
+    // Keep <details> open that the user has opened.
     if (name !== "open" && !fresh.hasAttribute(name)) kept.removeAttribute(name);
   }
   for (const { name, value } of fresh.attributes) if (kept.getAttribute(name) !== value) kept.setAttribute(name, value);

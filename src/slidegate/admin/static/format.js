@@ -1,4 +1,4 @@
-// Numbers, times and durations as people read them.
+// Formats numbers, times and durations.
 
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
@@ -35,7 +35,7 @@ export function milliseconds(value) {
       : `${value.toPrecision(2)} ms`;
 }
 
-// The two largest units of a duration: "1 h 20 m".
+// Format a duration in its two largest units: "1 h 20 m".
 export function duration(seconds) {
   if (missing(seconds)) return "–";
   if (seconds > 0 && seconds < 1) return "< 1 s";
@@ -51,12 +51,12 @@ export function duration(seconds) {
   return parts.join(" ") || "0 s";
 }
 
-// "2026-01-31 12:00:00", as clocks here have it.
+// Format as "2026-01-31 12:00:00" in local time.
 const local = (at) => new Date(at * 1000).toLocaleString("sv");
 
 export const clock = (at, seconds = true) => local(at).slice(11, seconds ? 19 : 16);
 
-// A moment: the time of today, and the date of other days.
+// Format a moment: only the time if it is today, else the date too.
 export function moment(at) {
   if (missing(at)) return "–";
   const [day] = local(now()).split(" ");
@@ -65,5 +65,5 @@ export function moment(at) {
 
 export const now = () => Date.now() / 1000;
 
-// The requests that limits refused: bans and lists refuse others.
+// Return the requests refused by limits, without those refused by bans and lists.
 export const limited = (traffic) => traffic.refused - traffic.banned - traffic.blocked;

@@ -1,4 +1,4 @@
-// The view of the present: stats, charts, rules, routes, and the clients nearest to a limit.
+// The live view: stats, charts, rules, routes, and the clients nearest to a limit.
 
 import { get } from "./api.js";
 import { Chart, gauge, sparkline, warm } from "./charts.js";
@@ -18,7 +18,7 @@ export class NowView {
     this.page = page;
     this.ranged = true;
     this.requests = new Chart({
-      title: "Requests a second",
+      title: "Requests per second",
       heap: true,
       text: rate,
       series: [
@@ -68,7 +68,7 @@ export class NowView {
     const all = total.refused + total.passed;
     update(
       this.tiles,
-      tile("Requests", compact(all), `${rate(all / stats.window_s)} a second`),
+      tile("Requests", compact(all), `${rate(all / stats.window_s)} per second`),
       tile("Passed", compact(total.passed), share(total.passed, all)),
       tile("Limited", compact(limited(total)), share(limited(total), all), limited(total) ? "warm" : ""),
       tile("By bans", compact(total.banned), `${compact(total.blocked)} by lists`, total.banned ? "warm" : ""),
@@ -88,13 +88,13 @@ export class NowView {
   }
 
   charts(history, reported) {
-    // The running step would look like a fall at the end. Behind the last report of a worker, stats are not complete.
+    // The current step is incomplete and would look like a drop. Stats after the last report of a worker are partial.
     const done = Object.fromEntries(
       Object.entries(history).map(([name, values]) => [name, Array.isArray(values) ? values.slice(0, -1) : values]),
     );
     const ends = done.passed.map((_, place) => history.start_at + (place + 1) * history.step_s);
     done.late = ends.filter((end) => end > reported).length;
-    // Refusals by bans and lists are refusals too; drawn above each other they must not count twice.
+    // `refused` includes refusals by bans and lists; in the stacked chart each request must count once.
     const refused = done.refused.map((value, place) => Math.max(0, value - done.banned[place] - done.blocked[place]));
     const counts = { passed: done.passed, refused, banned: done.banned, blocked: done.blocked };
     const rates = Object.entries(counts).map(([key, values]) => [key, values.map((value) => value / history.step_s)]);
@@ -124,7 +124,7 @@ export class NowView {
           wide: true,
           cell: ([, one]) => share(one.refused, one.refused + one.passed),
         },
-        { title: "A second", number: true, wide: true, cell: ([, one]) => rate(one.qps) },
+        { title: "Per second", number: true, wide: true, cell: ([, one]) => rate(one.qps) },
         { title: "p95", number: true, wide: true, cell: ([, one]) => milliseconds(one.p95_ms) },
         {
           title: "Trend",
@@ -160,7 +160,7 @@ export class NowView {
         { title: "Refused", number: true, cell: (client) => warm(client.refused) },
       ],
       clients.filter((client) => client.nearest),
-      "No client has spent anything of a limit lately.",
+      "No client has used a limit recently.",
       (client) => client.key,
     );
   }

@@ -1,4 +1,4 @@
-// The view of shadow rules: whom they would have refused, beside what they admitted.
+// The view of shadow rules: the requests and clients that they would have refused.
 
 import { get } from "./api.js";
 import { meter, warm } from "./charts.js";
@@ -23,7 +23,7 @@ export class ShadowView {
             h(
               "p",
               { class: "note" },
-              `A shadow rule counts and refuses nobody. Stats of the last ${window}; clients of the last hour at most.`,
+              `Shadow rules count requests but never refuse. Stats of the last ${window}; clients of the last hour.`,
             ),
             table(
               "Shadow rules",
@@ -49,13 +49,13 @@ export class ShadowView {
             ),
             found.rules.map((rule) =>
               table(
-                `Whom ${plain(rule.name, 60)} would have refused`,
+                `Clients that ${plain(rule.name, 60)} would have refused`,
                 [
                   { title: "Client", cell: (client) => clientLink(client.key) },
                   { title: "Refusals", number: true, cell: (client) => count(client.count) },
                 ],
                 rule.clients,
-                "Nobody lately.",
+                "None recently.",
                 (client) => client.key,
               ),
             ),
@@ -67,7 +67,7 @@ export class ShadowView {
             h(
               "p",
               { class: "empty" },
-              "No rule is in shadow. A rule with shadow=True shows here whom it would refuse.",
+              "There are no shadow rules. For a rule with shadow=True, this view lists the clients it would refuse.",
             ),
           ),
     );

@@ -1,6 +1,6 @@
-"""The store contract: the tests that every store has to pass. They need Hypothesis and pytest.
+"""The store contract: the tests that every store must pass. Requires Hypothesis and pytest.
 
-`StoreContract` is the class to inherit from; the reference model and the random programs lie beside it.
+Derive a test class from `StoreContract`. It plays random programs to the store and to a reference model.
 """
 
 from __future__ import annotations

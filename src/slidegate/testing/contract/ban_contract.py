@@ -1,4 +1,4 @@
-"""The part of the store contract about bans: how they refuse, and how they are made, lifted and moved."""
+"""The part of the store contract for bans: refusing, making, removing, dumping and loading them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BansContract:
     make_store: Callable[[FakeClock], Any]
 
     def test_bans_are_those_of_the_reference(self) -> None:
-        """Any order of strikes, requests, bans, time and restarts: the same levels, ends and strikes."""
+        """Levels, ends and strikes match for any order of strikes, requests, bans, waits and restarts."""
         with asyncio.Runner() as runner:
 
             @settings(deadline=None)
@@ -115,7 +115,7 @@ class BansContract:
             for _ in range(200):
                 try:
                     made.append(await store.strike("user:eve"))
-                except StoreUnavailable as error:  # of a store where others may be faster several times in a row
+                except StoreUnavailable as error:  # of a store that retries a lost compare-and-set only a few times
                     outrun.append(error)
             return [ban for ban in made if ban is not None]
 

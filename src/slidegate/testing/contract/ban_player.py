@@ -1,4 +1,4 @@
-"""Random strikes, bans, times and restarts, played to a store and to the reference, and compared after every move."""
+"""Plays random strikes, bans, times and restarts to a store and to the reference, and compares them after each move."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ BANNED_BY_HAND = (*(key for _, key in CLIENTS), *NETWORKS)
 
 
 class BanPlayer:
-    """Draws policies, a time to start at, and moves until the choices are used up, and plays them.
+    """Chooses policies, a start time, and moves until the choices are used up, and plays them.
 
     Args:
-        new_store: Makes an empty store that tells the time by the clock that it is given.
-        choices: What is drawn.
+        new_store: Returns an empty store that reads the time from the given clock.
+        choices: The source of choices.
     """
 
     def __init__(self, new_store: NewStore, choices: Choices) -> None:
@@ -54,7 +54,7 @@ class BanPlayer:
         self.model = BanModel()
         self.moves: list[str] = []
         self._bucket = LimitSet("rule", parse_limits("3600/400d @3600"))
-        self._ahead_us = 0  # of the reference, whose time never steps back
+        self._ahead_us = 0  # how far the time of the reference, which never steps back, is ahead of the clock
 
     @property
     def now_us(self) -> int:
@@ -62,7 +62,7 @@ class BanPlayer:
         return self.clock.now_us + self._ahead_us
 
     async def play(self) -> None:
-        """Play all moves, one after the other."""
+        """Play all moves in order."""
         await self._open()
         try:
             with shown_with(self.moves, lambda: self.clock.now_us, [vars(policy) for policy in self.policies]):
@@ -80,11 +80,11 @@ class BanPlayer:
         self.store.observe(self.heard)
 
     async def _move(self) -> None:
-        """Choose what happens next, mostly strikes."""
+        """Choose and play the next move, mostly strikes."""
         choices = self.choices
         kind, client = choices.below(32), choices.pick(CLIENTS)
         if kind == 0:
-            return  # so that shrinking, which turns bytes to 0, makes programs shorter
+            return  # shrinking turns bytes to 0, which makes the program shorter
         if kind < 15:
             await self._strike(choices.pick(self.policies), client, choices.pick((1, 1, 2, 3, 64, 1_000)))
         elif kind < 20:
@@ -128,10 +128,10 @@ class BanPlayer:
         last = [_shown(ban) for ban in expected if ban.ends_us == longest.ends_us]
         for ban in (decision.ban, found_ban):
             assert ban is not None
-            assert _shown(ban) in last, f"the store says {ban}, the reference one of {last}"
+            assert _shown(ban) in last, f"the store returned {ban}, the reference one of {last}"
 
     def _wait(self, wait_us: int) -> None:
-        self.moves.append(f"{wait_us} us go by")
+        self.moves.append(f"a wait of {wait_us} us")
         self.clock.advance(us=wait_us)
 
     async def _ban(self, key: str, length_us: int | None) -> None:
@@ -146,7 +146,7 @@ class BanPlayer:
         self.model.unban(key, self.now_us)
 
     async def _restart(self, start_us: int, loads: int) -> None:
-        """Go on with a new store whose clock stands elsewhere, and which loads what the old one dumped."""
+        """Replace the store by a new one at another time, which loads the dump of the old one."""
         self.moves.append(f"a restart at {start_us} us, with {loads} imports")
         rows = json.loads(json.dumps(list(await settle(self.store.bans.dump()))))
         await settle(self.store.close())
@@ -164,14 +164,14 @@ class BanPlayer:
         self._compare_changes()
 
     def _compare_changes(self) -> None:
-        """Compare the events, which tell each change once."""
+        """Compare the events: exactly one for each change."""
         told = [_told(event) for event in self.heard.events if event.kind in TOLD]
         same([one for one in told if one[0] != "shadow_banned"], self.model.changes)
         same([key for kind, key in told if kind == "shadow_banned"], [key for _, key in self.model.reports])
 
 
 def drawn_policy(choices: Choices, name: str) -> BanPolicy:
-    """Choose a policy: few strikes, short times, now and then one that only reports."""
+    """Choose a policy with few strikes and short times; one in four is a shadow policy."""
     duration_s = choices.pick((1, 2, 10))
     return BanPolicy(
         f"{choices.pick((1, 2, 3, 5, 64))}/{choices.pick((1, 3, 10, 60))}s",
@@ -185,7 +185,7 @@ def drawn_policy(choices: Choices, name: str) -> BanPolicy:
 
 
 def span_us(choices: Choices) -> int:
-    """Choose a span of time, often a whole number of seconds or one beside it."""
+    """Choose a span of time, often a whole number of seconds or a microsecond more or less."""
     whole_us = choices.pick((1, 2, 3, 5, 10, 30, 60)) * SECOND_US
     return choices.pick((whole_us, whole_us - 1, whole_us + 1, choices.below(5 * SECOND_US), 86_400 * SECOND_US))
 
@@ -195,7 +195,7 @@ def _end_us(ban: Made) -> float:
 
 
 def _shown(ban: Ban | Made) -> tuple[str, str, int, int]:
-    """Return key, by, level and length of a ban; -1 for ever."""
+    """Return key, author, level and length of a ban; the length of a permanent ban is -1."""
     made_us = ban.at_us if isinstance(ban, Made) else ban.made_us
     return ban.key, ban.by, ban.level, -1 if ban.ends_us is None else ban.ends_us - made_us
 

@@ -1,4 +1,4 @@
-"""A store in a harness: what the tests of the store contract are written with."""
+"""The harness in which the tests of the store contract call a store."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ ABILITIES: Final[Mapping[str, Callable[[Store], bool]]] = {
     "shared_stats": lambda store: store.shared_stats is not None,
     "answers_threads": lambda store: store.answers_threads(),
 }
-"""What a store may lack, by the name in `Store` whose default says so."""
+"""The optional abilities of a store, by the attribute of `Store` whose default reports that it is missing."""
 
 
 class StoreHarness:
-    """A store, its clock and the events that it tells, with every method awaited.
+    """A store, its clock and its recorded events; every method is awaited.
 
     Attributes:
         raw: The store itself.
@@ -48,7 +48,7 @@ class StoreHarness:
 
     @property
     def stats(self) -> SharedStats:
-        """The statistics of several workers, of a store that keeps them."""
+        """The shared statistics of the store."""
         assert self.raw.shared_stats is not None
         return self.raw.shared_stats
 
@@ -57,74 +57,74 @@ class StoreHarness:
         return await settle(self.raw.hit(checks))
 
     async def peek(self, *checks: tuple[LimitSet, str, int]) -> Decision:
-        """Ask without charging."""
+        """Decide without charging."""
         return await settle(self.raw.peek(checks))
 
     async def charge(self, *checks: tuple[LimitSet, str, int]) -> Decision:
-        """Charge whatever the limits."""
+        """Charge regardless of the limits."""
         return await settle(self.raw.charge(checks))
 
     async def refund(self, decision: Decision, index: int | None = None) -> bool:
-        """Hand back what a decision has charged, or one check of it."""
+        """Refund what a decision has charged, or one check of it."""
         return await settle(self.raw.refund(decision.take_back(index)))
 
     async def reset(self, key: str) -> bool:
-        """Forget a key."""
+        """Reset a key."""
         return await settle(self.raw.reset(key))
 
     async def reset_all(self) -> bool:
-        """Forget all keys."""
+        """Reset all keys."""
         return await settle(self.raw.reset_all())
 
     async def views(self, key: str, asked: LimitSet) -> list[WindowView]:
-        """Return the windows of a key, which a peek shows as well."""
+        """Return the windows of a key, and check them against a peek."""
         return await as_peek_says(self.raw, key, asked)
 
     async def request(self, client: str, cost: int = 1, key: str = "") -> Decision:
-        """Send a request of an address or key, which only bans refuse; it is counted by `key`, if that is given."""
+        """Send a request of an address or key that only a ban refuses; it is counted by `key`, if given."""
         parsed = parse_address(client)
         subjects: tuple[BanSubject, ...] = () if parsed is None else (parsed,)
         return await settle(self.raw.hit(((bucket("100/400d"), key or canonical_key(client), cost),), subjects))
 
     async def strike(self, key: str, times: int = 1, policy: BanPolicy = POLICY) -> Ban | None:
-        """Strike a key several times, and return the ban that the last strike made."""
+        """Strike a key several times; return the ban that the last strike made, or None."""
         made = None
         for _ in range(times):
             made = await settle(self.raw.bans.strike(policy, key, 1, "refused"))
         return made
 
     async def ban(self, key: str, length_us: int | None = HOUR_US) -> Ban:
-        """Ban by hand."""
+        """Ban a key as an operator."""
         return await settle(self.raw.bans.ban(key, length_us, "by request", "ann"))
 
     async def unban(self, key: str) -> bool:
-        """Take a ban back."""
+        """Remove a ban."""
         return await settle(self.raw.bans.unban(key, "bob"))
 
     async def banned(self) -> list[str]:
-        """Return the keys of the bans in force."""
+        """Return the keys of the active bans."""
         return sorted(ban.key for ban in await settle(self.raw.bans.active()))
 
     async def dump(self) -> Sequence[Any]:
-        """Return what the store knows of bans, after a way through JSON."""
+        """Return the dumped bans and strikes after a round trip through JSON."""
         rows: Sequence[Any] = json.loads(json.dumps(list(await settle(self.raw.bans.dump()))))
         return rows
 
 
 def bucket(limits: str, rule: str = "rule", *, count_denied: bool = False) -> LimitSet:
-    """Return a bucket for limits as text."""
+    """Return a limit set for limits as text."""
     return LimitSet(rule, parse_limits(limits), count_denied=count_denied)
 
 
 async def in_threads(job: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
-    """Run a job in eight threads at once, each with an event loop of its own, and return what they answered."""
+    """Run a job in eight threads at the same time, each with its own event loop; return their results."""
     loop = asyncio.get_running_loop()
     with ThreadPoolExecutor(8) as pool:
         return await asyncio.gather(*(loop.run_in_executor(pool, lambda: asyncio.run(job())) for _ in range(8)))
 
 
 async def play_to(contract: Any, start_us: int, play: Callable[[StoreHarness], Awaitable[None]]) -> None:
-    """Make a store of a contract, play with it, and close it."""
+    """Create a store of a contract, run a test with it, and close it."""
     clock = FakeClock(start_us)
     store = await settle(contract.make_store(clock))
     try:
@@ -136,10 +136,10 @@ async def play_to(contract: Any, start_us: int, play: Callable[[StoreHarness], A
 def with_store(
     *, ability: str | None = None
 ) -> Callable[[Callable[[Any, StoreHarness], Awaitable[None]]], Callable[[Any], None]]:
-    """Turn an asynchronous test of a store into one that pytest can call.
+    """Return a decorator that passes a new store to an asynchronous test and makes it callable by pytest.
 
     Args:
-        ability: What the test is about, one of `ABILITIES`; it is skipped where the store lacks that.
+        ability: One of `ABILITIES`; the test is skipped if the store lacks it.
     """
 
     def of(test: Callable[[Any, StoreHarness], Awaitable[None]]) -> Callable[[Any], None]:
@@ -151,7 +151,7 @@ def with_store(
 
             asyncio.run(play_to(self, YEAR_2100_US, if_able))
 
-        run.__name__, run.__doc__ = test.__name__, test.__doc__  # not `wraps`: pytest would take `store` for a fixture
+        run.__name__, run.__doc__ = test.__name__, test.__doc__  # with `wraps`, pytest would see `store` as a fixture
         return run
 
     return of

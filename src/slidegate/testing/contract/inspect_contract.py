@@ -1,4 +1,4 @@
-"""The part of the store contract about looking at windows, and about forgetting all of them."""
+"""The part of the store contract for inspecting windows and resetting all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .programs import SECOND_US
 
 
 class InspectContract:
-    """The tests; see `StoreContract`. Random programs look at their windows and forget them too."""
+    """The tests; see `StoreContract`. Random programs inspect and reset windows too."""
 
     @with_store()
     async def test_slices_of_counts_and_moments_of_times_are_where_units_were_spent(self, store: StoreHarness) -> None:

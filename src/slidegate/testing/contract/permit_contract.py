@@ -1,4 +1,4 @@
-"""The part of the store contract about permits: how many requests of a key are under way."""
+"""The part of the store contract for permits, which limit the concurrent requests of a key."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .programs import SECOND_US
 
 
 def permits(amount: int, rule: str = "rule") -> LimitSet:
-    """Return the bucket of a concurrency limit."""
+    """Return the limit set of a concurrency limit."""
     return LimitSet(rule, (Concurrency(amount),))
 
 
 class PermitsContract:
-    """The tests; see `StoreContract`. A store that holds no permits skips them."""
+    """The tests; see `StoreContract`. They are skipped for a store without permits."""
 
     @with_store(ability="permits_held")
     async def test_a_permit_is_taken_until_it_is_handed_back(self, store: StoreHarness) -> None:
@@ -74,7 +74,7 @@ class PermitsContract:
 
 
 async def _play(store: StoreHarness, chance: random.Random) -> None:
-    """Take, peek, reset and hand back at random, and compare with a count that is too simple to be wrong."""
+    """Acquire, peek, reset and release at random, and compare with a simple count."""
     amounts = {"one": 1, "few": 3, "many": 40}
     buckets = {rule: permits(amount, rule) for rule, amount in amounts.items()}
     window = bucket("1000/minute", "window")
@@ -98,13 +98,13 @@ async def _play(store: StoreHarness, chance: random.Random) -> None:
                 await store.reset(chance.choice(("ann", "bob")))
             case _ if under_way:
                 decision, _ = under_way.pop(chance.randrange(len(under_way)))
-                await _let_go(store, decision)
+                await _release(store, decision)
     for decision, _ in under_way:
-        await _let_go(store, decision)
+        await _release(store, decision)
 
 
-async def _let_go(store: StoreHarness, decision: Decision) -> None:
-    """Hand the permits of a decision back, one after the other, as a middleware does."""
+async def _release(store: StoreHarness, decision: Decision) -> None:
+    """Release the permits of a decision one by one, as the middleware does."""
     for place, (asked, _, _) in enumerate(decision.checks):
         if asked.held:
             assert [await store.refund(decision, place) for _ in range(2)] == [True, False]

@@ -1,4 +1,4 @@
-"""Playing a random program to a store and to the reference, side by side."""
+"""Plays a random program to a store and to the reference, and compares every decision."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .programs import Align, Ask, Change, Debt, Look, Move, Refund, Reset, Step
 Answered = TypeVar("Answered")
 Question: TypeAlias = tuple[tuple[int, str, int], ...]
 MAX_MOMENTS = 3
-"""How many of the moments at which something leaves are looked at, for each key and rule."""
+"""The maximum number of expiry times to check for each key and rule."""
 
 
 async def settle(answer: Answered | Awaitable[Answered]) -> Answered:
-    """Return the answer of a store's method; wait for it where the store needs that."""
+    """Return the result of a store's method; await it if it is awaitable."""
     if inspect.isawaitable(answer):
         waited: Answered = await answer
         return waited
@@ -32,7 +32,7 @@ async def settle(answer: Answered | Awaitable[Answered]) -> Answered:
 
 
 async def views_of(store: Store, key: str, *buckets: LimitSet) -> list[WindowView]:
-    """Return the windows of a key under some buckets, as a store shows them."""
+    """Return the windows of a key under the given limit sets, as a store reports them."""
     now_us, windows = await settle(store.inspect(key, buckets))
     named = [(made, name, limit) for made in buckets for name, limit in zip(made.names, made.limits, strict=True)]
     return [
@@ -42,7 +42,7 @@ async def views_of(store: Store, key: str, *buckets: LimitSet) -> list[WindowVie
 
 
 async def as_peek_says(store: Store, key: str, *buckets: LimitSet) -> list[WindowView]:
-    """Return the windows of a key, and see that they say what a peek says about each of them."""
+    """Return the windows of a key, and assert that they match a peek."""
     views = await views_of(store, key, *buckets)
     peeked = [await settle(store.peek(((made, key, 0),))) for made in buckets]
     states = [(decision, place) for decision in peeked for place in range(len(decision.readings))]
@@ -56,11 +56,11 @@ async def as_peek_says(store: Store, key: str, *buckets: LimitSet) -> list[Windo
 
 
 class Player:
-    """Plays a program to a store and to the reference, and compares every answer.
+    """Plays a program to a store and to the reference, and compares every decision.
 
     Args:
-        store: An empty store that tells the time by `clock`.
-        clock: The clock, at the program's start.
+        store: An empty store that reads the time from `clock`.
+        clock: The clock, at the start time of the program.
         rules: The limits of each rule.
         count_denied: Whether each rule counts refusals; by default none does.
     """
@@ -80,16 +80,16 @@ class Player:
         self._earliest_us = 0
 
     async def play(self, moves: Sequence[Move]) -> None:
-        """Play all moves, one after the other, and see all windows empty at the moments that they name."""
+        """Play all moves in order, then check that all units expire at the reported times."""
         played: list[object] = []
         with shown_with(played, self.clock, [*zip(self.buckets, self.count_denied, strict=True)]):
             for move in moves:
                 played.append(move)
                 await self._play(move)
-            played.append("looks until all is empty")
-            await self.look_after_all()  # a changed amount moves units once, when its window is asked
+            played.append("peeks until all is empty")
+            await self.look_after_all()  # after a changed amount, a window converts its units at the next hit
             for rule, key in sorted(self.named):
-                await self._see_it_empty(key, self.plain[rule])
+                await self._check_expiry(key, self.plain[rule])
 
     async def _play(self, move: Move) -> None:
         match move:
@@ -117,14 +117,14 @@ class Player:
     async def _ask(self, question: Question, patient: bool, plain: bool) -> None:
         wait_us = await self._hit(question, plain)
         if patient and wait_us:
-            # Plainly: else the refusal would be charged.
+            # `plain`, because a counted refusal would be charged.
             self.clock.advance(us=wait_us - 1)
             same(await self._hit(question, plain=True), 1)
             self.clock.advance(us=1)
             same(await self._hit(question, plain=True), 0)
 
     async def _hit(self, question: Question, plain: bool = False) -> int | None:
-        """Ask both, compare, and return how long to wait."""
+        """Hit the store and the reference, compare them, and return the retry-after in microseconds."""
         self.named.update((rule, key) for rule, key, _ in question)
         checks = self._checks(question, plain)
         expected, charged = self.model.hit(checks, self.clock.now_us)
@@ -148,34 +148,34 @@ class Player:
             same(await settle(self.store.refund(decision.take_back())), False)
 
     async def _reset(self, key: str | None) -> None:
-        await self.look_after_all()  # what is over is forgotten by both
+        await self.look_after_all()  # both drop expired units
         known = await settle(self.store.reset_all() if key is None else self.store.reset(key))
         had_units = self.model.reset(key, self.clock.now_us)
-        same(known, known if key is None else had_units)  # what is over may lie there for a while
-        # What is charged up to the moment of a reset may be taken for a charge of before.
+        same(known, known if key is None else had_units)  # a store may still have expired windows
+        # A charge in the microsecond of a reset may count as one before the reset.
         if key is None:
-            self._earliest_us = self.model.latest_us + 1  # one number for all windows, also for those that begin later
+            self._earliest_us = self.model.latest_us + 1  # one floor for all windows, including later ones
         self.clock.set(max(self.clock.now_us + 1, self._earliest_us))
 
     async def _step_back(self, span_us: int) -> None:
-        # A store may drop expired units whenever it likes, as long as time goes on. Before it steps back,
-        # every window is looked after, so that the store and the reference have let go of the same.
+        # A store may drop expired units at any time while the clock advances. Touch every window before the clock
+        # steps back, so that the store and the reference have dropped the same units.
         await self.look_after_all()
         back_us = max(self.clock.now_us + span_us, self._earliest_us)
         limits = [limit for bucket in self.plain for limit in bucket.limits]
         quotas = [limit for limit in limits if isinstance(limit, Quota)]
         if any(quota.period_at(back_us) != quota.period_at(self.clock.now_us) for quota in quotas):
-            return  # a store need not remember the period of a count without units
+            return  # a store need not remember the period of a quota without units
         self.clock.set(back_us)
-        await self.look_after_all()  # units ahead of now move back, which a store notices when it looks
+        await self.look_after_all()  # units ahead of now are moved back when their window is touched
 
     async def look_after_all(self) -> None:
-        """Ask every window once, for nothing."""
+        """Touch every window by a hit of cost 0."""
         for rule, key in sorted(self.named):
             await self._hit(((rule, key, 0),), plain=True)
 
-    async def _see_it_empty(self, key: str, asked: LimitSet) -> None:
-        """See that every unit leaves at the moment that its slice names, and none before."""
+    async def _check_expiry(self, key: str, asked: LimitSet) -> None:
+        """Assert that every unit expires at the time that its slice reports, and not earlier."""
         shown = await as_peek_says(self.store, key, asked)
         moments = sorted({part.leaves_us for view in shown for part in view.slices if part.units})
         for moment_us in [step for us in moments[:MAX_MOMENTS] for step in (us - 1, us)]:
@@ -196,7 +196,7 @@ class Player:
         return [(buckets[rule], key, cost) for rule, key, cost in question]
 
     def _put(self, checks: Sequence[Check]) -> Sequence[Check]:
-        """Return checks as they are when they are asked first, and from then on as they were prepared at that time."""
+        """Return the checks at their first use, and from then on the question that was prepared from them."""
         known = self.prepared.get(tuple(checks))
         if known is None:
             self.prepared[tuple(checks)] = self.store.prepare(checks)
@@ -216,7 +216,7 @@ def _counting(bucket: LimitSet, count_denied: bool) -> LimitSet:
 
 @contextmanager
 def shown_with(moves: Sequence[object], clock: Callable[[], int], rules: Sequence[object]) -> Iterator[None]:
-    """Show a difference with the moves that led to it."""
+    """Add the moves, the time and the rules to a failed assertion."""
     try:
         yield
     except AssertionError as error:
@@ -225,5 +225,5 @@ def shown_with(moves: Sequence[object], clock: Callable[[], int], rules: Sequenc
 
 
 def same(answered: object, expected: object) -> None:
-    """Assert that the store said what the reference says."""
-    assert answered == expected, f"the store says {answered}, the reference {expected}"
+    """Assert that a result of the store equals that of the reference."""
+    assert answered == expected, f"the store returned {answered}, the reference {expected}"

@@ -1,4 +1,4 @@
-"""The part of the store contract about processes that share a store."""
+"""The part of the store contract for processes that share a store."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from .harness import bucket
 from .player import settle
 
 LIMITS: Final = {"50/hour": 50, "500/hour": 500}
-"""One whose windows are exact, and one that counts by slices."""
+"""One exact limit, and one that counts in slices."""
 _START_S: Final = 60
 _barriers: list[Barrier] = []
 
 
 class ProcessesContract:
-    """The tests; see `StoreContract`. A store of one process skips them."""
+    """The tests; see `StoreContract`. They are skipped for a store that processes cannot share."""
 
     def opener(self) -> Callable[[], Store] | None:
-        """Return a function that opens one store, empty at first, in this process and in others, by the real clock.
+        """Return a function that opens one initially empty store from several processes, with the real clock.
 
-        `pickle` has to know how to send it, for example ``functools.partial(MyStore, path)``. None if the store
-        belongs to one process.
+        Must be picklable, for example ``functools.partial(MyStore, path)``. None if processes cannot share the store.
         """
         return None
 
@@ -44,12 +43,12 @@ class ProcessesContract:
 
 
 def _meet_at(start: Barrier) -> None:
-    """Learn, as a process begins, where all of them wait for each other."""
+    """Initialize a process with the barrier at which all processes wait."""
     _barriers.append(start)
 
 
 def _admitted(opens: Callable[[], Store]) -> list[int]:
-    """Return how many hits of this process pass under each of the limits, while another process hits as well."""
+    """Return the hits that pass under each limit in this process, while another process hits too."""
     _barriers[0].wait(_START_S)
     return asyncio.run(_count(opens))
 

@@ -1,4 +1,4 @@
-"""Random questions, times and changes of rules. `player` plays them to a store."""
+"""Random programs of questions, times and changes of rules; `player` plays them to a store."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ HOUR_US = 3_600 * SECOND_US
 DAY_US = 24 * HOUR_US
 YEAR_2100_US = 4_102_444_800_000_000
 SUMMER_TIME_US = YEAR_2100_US + 449 * DAY_US + 20 * HOUR_US
-"""Some hours before the clocks of Berlin are set forward, on 27 March 2101."""
+"""A few hours before daylight saving time begins in Berlin, on 27 March 2101."""
 
 Choice = TypeVar("Choice")
 
 
 class Ask(NamedTuple):
-    """Ask for (rule, key, cost) together.
+    """Hit with several (rule, key, cost) as one question.
 
-    `patient`: on a refusal, wait as long as it says and ask again. `plain`: as if no rule counted refusals.
+    `patient`: after a refusal, wait for its retry-after and hit again. `plain`: as if no rule counted refusals.
     """
 
     question: tuple[tuple[int, str, int], ...]
@@ -36,44 +36,44 @@ class Ask(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Peek at (rule, key, cost) together."""
+    """Peek with several (rule, key, cost) as one question."""
 
     question: tuple[tuple[int, str, int], ...]
 
 
 class Debt(NamedTuple):
-    """Charge (rule, key, cost) together, whatever the limits."""
+    """Charge several (rule, key, cost) as one question, regardless of the limits."""
 
     question: tuple[tuple[int, str, int], ...]
 
 
 class Refund(NamedTuple):
-    """Hand back an earlier charge, twice."""
+    """Refund an earlier charge, twice."""
 
     which: int
 
 
 class Reset(NamedTuple):
-    """Forget a key; all of them where none is named."""
+    """Reset a key; all keys if it is None."""
 
     key: str | None
 
 
 class Step(NamedTuple):
-    """Move the clock, backwards where negative."""
+    """Advance the clock; a negative span steps it back."""
 
     span_us: int
 
 
 class Align(NamedTuple):
-    """Move the clock on to `offset_us` from the next multiple of `slice_us`."""
+    """Advance the clock to `offset_us` after the next multiple of `slice_us`."""
 
     slice_us: int
     offset_us: int
 
 
 class Change(NamedTuple):
-    """Give one limit of a rule another amount."""
+    """Change the amount of one limit of a rule."""
 
     rule: int
     limit: int
@@ -84,7 +84,7 @@ Move: TypeAlias = Ask | Look | Debt | Refund | Reset | Step | Align | Change
 
 
 class Program(NamedTuple):
-    """Rules and whether each counts refusals, the time at first, and the moves."""
+    """The start time, the rules and whether each counts refusals, and the moves."""
 
     start_us: int
     rules: tuple[tuple[AnyLimit, ...], ...]
@@ -93,10 +93,10 @@ class Program(NamedTuple):
 
 
 class Choices:
-    """Turns drawn bytes into choices; the earlier a choice stands in its list, the simpler it counts when shrinking.
+    """Turns drawn bytes into choices; shrinking prefers choices that are earlier in their list.
 
-    Hypothesis draws bytes a hundred times faster than it draws a program choice by choice, and shrinks them as well.
-    Once the bytes are used up, every choice is the first.
+    Hypothesis draws bytes a hundred times faster than a program choice by choice, and shrinks them equally well. When
+    the bytes are used up, every choice is the first of its list.
     """
 
     def __init__(self, rolled: bytes) -> None:
@@ -112,16 +112,16 @@ class Choices:
         return int.from_bytes(taken, "big") % end
 
     def pick(self, choices: Sequence[Choice]) -> Choice:
-        """Choose one of several."""
+        """Choose an element of a sequence."""
         return choices[self.below(len(choices))]
 
     def amount(self, resolution: int) -> int:
-        """Choose an amount: on either side of the resolution, where the ring changes, or far from it."""
+        """Choose an amount: close to the resolution, where the kind of ring changes, or far from it."""
         near = max(1, resolution - 2 + self.below(6))
         return self.pick((1 + self.below(6), near, near, 1 + self.below(300), 1 + self.below(10**6), MAX_AMOUNT))
 
     def limit(self) -> Limit:
-        """Choose a limit: resolution 1 to 128, windows that divide evenly and such that do not."""
+        """Choose a limit with a resolution from 1 to 128, and a window that slices divide evenly or not."""
         drawn_us = MIN_WINDOW_US + self.below(MAX_DRAWN_WINDOW_US)
         window_us = self.pick((1_000, 1_001, 99_999, 10_000_000, 60_000_000, drawn_us))
         highest = min(128, window_us // 10)
@@ -129,7 +129,7 @@ class Choices:
         return Limit(self.amount(resolution), timedelta(microseconds=window_us), resolution=resolution)
 
     def quota(self) -> Quota:
-        """Choose a quota: periods of several lengths and zones."""
+        """Choose a quota, with periods of several lengths and time zones."""
         amount = 1 + self.below(12)
         return self.pick(
             (
@@ -141,19 +141,19 @@ class Choices:
         )
 
     def rule(self) -> tuple[AnyLimit, ...]:
-        """Choose one to three limits of different windows, now and then quotas among them."""
+        """Choose one to three limits of different windows; each is a quota with a probability of 1 in 6."""
         drawn = [self.quota() if not self.below(6) else self.limit() for _ in range(self.pick((1, 1, 2, 3)))]
         return tuple({limit.same_window: limit for limit in drawn}.values())
 
     def cost(self, limits: Sequence[AnyLimit]) -> int:
-        """Choose a cost: little, nothing, a part of a limit, all of it, or too much."""
+        """Choose a cost: small, zero, a part of a limit, all of it, or too large."""
         amount = self.pick([limit.amount for limit in limits])
         least = min(limit.amount for limit in limits)
         part = least // (2 + self.below(6)) + 1
         return self.pick((1, 1, 1, 0, 2, part, part, self.below(least) + 1, amount, amount + self.below(2)))
 
     def span_us(self, limits: Sequence[AnyLimit]) -> int:
-        """Choose a span of time, often one beside which something leaves a window."""
+        """Choose a span of time, often close to one after which a unit expires."""
         slice_us, window_us = lengths_us(self.pick(limits))
         whole_us = -(-window_us // slice_us) * slice_us
         marks_us = (slice_us, window_us, whole_us, whole_us + slice_us)
@@ -162,16 +162,16 @@ class Choices:
         return self.pick((within_us, mark_us, self.below(4 * slice_us), self.below(50), self.below(3 * window_us)))
 
     def question(self, rules: Sequence[Sequence[AnyLimit]]) -> tuple[tuple[int, str, int], ...]:
-        """Choose what to ask for: up to three pairs of rule and key, none twice."""
+        """Choose a question: up to three distinct pairs of rule and key, with costs."""
         targets = [(self.below(len(rules)), self.pick(KEYS)) for _ in range(self.pick((1, 1, 1, 2, 3)))]
         return tuple((rule, key, self.cost(rules[rule])) for rule, key in dict.fromkeys(targets))
 
     def move(self, rules: Sequence[Sequence[AnyLimit]]) -> Move | None:
-        """Choose what happens next: mostly requests, with time going on in between."""
+        """Choose the next move, mostly requests and steps of the clock."""
         known = [limit for limits in rules for limit in limits]
         kind = self.below(32)
         if kind == 0:
-            return None  # so that shrinking, which turns bytes to 0, makes programs shorter
+            return None  # shrinking turns bytes to 0, which makes the program shorter
         if kind < 16:
             return Ask(self.question(rules), patient=kind % 4 == 3, plain=kind % 4 == 2)
         if kind < 20:
@@ -195,12 +195,12 @@ class Choices:
 
 
 def lengths_us(limit: AnyLimit) -> tuple[int, int]:
-    """Return the lengths of a slice and of the window; of a quota those after which its period may end."""
+    """Return the lengths of a slice and of the window; for a quota, spans after which its period may end."""
     return (limit.slice_us, limit.window_us) if isinstance(limit, Limit) else (HOUR_US, DAY_US)
 
 
 def program(choices: Choices) -> Program:
-    """Make a program: rules, a time to start at, and moves until the choices are used up."""
+    """Return a program: rules, a start time, and moves until the choices are used up."""
     rules = tuple(choices.rule() for _ in range(choices.pick((1, 1, 2, 3))))
     count_denied = tuple(choices.pick((False, False, True)) for _ in rules)
     start_us = choices.pick((0, choices.below(10**9), YEAR_2100_US, SUMMER_TIME_US))
@@ -213,10 +213,10 @@ def program(choices: Choices) -> Program:
 
 
 def drawn(fewest: int, most: int) -> st.SearchStrategy[Choices]:
-    """Draw choices, now and then few, and else of so many bytes."""
+    """Draw choices of at most 60 bytes, or of `fewest` to `most` bytes."""
     return st.one_of(st.binary(max_size=60), st.binary(min_size=fewest, max_size=most)).map(Choices)
 
 
 def programs() -> st.SearchStrategy[Program]:
-    """Draw programs, some short ones and many of 20 to 80 moves."""
+    """Draw programs: some short, most of 20 to 80 moves."""
     return drawn(200, 800).map(program)

@@ -1,4 +1,4 @@
-"""The part of the store contract about prepared questions: they are answered as the checks that they are."""
+"""The part of the store contract for prepared questions, which must be answered like their checks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .player import settle
 
 
 async def hits(store: Store, asked: Sequence[Check], count: int) -> list[bool]:
-    """Ask a question several times, and return what passed."""
+    """Hit with a question several times; return for each whether it passed."""
     return [bool(await settle(store.hit(asked))) for _ in range(count)]
 
 
 class QuestionsContract:
-    """The tests; see `StoreContract`. By default a store prepares nothing, and passes them."""
+    """The tests; see `StoreContract`. The default `prepare`, which prepares nothing, passes them."""
 
     @with_store()
     async def test_a_prepared_question_is_the_sequence_of_its_checks(self, store: StoreHarness) -> None:
@@ -45,7 +45,7 @@ class QuestionsContract:
         assert (await settle(store.raw.hit(asked))).reason is Reason.BANNED
         await store.unban("ann")
         assert await hits(store.raw, asked, 2) == [True, False]
-        for _ in range(5):  # windows that are over are let go of meanwhile
+        for _ in range(5):  # so that the store drops expired windows
             store.clock.advance("1h")
             await store.hit((bucket("2/minute", "another"), "bob", 1))
         assert await hits(store.raw, checks, 1) == [True]
@@ -57,7 +57,7 @@ class QuestionsContract:
         other = MemoryStore(clock=store.clock)
         for maker in (store.raw, other):
             asked = maker.prepare(checks)
-            for _ in range(2):  # in turns, so that each has answered it before
+            for _ in range(2):  # alternately, so that each store has answered it before
                 assert (await settle(store.raw.hit(asked))).allowed
                 assert other.hit(asked).allowed
             assert not await settle(store.raw.hit(asked))

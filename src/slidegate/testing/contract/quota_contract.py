@@ -1,6 +1,6 @@
-"""The part of the store contract about quotas, which start anew at moments of the calendar.
+"""The part of the store contract for quotas, which reset at calendar boundaries.
 
-Random programs have quotas beside windows; these are the scenes that they leave out, or seldom meet.
+Random programs include quotas too; these tests cover cases that programs exclude or rarely reach.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .programs import DAY_US, SECOND_US
 
 
 def plan(quota: Quota) -> LimitSet:
-    """Return a bucket of one quota."""
+    """Return the limit set of one quota."""
     return LimitSet("plan", parse_limits(quota))
 
 

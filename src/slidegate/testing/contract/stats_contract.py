@@ -1,4 +1,4 @@
-"""The part of the store contract about stats: rows that workers publish for each other."""
+"""The part of the store contract for shared stats: rows that workers publish."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ ANN, BOB = b"ann00000", b"bob00000"
 
 
 def row(rollup: str, number: int, value: bytes, kept_s: int = 60) -> StatsRow:
-    """Return a row that is kept for some seconds."""
+    """Return a row that expires after `kept_s` seconds."""
     return StatsRow(rollup, number, value, kept_s * SECOND_US)
 
 
 class StatsContract:
-    """The tests; see `StoreContract`. A store that keeps no stats skips them."""
+    """The tests; see `StoreContract`. They are skipped for a store without shared stats."""
 
     @with_store(ability="shared_stats")
     async def test_rows_of_all_workers_are_read_by_rollup_and_number(self, store: StoreHarness) -> None:

@@ -1,12 +1,12 @@
-"""What every store has to do, as tests.
+"""The contract of stores, as tests.
 
     class TestMyStore(StoreContract):
         def make_store(self, clock):
             return MyStore(clock=clock)
 
-`clock` is a `FakeClock`: the store must tell the time by it and by nothing else. Each example gets a new store, and
-closes it. A method may answer at once or return an awaitable. Tests of what the store lacks are skipped, by the name of
-that: see `harness.ABILITIES` and `opener`.
+`clock` is a `FakeClock`, and must be the only clock that the store reads. Each example creates a new store and closes
+it. The methods of a store may return results or awaitables. Tests of abilities that the store lacks are skipped: see
+`harness.ABILITIES` and `opener`.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ KNOWN: Final = {
         [_ask(1), Refund(0), Reset("ann"), Step(-2), _ask(1), Refund(0)], "1/10s"
     ),
 }
-"""Programs by what they show."""
+"""Programs that once failed, by what they show."""
 
 
 class StoreContract(
@@ -117,11 +117,11 @@ class StoreContract(
     """The tests. A subclass whose name starts with `Test` provides `make_store`."""
 
     def make_store(self, clock: FakeClock) -> Store | Awaitable[Store]:
-        """Return an empty store that tells the time by `clock`."""
-        raise NotImplementedError("make_store(clock) has to return an empty store that tells the time by `clock`")
+        """Return an empty store that reads the time from `clock`."""
+        raise NotImplementedError("make_store(clock) must return an empty store that reads the time from `clock`")
 
     def test_answers_are_those_of_the_reference(self) -> None:
-        """Same questions and times in, same decisions out; and every window empties as it is shown."""
+        """The same questions at the same times get the same decisions, and every window expires as shown."""
         with asyncio.Runner() as runner:
 
             @settings(deadline=None)
@@ -133,7 +133,7 @@ class StoreContract(
 
     @pytest.mark.parametrize("name", KNOWN)
     def test_answers_are_those_of_the_reference_in_programs_that_once_failed(self, name: str) -> None:
-        """Waits, refunds and looks around resets, changed amounts and steps of the clock."""
+        """Waits, refunds and peeks combined with resets, changed amounts and steps of the clock."""
         asyncio.run(self.play(KNOWN[name]))
 
     async def play(self, program: Program) -> None:
@@ -209,7 +209,7 @@ class StoreContract(
 
     @with_store()
     async def test_a_closed_store_answers_no_question(self, store: StoreHarness) -> None:
-        """Each raises `StoreUnavailable`, also one that was refused before, or by a client who is banned."""
+        """Every method raises `StoreUnavailable`, even for keys that were refused or banned before."""
         asked, full = (bucket("5/minute"), "ann", 1), (bucket("1/minute"), "bob", 1)
         decision, rows = await store.hit(asked), await store.dump()
         await store.ban("eve")

@@ -1,1 +1,1 @@
-"""The reference: stores and windows that are only there to be right. They need the standard library alone."""
+"""The reference model: windows, quotas and bans implemented for correctness only, with the standard library."""

@@ -1,8 +1,8 @@
-"""Bans as their rules say it, slowly: one plain list of all that happened, looked through anew at each question.
+"""The reference model of bans: a plain list of all strikes and bans, evaluated from scratch at each call.
 
-Nothing is shared with the code under test but the parts of a policy. Policies have whole factors here, and strikes few
-enough to be exact. A policy's ladder knows its own bans alone: those by hand stand beside it. Time is the store's own,
-and never runs back.
+It shares only the parameters of policies with the code under test. Here factors are integers, and strikes few enough to
+be counted exactly. The ladder of a policy includes only its own bans, not those of operators. Time is that of the
+store and never runs backwards.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Struck(NamedTuple):
 
 @dataclass
 class Made:
-    """A ban, also one that a policy only reports.
+    """A ban, including those of shadow policies.
 
     Attributes:
         by: The policy, or the name of the operator.
-        ends_us: When it ends; None for never.
-        level: 0 for one made by hand.
-        refuses: False for one that is only reported, and for one that another took the place of.
+        ends_us: When it ends; None for a permanent ban.
+        level: The level of the ladder; 0 for a ban by an operator.
+        refuses: False for a shadow ban and for a ban that was replaced.
     """
 
     by: str
@@ -51,19 +51,19 @@ Entry: TypeAlias = Struck | Made
 
 
 class Stand(NamedTuple):
-    """Where a key stands under a policy: the level that is left, and how much counts towards the next ban."""
+    """The state of a key under a policy: the current level, and the weight of strikes towards the next ban."""
 
     level: int
     weight: int
 
 
 class BanModel:
-    """Every strike and every ban since the beginning, but for those that were forgiven.
+    """All strikes and bans, except those removed by `unban`.
 
     Attributes:
-        entries: All of them, in their order.
-        changes: (banned or unbanned, key) of each.
-        reports: (policy, key) of each ban that was only reported.
+        entries: The strikes and bans in chronological order.
+        changes: ("banned" or "unbanned", key) for each change.
+        reports: (policy, key) for each shadow ban.
     """
 
     def __init__(self) -> None:
@@ -72,15 +72,15 @@ class BanModel:
         self.reports: list[tuple[str, str]] = []
 
     def active(self, now_us: int) -> list[Made]:
-        """Return the bans in force."""
+        """Return the active bans."""
         return [entry for entry in self.entries if isinstance(entry, Made) and entry.refuses and entry.lasts(now_us)]
 
     def refusing(self, address: str, key: str, now_us: int) -> list[Made]:
-        """Return the bans that refuse a request of an address that is counted by a key."""
+        """Return the bans that refuse a request from an address with the given key."""
         return [ban for ban in self.active(now_us) if ban.key == key or (not ban.level and _holds(ban.key, address))]
 
     def ban(self, key: str, length_us: int | None, by: str, now_us: int) -> Made:
-        """Ban by hand, in the place of a ban that there is."""
+        """Ban a key as an operator, replacing its ban if it has one."""
         self._replace(key)
         made = Made(by, key, now_us, None if length_us is None else now_us + length_us, 0)
         self.entries.append(made)
@@ -88,17 +88,17 @@ class BanModel:
         return made
 
     def unban(self, key: str, now_us: int) -> None:
-        """Take a ban back, and forgive everything."""
+        """Remove the bans and strikes of a key."""
         if any(ban.key == key for ban in self.active(now_us)):
             self.changes.append(("unbanned", key))
         self.entries = [entry for entry in self.entries if entry.key != key]
 
     def strike(self, policy: BanPolicy, key: str, weight: int, now_us: int) -> Made | None:
-        """Strike, and return the ban that it makes."""
+        """Record a strike; return the ban that it makes, or None."""
         if any(ban.key == key for ban in self.active(now_us)):
             return None
         if policy.shadow and any(isinstance(entry, Made) and entry.lasts(now_us) for entry in self._own(policy, key)):
-            return None  # a ban that is only reported counts as if it were made
+            return None  # as under an active ban, strikes do not count during a shadow ban
         self.entries.append(Struck(policy.name, key, now_us, weight))
         if self._weight(policy, key, now_us) < policy.after.amount:
             return None
@@ -114,17 +114,17 @@ class BanModel:
         return made
 
     def stand(self, policy: BanPolicy, key: str, now_us: int) -> Stand:
-        """Return where a key stands; no more weight is told apart than a ban takes."""
+        """Return the state of a key; the weight is capped at that of a ban."""
         weight = min(self._weight(policy, key, now_us), policy.after.amount)
         return Stand(self._level(policy, key, now_us), weight)
 
     def knows(self, policies: Sequence[BanPolicy], key: str, now_us: int) -> bool:
-        """Return whether there is anything about a key to forget."""
+        """Return whether a key has a ban, a level or strikes."""
         banned = any(ban.key == key for ban in self.active(now_us))
         return banned or any(any(self.stand(policy, key, now_us)) for policy in policies)
 
     def restart(self) -> None:
-        """Forget what does not outlive a process."""
+        """Clear the recorded changes and reports, which do not survive a restart."""
         self.changes, self.reports = [], []
 
     def _replace(self, key: str) -> None:
@@ -133,11 +133,11 @@ class BanModel:
                 entry.refuses = False
 
     def _own(self, policy: BanPolicy, key: str) -> Iterator[Entry]:
-        """Yield everything that happened to a key under a policy."""
+        """Yield the strikes and bans of a key under a policy."""
         return (entry for entry in self.entries if (entry.by, entry.key) == (policy.name, key))
 
     def _weight(self, policy: BanPolicy, key: str, now_us: int) -> int:
-        """Add up the strikes in the window and since the last ban."""
+        """Return the weight of the strikes within the window and since the last ban."""
         counted: list[Struck] = []
         for entry in self._own(policy, key):
             if isinstance(entry, Made):
@@ -147,7 +147,7 @@ class BanModel:
         return sum(strike.weight for strike in counted)
 
     def _level(self, policy: BanPolicy, key: str, now_us: int) -> int:
-        """Climb the ladder: one up for each ban, one down for each whole `forgive` of clean time."""
+        """Return the level: one up for each ban, one down for each full `forgive` period without strikes."""
         level = clean_from_us = 0
         for entry in self._own(policy, key):
             if isinstance(entry, Struck):

@@ -1,4 +1,4 @@
-"""The reference: a store that is only there to be right. Its windows are in `model_window` and `model_quota`."""
+"""The reference model of a store. Its windows are in `model_window` and `model_quota`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .model_window import Answer, ModelWindow
 
 
 class Verdict(NamedTuple):
-    """The answer of a store to one question."""
+    """The decision about one question."""
 
     allowed: bool
     reason: Reason
@@ -23,7 +23,7 @@ class Verdict(NamedTuple):
 
 
 def verdict_of(decision: Decision) -> Verdict:
-    """Return the part of a store's decision that the reference can tell."""
+    """Return the parts of a store's decision that the reference computes too."""
     answers = (
         Answer(state.remaining, state.retry_after_us, state.more_after_us, state.reset_after_us)
         for state in decision.states
@@ -32,7 +32,7 @@ def verdict_of(decision: Decision) -> Verdict:
 
 
 class Note(NamedTuple):
-    """What one window was charged, for a refund."""
+    """The charge of one window, for a refund."""
 
     window: ModelWindow | ModelQuota
     amount: int
@@ -42,10 +42,10 @@ class Note(NamedTuple):
 
 
 class Model:
-    """A store that is only there to be right: the methods of `Store` over `ModelWindow` and `ModelQuota`.
+    """A store implemented for correctness only: the methods of `Store` over `ModelWindow` and `ModelQuota`.
 
     Attributes:
-        latest_us: The latest moment of all questions.
+        latest_us: The latest time of all calls, in microseconds.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Model:
         self.latest_us = 0
 
     def hit(self, checks: Sequence[Check], now_us: int) -> tuple[Verdict, list[Note]]:
-        """Charge every check or none; return the answer and, for `refund`, the charges."""
+        """Charge every check or none; return the verdict, and the charges for `refund`."""
         asked = self._asked(checks, now_us)
         waits = _waits(asked, now_us)
         notes: list[Note] = []
@@ -68,22 +68,22 @@ class Model:
         return _sum_up(asked, waits, reason, now_us), notes
 
     def charge(self, checks: Sequence[Check], now_us: int) -> tuple[Verdict, list[Note]]:
-        """Charge every check, whatever the limits."""
+        """Charge every check, regardless of the limits."""
         asked = self._asked(checks, now_us)
         notes = _charge(asked, now_us)
         return _sum_up(asked, [0] * len(asked), Reason.OK, now_us), notes
 
     def peek(self, checks: Sequence[Check], now_us: int) -> Verdict:
-        """Say what `hit` would say, on a copy."""
+        """Return the verdict that `hit` would return, computed on a copy."""
         verdict, _ = deepcopy(self).hit(checks, now_us)
         return verdict
 
     def refund(self, charged: list[Note], now_us: int) -> bool:
-        """Hand back the units that have not left yet; tell whether there were any."""
+        """Refund the units that have not expired; return whether there were any."""
         changed = False
         self.latest_us = max(self.latest_us, now_us)
         for window, amount, time_us, moment_us, units in charged:
-            touched = deepcopy(window)  # a refund that changes nothing looks after nothing
+            touched = deepcopy(window)  # a refund without effect must not touch the window
             touched.touch(amount, now_us)
             if self.latest_us < touched.leaves_us(moment_us) and touched.hand_back(time_us, moment_us, units):
                 vars(window).update(vars(touched))
@@ -93,7 +93,7 @@ class Model:
         return changed
 
     def reset(self, key: str | None, now_us: int) -> bool:
-        """Forget every window of a key, or of all; tell whether there were units that had not left yet."""
+        """Reset every window of a key, or of all keys; return whether there were units that had not expired."""
         windows = [window for (_, whose, _), window in self._windows.items() if key in (whose, None)]
         had_units = any(window.holds_units for window in windows)
         for window in windows:
@@ -123,7 +123,7 @@ class Model:
 
 
 class Ask(NamedTuple):
-    """The part of a question that is about one window."""
+    """The part of a question that concerns one window."""
 
     window: ModelWindow | ModelQuota
     amount: int
@@ -132,7 +132,7 @@ class Ask(NamedTuple):
 
 
 def _waits(asked: Sequence[Ask], now_us: int) -> list[int | None]:
-    """Return how long each limit holds the question up."""
+    """Return for each limit how long the question has to wait; None for a cost that is too large."""
     return [ask.window.wait_us(ask.amount, ask.cost, now_us) for ask in asked]
 
 

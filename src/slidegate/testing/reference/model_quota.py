@@ -1,4 +1,4 @@
-"""One quota of the reference: the units of one period, which is known by its end."""
+"""The reference model of a quota: the units of one period, identified by its end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ MAX_UNITS = 2**52
 
 
 class ModelQuota:
-    """What one key has spent under one quota; it answers the same questions as `ModelWindow`.
+    """The units that one key has spent under one quota; the interface is that of `ModelWindow`.
 
     Args:
-        quota: Which periods there are.
+        quota: The quota, which defines the periods.
     """
 
     def __init__(self, quota: Quota) -> None:
@@ -21,46 +21,46 @@ class ModelQuota:
         self.floor_us = -1
 
     def leaves_us(self, moment_us: int) -> int:
-        """Return until when a charge may be handed back, by the end of its period."""
+        """Return until when a charge can be refunded: the end of its period."""
         return moment_us
 
     def touch(self, amount: int, now_us: int) -> None:
-        """Begin another period if that ends later: a clock that is set back goes on in the newer one."""
+        """Begin the period of `now_us` if it ends later; after the clock steps back, the newer period continues."""
         end_us = self.calendar.period_at(now_us).end_us
         if end_us > self.end_us:
             self.end_us, self.spent = end_us, 0
 
     @property
     def holds_units(self) -> bool:
-        """Whether anything is spent in the period of the last look."""
+        """Whether any unit is spent in the period of the last touch."""
         return self.spent > 0
 
     def wait_us(self, amount: int, cost: int, now_us: int) -> int | None:
-        """Return how long a cost has to wait until there is room; None if there never will be."""
+        """Return how long a cost has to wait; None if it exceeds the amount."""
         need = max(cost, 1)
         if need > amount:
             return None
         return 0 if self.spent + need <= amount else self.end_us - now_us
 
     def charge(self, now_us: int, cost: int) -> tuple[int, int]:
-        """Charge whatever the quota; return the end of the period and how many units may come back."""
+        """Charge regardless of the quota; return the end of the period and the number of refundable units."""
         kept = min(cost, MAX_UNITS - self.spent)
         self.spent += kept
         return self.end_us, kept
 
     def hand_back(self, time_us: int, moment_us: int, units: int) -> bool:
-        """Take units out, as long as the period is theirs and they are all there."""
+        """Refund units if they belong to the current period and all of them are still counted."""
         if moment_us != self.end_us or time_us <= self.floor_us or not 0 < units <= self.spent:
             return False
         self.spent -= units
         return True
 
     def reset(self, now_us: int, latest_us: int = 0) -> None:
-        """Forget every charge."""
+        """Remove all charges."""
         if self.spent:
             self.spent, self.floor_us = 0, max(self.floor_us, now_us, latest_us)
 
     def answer(self, amount: int, wait_us: int | None, now_us: int) -> Answer:
-        """Return the answer of the quota now."""
+        """Return the state of the quota now."""
         left_us = self.end_us - now_us if self.spent else 0
         return Answer(max(amount - self.spent, 0), wait_us, left_us, left_us)

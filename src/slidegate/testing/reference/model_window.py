@@ -1,15 +1,16 @@
-"""One window of the reference: every charge in a plain list, every answer counted out afresh.
+"""The reference model of a window: all charges by their moment, and every answer computed from scratch.
 
-It knows by which moment a charge counts and when it leaves, and nothing else: no bytes, no running total, nothing
-remembered between two questions. That makes it slow, and easy to believe.
+It stores only the moment by which each charge counts: no packed bytes, no running totals, no caches. That makes it
+slow, but easy to verify.
 
-* A charge counts by the last microsecond of its slice; where the amount is not above the resolution, by its own time.
-  It joins the newest charge where that one's moment has not passed.
-* It leaves ``W`` after its moment; where the amount is above the resolution, ``k`` slices after the end of its slice.
+* The moment of a charge is its own time if the amount is at most the resolution, else the last microsecond of its
+  slice. If the newest moment has not passed yet, the charge is added to that one.
+* A charge expires ``W`` after its moment if the amount is at most the resolution, else ``k`` slices after the end of
+  its slice.
 
-A window is looked after when a request names it, whether the request passes or not: expired units are struck off, then
-units ahead of a clock that stepped back are moved to now. Where anything was moved, and where the key was reset,
-nothing that was charged before is handed back. A window that has nothing left to remember is as good as new.
+Each request touches its windows, even if it is refused: expired units are removed, then units ahead of a clock that
+stepped back are moved to now. Charges from before such a move, or before a reset, cannot be refunded. A window without
+units or pending floor equals a new one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MAX_UNITS = 2**32 - 1
 
 
 class Answer(NamedTuple):
-    """What one limit says: the numbers of a `LimitState`."""
+    """The numbers of a `LimitState`, for one limit."""
 
     remaining: int
     retry_after_us: int | None
@@ -29,11 +30,11 @@ class Answer(NamedTuple):
 
 
 class ModelWindow:
-    """Every charge of one window: units by their moment.
+    """The charges of one window: units by their moment.
 
     Args:
-        window_us: Length of the window.
-        resolution: How many numbers a ring of this window may hold.
+        window_us: The length of the window in microseconds.
+        resolution: The resolution of the limit.
     """
 
     def __init__(self, window_us: int, resolution: int) -> None:
@@ -46,15 +47,15 @@ class ModelWindow:
         self.floor_us = -1
 
     def moment_us(self, time_us: int) -> int:
-        """Return the moment by which a charge of a time counts."""
+        """Return the moment of a charge at the given time."""
         return time_us if self.exact else (time_us // self.slice_us + 1) * self.slice_us - 1
 
     def leaves_us(self, moment_us: int) -> int:
-        """Return when a charge no longer counts."""
+        """Return when a charge expires."""
         return moment_us + self.window_us if self.exact else moment_us + self.slices * self.slice_us + 1
 
     def touch(self, amount: int, now_us: int) -> None:
-        """Bring the window to `now_us` and to the kind that `amount` needs."""
+        """Advance the window to `now_us`, and switch to the kind of ring that `amount` requires."""
         self.exact = amount <= self.resolution
         self.charges = {at_us: units for at_us, units in self.charges.items() if self.leaves_us(at_us) > now_us}
         newest_us, latest_us = max(self.charges, default=-1), self.moment_us(now_us)
@@ -68,23 +69,23 @@ class ModelWindow:
 
     @property
     def holds_units(self) -> bool:
-        """Whether there is a unit that had not left at the last look."""
+        """Whether any unit had not expired at the last touch."""
         return bool(self.charges)
 
     def spent(self, at_us: int) -> int:
-        """Return the units that count at a moment that is not in the past."""
+        """Return the units that count at a time that is not in the past."""
         return sum(units for moment_us, units in self.charges.items() if at_us < self.leaves_us(moment_us))
 
     def wait_us(self, amount: int, cost: int, now_us: int) -> int | None:
-        """Return how long a cost has to wait until there is room; None if there never will be."""
-        need = max(cost, 1)  # a cost of 0 passes only while something is left
+        """Return how long a cost has to wait; None if it exceeds the amount."""
+        need = max(cost, 1)  # a cost of 0 passes only while a unit is left
         if need > amount:
             return None
         moments = [now_us, *sorted(map(self.leaves_us, self.charges))]
         return next(moment - now_us for moment in moments if self.spent(moment) + need <= amount)
 
     def charge(self, now_us: int, cost: int) -> tuple[int, int]:
-        """Charge whatever the limit; return the moment and how many units may come back."""
+        """Charge regardless of the limit; return the moment and the number of refundable units."""
         kept = min(cost, MAX_UNITS - self.spent(now_us))
         newest_us = max(self.charges, default=-1)
         moment_us = newest_us if newest_us >= now_us else self.moment_us(now_us)
@@ -96,7 +97,7 @@ class ModelWindow:
         return moment_us, kept
 
     def hand_back(self, time_us: int, moment_us: int, units: int) -> bool:
-        """Take out units of one moment, as long as they are all there; units of one moment are all alike."""
+        """Refund units of one moment if all of them are still counted; units of one moment are interchangeable."""
         there = self.charges.get(moment_us, 0)
         if time_us <= self.floor_us or not 0 < units <= there:
             return False
@@ -105,13 +106,13 @@ class ModelWindow:
         return True
 
     def reset(self, now_us: int, latest_us: int = 0) -> None:
-        """Forget every charge; none lies behind the latest moment that the store has seen, nor behind the newest."""
+        """Remove all charges, and set the floor below which charges cannot be refunded."""
         if self.charges or self.floor_us >= 0:
             newest_us = max(self.charges, default=-1)
             self.charges, self.floor_us = {}, max(now_us, self.floor_us, min(latest_us, newest_us))
 
     def answer(self, amount: int, wait_us: int | None, now_us: int) -> Answer:
-        """Return the answer of the window now."""
+        """Return the state of the window now."""
         leaving = [self.leaves_us(moment_us) - now_us for moment_us in self.charges]
         remaining = max(amount - sum(self.charges.values()), 0)
         return Answer(remaining, wait_us, min(leaving, default=0), max(leaving, default=0))
