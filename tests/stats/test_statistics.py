@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +50,23 @@ def test_the_end_of_a_server_publishes_the_last_stats() -> None:
         assert board.writings == 0
     written = {rollup for rollup, _, _ in board.rows}
     assert written == {"5s", "1m", "5m", "workers"}
+
+
+def test_an_application_that_closes_its_limiter_publishes_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    limiter = Limiter.from_url(f"lmdb://{tmp_path / 'counts'}")
+    Statistics(limiter)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await limiter.close()
+
+    middleware = Middleware(RateLimitMiddleware, limits="100/minute", limiter=limiter)
+    with TestClient(Starlette(routes=[Route("/item", page)], middleware=[middleware], lifespan=lifespan)) as client:
+        client.get("/item")
+    assert not [record.message for record in caplog.records if "not published" in record.message]
 
 
 def test_who_attaches_statistics_twice_counts_once(limiter: Limiter) -> None:

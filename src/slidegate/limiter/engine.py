@@ -215,6 +215,8 @@ class Engine:
 
     async def end(self) -> None:
         """Have everybody in `ending` do the last that they do, before the application ends. They must not raise."""
+        if self._closed:  # the application has closed it, and its server ends
+            return
         for end in self.ending:
             await end()
 
