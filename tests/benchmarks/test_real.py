@@ -88,6 +88,8 @@ def test_a_row_is_the_median_over_processes_of_medians_over_rounds() -> None:
     assert cells == ["default", 10.0, 1.5, 10.0, 1.5, "≤1.2; ≤0.65"]
 
 
+# asgi-ratelimit asks asyncio for it, and Python 3.14 wants inspect asked.
+@pytest.mark.filterwarnings("ignore:.*iscoroutinefunction:DeprecationWarning")
 @pytest.mark.parametrize("name", [name for name, app in KNOWN.items() if app.limited])
 def test_each_limiter_counts_and_does_what_it_is_measured_for(name: str) -> None:
     on_counting_loop(worker.check(name, KNOWN[name]))

@@ -33,7 +33,7 @@ POLICY = BanPolicy("3/10m", "1h")
 
 @pytest.fixture(params=[MemoryStore, SlowStore])
 async def limiter(request: pytest.FixtureRequest, clock: FakeClock) -> AsyncIterator[Limiter]:
-    async with Limiter(request.param(clock=clock)) as made:
+    async with Limiter(request.param(clock=clock), deadline="20s") as made:
         yield made
 
 

@@ -84,7 +84,6 @@ BAD: dict[str, tuple[bytes, Skip]] = {
     "quotes without an end": (b'x - - [a] "' + b'" "' * 20_000, Skip.FORMAT),
     "no client": (COMMON.replace("192.0.2.7", "-").encode(), Skip.CLIENT),
     "no status": (COMMON.replace("200 5120", "- -").encode(), Skip.STATUS),
-    "nested 10,000 deep": (b'{"remote_addr":' + b"[" * 10_000 + b"]" * 10_000 + b"}", Skip.JSON),
     "NaN": (changed(CADDY, ts=float("nan")), Skip.JSON),
     "a float beyond all floats": (changed(CADDY).replace(b"1715515200.25", b"1e999"), Skip.TIME),
     "an integer of 5,000 digits": (changed(CADDY).replace(b"1715515200.25", b"9" * 5_000), Skip.JSON),
@@ -140,6 +139,12 @@ def test_a_line_of_json_becomes_its_record(line: bytes, differs: dict[str, Any])
 def test_a_bad_line_says_why(name: str) -> None:
     line, reason = BAD[name]
     assert parse_line(line) is reason
+
+
+def test_a_line_that_is_nested_deep_is_bad_whether_or_not_json_reads_it() -> None:
+    # From Python 3.14 on, how deep that is depends on the stack.
+    line = b'{"remote_addr":' + b"[" * 30_000 + b"]" * 30_000 + b"}"
+    assert parse_line(line) in (Skip.JSON, Skip.FORMAT)
 
 
 @pytest.mark.parametrize(("text", "moment"), TIMES)

@@ -68,12 +68,12 @@ def test_servers_are_shown_with_the_versions_that_their_wheels_carry() -> None:
 
 
 def test_systems_are_shown_with_the_tests_that_they_run() -> None:
-    macos, windows = (re.search(rf"runs-on: {image}\n(?:.+\n)+", CI) for image in ("macos-14", "windows-2022"))
+    macos, windows = (re.search(rf"runs-on: {image}\n(?:.+\n)+", CI) for image in ("macos-15", "windows-2022"))
     assert macos
     assert windows
     assert '"3.13"' in macos[0]
     assert ".ci/run" in macos[0]
-    assert "| macOS 14, CPython 3.13 | all but the slow ones |" in PAGE
+    assert "| macOS 15, CPython 3.13 | all but the slow ones |" in PAGE
     rooms = [path.rpartition("/")[2] for path in re.findall(r"tests/[\w/]+", windows[0])]
     row = f"| Windows Server 2022, CPython 3.13, without LMDB and Redis | {', '.join(rooms)} |"
     assert '"3.13"' in windows[0]

@@ -74,6 +74,7 @@ def template(random: Random, most: int) -> str:
             around = random.choices(LITERALS, k=2) if most > 1 else ("", "")
             segment += f"{around[0]}{{p{number}{random.choice(KINDS)}}}{around[1]}"
         path += f"/{segment or 'here'}"
+    path = path.replace(".+", "+.")  # a rule refuses the other order: it looks like a regular expression
     return f"{path}/{{rest:path}}" if random.random() < 0.1 else path
 
 

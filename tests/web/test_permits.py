@@ -28,7 +28,7 @@ from .permits_traffic import AMOUNTS, play
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(100, 250))])
 async def test_the_bound_holds_over_all_ends_of_requests(seed: int) -> None:
     store = MemoryStore()
-    app = await play(Limiter(store), seed, visits=250)
+    app = await play(Limiter(store), seed, visits=400)
     assert store.permits_held() == 0, f"seed {seed}: everything has ended"
     assert {rule for rule, most in app.most.items() if most == AMOUNTS[rule]} == set(AMOUNTS), "all were full once"
     assert {"200", "websocket.accept", "CancelledError", "Broken"} <= set(app.outcomes)

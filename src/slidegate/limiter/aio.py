@@ -170,10 +170,20 @@ async def to_the_end(work: Awaitable[T]) -> T:
             return await work
     task = _begun(work)
     try:
-        return await asyncio.shield(task)
+        return await result_of(task)
     except asyncio.CancelledError:
         task.add_done_callback(_log_failure)
         raise
+
+
+async def result_of(task: asyncio.Future[T]) -> T:
+    """Return the result of a task that goes on if the caller is cancelled.
+
+    `asyncio.shield` does so, too. But from Python 3.14 on, asyncio logs what such a task raises later, as it is, with
+    any text that a client has sent.
+    """
+    await asyncio.wait([task])
+    return task.result()
 
 
 def _begun(work: Awaitable[T]) -> asyncio.Future[T]:

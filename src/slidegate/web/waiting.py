@@ -13,7 +13,7 @@ from starlette.types import Message, Receive
 from ..core.decision import Decision
 from ..core.reservation import Reservation
 from ..limiter import Limiter
-from ..limiter.aio import on_asyncio, to_the_end
+from ..limiter.aio import on_asyncio, result_of, to_the_end
 
 _MOST_AHEAD_BYTES: Final = 65_536
 """How much of a body is read while a request waits; behind that a client that leaves is noticed at its turn."""
@@ -89,7 +89,7 @@ class ReadAhead:
             self._begun = asyncio.ensure_future(self.receive())
             self._begun.add_done_callback(_retrieve)
         begun = self._begun
-        message = await asyncio.shield(begun)
+        message = await result_of(begun)
         if self._begun is begun:
             self._begun = None
             self._early.append(message)

@@ -101,13 +101,14 @@ class Worker:
     ("on_error", "expected"), [("local", [200, 200, 200, 429]), ("allow", [200] * 4), ("deny", [503] * 4)]
 )
 async def test_a_limiter_is_made_at_once_and_its_first_requests_are_answered(
-    where: str, on_error: str, expected: list[int], address: str, hung: int
+    where: str, on_error: str, expected: list[int], address: str, hung: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = Worker(address.format(f"127.0.0.1:{hung if where == 'hung' else free_port()}"), on_error=on_error)
     assert worker.heard.kinds == []
     assert await worker.statuses(4) == expected
     assert worker.heard.kinds == ["store_failed"]
     await worker.limiter.close()
+    assert {record.name for record in caplog.records} == {"slidegate"}, "asyncio would log a task that failed"
 
 
 def test_to_make_a_limiter_asks_nobody() -> None:

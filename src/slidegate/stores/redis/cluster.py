@@ -25,7 +25,7 @@ from redis.asyncio.cluster import ClusterNode, NodesManager
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 from ...core.errors import StoreError, StoreTimeout, StoreUnavailable
 from ...core.logs import Throttle
@@ -350,7 +350,7 @@ async def owners_of(client: Any, known: Iterable[NodeAddress], timeout_s: float)
         raise StoreTimeout(
             f"redis: no node of the cluster has said within {timeout_s:g} s who has which slot"
         ) from error
-    except (RedisError, OSError) as error:
+    except (RedisError, RedisClusterException, OSError) as error:  # the second is not one of the first
         raise StoreUnavailable(f"redis: {error}") from error
     finally:
         # Shielded, because the store may be closed while this waits, and a connection that is never closed warns.
