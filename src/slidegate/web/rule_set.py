@@ -120,6 +120,7 @@ class BoundRule:
             apart = BoundRule(self.rule, bucket.under(bucket.rule + _PREFLIGHTS), own)
             apart.override(self._overrides)
             self._preflights = apart
+            apart.catch_up(lambda: self._overrides)
         return self._preflights
 
     def named_limits(self) -> Iterator[NamedLimit]:
@@ -141,6 +142,17 @@ class BoundRule:
         self._others, self._tenants = {}, {}
         if self._preflights is not None:
             self._preflights.override(overrides)
+
+    def catch_up(self, in_force: Callable[[], Mapping[str, Override]]) -> None:
+        """Count by the overrides in force, whatever another thread has made of them while this rule was bound.
+
+        Args:
+            in_force: Returns them. Who changes them from now on finds this rule.
+        """
+        overrides: Mapping[str, Override] | None = None
+        while overrides is not (latest := in_force()):
+            overrides = latest
+            self.override(latest)
 
     def shared_by(self, bucket: LimitSet, tenant: str) -> LimitSet:
         """Return the permits of a bucket as a tenant's share of them."""
