@@ -248,6 +248,7 @@ class Decider:
         if decision.allowed and matched.shadows:
             await self._look(matched.shadows, scope, client_key, exchange, decision)
         if not decision.allowed:
+            exchange.to_look = matched.shadows
             await self._shadows.tell_all(matched.told, decision)
         return decision
 
@@ -262,6 +263,12 @@ class Decider:
             exchange.enter(decision)
             exchange.holds |= self._rules.holds
             raise
+
+    async def look_after_wait(self, scope: Scope, exchange: Exchange) -> None:
+        """Have the rules look on that would have done so if the request had been let in at once."""
+        shadows, exchange.to_look = exchange.to_look, ()
+        for bound in shadows:
+            await self._shadows.look(bound, scope, self.client(scope).key)
 
     def _uncharged(self, bound: BoundRule, checks: Sequence[Check], before: Sequence[Entry]) -> Sequence[Check]:
         """Leave out the checks of a rule that others of its name have made on this request."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .endpoints import EndpointBuckets
     from .outcomes import Outcomes
     from .responses import Answer, Refusals
+    from .rule_set import BoundRule
     from .rules import Rule
 
 SCOPE_KEY: Final = "slidegate"
@@ -175,6 +176,8 @@ class Exchange(Decided):
     """The names of the shadow rules that would have refused the request."""
     looked: Sequence[tuple[Limiter, Check]] = ()
     """The checks of shadow rules, each with the limiter that was asked."""
+    to_look: Sequence[BoundRule] = ()
+    """The shadow rules that look on if the request is let in after a wait."""
     _told = False
     _trailers = False
     _channels: Sequence[ReadAhead] = ()

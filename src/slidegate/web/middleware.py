@@ -305,6 +305,7 @@ class RateLimitMiddleware(FailsAtStartup):
             if last is None:
                 return False
             if exchange.enter(last):
+                await self._decider.look_after_wait(scope, exchange)
                 return True
             decision, receive = last, exchange.channel_of(receive)
         if decision.reason is not Reason.BANNED and (self.policies or exchange.entries):
