@@ -133,7 +133,8 @@ class Decided:
 
     def names(self) -> set[str]:
         """Return the names of all rules that stand on the way of this request, counted or not."""
-        return self.parts.endpoints.names().union(*(parts.names for parts, _ in self.entries))
+        above = {self.parts, *(parts for parts, _ in self.entries)}
+        return set().union(*(parts.names | parts.endpoints.names() for parts in above))
 
     def exempt_from(self, parts: Parts) -> bool:
         """Return whether the policies of a middleware hold nothing of this request against its client."""

@@ -272,6 +272,7 @@ class RateLimitMiddleware(FailsAtStartup):
         if scope["type"] not in self._guarded and not await self._begin(scope, receive, send):
             return
         outer: Exchange | None = scope.get(SCOPE_KEY)
+        above = None if outer is None else outer.parts
         exchange = begin(self._parts, scope, send, outer)
         if outer is None:
             send = exchange.send
@@ -291,8 +292,10 @@ class RateLimitMiddleware(FailsAtStartup):
             if not await self._fail(exchange, scope, receive, send, error, hooks, outermost=outer is None):
                 raise
         finally:
-            if outer is None:
+            if above is None:
                 exchange.leave()
+            else:
+                exchange.parts = above  # the application further out may go on, with limits at endpoints of its own
 
     async def _refuse(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send, decision: Decision) -> bool:
         """Refuse a request: let it wait if it may, count strikes, notify the observers, then answer.
