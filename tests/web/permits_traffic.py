@@ -95,6 +95,12 @@ def rules_of(scope: Scope) -> list[str]:
     return ["all", *own] if own else ["all", "queued"] if scope["path"] == "/queued" else ["all", "http"]
 
 
+async def slowly(request: HTTPConnection) -> str:
+    """Return a key, by the time that a client may have left."""
+    await turns(3)
+    return request.headers["x-key"]
+
+
 def middleware(limiter: Limiter, app: Application) -> RateLimitMiddleware:
     """Return the middleware whose rules `AMOUNTS` repeats."""
     by = header("X-Key")
@@ -103,6 +109,7 @@ def middleware(limiter: Limiter, app: Application) -> RateLimitMiddleware:
         Rule("/plain", concurrency=AMOUNTS["http"], connection="http", key=by, name="http"),
         Rule("/queued", concurrency=str(AMOUNTS["queued"]), connection="http", key=by, name="queued", wait="5s"),
         Rule("*", concurrency=AMOUNTS["sockets"], connection="websocket", key=by, name="sockets"),
+        Rule("*", "5/minute", shadow=True, key=slowly, name="watched"),
     ]
     return RateLimitMiddleware(app, limiter=limiter, rules=rules)
 

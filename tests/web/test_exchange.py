@@ -22,7 +22,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from slidegate import Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, everyone, settle
+from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, everyone, settle
+from slidegate.events import Outcome
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import PEER, call, hello, scope_of, send_scope
@@ -35,6 +36,21 @@ class Status(int):
     """A whole number of another class, as frameworks have them."""
 
 
+class Number:
+    """Equals a whole number and is none, as the integers of numpy."""
+
+    def __hash__(self) -> int:
+        return hash(404)
+
+    def __eq__(self, other: object) -> bool:
+        return other == 404
+
+    def __int__(self) -> int:
+        return 404
+
+
+NO_INTS: Final = (Number(), 404.0, "404", b"404", True, 0, None)
+"""Statuses that some servers take."""
 BYTES: Final[st.SearchStrategy[Callable[[bytes], Any]]] = st.sampled_from([bytes, bytearray, memoryview])
 NAMES: Final = st.builds(
     lambda kind, name: kind(name), BYTES, st.sampled_from([b"x-a", b"Content-Type", b"x", b"", b"x" * 99])
@@ -46,7 +62,7 @@ STARTS: Final = st.builds(
     lambda kind, more: kind({"type": "http.response.start", **more}),
     MESSAGES,
     st.fixed_dictionaries(
-        {"status": st.sampled_from([200, HTTPStatus.CREATED, Status(204), 599, 99, 1_000])},
+        {"status": st.sampled_from([200, HTTPStatus.CREATED, Status(204), 599, 99, 1_000, *NO_INTS])},
         optional={
             "headers": st.builds(
                 lambda kind, pairs: kind(pairs), st.sampled_from([list, tuple]), st.lists(PAIRS, max_size=4)
@@ -110,6 +126,34 @@ def test_an_answer_goes_out_as_it_came_whatever_it_is_made_of(
     assert bool(fields[len(given_fields) :]) is (options["headers"] is not None)
     assert told == {name: value for name, value in start.items() if name != "headers"}
     assert told["status"] is start["status"]
+
+
+class Statuses:
+    """An observer of the statuses of requests."""
+
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+
+    def request(self, outcome: Outcome, /) -> None:
+        self.heard.append(outcome.status)
+
+
+@pytest.mark.parametrize(("status", "number"), [*zip(NO_INTS, (404, 404, 404, 404, 1, 200, 200), strict=True)])
+async def test_a_status_of_any_type_strikes_as_what_it_equals_and_is_reported_as_a_number(
+    status: Any, number: int
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body"})
+
+    observer, own, asked = Statuses(), Limiter(), []
+    own.observe(observer)
+    rule = Rule("*", "9/hour", count_if=lambda status: asked.append(status))
+    middleware = RateLimitMiddleware(app, rules=[rule], limiter=own, bans=BanPolicy("1/m", signals={404: 1}))
+    assert (await call(middleware)).start["status"] is status
+    assert asked == [status or 200]
+    assert observer.heard == [number]
+    assert (await own.banned(PEER) is not None) is (status == 404)
 
 
 # -- a scope that is used twice, by a retry or a fallback further out, is two requests ---------------------------------

@@ -313,3 +313,23 @@ async def test_who_catches_a_refusal_is_under_the_outer_limit_all_the_same(
 async def test_a_permit_further_out_comes_back_whoever_catches_the_refusal(caught: Callable[[], Any]) -> None:
     app = RateLimitMiddleware(caught(), rules=[Rule("*", concurrency=1)])
     assert await statuses(app, 5) == [200] * 5
+
+
+async def test_a_middleware_that_has_returned_is_above_nothing_any_more() -> None:
+    """An application asks one further in first, which answers nothing, and goes on by itself."""
+
+    async def passes_on(scope: Scope, receive: Receive, send: Send) -> None:
+        return
+
+    aside = RateLimitMiddleware(passes_on, limits="9/hour", limiter=Limiter())
+    own = RateLimit("1/hour", name="own")
+    site = Starlette(routes=[Route("/", own(page), methods=["GET", "POST"])])
+
+    async def cascade(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "POST":
+            await aside(scope, receive, send)
+        await site(scope, receive, send)
+
+    app = RateLimitMiddleware(cascade, rules=[], limiter=Limiter())
+    assert await statuses(app, 1) == [200]
+    assert await statuses(app, 2, method="POST") == [429, 429]

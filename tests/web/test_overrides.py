@@ -450,6 +450,37 @@ async def test_a_limit_at_an_endpoint_is_changed_before_and_after_its_first_requ
     assert await passed(app, 5, "/find") == 2
 
 
+class ChangedMeanwhile(dict[str, Any]):
+    """Changed limits that another thread changes again while somebody looks at them."""
+
+    change: Callable[[], object] | None = None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        found = super().get(name, default)
+        change, self.change = self.change, None
+        if change is not None:
+            change()
+        return found
+
+
+@pytest.mark.parametrize("where", ["preflights", "endpoint"])
+async def test_a_change_that_comes_while_a_limit_is_bound_is_not_missed(limiter: Limiter, where: str) -> None:
+    """Another thread makes it at its first request."""
+    preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "GET"}
+    more: dict[str, Any] = {"method": "OPTIONS", "headers": preflight} if where == "preflights" else {}
+    app = guarded(limiter, Rule("*", "9/minute", name="own"))
+    if where == "endpoint":
+        app = guarded(limiter, app=Starlette(routes=[Route("/", RateLimit("9/minute", name="own")(page))]))
+    await change(limiter, "own", "5/minute")
+    before = ChangedMeanwhile(limiter.engine.overrides.known)
+    await change(limiter, "own", "2/minute")
+    after = limiter.engine.overrides.known
+    app.override(before)
+    before.change = lambda: app.override(after)
+    assert (await statuses(app, 5, **more)).count(429) == 3
+    assert before.change is None
+
+
 async def test_an_estimate_is_capped_by_the_amount_that_holds(limiter: Limiter) -> None:
     app = guarded(limiter, Rule("*", "100/minute", name="tokens", cost=lambda request: 80))
     await change(limiter, "tokens", "50/minute")

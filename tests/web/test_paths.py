@@ -28,6 +28,7 @@ from slidegate import (
     Rule,
     combine,
     everyone,
+    header,
     path_param,
 )
 from slidegate.testing import FakeClock
@@ -307,6 +308,32 @@ async def test_what_fails_while_rules_are_chosen_is_no_way_past_them(
     assert (await send_scope(middleware, {**odd})).status == 403
     lines = [record.getMessage() for record in caplog.records if "rules are unknown" in record.getMessage()]
     assert [line.rpartition("=")[2] for line in lines] == ["0)", "1)"], "odd requests fill no log"
+
+
+ODD: list[dict[str, Any]] = [
+    *({"path": path} for path in (object(), None, b"/a")),
+    *({"method": method} for method in (None, b"POST", 5)),
+    *({"root_path": root} for root in (None, b"")),
+    *({"client": (host, 1)} for host in (5, b"203.0.113.9", None)),
+    {"headers": [(b"x-api-key", bytearray(b"k"))]},
+]
+"""What no server should send, and an adapter might."""
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+async def test_a_scope_with_odd_values_is_a_counted_request(odd: dict[str, Any], kind: str) -> None:
+    rules = [
+        Rule("/free", exempt=True, methods=["GET"]),
+        Rule("/a", "2/minute", key=header("X-API-Key"), name="a"),
+        Rule("*", "9/minute", methods=["GET", "POST"], name="all"),
+    ]
+    middleware = RateLimitMiddleware(hello, rules=rules, bans=BanPolicy(signals={"/trap": "ban"}))
+    scopes = [scope_of("/a", type=kind) for _ in range(3)]
+    for scope in scopes:
+        scope.update(odd, extensions={"websocket.http.response": {}})
+        await send_scope(middleware, scope)
+    assert [bool(scope["slidegate.ended"].decision) for scope in scopes] == [True, True, False]
 
 
 @pytest.mark.parametrize("key", [path_param("tenant"), combine(path_param("tenant"), everyone)])

@@ -21,7 +21,7 @@ from slidegate.testing import FakeClock
 from ..asgi import PEER, Answer, call, hello, scope_of, statuses
 from ..redis_servers import AT_REDIS, BOUND_S, needs_redis
 from ..remote_stores import RemoteStore
-from ..virtual_time import VirtualTime
+from ..virtual_time import VirtualTime, turns
 from .permits_traffic import AMOUNTS, play
 
 
@@ -227,6 +227,22 @@ async def test_a_server_that_cannot_send_the_last_byte_gets_the_permit_back() ->
     with pytest.raises(OSError, match="gone"):
         await shop.middleware(scope_of(), lambda: asyncio.sleep(0, {"type": "http.request"}), broken)  # type: ignore[arg-type]
     assert shop.held == 0
+
+
+async def test_a_request_that_is_cancelled_while_a_rule_looks_on_holds_no_permit() -> None:
+    async def slow(request: Any) -> str:
+        await anyio.sleep_forever()
+        raise AssertionError("it never ends")
+
+    rules = [Rule("*", concurrency=1, name="held"), Rule("*", "1/hour", shadow=True, key=slow)]
+    inner = RateLimitMiddleware(hello, rules=rules, limiter=Limiter())
+    for app in (inner, RateLimitMiddleware(inner, limits="9/hour")):
+        task = asyncio.ensure_future(call(app))
+        await turns()
+        assert inner.limiter.store.permits_held() == 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert inner.limiter.store.permits_held() == 0
 
 
 async def test_whoever_waits_is_asked_about_bans_again() -> None:

@@ -21,7 +21,7 @@ from starlette.websockets import WebSocket
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, everyone, header
 from slidegate.events import Observer, Outcome
-from slidegate.testing import FakeClock
+from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import PEER, Slow, call, hello, scope_of, statuses
 from ..remote_stores import SickStore, SlowStore
@@ -61,6 +61,25 @@ class Crowd:
     async def all(self) -> list[tuple[int, int, float]]:
         await asyncio.gather(*self._tasks)
         return self.ended
+
+
+async def test_a_rule_looks_on_at_requests_that_have_waited_as_at_others(virtual: VirtualTime) -> None:
+    watched: list[int] = []
+
+    def key(request: Request) -> str:
+        watched.append(1)
+        return "all"
+
+    heard = RecordingObserver()
+    limiter = Limiter(MemoryStore(clock=virtual.clock), observers=[heard])
+    rules = [Rule("*", "2/s", wait="600ms", name="slow"), Rule("*", "3/hour", shadow=True, key=key, name="watched")]
+    crowd = Crowd(RateLimitMiddleware(hello, limiter=limiter, rules=rules, headers=None), virtual)
+    await crowd.come(2)
+    virtual.clock.advance("500ms")
+    await crowd.come(3)
+    assert [status for _, status, _ in await crowd.all()].count(200) == 4
+    assert len(watched) == 4, "who is refused is not looked at"
+    assert heard.kinds.count("shadow_refused") == 1
 
 
 async def test_who_leaves_lets_the_next_one_come_earlier(virtual: VirtualTime) -> None:

@@ -131,7 +131,7 @@ class BanSignals:
 
     def signals_of(self, scope: Scope, outer: Iterable[BanSignals]) -> Sequence[Signal]:
         """Return the signals that the request itself shows, except those for which a middleware further out strikes."""
-        if not self.on_request or is_astray(scope["path"]):
+        if not self.on_request or not isinstance(scope["path"], str) or is_astray(scope["path"]):
             return ()
         path = route_path(scope)
         found = self._paths.find([("", path), ("", normal(path))])

@@ -110,7 +110,9 @@ class ClientAddress:
         client = scope.get("client")
         # On a port the peer is no Unix socket: a client that resets its connections would name itself.
         believed = self.trusted and (client is not None or self._hops or not may_be_gone(scope))
-        written = (client[0] if client else None) or "", field_value(scope, self.header) if believed else ""
+        host = (client[0] if client else None) or ""
+        host = host if isinstance(host, str) else str(host)  # what no server should write is a peer all the same
+        written = host, field_value(scope, self.header) if believed else ""
         return self._known.get(written) or remember(self._known, written, self._find(*written))
 
     def _find(self, host: str, value: str) -> tuple[str, Address | None]:

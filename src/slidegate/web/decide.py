@@ -245,11 +245,30 @@ class Decider:
         else:
             answer = self._uncounted(matched, subjects)
             decision = answer if isinstance(answer, Decision) else await answer
-        for bound in matched.shadows if decision.allowed else ():
-            await self._shadows.look(bound, scope, client_key)
+        if decision.allowed and matched.shadows:
+            await self._look(matched.shadows, scope, client_key, exchange, decision)
         if not decision.allowed:
+            exchange.to_look = matched.shadows
             await self._shadows.tell_all(matched.told, decision)
         return decision
+
+    async def _look(
+        self, shadows: Sequence[BoundRule], scope: Scope, client_key: str, exchange: Exchange, decision: Decision
+    ) -> None:
+        """Have some rules look on at a request that the limits let pass; its end gives back what it holds by then."""
+        try:
+            for bound in shadows:
+                await self._shadows.look(bound, scope, client_key)
+        except BaseException:  # it is cancelled while a function of the user's is asked, for example
+            exchange.enter(decision)
+            exchange.holds |= self._rules.holds
+            raise
+
+    async def look_after_wait(self, scope: Scope, exchange: Exchange) -> None:
+        """Have the rules look on that would have done so if the request had been let in at once."""
+        shadows, exchange.to_look = exchange.to_look, ()
+        for bound in shadows:
+            await self._shadows.look(bound, scope, self.client(scope).key)
 
     def _uncharged(self, bound: BoundRule, checks: Sequence[Check], before: Sequence[Entry]) -> Sequence[Check]:
         """Leave out the checks of a rule that others of its name have made on this request."""

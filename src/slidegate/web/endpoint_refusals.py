@@ -26,7 +26,7 @@ from ..core.decision import Decision
 from ..core.errors import RateLimitExceeded, SlidegateError
 from ..limiter import Limiter
 from .exchange import SCOPE_KEY, Exchange
-from .responses import NEEDED, Answer
+from .responses import NEEDED, Answer, Refusals
 
 _HANDLERS: Final = "starlette.exception_handlers"
 TRY_AGAIN_LATER: Final = 1013
@@ -43,16 +43,19 @@ class EndpointRefusal(RateLimitExceeded, HTTPException):
         decision: The refusal.
         answer: Its answer, where nobody gives another.
         scope: The scope as the endpoint sees it.
+        refusals: Sends the answer; that of the middleware nearest above.
 
     Attributes:
         answer: The same.
+        refusals: The same.
         needed: The header fields that every answer to the request has.
         handlers: The exception handlers of the application that the endpoint is in.
     """
 
-    def __init__(self, decision: Decision, answer: Answer, scope: Scope) -> None:
+    def __init__(self, decision: Decision, answer: Answer, scope: Scope, refusals: Refusals) -> None:
         RateLimitExceeded.__init__(self, decision)
         self.answer = answer
+        self.refusals = refusals
         self.needed = [field for field in answer[3] if field[0] in NEEDED]
         self.handlers: Any = scope.get(_HANDLERS) or ({}, {})
         fields = {name.decode().title(): value.decode() for name, value in self.needed}
@@ -105,7 +108,7 @@ async def refuse(connection: HTTPConnection, decision: Decision) -> Exception:
     answer = exchange.refuse(scope, decision)
     if exchange.status and scope["type"] == "websocket":
         return WebSocketException(TRY_AGAIN_LATER, TOO_MANY)
-    refusal = EndpointRefusal(decision, answer, scope)
+    refusal = EndpointRefusal(decision, answer, scope, exchange.parts.refusals)
     if not exchange.status:
         exchange.raised = refusal
         _put_handler(scope)
@@ -139,8 +142,7 @@ def _is_fastapis(handler: object) -> bool:
 
 async def _answer(connection: HTTPConnection, refusal: EndpointRefusal) -> ASGIApp:
     """Answer with problem details, as a handler. It is async, or each refusal would take a thread."""
-    exchange: Exchange = connection.scope[SCOPE_KEY]
-    return partial(exchange.parts.refusals.send, refusal.decision, refusal.answer)
+    return partial(refusal.refusals.send, refusal.decision, refusal.answer)
 
 
 async def _answer_nobody(connection: HTTPConnection, error: ClientLeft) -> None:
@@ -173,7 +175,7 @@ async def answer_unanswered(
         except Exception as failed:
             bug = failed
     if not exchange.status:
-        await exchange.parts.refusals.send(refusal.decision, refusal.answer, scope, receive, send)
+        await refusal.refusals.send(refusal.decision, refusal.answer, scope, receive, send)
     if bug is not None:
         raise bug
     return refused

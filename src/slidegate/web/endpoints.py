@@ -284,6 +284,7 @@ class EndpointBuckets:
                 self._names.clear()
             bound = self._bind(limit, place, scope, function, turn)
             entry = self._bound[limit, place, turn, id(function)] = bound, function
+            bound.catch_up(lambda: self._overrides)
         return entry[0]
 
     def _bind(

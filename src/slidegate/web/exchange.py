@@ -9,7 +9,7 @@ it. All of them refuse by `strike` and `refuse`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .endpoints import EndpointBuckets
     from .outcomes import Outcomes
     from .responses import Answer, Refusals
+    from .rule_set import BoundRule
     from .rules import Rule
 
 SCOPE_KEY: Final = "slidegate"
@@ -57,8 +58,8 @@ _BODIES: Final = frozenset(
     }
 )
 """The messages that are a piece of a body."""
-Hook: TypeAlias = Callable[[Scope, int, Iterable[tuple[bytes, bytes]]], Awaitable[None]]
-"""Is called with the status and the header fields of an answer before it goes out."""
+Hook: TypeAlias = Callable[[Scope, Any, Iterable[tuple[bytes, bytes]]], Awaitable[None]]
+"""Is called with the status and the header fields of an answer before it goes out, as the application wrote them."""
 
 
 class Parts:
@@ -132,7 +133,8 @@ class Decided:
 
     def names(self) -> set[str]:
         """Return the names of all rules that stand on the way of this request, counted or not."""
-        return self.parts.endpoints.names().union(*(parts.names for parts, _ in self.entries))
+        above = {self.parts, *(parts for parts, _ in self.entries)}
+        return set().union(*(parts.names | parts.endpoints.names() for parts in above))
 
     def exempt_from(self, parts: Parts) -> bool:
         """Return whether the policies of a middleware hold nothing of this request against its client."""
@@ -154,7 +156,7 @@ class Exchange(Decided):
     """
 
     exempt: Sequence[Parts] = ()
-    status = 0
+    status: Any = 0  # of whatever type the application writes it
     """The status of the answer, from its first message on."""
     refusal: Decision | None = None
     """The decision that refuses the request, if one does."""
@@ -175,6 +177,8 @@ class Exchange(Decided):
     """The names of the shadow rules that would have refused the request."""
     looked: Sequence[tuple[Limiter, Check]] = ()
     """The checks of shadow rules, each with the limiter that was asked."""
+    to_look: Sequence[BoundRule] = ()
+    """The shadow rules that look on if the request is let in after a wait."""
     _told = False
     _trailers = False
     _channels: Sequence[ReadAhead] = ()
@@ -326,7 +330,7 @@ class Exchange(Decided):
         # Another message, because an application may send one prepared message again and again.
         return {**message, "headers": fields}
 
-    async def start(self, scope: Scope, status: int, fields: Iterable[tuple[bytes, bytes]], first: int = 0) -> None:
+    async def start(self, scope: Scope, status: Any, fields: Iterable[tuple[bytes, bytes]], first: int = 0) -> None:
         """Call the hooks, from the given one on: the status of the answer is known."""
         hooks, self.on_start = self.on_start[first:], self.on_start[:first]
         for hook in hooks:
@@ -425,7 +429,7 @@ def hand_back_uncounted(
         index: The number of the rule's check; by default all of them are the rule's. Permits stay.
     """
 
-    async def settle(scope: Scope, status: int, fields: Iterable[tuple[bytes, bytes]]) -> None:
+    async def settle(scope: Scope, status: Any, fields: Iterable[tuple[bytes, bytes]]) -> None:
         if decision.reservations and not await calls.counts(rule, status, fields, scope):
             await refund((limiter, decision.take_back(index, held=False)))
 

@@ -221,9 +221,12 @@ def header(name: str, *, fallback: Key | None = None) -> Value:
     """
     wire = check_token("header", name, "X-API-Key").lower()
     field = wire.encode()
-    return _Header(
-        f"header:{wire}", fallback, lambda scope: next((value for key, value in scope["headers"] if key == field), b"")
-    )
+
+    def read(scope: Scope) -> bytes:
+        first: bytes = next((value for key, value in scope["headers"] if key == field), b"")
+        return bytes(first) if isinstance(first, bytearray) else first  # Starlette reads those as well
+
+    return _Header(f"header:{wire}", fallback, read)
 
 
 def cookie(name: str, *, fallback: Key | None = None) -> Value:

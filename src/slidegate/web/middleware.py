@@ -281,6 +281,7 @@ class RateLimitMiddleware(FailsAtStartup):
         if scope["type"] not in self._guarded and not await self._begin(scope, receive, send):
             return
         outer: Exchange | None = scope.get(SCOPE_KEY)
+        above = None if outer is None else outer.parts
         exchange = begin(self._parts, scope, send, outer)
         if outer is None:
             send = exchange.send
@@ -300,8 +301,10 @@ class RateLimitMiddleware(FailsAtStartup):
             if not await self._fail(exchange, scope, receive, send, error, hooks, outermost=outer is None):
                 raise
         finally:
-            if outer is None:
+            if above is None:
                 exchange.leave()
+            else:
+                exchange.parts = above  # the application further out may go on, with limits at endpoints of its own
 
     async def _refuse(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send, decision: Decision) -> bool:
         """Refuse a request: let it wait if it may, count strikes, notify the observers, then answer.
@@ -314,6 +317,7 @@ class RateLimitMiddleware(FailsAtStartup):
             if last is None:
                 return False
             if exchange.enter(last):
+                await self._decider.look_after_wait(scope, exchange)
                 return True
             decision, receive = last, exchange.channel_of(receive)
         if decision.reason is not Reason.BANNED and (self.policies or exchange.entries):

@@ -7,7 +7,7 @@ own was cancelled: the client left.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from starlette.websockets import WebSocketDisconnect
 
@@ -52,7 +52,7 @@ class Outcomes:
         is_done = is_told and status and exchange.scope["type"] == "websocket"
         self._report(exchange, "success" if is_done else "cancelled", status)
 
-    def _report(self, exchange: Exchange, ended: Ended, status: int) -> None:
+    def _report(self, exchange: Exchange, ended: Ended, status: Any) -> None:
         """Report a request: how it ended if it was let through, or its client left while it waited for that."""
         decisions, refusal, waiting = exchange.decisions, exchange.refusal, exchange.waiting
         if refusal is not None:  # the status is 0 where no answer came
@@ -67,7 +67,15 @@ class Outcomes:
             route = self._routes.label(exchange.scope)
         shadows, began_us = exchange.shadow_rules, exchange.began_us
         duration_us = max(self.now_us() - began_us, 0)  # a clock of the user's may step back
-        waited_us = exchange.waited_us
+        waited_us, number = exchange.waited_us, status if isinstance(status, int) else _number(status)
         self.observers.request(
-            Outcome(allowed, reason, rules, shadows, route, status, ended, began_us, duration_us, waited_us, decisions)
+            Outcome(allowed, reason, rules, shadows, route, number, ended, began_us, duration_us, waited_us, decisions)
         )
+
+
+def _number(status: Any) -> int:
+    """Return a status that an application wrote as something else than an `int`; 0 if it is no number."""
+    try:
+        return int(status)
+    except (TypeError, ValueError, OverflowError):
+        return 0

@@ -62,7 +62,7 @@ def below(root: str, path: str) -> str:
 
 def route_path(scope: Scope) -> str:
     """Return the path below `root_path`, as the router at this place sees it."""
-    return below(scope.get("root_path", ""), scope["path"])
+    return below(scope.get("root_path") or "", scope["path"])
 
 
 def normal(path: str) -> str:
@@ -185,7 +185,7 @@ def texts_of(scope: Scope, app: Application) -> RequestTexts:
     path: str = scope["path"]
     if is_astray(path):
         return RequestTexts(any=True)
-    given: str = scope.get("root_path", "")
+    given: str = scope.get("root_path") or ""
     root = app.root or given
     here = below(root, path)
     exact: list[Text] = [("", here)]

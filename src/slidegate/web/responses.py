@@ -118,7 +118,7 @@ class Refusals:
             if await self._send_own(own, decision, needed, scope, receive, send):
                 return
         await send({"type": "http.response.start", "status": status, "headers": [*fields]})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+        await send({"type": "http.response.body", "body": b"" if scope.get("method") == "HEAD" else body})
 
     def answer(self, decision: Decision, before: Sequence[Entry] = ()) -> Answer:
         """Return the answer to a refused request.

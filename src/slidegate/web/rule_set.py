@@ -120,6 +120,7 @@ class BoundRule:
             apart = BoundRule(self.rule, bucket.under(bucket.rule + _PREFLIGHTS), own)
             apart.override(self._overrides)
             self._preflights = apart
+            apart.catch_up(lambda: self._overrides)
         return self._preflights
 
     def named_limits(self) -> Iterator[NamedLimit]:
@@ -141,6 +142,17 @@ class BoundRule:
         self._others, self._tenants = {}, {}
         if self._preflights is not None:
             self._preflights.override(overrides)
+
+    def catch_up(self, in_force: Callable[[], Mapping[str, Override]]) -> None:
+        """Count by the overrides in force, whatever another thread has made of them while this rule was bound.
+
+        Args:
+            in_force: Returns them. Who changes them from now on finds this rule.
+        """
+        overrides: Mapping[str, Override] | None = None
+        while overrides is not (latest := in_force()):
+            overrides = latest
+            self.override(latest)
 
     def shared_by(self, bucket: LimitSet, tenant: str) -> LimitSet:
         """Return the permits of a bucket as a tenant's share of them."""
@@ -316,15 +328,20 @@ class RuleSet:
         return {bound.rule.name for bound in self._bound if bound.rule.name is not None}
 
 
-def limits_kind(rule: Rule, kind: str, method: str) -> bool:
-    """Return whether a limit holds requests of a type and a method, in whatever case the method is sent."""
+def limits_kind(rule: Rule, kind: str, method: object) -> bool:
+    """Return whether a limit holds requests of a type and a method, in whatever case the method is sent.
+
+    A method that is no text may be any.
+    """
     methods = rule.methods
-    if methods is not None and method not in methods and method.lower().upper() not in methods:
-        return False
+    if methods is not None and isinstance(method, str):
+        known = method if method in methods else method.lower().upper()
+        if known not in methods:
+            return False
     return rule.connection is None or kind == rule.connection
 
 
-def _exempts(rule: Rule, kind: str, method: str, texts: RequestTexts) -> bool:
+def _exempts(rule: Rule, kind: str, method: object, texts: RequestTexts) -> bool:
     """Return whether an exempt or final rule ends the list for a request: every text of its path must match."""
     if rule.methods is not None and method not in rule.methods:
         return False
