@@ -226,6 +226,29 @@ async def test_a_version_that_is_replaced_once_it_was_read_is_not_put_to_work_an
     assert followed.said("reloaded")
 
 
+async def test_a_version_that_comes_right_behind_the_last_look_at_the_one_before_is_not_missed(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bool] = []
+    version_of = file_watcher.version_of
+
+    def look(path: str) -> file_watcher.FileVersion | None:
+        found = version_of(path)
+        if read:
+            read.clear()
+            followed.put(3)
+        return found
+
+    followed.put(2)
+    after_reading(followed.path, lambda: read.append(True), monkeypatch)
+    monkeypatch.setattr(file_watcher, "version_of", look)
+    await followed.visit(followed.app)
+    assert await followed.at_work() == [2]
+    await followed.visit(followed.app)
+    assert await followed.at_work() == [3]
+    assert followed.said("reloaded", "reloaded")
+
+
 @pytest.mark.parametrize("kind", ["list", "config"])
 async def test_a_version_that_comes_once_the_first_one_was_read_is_not_missed(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
