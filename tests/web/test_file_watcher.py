@@ -107,6 +107,20 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path: Path, monke
         Networks.from_file(path)
 
 
+def after_reading(path: Path, replace: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a file replaced as soon as it was read once."""
+    left = [replace]
+
+    def read(given: Any, most: int) -> bytes:
+        content = read_whole(given, most)
+        if Path(given) == path and left:
+            left.pop()()
+        return content
+
+    for module in ("file_watcher", "config"):
+        monkeypatch.setattr(f"slidegate.web.{module}.read_whole", read)
+
+
 class Followed(FollowedFiles):
     """A file with one blocked address that a middleware follows: a list, or a configuration with a list in it."""
 
@@ -199,6 +213,66 @@ async def test_a_version_is_taken_when_it_was_the_same_twice_in_a_row(followed: 
     assert followed.said(*["reloaded"] * 3)
 
 
+async def test_a_version_that_is_replaced_once_it_was_read_is_not_put_to_work_and_the_next_one_is(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed.put(2)
+    after_reading(followed.path, lambda: followed.put(3), monkeypatch)
+    await followed.visit(followed.app)
+    assert await followed.at_work() == [1]
+    assert followed.said()
+    await followed.visit(followed.app)
+    assert await followed.at_work() == [3]
+    assert followed.said("reloaded")
+
+
+async def test_a_version_that_comes_right_behind_the_last_look_at_the_one_before_is_not_missed(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bool] = []
+    version_of = file_watcher.version_of
+
+    def look(path: str) -> file_watcher.FileVersion | None:
+        found = version_of(path)
+        if read:
+            read.clear()
+            followed.put(3)
+        return found
+
+    followed.put(2)
+    after_reading(followed.path, lambda: read.append(True), monkeypatch)
+    monkeypatch.setattr(file_watcher, "version_of", look)
+    await followed.visit(followed.app)
+    assert await followed.at_work() == [2]
+    await followed.visit(followed.app)
+    assert await followed.at_work() == [3]
+    assert followed.said("reloaded", "reloaded")
+
+
+@pytest.mark.parametrize("kind", ["list", "config"])
+async def test_a_version_that_comes_once_the_first_one_was_read_is_not_missed(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = FollowedFiles(tmp_path)
+    text = "198.51.100.{}\n" if kind == "list" else 'limits = "9/hour"\nblocklist = ["198.51.100.{}"]\n'
+    after_reading(tmp_path / "followed", lambda: files.write("followed", text.format(2)), monkeypatch)
+    followed = Followed(tmp_path, kind)
+    assert await followed.at_work() == [1]
+    await followed.visit(followed.app)
+    assert await followed.at_work() == [2]
+
+
+async def test_a_file_that_is_gone_at_one_look_alone_is_not_rejected(followed: Followed) -> None:
+    followed.path.unlink()
+    followed.clock.advance("1s")
+    await call(followed.app)
+    end_of_looks()
+    followed.put(2)
+    await followed.visit(followed.app)
+    assert await followed.at_work() == [2]
+    assert followed.said("reloaded")
+
+
 async def test_a_link_that_leads_elsewhere_is_a_changed_file(followed: Followed) -> None:
     followed.put(2, "next")
     link = followed.path.with_name("link")
@@ -271,6 +345,29 @@ async def test_a_list_that_was_missing_is_tried_again_when_it_is_there(file: Con
     await file.visit(app)
     assert file.heard.kinds == ["config_rejected", "config_reloaded"]
     assert (await call(app)).status == 403
+
+
+async def test_a_file_that_changes_once_the_configuration_has_read_it_is_not_missed(
+    file: ConfigFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxies = file.write("proxies.netset", "203.0.113.0/24\n")
+    text = 'limits = "{}/hour"\n[client]\ntrusted = "proxies.netset"\n'
+    app = file.middleware(text.format(1))
+    after_reading(proxies, lambda: file.write("proxies.netset", "192.0.2.0/24\n"), monkeypatch)
+    file.rewrite(text.format(2))
+
+    async def passed() -> int:
+        """Return how many requests of different clients pass, which are one where their proxy is not trusted."""
+        clients = [{"x-forwarded-for": f"198.51.100.{number}"} for number in range(3)]
+        answers = [await call(app, client=("192.0.2.1", 1), headers=headers) for headers in clients]
+        return [answer.status for answer in answers].count(200)
+
+    await file.visit(app)
+    assert file.heard.kinds == ["config_reloaded"]
+    assert await passed() == 2
+    await file.visit(app)
+    assert file.heard.kinds == ["config_reloaded"] * 2
+    assert await passed() == 3
 
 
 async def test_another_store_needs_a_restart(file: ConfigFile) -> None:

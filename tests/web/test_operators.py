@@ -43,6 +43,7 @@ from slidegate.web.operators import Network, NetworkFile
 
 from ..asgi import call, hello, statuses
 from .middlewares import end_of_looks
+from .test_file_watcher import after_reading
 
 TENCENT = {"autonomous_system_number": 132203, "autonomous_system_organization": "Tencent"}
 OTHER = {"autonomous_system_number": 64500, "autonomous_system_organization": "Other"}
@@ -225,6 +226,21 @@ async def test_another_version_takes_over_and_one_that_cannot_be_used_changes_no
     assert kinds == ["list_reloaded", *["list_rejected"] * 5]
     written(path, {"8.8.8.0/24": OTHER})
     assert await visit() == 200
+
+
+def test_a_version_that_comes_once_the_first_one_was_read_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    path = written(tmp_path / "asn.mmdb", {"8.8.8.0/24": OTHER})
+    after_reading(path, lambda: written(path, {"8.8.8.0/24": TENCENT}), monkeypatch)
+    found = network(path, clock=lambda: clock() / 1_000_000)
+    assert found.file.find("8.8.8.8").name == "Other"
+    for _ in range(2):
+        clock.advance("1s")
+        found.file.find("8.8.8.8")
+        end_of_looks()
+    assert found.file.find("8.8.8.8").name == "Tencent"
 
 
 PLACES: dict[str, Callable[[Network], dict[str, Any]]] = {

@@ -46,9 +46,9 @@ class Scene:
         self.cluster, self.proxies = cluster, proxies
         self.url = "redis+cluster://" + ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
 
-    def key_on(self, server: RedisServer) -> str:
+    def key_on(self, server: RedisServer, key: str = "user:{}") -> str:
         """Return a client whose windows are on a server; stores have to be readable."""
-        keys = (f"user:{number}" for number in range(1_000))
+        keys = (key.format(number) for number in range(1, 250))
         return next(key for key in keys if self.cluster.owner(key_slot(key.encode())) is server)
 
     @property
@@ -227,17 +227,26 @@ async def test_one_node_of_three_takes_nobody_else_off_the_store(trouble: str, k
     assert {"store_failed", "store_recovered"} <= set(site.heard.kinds)
 
 
-async def test_a_ban_that_is_known_holds_while_the_node_with_the_bans_is_gone(scene: Scene) -> None:
+@pytest.mark.parametrize("banned", ["198.51.100.0/24", "each client"])
+async def test_bans_hold_for_clients_of_other_nodes_while_the_node_with_the_bans_is_gone(
+    banned: str, scene: Scene
+) -> None:
     site = Site(scene)
-    key = next(key for server, key in site.keys.items() if server is not scene.keeper)
+    clients = {server: scene.key_on(server, "198.51.100.{}") for server in scene.cluster.servers}
+    own = clients.pop(scene.keeper)
     async with site.limiter:
         await site.ready()
-        await site.limiter.ban(key, "1h")
-        await eventually(partial(site.refuses, key))
+        for target in (banned,) if "/" in banned else (own, *clients.values()):
+            await site.limiter.ban(target, "1h")
+        for client in (own, *clients.values()):
+            await eventually(partial(site.refuses, client))
         async with troubled(scene.proxy_of(scene.keeper)):
             for _ in range(30):
-                assert (await site.limiter.hit(key, LIMIT)).reason is Reason.BANNED
+                for client in clients.values():
+                    assert (await site.limiter.hit(client, LIMIT)).reason is Reason.BANNED
                 await asyncio.sleep(0.05)
+            assert (await site.limiter.hit(own, LIMIT)).reason is Reason.UNAVAILABLE, "nobody knows of its ban"
+        await eventually(partial(site.refuses, own))
 
 
 @pytest.mark.parametrize("some_have_gone", [False, True])
