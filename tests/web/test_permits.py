@@ -210,6 +210,9 @@ async def test_a_file_that_the_server_sends_and_trailers_are_last_bytes_too_and_
     shop.finish(sending(*({"type": f"websocket.{kind}"} for kind in ("accept", "send", "close"))))
     await send_scope(shop.middleware, scope_of(type="websocket"))
     assert seen == [1, 1, 0]
+    shop.finish(sending({"type": "websocket.close"}))
+    await send_scope(shop.middleware, scope_of(type="websocket"))
+    assert seen == [0]
 
 
 async def test_a_background_task_holds_no_permit() -> None:
