@@ -135,6 +135,7 @@ def test_the_error_about_a_key_keeps_what_it_expected_when_it_is_pickled() -> No
 
 
 def test_a_refusal_that_bans_lasts_as_long_as_the_longer_of_limit_and_ban_and_what_can_never_pass_has_no_end() -> None:
-    assert StruckRefusal(decide("5/minute", (5, 20, 0, 20)), 77 * SECOND_US).retry_after == 77
+    struck = StruckRefusal(decide("5/minute", (5, 20, 0, 20)), 77 * SECOND_US)
+    assert (struck.allowed, struck.retry_after) == (False, 77)
     assert StruckRefusal(decide("5/minute", (5, 20, 0, 20)), SECOND_US).retry_after == 20
     assert StruckRefusal(decide("5/minute", (5, 20, 0, NEVER), cost=6), SECOND_US).retry_after is None

@@ -68,3 +68,14 @@ def test_a_period_is_counted_until_its_end_in_the_time_of_the_store() -> None:
     assert quota.enter(window, NEW_YEAR_US, NEW_YEAR_US - 1)[8:] != window[8:], "how far ahead it is, is looked at anew"
     assert quota.state(quota.enter(window, ends_us, NEW_YEAR_US))[0] == 0
     assert quota.expires_us(window) == ends_us + HOUR_US, "a clock that is set back by an hour still finds it"
+
+
+def test_a_charge_of_before_a_reset_takes_no_later_units_with_it() -> None:
+    quota = Quota("5/day")
+    before, _ = quota.spend(quota.enter(b"", 100, NEW_YEAR_US), 100, 2)
+    window, _ = quota.spend(quota.reset(before, 200), 300, 2)
+    for spent_us in (100, 200):
+        assert quota.remove(window, 400, spent_us, quota.mark(before), 2) is None
+    left = quota.remove(window, 400, 300, quota.mark(window), 2)
+    assert left is not None
+    assert quota.state(left)[0] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
@@ -46,6 +47,7 @@ REFUSED: dict[Callable[..., object], list[tuple[object, str]]] = {
         ({"window": 0.0009}, "window: expected 1ms to 400d"),
         ({"window": 400 * 86_400 + 1}, "window: expected 1ms to 400d"),
         ({"window": 1e300}, "window: expected at most 292,000 years"),
+        ({"window": timedelta(microseconds=2**63)}, "window: expected at most 292,000 years"),
         ({"resolution": 0}, "resolution: expected a whole number from 1 to 3600"),
         ({"resolution": 1.5}, "not 1.5"),
         ({"window": 0.001, "resolution": 101}, "use at most 100"),

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -111,6 +112,8 @@ def test_events_are_given_the_unix_time_of_the_limiter() -> None:
     emit(limiter, 1)
     assert [told.time_us for told in heard.events] == [1_700_000_000_000_000, 1_700_000_001_000_000]
     assert given.time_us == 0  # another limiter on the same store has a time of its own
+    with pytest.raises(FrozenInstanceError):
+        given.time_us = 1  # type: ignore[misc]
 
 
 def test_an_observer_that_was_removed_hears_nothing_also_not_of_events_on_their_way() -> None:

@@ -51,6 +51,7 @@ def behind(*entries: str, peer: str | None = "10.0.0.1", name: str = "x-forwarde
         pytest.param(["203.0.113.9, [[::1]]"], "10.0.0.1", id="brackets in brackets"),
         pytest.param(["203.0.113.9, 0.0.0.0, 10.0.0.7"], "10.0.0.7", id="nobody's address"),
         pytest.param(["203.0.113.9, ::"], "10.0.0.1", id="nobody's address, IPv6"),
+        pytest.param(['"203.0.113.98'], "10.0.0.1", id="half of the quotes"),
     ],
 )
 def test_the_list_is_walked_from_the_right(entries: list[str], client: str) -> None:

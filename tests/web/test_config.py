@@ -115,6 +115,7 @@ BAD: list[tuple[str | bytes, str]] = [
     ("", 'expected limits = "100/minute", or rules'),
     ('limits = "5/minute"\n[[rules]]\npath = "*"\nlimits = "1/s"', "limits: give limits or rules, not both"),
     ('limts = "5/minute"', "limts: Extra inputs are not permitted; did you mean 'limits'?"),
+    ('limits = "5/minute"\n"gr\u00f6\u00dfe" = 1', '"gr\u00f6\u00dfe": Extra inputs are not permitted'),
     ('\nlimits = "5/minut"', "limits: '5/minut' at column 1"),
     ("limits = 5", "limits: Input should be a valid string; Input should be a valid dictionary or instance of Quota"),
     ('limits = "5/minute', "not TOML: Unterminated string (at end of document)"),

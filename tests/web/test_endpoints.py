@@ -301,6 +301,13 @@ async def test_limits_that_look_alike_are_two_limits_and_each_counts() -> None:
     async def get() -> int:
         return 1
 
+    @app.get("/costs")
+    @RateLimit("8/minute", cost=lambda request: 1)
+    @RateLimit("8/minute", cost=lambda request: 4)
+    async def costs() -> int:
+        return 1
+
     for who, other in (("x-tenant", "x-account"), ("x-account", "x-tenant")):
         answers = [(await call(app, headers={who: f"victim-{who}", other: f"{who}-{n}"})).status for n in range(3)]
         assert answers == [200, 200, 429]
+    assert await statuses(app, 3, "/costs") == [200, 200, 429]

@@ -263,10 +263,20 @@ def test_other_limits_under_one_name_in_two_middlewares_are_an_error_where_the_o
         Starlette(
             routes=[Route("/a", ONE(page)), Route("/b", OTHER(page), middleware=[Middleware(RateLimitMiddleware)])]
         ),
+        Starlette(
+            routes=[
+                Route("/a", ONE(page)),
+                Mount(
+                    "/sub", Starlette(routes=[Route("/b", OTHER(page))], middleware=[Middleware(RateLimitMiddleware)])
+                ),
+            ]
+        ),
     ],
 )
 async def test_limits_of_one_name_that_cannot_meet_or_are_alike_start(app: Starlette) -> None:
     app.add_middleware(RateLimitMiddleware, rules=[])
+    said, _ = await started(app)
+    assert said[0] == {"type": "lifespan.startup.complete"}
     assert await statuses(app, 2, "/a") == [200, 200]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmdb_writer import MMDBWriter
+from mmdb_writer import MMDBWriter, TreeWriter
 from netaddr import IPSet
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
@@ -337,9 +337,18 @@ def test_damage_behind_the_first_records_is_found_before_the_reader_in_c_meets_i
             found.file.find(address)
 
 
-def test_a_damaged_record_far_behind_is_named_where_the_file_is_opened(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits", [24, 28, 32])
+def test_a_damaged_record_far_behind_is_named_where_the_file_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int
+) -> None:
+    def write_as_large_files_are(tree: TreeWriter) -> None:
+        tree.record_size = bits
+
+    monkeypatch.setattr(TreeWriter, "_adjust_record_size", write_as_large_files_are)
     records = {f"8.{n // 250}.{n % 250}.0/24": {"autonomous_system_number": n + 1} for n in range(1_200)}
-    content = bytearray(written(tmp_path / "asn.mmdb", records).read_bytes())
+    whole = written(tmp_path / "asn.mmdb", records)
+    assert network(whole).file.find("8.4.199.1").asn == 1_200
+    content = bytearray(whole.read_bytes())
     end = content.rindex(b"\xab\xcd\xefMaxMind.com")
     content[end - 100 : end] = b"\xff" * 100
     (tmp_path / "asn.mmdb").write_bytes(content)

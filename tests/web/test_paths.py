@@ -343,6 +343,9 @@ async def test_an_odd_spelling_of_a_path_is_counted_under_the_same_value(key: An
     for tenant in ("one", "two"):
         assert await statuses(app, 1, f"/{tenant}/jobs") == [200]
         assert await statuses(app, 1, f"/{tenant}//jobs", raw_path=b"/", client=("192.0.2.1", 1)) == [429]
+    redirecting = RateLimitMiddleware(hello, rules=[Rule("/{tenant}/", "1/minute", key=key)])
+    assert await statuses(redirecting, 1, "/one-/") == [200]
+    assert await statuses(redirecting, 1, "/one-", client=("192.0.2.1", 1)) == [429]
 
 
 # -- a key of a typed parameter is its value ---------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule, everyone
 from slidegate.core import Concurrency, LimitSet, StoreUnavailable
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, Answer, call, hello, scope_of, statuses
+from ..asgi import PEER, Answer, call, hello, scope_of, send_scope, statuses
 from ..redis_servers import AT_REDIS, BOUND_S, needs_redis
 from ..remote_stores import RemoteStore
 from ..virtual_time import VirtualTime, turns
@@ -186,7 +186,7 @@ async def test_an_answer_says_how_many_more_there_is_room_for() -> None:
     assert answer.headers["ratelimit-policy"] == '"work";q=100;w=60, "work-concurrency";q=3;qu="concurrent-requests"'
 
 
-async def test_a_file_that_the_server_sends_and_trailers_are_last_bytes_too() -> None:
+async def test_a_file_that_the_server_sends_and_trailers_are_last_bytes_too_and_a_socket_ends_with_its_close() -> None:
     shop = Workshop(1)
     seen: list[int] = []
 
@@ -207,6 +207,12 @@ async def test_a_file_that_the_server_sends_and_trailers_are_last_bytes_too() ->
     shop.finish(sending({**start, "trailers": True}, body, {**trailers, "more_trailers": True}, trailers))
     await call(shop.middleware)
     assert seen == [1, 1, 1, 0]
+    shop.finish(sending(*({"type": f"websocket.{kind}"} for kind in ("accept", "send", "close"))))
+    await send_scope(shop.middleware, scope_of(type="websocket"))
+    assert seen == [1, 1, 0]
+    shop.finish(sending({"type": "websocket.close"}))
+    await send_scope(shop.middleware, scope_of(type="websocket"))
+    assert seen == [0]
 
 
 async def test_a_background_task_holds_no_permit() -> None:

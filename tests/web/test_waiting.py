@@ -140,6 +140,11 @@ async def test_refusals_that_count_are_charged_when_they_are_refused_and_not_whi
     await crowd.come()
     assert (await limiter.peek(PEER, "3/10s", 0, rule="slow")).remaining == 0
     assert await crowd.all() == [(0, 200, 4.0)]
+    left = (await limiter.peek(PEER, "9/10s", 0, rule="slow")).remaining
+    await limiter.ban(PEER, "1m")
+    assert await statuses(app, 1) == [403], "a limit did not refuse, so nothing is charged"
+    await limiter.unban(PEER)
+    assert (await limiter.peek(PEER, "9/10s", 0, rule="slow")).remaining == left
 
 
 @pytest.mark.parametrize("room", [False, True])

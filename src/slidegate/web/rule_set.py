@@ -356,7 +356,7 @@ def _exempts(rule: Rule, kind: str, method: object, texts: RequestTexts) -> bool
 
 
 def chosen(met: Iterable[tuple[BoundRule, bool]]) -> Matched:
-    """Return what some rules, in their order, are for a request; each comes with whether it ends the list."""
+    """Return what some rules, in their order, are for a request; each comes with whether it ends the list there."""
     counting: list[BoundRule] = []
     last: Rule | None = None
     for bound, ends in met:
@@ -364,7 +364,6 @@ def chosen(met: Iterable[tuple[BoundRule, bool]]) -> Matched:
             counting.append(bound)
         if ends:
             last = bound.rule
-            break
     blocked = last if last is not None and last.blocks else None
     limiting = tuple(bound for bound in counting if bound.rule.action == "limit") if blocked is None else ()
     shadows = tuple(bound for bound in counting if bound.rule.action != "limit")

@@ -29,6 +29,8 @@ class PermitsContract:
         refused = await store.hit(asked)
         assert (refused.allowed, refused.reason, refused.retry_after_us) == (False, Reason.LIMITED, None)
         assert (refused.retry_after, refused.reset_after_us, refused.remaining) == (None, 0, 0)
+        (view,) = await store.views("ann", asked[0])
+        assert (view.used, view.more_after_us, view.reset_after_us) == (2, 0, 0), "nobody knows when a permit ends"
         store.clock.advance("1s")
         assert not await store.hit(asked), "a second frees nothing"
         assert await store.refund(first) is True
