@@ -177,7 +177,7 @@ async def test_a_file_that_cannot_be_read_leaves_the_rules_at_work_until_it_can(
         ('when = { network = "asn.mmdb", is_in = ["NL"] }', r"when: .*asn.mmdb does not say the country \(iso_code\)"),
         ('key = { network = "asn.mmdb", by = "country" }', r"key.network: .*asn.mmdb does not say the country"),
         ('key = { network = "slidegate.toml" }', r"key.network: cannot read .*slidegate.toml"),
-        ('fair = { network = "asn.mmdb" }', "fair: it goes with concurrency; add"),
+        ('fair = { network = "asn.mmdb" }', "fair: requires concurrency; add"),
     ],
 )
 def test_what_a_file_does_not_say_is_refused_with_its_key(files: FollowedFiles, written_so: str, message: str) -> None:

@@ -219,8 +219,8 @@ class KeyTable(_ToolsOrNetwork):
         ((source, value),) = sources.items()
         for option, those in _GOES_WITH.items():
             if option in self.given and source not in those:
-                why = f"{source} always finds a key" if option == "fallback" else f"it goes with {those[0]}"
-                raise ConfigurationError(f"{option}: {why}; leave out {option}")
+                why = f"{source} always finds a key" if option == "fallback" else f"requires {those[0]}"
+                raise ConfigurationError(f"{option}: {why}; remove {option}")
         if source in _VALUES:
             return _VALUES[source](value, fallback=_unless_client(self.fallback))
         if source == "combine":
@@ -249,7 +249,7 @@ class ConditionTable(_ToolsOrNetwork):
         if self.network is not None:
             for option in ("validated", "is_method"):
                 if option in self.given:
-                    raise ConfigurationError(f"{option}: it goes with mcp_tool; leave out {option}")
+                    raise ConfigurationError(f"{option}: requires mcp_tool; remove {option}")
             place = key_by(loader.network_file(self.network))
             return self._condition(partial(place.is_in, *self.is_in or ()))
         if not self.validated:
