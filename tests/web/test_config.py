@@ -160,7 +160,7 @@ BAD: list[tuple[str | bytes, str]] = [
     (BANS + 'key = { path_param = "id" }', "bans: <BanPolicy 's' after 20/10m, 1h>: key: <key path:id> does not"),
     (
         BANS + "key = { client = { ipv4_prefix = 8 } }",
-        "bans: <BanPolicy 's' after 20/10m, 1h>: its clients are of ipv4",
+        "bans: <BanPolicy 's' after 20/10m, 1h>: its clients have ipv4",
     ),
     (BANS + 'signals = { refused = "bann" }', "bans.s.signals.refused: Input should be a valid integer; Input should "),
     ("[bans.s.signals]\nrefused = 1\nrefusd = 1", "bans.s.signals: expected a status from 100 to 599"),
@@ -221,7 +221,7 @@ def test_code_goes_before_the_file_and_the_file_before_the_environment(
 @pytest.mark.parametrize("written", ['store = "memory://"', 'deadline = "50ms"', 'on_error = "deny"'])
 def test_a_limiter_in_code_has_what_the_file_would_say_about_its_own(written: str, file: Path) -> None:
     name = written.partition(" ")[0]
-    with pytest.raises(ConfigurationError, match=rf"slidegate\.toml: {name}: the limiter that the code gives"):
+    with pytest.raises(ConfigurationError, match=rf"slidegate\.toml: {name}: the limiter given in code"):
         middleware(file, f'{written}\nlimits = "1/hour"\n', limiter=Limiter())
     with pytest.raises(ConfigurationError, match=r"observers: .* limiter=Limiter\(store, observers="):
         middleware(file, 'limits = "1/hour"\n', limiter=Limiter(), observers=[print])

@@ -188,7 +188,7 @@ def test_what_a_file_does_not_say_is_refused_with_its_key(files: FollowedFiles, 
 async def test_a_limiter_in_code_goes_with_networks_in_rules(files: FollowedFiles) -> None:
     limiter = Limiter(MemoryStore())
     path = files.write("slidegate.toml", f'networks = "asn.mmdb"{NETWORKS}')
-    with pytest.raises(ConfigurationError, match="networks: the limiter that the code gives has its own; leave out n"):
+    with pytest.raises(ConfigurationError, match="networks: the limiter given in code has its own; remove n"):
         RateLimitMiddleware.from_file(hello, path, limiter=limiter)
     files.write("slidegate.toml", NETWORKS)
     app = RateLimitMiddleware.from_file(hello, path, limiter=limiter)
