@@ -216,12 +216,12 @@ BAD: dict[str, list[tuple[Callable[[], object], str]]] = {
     "bans": [
         (lambda: middleware(bans="20/10m"), "bans: expected BanPolicy"),
         (lambda: middleware(bans=[BanPolicy, 3]), "not <class"),
-        (lambda: middleware(bans=[BanPolicy(), BanPolicy()]), "two policies are called 'abuse'"),
+        (lambda: middleware(bans=[BanPolicy(), BanPolicy()]), "two policies are named 'abuse'"),
         (lambda: bans(key="x"), "expected a built-in key such as header, not 'x'"),
         (lambda: bans(key=everyone), "does not identify a client"),
         (lambda: bans(key=header("X-Key", fallback=everyone)), "does not identify a client"),
         (lambda: bans(key=combine(client_ip(), path_param("id"))), "does not identify a client"),
-        (lambda: bans(key=client_ip(ipv4_prefix=16)), "its clients are of ipv4_prefix=16, "),
+        (lambda: bans(key=client_ip(ipv4_prefix=16)), "its clients have ipv4_prefix=16, "),
     ],
     "messages": [
         (lambda: MessageLimits("often"), "often"),
