@@ -82,7 +82,7 @@ def test_files_that_add_up_to_everybody_only_now_change_nothing(files: ListFiles
     assert found(lists, "198.51.100.7") is None
     (event,) = files.heard.events
     assert (event.kind, event.details) == ("list_rejected", {"list": "b", "path": str(second)})
-    assert event.message.startswith("list 'b' stays as it is: files: covers half of all")
+    assert event.message.startswith("list 'b' is kept unchanged: files: covers half of all")
 
 
 def test_the_first_list_that_holds_an_address_is_named(files: ListFiles) -> None:

@@ -152,13 +152,13 @@ BanKey: TypeAlias = Annotated[Literal["client", "user"], _Named] | Made["KeyTabl
 MessageKey: TypeAlias = Annotated[Literal["connection", "client", "everyone", "user"], _Named] | Made["KeyTable"]
 _VALUES: Final = {**keys.SENT_BY_NAME, "path_param": path_param}
 _SOURCES: Final = (*_VALUES, "client", "combine", "mcp_tool", "network")
-_GOES_WITH: Final = {"fallback": tuple(_VALUES), "validated": ("mcp_tool",), "by": ("network",)}
+_SOURCES_OF: Final = {"fallback": tuple(_VALUES), "validated": ("mcp_tool",), "by": ("network",)}
 """The sources of a key that accept an additional option."""
 _ONE_SOURCE: Final[dict[str, Any]] = {
     "oneOf": [
         {
             "required": [source],
-            "not": {"anyOf": [{"required": [option]} for option, those in _GOES_WITH.items() if source not in those]},
+            "not": {"anyOf": [{"required": [option]} for option, those in _SOURCES_OF.items() if source not in those]},
         }
         for source in _SOURCES
     ]
@@ -217,7 +217,7 @@ class KeyTable(_ToolsOrNetwork):
         if len(sources) != 1:
             raise ConfigurationError(f"expected one of {', '.join(_SOURCES)}")
         ((source, value),) = sources.items()
-        for option, those in _GOES_WITH.items():
+        for option, those in _SOURCES_OF.items():
             if option in self.given and source not in those:
                 why = f"{source} always finds a key" if option == "fallback" else f"requires {those[0]}"
                 raise ConfigurationError(f"{option}: {why}; remove {option}")
