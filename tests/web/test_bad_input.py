@@ -110,7 +110,7 @@ BAD: dict[str, list[tuple[Callable[[], object], str]]] = {
         (lambda: rule("/items/id}", exempt=True), "it has a brace without a parameter"),
         (lambda: rule("/caf%C3%A9", "5/minute"), "are decoded first; write '/café'"),
         (lambda: rule([], "1/s"), 'expected paths such as ["/login", "/token"], not an empty list'),
-        (lambda: rule(["/a", "*"], "1/s"), 'path: "*" means every path; write it alone'),
+        (lambda: rule(["/a", "*"], "1/s"), 'path: "*" means every path; do not combine'),
         (lambda: rule(["/a", "/b", "/a"], "1/s"), "path: '/a' is listed twice in"),
         (lambda: rule(b"/a", "1/s"), "not b'/a'"),
         (lambda: rule("*", "1/s", key=path_param("t")), "path_param: '*' has no parameter 't'"),

@@ -235,7 +235,7 @@ class ConfigLoader:
         path = self.beside(name)
         version = self.versions[path] = version_of(path)
         if version is not None and not version.size:  # a torn write: without proxies, all clients would count as one
-            raise ConfigurationError(f"{path}: has zero bytes; for nobody, write a comment: # nobody")
+            raise ConfigurationError(f"{path}: has zero bytes; to trust no proxy, write a comment such as: # none")
         return Networks.from_file(path)
 
     def follow(self, files: Sequence[ListFile]) -> Networks:
@@ -246,7 +246,7 @@ class ConfigLoader:
         self.versions = versions | read
         for path, version in versions.items():
             if path in self.filled and version is not None and not version.size:
-                raise ConfigurationError(f"{path}: has zero bytes; for a list of nothing, write a comment: # nothing")
+                raise ConfigurationError(f"{path}: has zero bytes; to empty the list, write a comment such as: # empty")
         made = Networks.of_files(files, self.clock)
         self.versions = read
         return made

@@ -99,9 +99,9 @@ class Client(_Table):
     header: str = "x-forwarded-for"
     """The header in which the proxies name the client."""
     ipv4_prefix: int = Field(default=32, ge=8, le=32)
-    """Bits of an IPv4 address that make one client."""
+    """The prefix length that identifies one IPv4 client."""
     ipv6_prefix: int = Field(default=64, ge=32, le=128)
-    """Bits of an IPv6 address that make one client."""
+    """The prefix length that identifies one IPv6 client."""
     trust_all: bool = False
     """Allow trusted networks that cover most addresses."""
 
@@ -125,7 +125,7 @@ class ListTable(_Table):
     name: str = ""
     """The name of the list; by default the file's name without suffix."""
     strict: bool = True
-    """Whether host bits behind a prefix are an error."""
+    """Whether host bits after the prefix are an error."""
 
     def made(self, loader: ConfigLoader) -> ListFile:
         """See `_Table.made`."""
@@ -203,13 +203,13 @@ class KeyTable(_ToolsOrNetwork):
     path_param: str | None = None
     """Each value of a parameter of the rule's path."""
     client: Made[Client] | None = None
-    """Each client address, with options of its own."""
+    """Each client address, with its own options."""
     combine: list[Key] | None = Field(default=None, min_length=2)
     """Each combination of several keys, such as ["client", { header = "X-Tenant" }]."""
     fallback: Key | None = None
-    """The key where the value is missing; by default the client."""
+    """The key if the value is missing; by default the client."""
     by: Literal["asn", "country"] | None = None
-    """With network: what to count by where the file says both; by default the operator."""
+    """With network: what to count by if the file has both; by default the operator."""
 
     def made(self, loader: ConfigLoader) -> keys.Key:
         """See `_Table.made`."""

@@ -241,7 +241,7 @@ def _united(lists: Sequence[NetworkList]) -> core.Networks:
 def _reread(before: NetworkList, version: FileVersion | None) -> NetworkList:
     path = before.file.path
     if version is not None and not version.size and before.entries:
-        raise ConfigurationError(f"{path}: has zero bytes; for a list of nothing, write a comment: # nothing")
+        raise ConfigurationError(f"{path}: has zero bytes; to empty the list, write a comment such as: # empty")
     try:
         return before.file.read()
     except ConfigurationError:

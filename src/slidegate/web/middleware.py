@@ -417,7 +417,7 @@ class RateLimitMiddleware(FailsAtStartup):
         named = [(rule, "in a middleware") for rule in self.rules]
         for layer in layers(self.app):
             if isinstance(layer, RateLimitMiddleware) and layer.error is None and layer.limiter is self.limiter:
-                named += [(rule, "in another further in") for rule in layer.rules]
+                named += [(rule, "in an inner middleware") for rule in layer.rules]
         return named
 
     def _register(self) -> None:

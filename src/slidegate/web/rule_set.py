@@ -43,7 +43,7 @@ class BoundRule:
         bucket: The owner of its counts, with the fixed limits.
         key: The built-in key, None for the client's address.
         key_function: The user's key function, if the rule has one.
-        cost: The fixed cost; 1 where a function returns it.
+        cost: The fixed cost; 1 if a function returns it.
         cost_function: The user's cost function, if the rule has one.
         permits: The owner of its permits, if the rule has a concurrency limit in addition to limits.
         plain: Whether condition, limits, key and cost need no call of a user's function, and no permit is held.

@@ -305,7 +305,7 @@ def checked_paths(path: Any) -> tuple[str, ...]:
         raise ConfigurationError('path: expected paths such as ["/login", "/token"], not an empty list')
     for place, one in enumerate(listed):
         if one == "*":
-            raise ConfigurationError(f'path: "*" means every path; write it alone, not beside others: {quoted(listed)}')
+            raise ConfigurationError(f'path: "*" means every path; do not combine it with others: {quoted(listed)}')
         if one in listed[:place]:
             raise ConfigurationError(f"path: {quoted(one)} is listed twice in {quoted(listed)}; write it once")
     return tuple(listed)
