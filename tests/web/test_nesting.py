@@ -240,7 +240,7 @@ async def test_other_limits_under_one_name_end_the_start(app: Any, rules: list[R
     app.add_middleware(RateLimitMiddleware, rules=rules)
     said, error = await started(app)
     assert isinstance(error, ConfigurationError)
-    assert "name: 'x' is '5/1m'" in str(error)
+    assert "name: 'x' has the limits '5/1m'" in str(error)
     assert f"and '6/1m' {where}" in str(error)
     assert said == [{"type": "lifespan.startup.failed", "message": str(error)}]
 
