@@ -38,7 +38,7 @@ def test_a_healthy_application_is_clean_and_was_started_and_stopped(capsys: pyte
         ("bare", {("SG201", "no RateLimitMiddleware")}),
         ("mounting", set()),
         ("no_lifespan", {("SG201", "no RateLimitMiddleware")}),
-        ("half", {("SG124", "is for PATCH, which no route at '/one' takes, but GET /one")}),
+        ("half", {("SG124", "is for PATCH, but the path '/one' has only GET /one")}),
     ],
 )
 def test_an_application_with_mistakes_is_told_of_each(

@@ -50,7 +50,7 @@ TEN = 'limits = "ten/minute"'
 LOST = 'store = "lmdb:///dev/null/middleware"\nlimits = "5/minute"'
 ADDITIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "limits": (RateLimitMiddleware, {"limits": "ten/minute"}, "'ten/minute'"),
-    "two names": (RateLimitMiddleware, {"rules": [Rule("*", "1/s", name="a")] * 2}, "are one bucket"),
+    "two names": (RateLimitMiddleware, {"rules": [Rule("*", "1/s", name="a")] * 2}, "would share one bucket"),
     "bans": (RateLimitMiddleware, {"bans": BanPolicy("3/1h", key=of_ban)}, "of_ban"),
     "an option": (RateLimitMiddleware, {"limit": "5/minute"}, "unknown option 'limit'"),
     "ignore_checks": (RateLimitMiddleware, {"limits": "1/s", "ignore_checks": 7}, "not 7"),

@@ -181,10 +181,10 @@ async def test_a_rule_that_a_route_meets_or_that_meets_scanners_is_not(rule: Rul
 @pytest.mark.parametrize(
     ("rule", "told"),
     [
-        (Rule("/login", "5/minute", methods=["DELETE", "PUT"]), "is for DELETE, PUT, which no route at '/login' takes"),
-        (Rule("/talk", "5/minute", connection="http"), "is for http, which no route at '/talk' takes, but WS /talk"),
-        (Rule("/login", "5/minute", connection="websocket"), "but GET,POST /login"),
-        (Rule("/items/{id}", exempt=True, methods=["POST"]), "but GET /items/{id}"),
+        (Rule("/login", "5/minute", methods=["DELETE", "PUT"]), "is for DELETE, PUT, but the path '/login' has only"),
+        (Rule("/talk", "5/minute", connection="http"), "is for http, but the path '/talk' has only WS /talk"),
+        (Rule("/login", "5/minute", connection="websocket"), "has only GET,POST /login"),
+        (Rule("/items/{id}", exempt=True, methods=["POST"]), "has only GET /items/{id}"),
     ],
     ids=repr,
 )

@@ -176,11 +176,11 @@ async def test_a_file_that_cannot_be_read_leaves_the_rules_at_work_until_it_can(
         ('when = { network = "asn.mmdb", is_in = [0] }', "when.is_in: expected countries such as .* not 0"),
         (
             'when = { network = "asn.mmdb", is_in = ["NL"] }',
-            r"when.is_in: .* does not say the country \(iso_code\)",
+            r"when.is_in: .* does not contain the country \(iso_code\)",
         ),
-        ('key = { network = "asn.mmdb", by = "country" }', r"key.by: .*asn.mmdb does not say the country"),
+        ('key = { network = "asn.mmdb", by = "country" }', r"key.by: .*asn.mmdb does not contain the country"),
         ('key = { network = "slidegate.toml" }', r"key.network: cannot read .*slidegate.toml"),
-        ('fair = { network = "asn.mmdb" }', "fair: it goes with concurrency; add"),
+        ('fair = { network = "asn.mmdb" }', "fair: requires concurrency; add"),
     ],
 )
 def test_what_a_file_does_not_say_is_refused_with_its_key(files: FollowedFiles, written_so: str, message: str) -> None:
@@ -191,7 +191,7 @@ def test_what_a_file_does_not_say_is_refused_with_its_key(files: FollowedFiles, 
 async def test_a_limiter_in_code_goes_with_networks_in_rules(files: FollowedFiles) -> None:
     limiter = Limiter(MemoryStore())
     path = files.write("slidegate.toml", f'networks = "asn.mmdb"{NETWORKS}')
-    with pytest.raises(ConfigurationError, match="networks: the limiter that the code gives has its own; leave out n"):
+    with pytest.raises(ConfigurationError, match="networks: the limiter given in code has its own; remove n"):
         RateLimitMiddleware.from_file(hello, path, limiter=limiter)
     files.write("slidegate.toml", NETWORKS)
     app = RateLimitMiddleware.from_file(hello, path, limiter=limiter)

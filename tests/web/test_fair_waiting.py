@@ -286,11 +286,11 @@ async def test_every_store_hands_permits_out_fairly(kind: str, tmp_path: Path, s
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"limits": "5/minute", "wait": "1s", "fair": user}, "fair: it goes with concurrency"),
-        ({"concurrency": 2, "fair": user}, 'fair: it goes with wait; add wait="30s"'),
+        ({"limits": "5/minute", "wait": "1s", "fair": user}, "fair: requires concurrency"),
+        ({"concurrency": 2, "fair": user}, 'fair: requires wait; add wait="30s"'),
         ({"concurrency": 2, "wait": "1s", "fair": "tenant"}, "fair: expected client_ip"),
-        ({"concurrency": 2, "wait": "1s", "fair": header}, "fair: .* makes a key; call it"),
-        ({"exempt": True, "fair": user}, "exempt: it does not go with fair"),
+        ({"concurrency": 2, "wait": "1s", "fair": header}, "fair: .* returns a key; call it"),
+        ({"exempt": True, "fair": user}, "exempt: cannot be combined with fair"),
     ],
 )
 def test_what_cannot_work_is_refused_where_it_is_written(options: Any, message: str) -> None:

@@ -149,7 +149,7 @@ async def test_a_user_that_cannot_be_named_is_counted_by_address(caplog: pytest.
             raise OSError("the database is away")
 
     assert await keys(Rule("*", "9/hour", key=user), scope_of(state={"user": Lazy()})) == [PEER]
-    assert "cannot be named" in caplog.text
+    assert "reading the user failed" in caplog.text
 
 
 async def current_user(connection: HTTPConnection) -> str:

@@ -82,7 +82,7 @@ def test_files_that_add_up_to_everybody_only_now_change_nothing(files: ListFiles
     assert found(lists, "198.51.100.7") is None
     (event,) = files.heard.events
     assert (event.kind, event.details) == ("list_rejected", {"list": "b", "path": str(second)})
-    assert event.message.startswith("list 'b' stays as it is: files: covers half of all")
+    assert event.message.startswith("list 'b' is kept unchanged: files: covers half of all")
 
 
 def test_the_first_list_that_holds_an_address_is_named(files: ListFiles) -> None:
@@ -146,7 +146,7 @@ async def test_a_request_that_cannot_start_a_thread_is_answered_all_the_same(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuses)
         assert await statuses(app, 1) == [403]
-    assert "no thread to look at" in caplog.text
+    assert "no thread to check" in caplog.text
 
 
 async def test_a_changed_configuration_does_not_take_a_list_of_zero_bytes_either(files: ListFiles) -> None:

@@ -136,7 +136,7 @@ async def test_limits_apply_where_nobody_knows_the_tool_and_exemptions_do_not() 
         (lambda: TOOLS.is_in(), "is_in: expected tools that mcp_tool names"),
         (lambda: TOOLS.is_method(), "is_method: expected methods"),
         (lambda: mcp_tool("search").is_in("search"), "a condition needs mcp_tool\\(..., validated=True\\)"),
-        (lambda: Rule("/mcp", "1/hour", key=mcp_tool), "makes a key; call it"),  # type: ignore[arg-type]
+        (lambda: Rule("/mcp", "1/hour", key=mcp_tool), "returns a key; call it"),  # type: ignore[arg-type]
         (
             lambda: RateLimitMiddleware(hello, limits="1/hour", bans=BanPolicy("3/1m", "1h", key=TOOLS)),
             "does not identify a client",

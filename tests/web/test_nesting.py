@@ -240,7 +240,7 @@ async def test_other_limits_under_one_name_end_the_start(app: Any, rules: list[R
     app.add_middleware(RateLimitMiddleware, rules=rules)
     said, error = await started(app)
     assert isinstance(error, ConfigurationError)
-    assert "name: 'x' is '5/1m'" in str(error)
+    assert "name: 'x' has the limits '5/1m'" in str(error)
     assert f"and '6/1m' {where}" in str(error)
     assert said == [{"type": "lifespan.startup.failed", "message": str(error)}]
 
@@ -248,7 +248,7 @@ async def test_other_limits_under_one_name_end_the_start(app: Any, rules: list[R
 def test_other_limits_under_one_name_in_two_middlewares_are_an_error_where_the_outer_one_is_made() -> None:
     limiter = Limiter(MemoryStore())
     inner = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", "5/minute", name="x")])
-    with pytest.raises(ConfigurationError, match="'4/1m' in a middleware and '5/1m' in another further in"):
+    with pytest.raises(ConfigurationError, match="'4/1m' in a middleware and '5/1m' in an inner middleware"):
         RateLimitMiddleware(inner, limiter=limiter, rules=[Rule("*", "4/minute", name="x")])
     RateLimitMiddleware(inner, rules=[Rule("*", "4/minute", name="x")])  # on a limiter of its own
 

@@ -116,7 +116,7 @@ async def test_who_waits_under_a_rule_that_is_counted_here_waits_for_no_other() 
     ("options", "message"),
     [
         ({"limits": "1/hour", "on_error": "open"}, "on_error: expected one of"),
-        ({"exempt": True, "on_error": "deny"}, "exempt: it does not go with on_error"),
+        ({"exempt": True, "on_error": "deny"}, "exempt: cannot be combined with on_error"),
     ],
 )
 def test_what_cannot_work_is_refused_where_it_is_written(options: Any, message: str) -> None:

@@ -1,1 +1,1 @@
-"""The part that sees the requests: rules, keys, the middleware and its answers."""
+"""Enforces limits on requests: rules, keys, the middleware and its responses."""

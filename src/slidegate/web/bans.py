@@ -1,8 +1,8 @@
-"""The ban policies of a middleware at work: their signals, and the strikes that follow.
+"""Applies the ban policies of a middleware: matches their signals and records strikes.
 
-Three moments can strike: when a request comes (honeypots), when a middleware refuses it, and when the application's
-answer begins; and the application itself, with `strike`, for a wrong password for example. Clients on an allowlist are
-never struck, and nobody is struck for a request that a rule exempts; a refusal is no answer of the application.
+Strikes are recorded at three points: when a request arrives (honeypots), when a middleware refuses it, and when the
+application's response starts. The application itself can call `strike`, for example after a wrong password. There are
+no strikes for clients on an allowlist, nor for requests that a rule exempts. The status of a refusal is not a signal.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .paths import PathIndex, RulePath, is_astray, normal, route_path
 
 
 class Signal(NamedTuple):
-    """What a policy strikes for, and with how many strikes."""
+    """A reason for which a policy strikes, and the number of strikes."""
 
     policy: BanPolicy
     weight: int
@@ -43,7 +43,7 @@ class Signal(NamedTuple):
 
 
 class _Protected:
-    """Networks that no policy bans: those of trusted proxies and of the allowlist."""
+    """Networks that policies never ban: those of trusted proxies and of the allowlist."""
 
     def __init__(self, client: ClientAddress, allowlist: Networks | None) -> None:
         self._lists = [networks for networks in (client.networks, allowlist) if networks is not None]
@@ -53,25 +53,25 @@ class _Protected:
 
 
 class BanSignals:
-    """Strikes for the signals of its policies.
+    """Strikes clients for the signals of ban policies.
 
     Args:
         policies: The policies.
         limiter: The limiter that counts strikes.
-        client: How the client's address is found.
+        client: Determines the client's address.
         allowlist: Networks that are never banned.
         calls: Reports keys that fail.
 
     Attributes:
         policies: The policies by name.
-        keyed: Whether anything but the client can be banned by a policy.
-        on_request: Whether requests themselves can strike.
-        on_status: Whether statuses of answers can.
-        on_refusal: Whether refusals can.
-        struck_for: All that strikes, each as (policy, reason).
+        keyed: Whether a policy bans keys other than the client.
+        on_request: Whether there are signals for the path of a request.
+        on_status: Whether there are signals for the status of a response.
+        on_refusal: Whether there are signals for refusals.
+        struck_for: All signals, each as (policy, reason).
 
     Raises:
-        ConfigurationError: A policy is none, two have one name, or a key or path cannot be used.
+        ConfigurationError: An item is not a policy, two policies have one name, or a key or path is invalid.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class BanSignals:
         self._calls = calls
         self._limiter = limiter
         self._client = client
-        self._is_wider = client.prefixes != OWN_PREFIX  # or narrower: a ban of the address is of another key
+        self._is_wider = client.prefixes != OWN_PREFIX  # or narrower: a ban of the address then has a different key
         self._protected = _Protected(client, allowlist)
         self._keys: list[Key] = [policy.key for policy in self.policies.values() if policy.key is not None]
         self.keyed = bool(self._keys)
@@ -114,7 +114,7 @@ class BanSignals:
                 self._signals[status].append(Signal(policy, weight, f"status {status}"))
 
     def own_subjects(self, client_key: str, address: Address | None) -> tuple[BanSubject, ...]:
-        """Return the keys and the address whose bans refuse a client, whatever its request is."""
+        """Return the keys and the address whose bans apply to all requests of a client."""
         if address is None:
             return (client_key,)
         own: tuple[BanSubject, ...] = (client_key, address)
@@ -123,23 +123,23 @@ class BanSignals:
         return own if operator is None else (*own, operator)
 
     def subjects(self, scope: Scope, client_key: str, address: Address | None) -> Sequence[BanSubject]:
-        """Return the keys and addresses whose bans refuse a request."""
+        """Return the keys and addresses whose bans apply to a request."""
         own = self.own_subjects(client_key, address)
         if not self._keys:
             return own
         return [*own, *(key.find(scope, self._limiter, client_key) for key in self._keys)]
 
     def signals_of(self, scope: Scope, outer: Iterable[BanSignals]) -> Sequence[Signal]:
-        """Return the signals that the request itself shows, except those for which a middleware further out strikes."""
+        """Return the signals for the path of a request, except those for which an outer middleware strikes."""
         if not self.on_request or not isinstance(scope["path"], str) or is_astray(scope["path"]):
             return ()
         path = route_path(scope)
         found = self._paths.find([("", path), ("", normal(path))])
-        # Two texts of a path may lead to one signal.
+        # Two spellings of a path may match the same signal.
         return self._not_struck_by([*{id(signal): signal for signal in found}.values()], outer)
 
     async def strike(self, signal: Signal, scope: Scope) -> Ban | None:
-        """Strike whoever sent a request. A client that leaves meanwhile does not take the strike back.
+        """Strike the client of a request; return the ban if there is one. A disconnect does not cancel the strike.
 
         Raises:
             StoreUnavailable: The store does not answer, and ``on_error="deny"``.
@@ -147,8 +147,8 @@ class BanSignals:
         policy, weight, reason = signal
         try:
             key = self._banned_key(policy, scope, *self._client.locate(scope))
-        except ConfigurationError as error:  # a key of the user's own that cannot be one
-            self._calls.report("key", policy.name, error, "nobody is struck")
+        except ConfigurationError as error:  # a custom key returned an invalid value
+            self._calls.report("key", policy.name, error, "no strike is counted")
             return None
         if key is None:
             return None
@@ -156,7 +156,7 @@ class BanSignals:
         return await to_the_end(answer) if isawaitable(answer) else answer
 
     def _banned_key(self, policy: BanPolicy, scope: Scope, client_key: str, address: Address | None) -> str | None:
-        """Return the key that a strike may ban; None if the policy may not, or where many share the key."""
+        """Return the key that a strike may ban; None if the policy may not ban it, or if many clients share it."""
         if policy.key is None and address is not None:
             return client_key if may_ban(policy, client_key, self._protected) else None
         key = client_key if policy.key is None else policy.key.find(scope, self._limiter, client_key)
@@ -168,13 +168,13 @@ class BanSignals:
         return spelled if may_ban(policy, spelled, self._protected) else None
 
     async def strike_for(self, what: int | Literal["refused"], scope: Scope, outer: Iterable[BanSignals]) -> list[Ban]:
-        """Strike for the status of the application's answer, or a refusal, unless a middleware further out does.
+        """Strike for the status of the application's response or for a refusal, unless an outer middleware does.
 
         Returns:
-            The bans that this made.
+            The resulting bans.
         """
         bans: list[Ban] = []
-        with suppress(StoreError):  # the request is answered or refused as it is
+        with suppress(StoreError):  # does not change the answer to the request
             for signal in self._not_struck_by(self._signals.get(what, ()), outer):
                 ban = await self.strike(signal, scope)
                 if ban is not None:
@@ -182,7 +182,7 @@ class BanSignals:
         return bans
 
     def _not_struck_by(self, signals: Sequence[Signal], outer: Iterable[BanSignals]) -> Sequence[Signal]:
-        """Leave out signals for which a middleware further out strikes under the same policy."""
+        """Return the signals for which no outer middleware strikes under the same policy."""
         theirs = [other.struck_for for other in outer if other._limiter is self._limiter]
         if not theirs:
             return signals
@@ -200,7 +200,7 @@ def _by_name(policies: object) -> dict[str, BanPolicy]:
     by_name: dict[str, BanPolicy] = {}
     for policy in check_list("bans", given, 'BanPolicy("20/10m", "1h") or a list of them', BanPolicy):
         if policy.name in by_name:
-            raise ConfigurationError(f"two policies are called {policy.name!r}; give one of them another name=", "bans")
+            raise ConfigurationError(f"two policies are named {policy.name!r}; give one of them another name=", "bans")
         try:
             check_policy(policy)
         except ConfigurationError as error:
@@ -230,50 +230,50 @@ def check_policy(policy: BanPolicy) -> None:
 
 
 def _check_width(policy: BanPolicy, key: Key) -> None:
-    """Check that the clients of a policy are no wider than one customer is: nothing wider is ever banned."""
+    """Check that the client prefixes of a policy are not wider than the widest network that policies ban."""
     if not isinstance(key, ClientAddress):
         return
     for version, name in ((4, "ipv4_prefix"), (6, "ipv6_prefix")):
         if key.prefixes[version] < WIDEST[version]:
             raise ConfigurationError(
-                f"{policy!r}: its clients are of {name}={key.prefixes[version]}, and no policy bans a network "
-                f"wider than /{WIDEST[version]}; give it a key of its own, for example "
+                f"{policy!r}: its clients have {name}={key.prefixes[version]}, but policies ban no network "
+                f"wider than /{WIDEST[version]}; give the policy its own key, for example "
                 f"BanPolicy(..., key=client_ip({name}={WIDEST[version]}))",
                 "bans",
             )
 
 
 def names_nobody(key: Key | None) -> bool:
-    """Return whether a key, or one that it is made of or falls back to, is that of all clients of a place."""
+    """Return whether a key, one of its parts or a fallback is shared by many clients instead of identifying one."""
     return any(getattr(part, "shared", False) for part in parts_of(key))
 
 
 async def strike(
     request: HTTPConnection, weight: int | Literal["ban"] = 1, reason: str = "", *, policy: str | None = None
 ) -> Ban | None:
-    """Hold something against whoever sent a request, and return the ban if that was one strike too many.
+    """Record strikes against the client of a request; return the ban if they lead to one.
 
-    The request itself goes on; a ban refuses the next. Nothing is held against clients on an allowlist, on routes that
-    a rule exempts, and for addresses that the policy may not ban.
+    The request itself continues; a ban refuses later ones. There are no strikes against clients on an allowlist, on
+    routes that a rule exempts, or against addresses that the policy may not ban.
 
     Args:
         request: The request, or the websocket.
-        weight: How many strikes it stands for, 1 or more, or ``"ban"`` for all that a ban takes.
-        reason: For the operator; clients do not see it.
-        policy: The name of the ban policy; needed if there are several.
+        weight: The number of strikes, 1 or more, or ``"ban"`` for an immediate ban.
+        reason: Shown to operators, never to clients.
+        policy: The name of the ban policy; required if there are several.
 
     Raises:
         ConfigurationError: There is no policy of that name, there are several and none is named, or the weight is
             invalid.
-        StoreUnavailable: The store does not answer, and `on_error` is ``"deny"``: whether the client is banned is not
-            known.
+        StoreUnavailable: The store does not answer and `on_error` is ``"deny"``, so whether the client is banned is
+            unknown.
     """
     if weight != "ban":
         check_whole(weight, 1, 1_000_000, "strike: weight", 'or "ban", for example 1')
     decided = decided_about(request.scope, "strike")
     if decided is None:
         return None
-    # The innermost first, so that the outermost of two of one name remains.
+    # Innermost first, so that the outermost of two policies with one name wins.
     above = {name: parts for parts, _ in reversed(decided.entries) for name in parts.signals.policies}
     if policy is None and len(above) == 1:
         (policy,) = above
@@ -281,7 +281,7 @@ async def strike(
     if parts is None or policy is None:
         names = ", ".join(map(repr, above)) or "none; write RateLimitMiddleware(..., bans=BanPolicy())"
         problem = "name one of them" if policy is None else f"{policy!r} is none{closest(policy, list(above))}"
-        raise ConfigurationError(f"strike: the ban policies above are: {names}; {problem}")
+        raise ConfigurationError(f"strike: the ban policies of this endpoint are: {names}; {problem}")
     if decided.exempt_from(parts):
         return None
     held = parts.signals.policies[policy]

@@ -1,13 +1,14 @@
-"""A middleware that cannot be made ends the start of the server.
+"""Makes a server's start-up fail if a middleware cannot be constructed.
 
-`add_middleware` only records a class and its options. The application makes its middleware when the server calls
-it for the first time, and with most servers that call is the lifespan. An exception in it tells a server that the
-application knows no lifespan: it goes on without, and answers 500 to everything. So in the stack that Starlette is just
-building, a constructor that fails keeps its error: the middleware answers ``lifespan.startup.failed`` with it, at which
-every server ends its start and shows the message, and raises it at every request. Anywhere else the constructor raises.
+`add_middleware` only records a class and its options. The application constructs its middleware when the server calls
+it for the first time, which is the lifespan call with most servers. A server takes an exception there to mean that the
+application does not support lifespan: it starts anyway and answers every request with 500. Therefore a constructor that
+fails while Starlette builds its middleware stack keeps its error. The middleware answers ``lifespan.startup.failed``
+with it, so that the server stops and shows the message, and raises it at every request. Anywhere else the constructor
+raises.
 
-That stack is told by what the constructor is given: Starlette puts an `ExceptionMiddleware` around its router before it
-makes any middleware, so one lies along `app` of what is further in.
+Starlette wraps its router in an `ExceptionMiddleware` before it constructs any other middleware. A constructor is
+therefore called for a stack if there is one among the inner applications of its `app`.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _M = TypeVar("_M")
 
 
 class FailsAtStartup:
-    """A middleware that keeps the error of its constructor where Starlette is building its stack.
+    """A middleware that keeps the error of its constructor while Starlette builds its stack.
 
-    Of nested constructors of one object the outermost decides, that of the user's own class.
+    In a chain of ``super().__init__`` calls the outermost constructor decides, which may be that of a user's subclass.
 
     Attributes:
-        error: Why the middleware could not be made; nothing else of it is there then. None if it could.
+        error: Why the construction failed, in which case only `app` is set besides; None if it succeeded.
     """
 
     error: Exception | None = None
@@ -44,10 +45,10 @@ class FailsAtStartup:
 
 
 def whole(middleware: _M) -> _M:
-    """Return a middleware that was made within another, which stands for it.
+    """Return a middleware that another one has constructed to delegate to it.
 
     Raises:
-        Exception: It could not be made.
+        Exception: Its construction failed.
     """
     error = getattr(middleware, "error", None)
     if error is not None:
@@ -56,15 +57,15 @@ def whole(middleware: _M) -> _M:
 
 
 async def end_start(error: Exception, scope: Scope, receive: Receive, send: Send) -> NoReturn:
-    """Raise an error; tell it to the server first, if the server asks for the start.
+    """Raise an error; in a lifespan, report it to the server as a failed start-up first.
 
-    Starlette's own lifespan raises after it has said so, too, and its test client waits for ever where one returns.
+    Starlette's own lifespan also raises after the report, and its test client waits forever if the application returns.
     """
     if scope["type"] == "lifespan":
         await receive()
         shown = str(error) if isinstance(error, ConfigurationError) else f"{type(error).__name__}: {error}"
         await send({"type": "lifespan.startup.failed", "message": shown})
-    raise error.with_traceback(None)  # or each request would make it longer
+    raise error.with_traceback(None)  # otherwise every request would lengthen the traceback
 
 
 def _keeping(init: Callable[_P, None]) -> Callable[_P, None]:
@@ -78,11 +79,11 @@ def _keeping(init: Callable[_P, None]) -> Callable[_P, None]:
             if type(middleware).__init__ is not made or not _is_in_stack(app):
                 raise
             vars(middleware).clear()
-            middleware.app, middleware.error = app, error  # whoever stands further out looks for the stack too
+            middleware.app, middleware.error = app, error  # outer constructors search the stack along `app`
 
     return made
 
 
 def _is_in_stack(app: object) -> bool:
-    """Return whether Starlette is building the stack of an application around this."""
+    """Return whether Starlette is building the middleware stack of an application around `app`."""
     return any(isinstance(layer, ExceptionMiddleware) for layer in layers(app))

@@ -1,9 +1,9 @@
-"""Calls functions of the user's, also those of rules that only look on.
+"""Calls the user's functions, including those of shadow rules.
 
-One that fails neither lets a request past its limits nor breaks the answer. A key function that fails counts the
-request under the client's address, a limits function that fails leaves the fall-back limits, a cost function that fails
-costs 1, and a `count_if` that fails counts. A `when` that fails applies limits and blocks, and no exemption. An
-`on_refused` that fails leaves the default answer. Each failure is logged with the rule's name, once a minute.
+A failing function neither bypasses limits nor breaks the response. If a key function fails, the request is counted
+under the client's address; if a limits function fails, the fallback limits apply; if a cost function fails, the cost is
+1; if a `count_if` fails, the request counts. If a `when` fails, limits and blocks apply and exemptions do not. If an
+`on_refused` fails, the default answer is sent. Each failure is logged with the rule's name, at most once a minute.
 """
 
 from __future__ import annotations
@@ -35,31 +35,30 @@ _T = TypeVar("_T")
 Fields: TypeAlias = Iterable[tuple[bytes, bytes]]
 
 _CONSEQUENCES: Final = {
-    "limits": "its fall-back limits apply",
+    "limits": "its fallback limits apply",
     "key": "the request is counted under the client's address",
     "cost": "the request costs 1",
     "count_if": "the request is counted",
-    "when": "the rule limits or blocks all the same, and exempts nobody",
-    "fair": "the request waits with those of whom no tenant is known",
-    "on_exceeded": "nobody was told of this key",
-    "priority": "the request is of the least importance",
+    "when": "the rule limits or blocks the request, or does not exempt it",
+    "fair": "the request waits with those of unknown tenants",
+    "on_exceeded": "this key was not reported",
 }
 
 
 async def _no_body() -> NoReturn:
     raise RuntimeError(
-        "the request has no body here: it is decided before it is read; decide on headers, path or query, "
+        "the request has no body here, because it is decided before its body is read; use headers, path or query, "
         "or limit at the endpoint with RateLimit(key=...)"
     )
 
 
 def request_of(scope: Scope) -> HTTPConnection:
-    """Return the request that functions of the user's get; its body cannot be read."""
+    """Return the request for the user's functions; its body cannot be read."""
     return Request(scope, _no_body) if scope["type"] == "http" else HTTPConnection(scope)
 
 
 class UserCallbacks:
-    """Calls functions of the user's, and remembers when each failure was logged."""
+    """Calls the user's functions and throttles the logging of their failures."""
 
     def __init__(self) -> None:
         self._throttle = Throttle()
@@ -67,7 +66,7 @@ class UserCallbacks:
     async def checks(
         self, bound: BoundRule, scope: Scope, limiter: Limiter, client_key: str, request: HTTPConnection | None = None
     ) -> Sequence[Check]:
-        """Return the checks of a request, asking the rule's functions; none if the rule does not count the request."""
+        """Return the checks of a request, calling the rule's functions; none if the rule does not count it."""
         request = request_of(scope) if request is None else request
         rule = bound.rule
         bucket: LimitSet | None
@@ -75,7 +74,7 @@ class UserCallbacks:
         if rule.limits_function is not None:
             bucket = await self.ask("limits", rule.label, rule.limits_function, (request,), bound.plan, bucket)
             if bucket is None and bound.permits is None:
-                if bound.key_function is None:  # one of the user's is not called for a request that is not counted
+                if bound.key_function is None:  # the key function is not called for a request that is not counted
                     limiter.engine.callers.plans.note(bound.bucket.rule, key, None)
                 return ()
         if bound.key_function is not None:
@@ -89,7 +88,7 @@ class UserCallbacks:
             limiter.engine.callers.plans.note(bound.bucket.rule, key, bucket)
         if bound.cost_function is not None:
             cost = await self.ask("cost", rule.label, bound.cost_function, (request,), _whole, cost)
-            # An estimate of more than could ever pass would be refused for good.
+            # Cap the estimate: one above the amount of a limit would always be refused.
             amounts = [limit.amount for limit in bucket.limits] if bucket is not None else []
             cost = min([cost, *amounts] if rule.cost_max is None else [cost, rule.cost_max, *amounts])
         checks = [] if bucket is None else [(bucket, key, cost)]
@@ -104,7 +103,7 @@ class UserCallbacks:
     async def _tenant(
         self, rule: Rule, scope: Scope, limiter: Limiter, client_key: str, request: HTTPConnection
     ) -> str:
-        """Return whose share of the permits a request takes: those of whom nothing is known are one tenant."""
+        """Return the tenant whose share of the permits a request uses; unknown tenants count as one, ``""``."""
         if isinstance(rule.fair, Key):
             found = rule.fair.find(scope, limiter, client_key)
             asks_address = any(isinstance(key, ClientAddress) for key in parts_of(rule.fair))
@@ -115,7 +114,7 @@ class UserCallbacks:
         )
 
     async def holds(self, rule: Rule, request: HTTPConnection, client_key: str) -> bool | None:
-        """Return whether the condition of a rule holds, if it has one; None if nobody can know."""
+        """Return whether the condition of a rule is true; True without a condition, None if the condition fails."""
         if isinstance(rule.when, KeyCondition):
             return rule.when.holds(request.scope, client_key)
         if rule.when is None:
@@ -123,13 +122,13 @@ class UserCallbacks:
         return await self.ask("when", rule.label, rule.when, (request,), bool, None)
 
     async def evaluated(self, matched: Matched, scope: Scope, client_key: str) -> Matched:
-        """Return the rules that a request meets, with their conditions asked: in their order, each function once.
+        """Return the rules that match a request after evaluating their conditions, in order, each function once.
 
-        Limits apply generously and exemptions strictly: where a condition fails, a limit or a block applies, and an
-        exemption or the end of the list does not.
+        Limits apply generously and exemptions strictly: if a condition fails, a limit or a block applies, but `exempt`
+        and `final` do not.
         """
         request = request_of(scope)
-        answers: dict[int, bool | None] = {}  # None of one that fails; by identity: not every function can be hashed
+        answers: dict[int, bool | None] = {}  # by identity, as not every callable is hashable; None for a failure
         met: list[tuple[BoundRule, bool]] = []
         for bound, ends in matched.conditions:
             rule = bound.rule
@@ -154,15 +153,15 @@ class UserCallbacks:
         read: Callable[[Any], _T],
         default: _T,
     ) -> _T:
-        """Return what a function of the user's says, sync or async.
+        """Return the result of a user's function, sync or async.
 
         Args:
-            what: The option that it was given as.
-            label: What it was given to.
+            what: The name of the option, for the log.
+            label: The label of the rule, for the log.
             function: The function.
-            given: What it is called with.
-            read: Reads its answer, and raises where that is none.
-            default: The answer where either of them fails.
+            given: Its arguments.
+            read: Converts its result, and raises if the result is invalid.
+            default: The result if either of them fails.
         """
         try:
             answer = function(*given)
@@ -172,7 +171,7 @@ class UserCallbacks:
             return default
 
     async def counts(self, rule: Rule, status: int, fields: Fields, scope: Scope) -> bool:
-        """Return whether the `count_if` of a rule counts an answer; if it raises, the request is counted."""
+        """Return whether the `count_if` of a rule counts a response; if it raises, the request is counted."""
         given: tuple[object, ...] = (status,)
         if rule.count_if_takes > 1:
             given = (status, Headers(raw=list(fields)), request_of(scope))[: rule.count_if_takes]
@@ -190,12 +189,12 @@ class UserCallbacks:
 
 @dataclass
 class ShadowRules:
-    """Lets rules look on, each on windows of its own.
+    """Evaluates shadow rules, each on its own windows, and calls `on_exceeded` functions.
 
     Args:
         limiter: The limiter that counts.
         calls: Calls the user's functions.
-        hit: Puts one question to the limiter.
+        hit: Asks the limiter.
     """
 
     limiter: Limiter
@@ -206,7 +205,7 @@ class ShadowRules:
     async def look(
         self, bound: BoundRule, scope: Scope, client_key: str, request: HTTPConnection | None = None
     ) -> None:
-        """Count a request under a rule that never refuses, once, and tell of it where the rule says so."""
+        """Count a request under a shadow rule, once, and report it if the rule would have refused it."""
         exchange: Exchange = scope[SCOPE_KEY]
         checks = await self.calls.checks(bound, scope, self.limiter, client_key, request)
         looked = [check for limiter, check in exchange.looked if limiter is self.limiter]
@@ -224,14 +223,14 @@ class ShadowRules:
         self.limiter.engine.emit(Event("shadow_refused", message, {"rule": bound.rule.label, "key": check[1]}))
 
     async def tell_all(self, rules: Iterable[BoundRule], decision: Decision) -> None:
-        """Tell of the keys that have passed the limits of some rules, where a decision refuses."""
+        """Call the `on_exceeded` functions of the rules whose limits caused a refusal."""
         passed = {state.rule: state.key for state in decision.violated}
         for bound in rules:
             if bound.bucket.rule in passed:
                 await self.tell(bound, passed[bound.bucket.rule], decision)
 
     async def tell(self, bound: BoundRule, key: str, decision: Decision) -> None:
-        """Call the user's function for a key that has passed a limit, unless it has done so within its window."""
+        """Call `on_exceeded` for a key that has exceeded a limit, unless it already did so within the last window."""
         function = bound.rule.on_exceeded
         if function is None:
             return
@@ -244,12 +243,12 @@ class ShadowRules:
 
 
 def _key_for(limiter: Limiter) -> Callable[[Any], str | None]:
-    """Return what reads the answer of a key function; None and an empty text stay as they are."""
+    """Return the converter for results of a key function; it keeps None and an empty text unchanged."""
     return lambda found: found if found is None or found == "" else limiter.key_for(found)
 
 
 def _whole(units: object) -> int:
-    """Return a cost; a whole number of another type, 7.0 or an integer of numpy's, as an `int`."""
+    """Return a checked cost; other integral types, such as 7.0 or numpy's integers, are converted to `int`."""
     if isinstance(units, float) and units.is_integer():
         units = int(units)
     if isinstance(units, SupportsIndex) and not isinstance(units, bool):

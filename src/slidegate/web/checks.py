@@ -1,6 +1,6 @@
-"""Findings: what works but is probably a mistake, in a middleware's settings, in the routes below, in first requests.
+"""Findings: probable mistakes in the settings of a middleware, in the routes below it, or seen in the first requests.
 
-Each kind of finding has a code that never changes, and a heading in `docs/reference/findings.md`.
+Each kind of finding has a permanent code and a heading in `docs/reference/findings.md`.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
 
 CODES: Final = {
-    "SG102": "a proxy's header comes in, and no proxy is trusted",
-    "SG103": "several processes, each with a memory of its own",
+    "SG102": "requests have a proxy header, but no proxy is trusted",
+    "SG103": "several processes use memory stores",
     "SG109": "the server names no peer",
     "SG110": "slidegate is switched off",
-    "SG123": "no route meets a rule",
-    "SG124": "no route takes the methods of a rule",
-    "SG125": "an exempt endpoint is limited all the same",
-    "SG126": "nobody knows the routes that default_limits are for",
-    "SG127": "a handler never sees the refusals of the middleware",
-    "SG128": "an exempt endpoint counts only what reaches it",
-    "SG129": "several processes, each with metrics of its own",
-    "SG130": "tools of an MCP server by header fields that nobody validates",
+    "SG123": "no route matches a rule",
+    "SG124": "no route accepts the methods of a rule",
+    "SG125": "an exempt endpoint is still limited",
+    "SG126": "default_limits cannot see routes",
+    "SG127": "an exception handler never sees the middleware's refusals",
+    "SG128": "an exempt endpoint counts only requests that reach it",
+    "SG129": "each process has its own Prometheus metrics",
+    "SG130": "MCP tool headers are not validated",
 }
 """Every code, with its subject."""
 WATCHED: Final = 1_000
@@ -54,21 +54,21 @@ _VARIABLES: Final = ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS")
 _WORKERS: Final = r"(?<!\S)(?:--workers(?:=| +)|-w ?)([0-9]{1,6})(?!\S)"
 _HOST: Final = re.compile("//[^/]*")
 _VARIES: Final = "{}"
-"""Stands for a first segment with a parameter; no segment of a path is that."""
+"""Represents a first segment with a parameter; it never occurs as a literal segment."""
 _MAX_NAMED: Final = 10
-"""How many rules or endpoints are named in findings of one kind."""
+"""The most rules or endpoints that findings of one kind name."""
 ENABLED_VARIABLE: Final = "SLIDEGATE_ENABLED"
-"""Switches everything off, or leaves it on."""
+"""The environment variable that switches every middleware off or on."""
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
 
 
 class Finding(NamedTuple):
-    """A setting that works, but probably not as it is meant.
+    """A setting that works, but probably not as intended.
 
     Attributes:
-        code: Its kind, for example ``"SG103"``; give it to `ignore_checks` to turn the finding off.
-        message: The probable mistake, and the way out.
+        code: Its kind, for example ``"SG103"``; pass it to `ignore_checks` to silence the finding.
+        message: The probable mistake and its remedy.
     """
 
     code: str
@@ -79,7 +79,7 @@ class Finding(NamedTuple):
 
 
 def switched_off(enabled: object) -> str:
-    """Return the setting that switches everything off; empty if none does."""
+    """Return the setting that switches the middleware off; empty if none does."""
     text = os.environ.get(ENABLED_VARIABLE, "").strip().lower()
     if text and text not in _TRUE + _FALSE:
         raise ConfigurationError(
@@ -97,11 +97,11 @@ class StartupChecks:
         ignore_checks: Codes of findings that are not reported.
 
     Attributes:
-        findings: Those that were reported.
-        left: How many requests are still looked at.
+        findings: The findings that were reported.
+        left: The number of requests that are still to be checked.
 
     Raises:
-        ConfigurationError: There is no such code.
+        ConfigurationError: A code does not exist.
     """
 
     def __init__(self, ignore_checks: Iterable[str]) -> None:
@@ -110,14 +110,14 @@ class StartupChecks:
         self.left = WATCHED
 
     def say(self, found: Iterable[Finding]) -> None:
-        """Report findings, unless they were reported before. A look that fails ends there, and no request for it."""
+        """Report findings that were not reported before. If a check raises, that is logged and no request fails."""
         try:
             for finding in found:
                 if finding.code not in self._ignored and finding not in self.findings:
                     self.findings.append(finding)
                     logger.warning("%s", finding)
         except Exception:
-            logger.exception("a look for start-up findings failed")
+            logger.exception("checking for start-up findings failed")
 
 
 def _checked_codes(ignore_checks: Iterable[str]) -> frozenset[str]:
@@ -139,14 +139,14 @@ def about_settings(middleware: RateLimitMiddleware, off: str) -> Iterator[Findin
     if off:
         yield Finding(
             "SG110",
-            f"slidegate is switched off ({off}): every request passes; where that is not meant, take it out",
+            f"slidegate is switched off ({off}): every request passes; if that is not intended, remove this setting",
         )
     where = many_workers()
     if where and middleware.limiter.engine.per_process:
         yield Finding(
             "SG103",
-            f"limits are per process: with {where} a client gets up to that many times each; "
-            'LmdbStore counts for all of them: Limiter.from_url("lmdb:///var/lib/app/slidegate")',
+            f"limits are per process: with {where} a client gets each limit up to that many times; "
+            'to count for all processes, write Limiter.from_url("lmdb:///var/lib/app/slidegate")',
         )
     for rule in middleware.rules:
         if any(
@@ -181,7 +181,7 @@ def about_request(scope: Scope, client: ClientAddress, *, gone: bool) -> Iterato
 
     Args:
         scope: The request.
-        client: How the middleware finds the client's address.
+        client: Determines the client's address for the middleware.
         gone: Whether its connection was reset.
     """
     if gone:
@@ -191,24 +191,24 @@ def about_request(scope: Scope, client: ClientAddress, *, gone: bool) -> Iterato
     if not host:
         yield Finding(
             "SG109",
-            f"the server names no peer: all such requests are one client, {UNKNOWN_PEER!r}; behind a proxy on a "
-            'Unix socket write client_ip(trusted=["unix"]), behind an adapter with one proxy before it '
+            f"the server names no peer: all such requests count as one client, {UNKNOWN_PEER!r}; behind a proxy on a "
+            'Unix socket write client_ip(trusted=["unix"]), behind a serverless adapter with one proxy in front '
             "client_ip(trusted=1)",
         )
-    # A server that reads the header itself has put the address from it in the peer's place.
+    # A server that reads the header itself has replaced the peer by the address from it.
     own = host.encode(errors="replace")
     fields = [name for name, value in scope["headers"] if name in _PROXY_HEADERS and not (own and own in value)]
     if fields and not client.trusted:
         yield Finding(
             "SG102",
-            f"{fields[0].decode().title()} came with a request and no proxy is trusted: if one stands in front, "
-            "all its clients are one, which limits count and policies ban together; name it, for example "
+            f"a request has {fields[0].decode().title()}, but no proxy is trusted: if there is a proxy in front, "
+            "all its clients are counted and banned as one; name it, for example "
             'client_ip(trusted=["10.0.0.0/8"])',
         )
 
 
 def about_routes(middleware: RateLimitMiddleware, app: object) -> Iterator[Finding]:
-    """Yield the findings that the routes show.
+    """Yield the findings that the routes reveal.
 
     Args:
         middleware: The middleware.
@@ -220,7 +220,7 @@ def about_routes(middleware: RateLimitMiddleware, app: object) -> Iterator[Findi
         if middleware.default_limits:
             yield Finding(
                 "SG126",
-                "default_limits stand before an unknown application, whose routes nobody sees: all requests of a "
+                "default_limits are around an unknown application, whose routes cannot be read: all requests of a "
                 'client share one bucket; write rules, such as Rule("/login", "5/minute")',
             )
     else:
@@ -242,14 +242,14 @@ def _unknown_below(app: Application, above: str = "") -> Iterator[str]:
 def _about_unmet_rules(
     rules: Sequence[Rule], places: Sequence[MountedRoute], unknown: Sequence[str]
 ) -> Iterator[Finding]:
-    """Yield the findings about rules that no route meets. Those that block meet scanners, on purpose."""
+    """Yield the findings about rules that match no route. Blocking rules are skipped: they are meant for scanners."""
     by_first: dict[str, list[MountedRoute]] = defaultdict(list)
     for place in places:
         by_first[_first_of(_HOST.sub("", place.path))].append(place)
     unmet: list[tuple[str, Rule]] = []
     for rule in rules:
         for path in rule.paths if rule.rule_paths and not rule.blocks else ():
-            # Only a limit may be written with the root that a server puts before all paths.
+            # Limits, but not exemptions, may be written with the `root_path` that a server prepends to all paths.
             tails = [path] if rule.exempt else [path, *(path[found.start() :] for found in re.finditer("/(?!{)", path))]
             if any(may_meet(tail, other) for tail in tails for other in unknown):
                 continue
@@ -259,22 +259,22 @@ def _about_unmet_rules(
             elif not any(_takes(rule, place) for place in there):
                 yield Finding(
                     "SG124",
-                    f"rule {rule.label!r} is for {', '.join(sorted(rule.methods or {str(rule.connection)}))}, which no "
-                    f"route at {path!r} takes, but {' and '.join(sorted(place.label for place in there)[:_MAX_NAMED])}",
+                    f"rule {rule.label!r} is for {', '.join(sorted(rule.methods or {str(rule.connection)}))}, but the "
+                    f"path {path!r} has only {' and '.join(sorted(place.label for place in there)[:_MAX_NAMED])}",
                 )
     known = [_HOST.sub("", place.template) for place in places]
     for path, rule in unmet[:_MAX_NAMED]:
         yield Finding(
             "SG123",
             f"path {path!r} of rule {rule.label!r} matches no route{closest(path, known)}; write it with the prefix of "
-            "its router, or drop it",
+            "its router, or remove it",
         )
     if len(unmet) > _MAX_NAMED:
         yield Finding("SG123", f"{len(unmet) - _MAX_NAMED} more paths of rules match no route")
 
 
 def _meeting(path: str, by_first: Mapping[str, Sequence[MountedRoute]]) -> list[MountedRoute]:
-    """Return the routes with which a path may have a text in common, of those that lie there by their first segment."""
+    """Return the routes that may match a common path with `path`; the index by first segment narrows the search."""
     first = _first_of(path)
     groups = [first, _VARIES] if first is not _VARIES else list(by_first)
     near = [place for group in groups for place in by_first.get(group, ())]
@@ -291,12 +291,12 @@ def _takes(rule: Rule, place: MountedRoute) -> bool:
         return False
     if place.connection == "websocket":
         return rule.methods is None or "GET" in rule.methods
-    # A preflight is answered by CORSMiddleware, and no route is for it.
+    # `CORSMiddleware` answers preflights, so no route lists OPTIONS for them.
     return rule.methods is None or place.methods is None or not (place.methods | {"OPTIONS"}).isdisjoint(rule.methods)
 
 
 def may_meet(path: str, other: str) -> bool:
-    """Return whether two paths in Starlette's syntax may have a text in common, as far as their segments tell."""
+    """Return whether two paths in Starlette's syntax may match a common path, compared segment by segment."""
     for one, another in zip_longest(path.split("/")[1:], other.split("/")[1:]):
         if may_hold_a_slash(one or "") or may_hold_a_slash(another or ""):
             return True
@@ -320,20 +320,20 @@ def _about_exemptions(middleware: RateLimitMiddleware, places: Iterable[MountedR
         if still is not None and not any(rule.exempt and _is_about(rule, place) for rule in middleware.rules):
             yield Finding(
                 "SG125",
-                f"{place.label} is exempt from default_limits alone: {still!r} limits it all the same; write "
-                f"Rule({place.path!r}, exempt=True) before it",
+                f"{place.label} is exempt only from default_limits: {still!r} still limits it; write "
+                f"Rule({place.path!r}, exempt=True) before that rule",
             )
         elif any(True for _ in limits_at(place)):
             yield Finding(
                 "SG128",
                 f"{place.label} is exempt from default_limits, so its own limit counts only requests that reach it: "
-                "those with a wrong body or a wrong key are counted by nobody; leave RateLimit.exempt out, or write a "
-                "rule for it",
+                "those with an invalid body or key are not counted; remove RateLimit.exempt, or write a rule for the "
+                "path",
             )
 
 
 def _about_methods_at_endpoints(places: Iterable[MountedRoute]) -> Iterator[Finding]:
-    """Yield the findings about limits at endpoints for methods that none of their routes takes."""
+    """Yield the findings about limits at endpoints for methods that none of their routes accepts."""
     where: dict[int, tuple[Rule, list[MountedRoute]]] = {}
     for place in places:
         for limit in limits_at(place):
@@ -342,8 +342,8 @@ def _about_methods_at_endpoints(places: Iterable[MountedRoute]) -> Iterator[Find
         if not any(_takes(rule, place) for place in there):
             yield Finding(
                 "SG124",
-                f"a limit at an endpoint is for {', '.join(sorted(rule.methods or ()))}, which no route that it is at "
-                f"takes, but {' and '.join(sorted(place.label for place in there)[:_MAX_NAMED])}",
+                f"a limit at an endpoint is for {', '.join(sorted(rule.methods or ()))}, but its routes are only "
+                f"{' and '.join(sorted(place.label for place in there)[:_MAX_NAMED])}",
             )
 
 
@@ -352,12 +352,12 @@ def _is_about(rule: Rule, place: MountedRoute) -> bool:
 
 
 def _about_handlers(middleware: RateLimitMiddleware, app: object) -> Iterator[Finding]:
-    """Yield the finding about a handler for refusals that those of the middleware never reach."""
+    """Yield the finding about an exception handler that never receives the refusals of the middleware."""
     handlers = look(app, "exception_handlers")
     refuses = any(rule.action == "limit" and not rule.exempt for rule in middleware.rules) or middleware.default_limits
     if isinstance(handlers, Mapping) and RateLimitExceeded in handlers and refuses and middleware.on_refused is None:
         yield Finding(
             "SG127",
-            "the handler for RateLimitExceeded answers refusals of limits at endpoints alone; write "
+            "the handler for RateLimitExceeded answers only refusals of limits at endpoints; write "
             "RateLimitMiddleware(on_refused=function) for those of rules",
         )

@@ -1,10 +1,10 @@
-"""Finds the client's address, also behind proxies.
+"""Determines the client's address, also behind proxies.
 
-A client can write any header it likes, but it cannot touch the entries that the proxies *we run* append behind it. So
-the socket's peer is the client, unless it is a trusted proxy; then the header is walked from the right, through trusted
-entries, to the first untrusted one, and never just to the leftmost. An entry that cannot be read ends the walk at the
-last trusted hop. If all entries are trusted, the leftmost is the client. The reader of each header starts at the right
-end too, so a quote that the client left open cannot swallow an entry of a proxy behind it.
+A client can send any header, but it cannot change the entries that *your* proxies append to it. The socket's peer is
+therefore the client, unless it is a trusted proxy. In that case the header is read from the right, past trusted
+entries, to the first untrusted one; the leftmost entry alone proves nothing. An invalid entry ends the walk at the last
+trusted hop. If all entries are trusted, the leftmost is the client. The parsers also start at the right end, so an
+unclosed quote from the client cannot hide the entries that proxies have appended.
 
 ::
 
@@ -46,25 +46,25 @@ from .keys import check_token
 UNKNOWN_PEER: Final = "unknown-peer"
 """The key of all requests for which the server names no peer, for example on a Unix socket."""
 UNIX: Final = "unix"
-"""The entry among trusted proxies that stands for peers without an address."""
+"""The entry among trusted proxies that represents peers without an address."""
 
 MAX_HOPS: Final = 64
 _EXAMPLE: Final = 'for example client_ip(trusted=["10.0.0.0/8"]), or the number of proxies, client_ip(trusted=1)'
 
-# Values are read a little wider than RFC 7239: many proxies leave out the quotes around IPv6 addresses and ports.
+# More lenient than RFC 7239: many proxies omit the quotes around IPv6 addresses and ports.
 _PAIR = re.compile(r"""[ \t]*([!#$%&'*+.^_`|~0-9A-Za-z-]+)=([^\s;,"\\]+|"(?:[^"\\]|\\.)*")[ \t]*""", re.DOTALL)
 _ELEMENT = re.compile(f"{_PAIR.pattern}(?:;{_PAIR.pattern})*", re.DOTALL)
 _NODE = re.compile(r"\[(?P<v6>[^\]]*)\](?::[0-9]*)?|(?P<v4>[^:]*)(?::[0-9]*)?|(?P<bare>.*)", re.DOTALL)
 
 
 class ClientAddress:
-    """A key that finds the client's address; made by `client_ip`.
+    """A key that determines the client's address; created by `client_ip`.
 
     Attributes:
         trusted: Whether any proxy is trusted.
-        prefixes: Bits of an address that make one client, by the version of addresses.
+        prefixes: The prefix lengths that identify one client, by IP version.
         networks: The networks of trusted proxies.
-        header: The header in which proxies name the client, as it comes in a scope.
+        header: The lower-case name of the header in which proxies name the client.
     """
 
     def __init__(self, networks: Networks, unix: bool, hops: int, header: str, prefixes: dict[int, int]) -> None:
@@ -80,7 +80,7 @@ class ClientAddress:
         self._cut: dict[str, str] = {}
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
-        """See `Key.find`. If this one trusts no proxy, it cuts the middleware's client to its own prefixes."""
+        """See `Key.find`. Without trusted proxies, the middleware's client is truncated to the prefixes of this key."""
         if self.trusted:
             return self.locate(scope)[0]
         return self._cut.get(client_key) or remember(self._cut, client_key, self._cut_to_prefix(client_key))
@@ -89,7 +89,7 @@ class ClientAddress:
         """Return the key of an address, for the methods of a limiter: ``limiter.reset(client_ip().of("192.0.2.7"))``.
 
         Raises:
-            InvalidKey: It is no address of a client.
+            InvalidKey: It is not the address of a client.
         """
         read = parse_address(address) if isinstance(address, str) else None
         if read is None or is_unspecified(read):
@@ -108,7 +108,7 @@ class ClientAddress:
     def locate(self, scope: Scope) -> tuple[str, Address | None]:
         """Return the client's key, and its address or None."""
         client = scope.get("client")
-        # On a port the peer is no Unix socket: a client that resets its connections would name itself.
+        # A server on a port has no Unix peers: a client could reset its connection to be trusted as one.
         believed = self.trusted and (client is not None or self._hops or not may_be_gone(scope))
         host = (client[0] if client else None) or ""
         host = host if isinstance(host, str) else str(host)  # what no server should write is a peer all the same
@@ -132,12 +132,12 @@ class ClientAddress:
 
 
 def may_be_gone(scope: Scope) -> bool:
-    """Return whether the connection may have been reset before the server asked for its peer.
+    """Return whether the connection may have been reset before the server queried its peer.
 
-    uvicorn asks when it accepts a connection; after a reset there is no answer, and it goes on with ``client=None``. A
-    server on TCP names the host and port it listens on, a server on a Unix socket has no port. hypercorn drops such a
-    connection, and granian knows the peer from the start. Adapters of functions as a service name a port and never a
-    peer: there nothing is gone.
+    uvicorn queries the peer after accepting a connection. After a reset this fails, and it continues with
+    ``client=None``. A server on TCP provides a port in ``server``, a server on a Unix socket does not. hypercorn drops
+    such connections, and granian always knows the peer. Serverless adapters provide a port but never a peer, so the
+    result means nothing for them.
     """
     server = scope.get("server")
     return scope.get("client") is None and server is not None and server[1] is not None
@@ -153,28 +153,28 @@ def client_ip(
 ) -> ClientAddress:
     """Count each client address.
 
-    That is the socket's peer, unless the peer is a trusted proxy; then the header's entries (all lines of it) are
-    walked from the right through trusted networks to the first untrusted one. An entry that is no address ends the walk
-    at the last trusted hop. As the key of a rule, without `trusted`, it means the middleware's `client`, cut to the
-    prefixes given here. IPv4 mapped into IPv6 is IPv4. A peer that is no address (a test client) is counted by its
-    name.
+    The address is the socket's peer, unless the peer is a trusted proxy. In that case the header's entries (all its
+    lines) are read from the right, past trusted networks, to the first untrusted one. An invalid entry ends the walk at
+    the last trusted hop. As the key of a rule, without `trusted`, it is the middleware's `client`, truncated to the
+    prefixes given here. IPv4-mapped IPv6 addresses count as IPv4. A peer that is not an address (a test client) is
+    counted by name.
 
     Args:
-        trusted: The networks of proxies you run, ``"unix"`` among them for peers on a Unix socket; or how many proxies
-            stand in front, where their addresses are not known: the client is that many entries from the right.
+        trusted: The networks of your proxies, with ``"unix"`` for peers on a Unix socket; or, if their addresses are
+            unknown, the number of proxies: the client is that many entries from the right.
         header: ``"x-forwarded-for"``, ``"forwarded"`` (RFC 7239), ``"x-real-ip"`` or whatever your proxy sets.
-        ipv4_prefix: Bits of an IPv4 address that make one client, 8 to 32.
-        ipv6_prefix: Bits of an IPv6 address that make one client, 32 to 128. One customer usually has a /64.
-        trust_all: Allow networks that cover most addresses: then any client can name itself, so say it aloud.
+        ipv4_prefix: The prefix length that identifies one IPv4 client, 8 to 32.
+        ipv6_prefix: The prefix length that identifies one IPv6 client, 32 to 128. One customer usually has a /64.
+        trust_all: Allow trusted networks that cover most addresses, so that any client can forge its address.
 
     Raises:
-        ConfigurationError: A network cannot be read, or they cover most addresses, or a value is out of its range.
+        ConfigurationError: A network is invalid, the networks cover most addresses, or a value is out of range.
     """
     networks, unix, hops = _read_trusted(trusted)
     if networks.covers_most_of() is not None and not trust_all:
         raise ConfigurationError(
-            "these networks cover most addresses, so any client could name itself; list the proxies you run, "
-            f"{_EXAMPLE} (trust_all=True insists)",
+            "these networks cover most addresses, so any client could forge its address; list your proxies, "
+            f"{_EXAMPLE}; trust_all=True allows it",
             "trusted",
         )
     check_whole(ipv4_prefix, 8, 32, "ipv4_prefix", "for example 32")
@@ -184,7 +184,7 @@ def client_ip(
 
 
 def walk(nodes: Iterator[str], trusted: Networks, peer: Address | None) -> Address | None:
-    """Return the first untrusted address from the right, else the last one that was trusted."""
+    """Return the first untrusted address from the right, else the last trusted one."""
     last = peer
     for node in nodes:
         address = read_node(node)
@@ -197,7 +197,7 @@ def walk(nodes: Iterator[str], trusted: Networks, peer: Address | None) -> Addre
 
 
 def count_back(nodes: Iterator[str], hops: int, peer: Address | None) -> Address | None:
-    """Return the address `hops` entries from the right; the peer where there are fewer, the hop before garbage."""
+    """Return the address `hops` entries from the right; the peer if there are fewer, the hop before an invalid one."""
     addresses = [read_node(node) for node in islice(nodes, hops)]
     readable = list(takewhile(lambda address: address is not None, addresses))
     return readable[-1] if readable and len(addresses) == hops else peer
@@ -219,7 +219,7 @@ def _read_trusted(trusted: object) -> tuple[Networks, bool, int]:
 
 
 def split_list(value: str) -> Iterator[str]:
-    """Yield the entries of a list like X-Forwarded-For from the right, without empty ones (RFC 9110, 5.6.1)."""
+    """Yield the non-empty entries of a list like X-Forwarded-For from the right (RFC 9110, section 5.6.1)."""
     rest = value
     more = True
     while more:
@@ -232,7 +232,7 @@ def split_list(value: str) -> Iterator[str]:
 def split_forwarded(value: str) -> Iterator[str]:
     """Yield the `for` node of each element of a Forwarded field (RFC 7239, section 4), from the right.
 
-    An element that breaks the grammar or has no single `for` yields an empty text.
+    An element that is malformed or does not have exactly one `for` yields an empty string.
     """
     end = len(value)
     quoted = False
@@ -248,7 +248,7 @@ def split_forwarded(value: str) -> Iterator[str]:
 
 
 def _escaped(value: str, place: int) -> bool:
-    """Return whether a quote is part of the text: an unescaped backslash stands before it."""
+    """Return whether a quote is escaped by an odd number of backslashes before it."""
     return (place - len(value[:place].rstrip("\\"))) % 2 == 1
 
 
@@ -261,9 +261,9 @@ def _for_node(element: str) -> str:
 
 
 def read_node(text: str) -> Address | None:
-    """Read an address as proxies write it: with a port, in brackets, in quotes; None for anything else.
+    """Parse an address as proxies write it, optionally with port, brackets or quotes; None for anything else.
 
-    ``0.0.0.0`` and ``::`` are nobody's address (RFC 6890), so the answer for them is None too.
+    Returns None for ``0.0.0.0`` and ``::`` as well, which identify no host (RFC 6890).
     """
     if len(text) >= 2 and text[0] == text[-1] == '"':
         text = text[1:-1]

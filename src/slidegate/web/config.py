@@ -1,7 +1,6 @@
-"""`slidegate.toml` read into options of `RateLimitMiddleware`; each error names the file, the key and what to write.
+"""Reads `slidegate.toml` into options of `RateLimitMiddleware`. Each error names the file, the key and what to write.
 
-Code overrides the file, and the file overrides the environment. The keys and their values are described in
-`config_schema`.
+Code overrides the file, and the file overrides the environment. `config_schema` defines the keys and their values.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ if TYPE_CHECKING:
     from . import config_schema as schema
 
 STORE_VARIABLE: Final = "SLIDEGATE_STORE"
-"""The address of the store where neither code nor file names one."""
+"""The environment variable with the address of the store, used if neither code nor file specify one."""
 SECRET_VARIABLE: Final = "SLIDEGATE_SECRET"
-"""The secret of the limiter that the file describes."""
+"""The environment variable with the `secret` for the limiter of a configuration file."""
 MAX_BYTES: Final = 2 << 20
-"""The size of a configuration; 20,000 rules are one MiB, and to read it takes a hundred times its size in memory."""
+"""The maximum size of a file. 20,000 rules are one MiB, and reading takes a hundred times the size in memory."""
 MAX_SHOWN: Final = 200
 MAX_ERRORS: Final = 20
-"""How many mistakes are said at once."""
+"""The most mistakes that one error lists."""
 MAX_DEPTH: Final = 32
-"""The largest number of names in a dotted key: every reader of TOML takes time in proportion to its square."""
+"""The most names in a dotted key: TOML parsers need quadratic time for them."""
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _DEEP: Final = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
 _OF_LIMITER: Final = frozenset({"store", "deadline", "on_error", "networks"})
@@ -52,7 +51,7 @@ _LIMITING: Final = frozenset({"limits", "rules", "default_limits", "bans"})
 
 
 class ConfigFile:
-    """A configuration file as it was read; makes the errors about it.
+    """A parsed configuration file; creates the errors about it.
 
     Args:
         path: The file.
@@ -92,15 +91,15 @@ class ConfigFile:
             self.data = tomllib.loads(text)
         except RecursionError:
             raise self.error((), f"is nested too deeply; a key has at most {MAX_DEPTH} names") from None
-        except ValueError as error:  # it is not UTF-8 or not TOML, or a number has more digits than Python reads
+        except ValueError as error:  # not UTF-8, not TOML, or a number with more digits than Python parses
             raise self.error((), f"not TOML: {escaped(str(error), MAX_SHOWN)}") from None
 
     def error(self, path: Sequence[str | int], text: str) -> ConfigurationError:
-        """Make an error about the key at a path, or about the file."""
+        """Return an error about the key at a path; about the file if the path is empty."""
         return ConfigurationError(": ".join(filter(None, (str(self.path), _path_text(path), text))))
 
     def blamed(self, error: ConfigurationError, path: Sequence[str | int]) -> ConfigurationError:
-        """Return an error of something that was made of the value at a path, with the path of the key it is about."""
+        """Return an error raised by an object built from the value at a path, with the path of the key to blame."""
         _, value = self._place(path)
         if not isinstance(value, dict):
             return self.error(path, error.text)
@@ -109,12 +108,12 @@ class ConfigFile:
         return self.error(path, str(error))
 
     def invalid(self, error: ValidationError) -> ConfigurationError:
-        """Make one error of everything that validation found."""
+        """Return one error for everything that validation found."""
         facts: dict[tuple[str | int, ...], list[Mapping[str, Any]]] = {}
         for fact in error.errors(include_url=False):
             path, _ = self._place(fact["loc"])
             facts.setdefault((*path, fact["loc"][-1]) if fact["type"] == "missing" else path, []).append(fact)
-        # A value of one of several forms has an error for each of them; what is wrong within one form tells more.
+        # A value that may have several forms has an error for each; errors inside one form are the specific ones.
         outer = {path[:end] for path in facts for end in range(len(path))}
         wrong = [path for path in facts if path not in outer]
         found = [str(self._mistake(path, facts[path])) for path in wrong[:MAX_ERRORS]]
@@ -122,7 +121,7 @@ class ConfigFile:
         return ConfigurationError("\n".join(found + more))
 
     def _mistake(self, path: tuple[str | int, ...], facts: Sequence[Mapping[str, Any]]) -> ConfigurationError:
-        """Make the error about one value: in the words of what it was to make, else in those of the validation."""
+        """Return the error about one value: that of the object built from it, else that of the validation."""
         causes = [fact.get("ctx", {}).get("error") for fact in facts]
         ours = next((cause for cause in causes if isinstance(cause, ConfigurationError)), None)
         if ours is not None:
@@ -135,7 +134,7 @@ class ConfigFile:
         return self.error(path, said)
 
     def _place(self, location: Sequence[str | int]) -> tuple[tuple[str | int, ...], object]:
-        """Return the path of a value, and the value; steps that only the validator knows are left out."""
+        """Return the path of a value, and the value; path components that only pydantic uses are skipped."""
         path: list[str | int] = []
         data: Any = self.data
         for part in location:
@@ -146,7 +145,7 @@ class ConfigFile:
 
 
 def _path_text(path: Sequence[str | int]) -> str:
-    """Write a path as people do: ``rules[2].limits``, ``signals."/.env"``."""
+    """Format a path in TOML style: ``rules[2].limits``, ``signals."/.env"``."""
     parts = [f"[{part}]" if isinstance(part, int) else f".{_key_text(part)}" for part in path]
     return "".join(parts if len(parts) <= MAX_DEPTH else [*parts[:3], " ... ", *parts[-3:]]).removeprefix(".")
 
@@ -170,20 +169,20 @@ class ConfigLoader:
 
     Args:
         path: The file.
-        code: Options given in code; they go before those of the file.
-        limiter_at: Makes the limiter for a store's address, given its failure policy, and the files for its `networks`.
-        on_exceeded: The function that the file's rules with ``on_exceeded = true`` call.
-        clock: Returns seconds; measures the time between two looks at the files of lists.
-        store: The address of a store in the place of the file's, as tools that only look on want it.
-        filled: The files of lists at work that have entries; one of zero bytes does not take the place of such a list.
-        opened: Files in MaxMind's format that are at work, by their paths; they are not opened a second time.
+        code: Options given in code, which override those of the file.
+        limiter_at: Creates the limiter from a store's address, a failure policy, and the files for its `networks`.
+        on_exceeded: The function that rules with ``on_exceeded = true`` in the file call.
+        clock: Returns the time in seconds, for the interval between two checks of list files.
+        store: The address of a store that replaces the file's, for read-only tools.
+        filled: The paths of active list files with entries; a file of zero bytes does not replace such a list.
+        opened: The open files in MaxMind's format, by path; they are not opened a second time.
 
     Attributes:
         file: The file.
-        network_files: The files in MaxMind's format that the configuration names, by their paths.
-        client: How clients are found; keys may combine it with others.
-        versions: Every file that was read, with its version from before it was read; complete after an error too. Lists
-            that were read follow their files by themselves, and are not among them.
+        network_files: The files in MaxMind's format that the configuration names, by path.
+        client: Determines clients; keys may combine it with others.
+        versions: The version of each file, taken before it was read; complete even after an error. Lists that were read
+            successfully watch their own files and are not included.
     """
 
     path: Path
@@ -202,17 +201,17 @@ class ConfigLoader:
         self.client: ClientAddress = self.code.get("client") or client_ip()
 
     def options(self) -> dict[str, Any]:
-        """Return the options for `RateLimitMiddleware`, those given in code among them.
+        """Return the options for `RateLimitMiddleware`, including those given in code.
 
         Raises:
-            ConfigurationError: The file or something in it cannot be used.
+            ConfigurationError: The file or a value in it is invalid.
         """
         found = self._validated()
         options = {name: value for name, value in found.given.items() if name not in _OF_LIMITER}
         if not _LIMITING & {*options, *self.code}:
             raise self.file.error((), 'expected limits = "100/minute", or rules, or default_limits')
         if {"limits", "rules"} <= options.keys():
-            raise self.file.error(("limits",), "give limits or rules, not both; limits is a rule for all paths")
+            raise self.file.error(("limits",), "give limits or rules, not both; limits is one rule for all paths")
         if {"limits", "rules"} & self.code.keys():
             options = {name: value for name, value in options.items() if name not in ("limits", "rules")}
         if found.headers == "none":
@@ -223,48 +222,50 @@ class ConfigLoader:
             options["limiter"] = self._limiter(found)
         else:
             for name in sorted(_OF_LIMITER & found.given.keys()):
-                text = f"the limiter that the code gives has its own; leave out {name} here, or limiter= in code"
+                text = f"the limiter given in code has its own; remove {name} here, or limiter= in code"
                 raise self.file.error((name,), text)
         return options | dict(self.code)
 
     def blamed(self, error: ConfigurationError) -> ConfigurationError:
-        """Return an error of the middleware, with the file where the option that it is about stands there."""
+        """Return an error of the middleware, prefixed with the file if the option was set there."""
         return self.file.blamed(error, ()) if error.option in self.file.data.keys() - self.code.keys() else error
 
     def beside(self, name: str) -> str:
-        """Return the path of a file that the configuration names, from its own directory."""
+        """Return the path of a file that the configuration names, relative to its own directory."""
         return str(self.path.parent / name)
 
     def networks(self, name: str) -> Networks:
-        """Read a file of networks that is followed together with the configuration."""
+        """Read a file of networks; when it changes, the whole configuration is reloaded."""
         path = self.beside(name)
         version = self.versions[path] = version_of(path)
-        if version is not None and not version.size:  # a torn write; all clients would be one, the proxy
-            raise ConfigurationError(f"{path}: has zero bytes; for nobody, write a comment: # nobody", "trusted")
+        if version is not None and not version.size:  # a torn write: without proxies, all clients would count as one
+            raise ConfigurationError(
+                f"{path}: has zero bytes; to trust no proxy, write a comment such as: # none", "trusted"
+            )
         try:
             return Networks.from_file(path)
         except ConfigurationError as error:
             raise ConfigurationError(error.text, "trusted") from None
 
     def follow(self, files: Sequence[ListFile]) -> Networks:
-        """Read the files of a list, which then follow their files by themselves."""
-        # As long as a list cannot be read, its file is followed together with the configuration.
+        """Read the files of a list; the returned list watches them itself."""
+        # If a list cannot be read, a change of its file reloads the whole configuration.
         read = self.versions
         versions = {file.path: version_of(file.path) for file in files}
         self.versions = versions | read
         for path, version in versions.items():
             if path in self.filled and version is not None and not version.size:
-                raise ConfigurationError(f"{path}: has zero bytes; for a list of nothing, write a comment: # nothing")
+                raise ConfigurationError(f"{path}: has zero bytes; to empty the list, write a comment such as: # empty")
         made = Networks.of_files(files, self.clock)
         self.versions = read
         return made
 
     def network_file(self, name: str) -> NetworkFile:
-        """Open a file in MaxMind's format, which then follows its file by itself; several keys share one."""
+        """Open a file in MaxMind's format, once for all keys; the returned object watches the file itself."""
         path = self.beside(name)
         found = self.network_files.get(path) or self.opened.get(path)
         if found is None:
-            # As long as it cannot be read, it is followed together with the configuration.
+            # If it cannot be read, a change of it reloads the whole configuration.
             self.versions[path] = version_of(path)
             found = NetworkFile(path, self.clock)
             del self.versions[path]
@@ -314,7 +315,7 @@ class ConfigLoader:
         except ConfigurationError as error:
             if error.option in _BESIDE_STORE:
                 raise self.file.blamed(error, ()) from None
-            if variable:  # its value may hold a password
+            if variable:  # the value may contain a password
                 text = str(error).replace(repr(address), "its value")
                 raise self.file.error((), f"the environment variable {variable}: {text}") from None
             raise self.file.error(("store",), str(error)) from None

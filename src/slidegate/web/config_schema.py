@@ -1,8 +1,8 @@
-"""The tables and keys of a configuration file; the editor's JSON Schema is made from the same definitions.
+"""The tables and keys of a configuration file. The JSON Schema for editors is generated from the same definitions.
 
 Names of keys and types of values are checked here. The meaning of a value (a limit, a path, a network) is checked by
-the object that a table makes, so that the file and the code obey one set of checks: after validation a field holds
-those objects in the place of tables. The `ConfigLoader` is the context of the validation.
+the object that a table creates, so that file and code share one set of checks. Validation replaces tables by these
+objects. The `ConfigLoader` is the context of the validation.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
     def made(self, loader: ConfigLoader) -> object:
-        """Return what the table makes.
+        """Return the object that the table describes.
 
         Raises:
-            ConfigurationError: Its values cannot work.
+            ConfigurationError: A value is invalid.
         """
         raise NotImplementedError
 
     @property
     def given(self) -> dict[str, Any]:
-        """The keys that the file has, with their values."""
+        """The keys that are present in the file, with their values."""
         return {name: getattr(self, name) for name in self.model_fields_set}
 
 
@@ -60,7 +60,7 @@ def _made(table: _Table, info: Any) -> Any:
 
 _T = TypeVar("_T", bound=_Table)
 Made: TypeAlias = Annotated[_T, AfterValidator(_made)]
-"""What a table makes; the annotation of a field tells its form in the file."""
+"""Annotates a field whose value is a table in the file and the created object after validation."""
 
 
 class Environment(_Table):
@@ -98,9 +98,9 @@ class Client(_Table):
     header: str = "x-forwarded-for"
     """The header in which the proxies name the client."""
     ipv4_prefix: int = Field(default=32, ge=8, le=32)
-    """Bits of an IPv4 address that make one client."""
+    """The prefix length that identifies one IPv4 client."""
     ipv6_prefix: int = Field(default=64, ge=32, le=128)
-    """Bits of an IPv6 address that make one client."""
+    """The prefix length that identifies one IPv6 client."""
     trust_all: bool = False
     """Allow trusted networks that cover most addresses."""
 
@@ -111,7 +111,7 @@ class Client(_Table):
 
 
 def _combined_with(client: Any, info: Any) -> Any:
-    """Have keys further down in the file combine this client."""
+    """Let keys in later parts of the file combine this client."""
     info.context.client = info.context.code.get("client") or client
     return client
 
@@ -124,7 +124,7 @@ class ListTable(_Table):
     name: str = ""
     """The name of the list; by default the file's name without suffix."""
     strict: bool = True
-    """Whether host bits behind a prefix are an error."""
+    """Whether host bits after the prefix are an error."""
 
     def made(self, loader: ConfigLoader) -> ListFile:
         """See `_Table.made`."""
@@ -132,7 +132,7 @@ class ListTable(_Table):
 
 
 def _listed(found: str | ListFile | list[str | ListFile], info: Any) -> Networks:
-    """Make a blocklist or an allowlist: a list of texts names networks, a text alone a file of them."""
+    """Return a blocklist or an allowlist: a list of strings names networks, a single string a file of them."""
     loader: ConfigLoader = info.context
     entries = (
         found if isinstance(found, list) else [ListFile(loader.beside(found)) if isinstance(found, str) else found]
@@ -151,13 +151,13 @@ BanKey: TypeAlias = Annotated[Literal["client", "user"], _Named] | Made["KeyTabl
 MessageKey: TypeAlias = Annotated[Literal["connection", "client", "everyone", "user"], _Named] | Made["KeyTable"]
 _VALUES: Final = {**keys.SENT_BY_NAME, "path_param": path_param}
 _SOURCES: Final = (*_VALUES, "client", "combine", "mcp_tool", "network")
-_GOES_WITH: Final = {"fallback": tuple(_VALUES), "validated": ("mcp_tool",), "by": ("network",)}
-"""The sources of a key that take a further option."""
+_SOURCES_OF: Final = {"fallback": tuple(_VALUES), "validated": ("mcp_tool",), "by": ("network",)}
+"""The sources of a key that accept an additional option."""
 _ONE_SOURCE: Final[dict[str, Any]] = {
     "oneOf": [
         {
             "required": [source],
-            "not": {"anyOf": [{"required": [option]} for option, those in _GOES_WITH.items() if source not in those]},
+            "not": {"anyOf": [{"required": [option]} for option, those in _SOURCES_OF.items() if source not in those]},
         }
         for source in _SOURCES
     ]
@@ -174,7 +174,7 @@ _CONDITIONS: Final[dict[str, Any]] = {
 
 
 class _ToolsOrNetwork(_Table):
-    """What a key and a condition have in common."""
+    """The fields that keys and conditions share."""
 
     mcp_tool: Texts | None = None
     """Each of these tools of an MCP server, such as ["search", "export"]."""
@@ -202,13 +202,13 @@ class KeyTable(_ToolsOrNetwork):
     path_param: str | None = None
     """Each value of a parameter of the rule's path."""
     client: Made[Client] | None = None
-    """Each client address, with options of its own."""
+    """Each client address, with its own options."""
     combine: list[Key] | None = Field(default=None, min_length=2)
     """Each combination of several keys, such as ["client", { header = "X-Tenant" }]."""
     fallback: Key | None = None
-    """The key where the value is missing; by default the client."""
+    """The key if the value is missing; by default the client."""
     by: Literal["asn", "country"] | None = None
-    """With network: what to count by where the file says both; by default the operator."""
+    """With network: what to count by if the file has both; by default the operator."""
 
     def made(self, loader: ConfigLoader) -> keys.Key:
         """See `_Table.made`."""
@@ -216,10 +216,10 @@ class KeyTable(_ToolsOrNetwork):
         if len(sources) != 1:
             raise ConfigurationError(f"expected one of {', '.join(_SOURCES)}")
         ((source, value),) = sources.items()
-        for option, those in _GOES_WITH.items():
+        for option, those in _SOURCES_OF.items():
             if option in self.given and source not in those:
-                why = f"{source} always finds a key" if option == "fallback" else f"it goes with {those[0]}"
-                raise ConfigurationError(f"{why}; leave out {option}", option)
+                why = f"{source} always finds a key" if option == "fallback" else f"requires {those[0]}"
+                raise ConfigurationError(f"{why}; remove {option}", option)
         if source in _VALUES:
             return _VALUES[source](value, fallback=_unless_client(self.fallback))
         if source == "combine":
@@ -248,13 +248,13 @@ class ConditionTable(_ToolsOrNetwork):
         if self.network is not None:
             for option in ("validated", "is_method"):
                 if option in self.given:
-                    raise ConfigurationError(f"it goes with mcp_tool; leave out {option}", option)
+                    raise ConfigurationError(f"requires mcp_tool; remove {option}", option)
             place = key_by(loader.network_file(self.network))
             return place.is_in(*self.is_in or ())
         if not self.validated:
             raise ConfigurationError(
-                "expected true in a condition: where the server behind does not reject a request that names "
-                "one tool and calls another, nobody knows which one it calls",
+                "expected true in a condition: unless the server rejects requests that name one tool and "
+                "call another, the called tool is unknown",
                 "validated",
             )
         tools = self.tools()
@@ -264,12 +264,12 @@ class ConditionTable(_ToolsOrNetwork):
 
 
 def _unless_client(key: Any) -> keys.Key | None:
-    """Return a key as code gives it, where the client is what holds without a key."""
+    """Return a key as it is passed in code, where None means the client."""
     return None if key == "client" else key
 
 
 def _exclude(schema: dict[str, Any]) -> None:
-    """Write into the schema of a rule which of its keys exclude each other, and which need another one."""
+    """Add to the schema of a rule which of its keys exclude each other, and which require another one."""
     known = schema["properties"]
 
     def without(key: str) -> Any:
@@ -294,13 +294,13 @@ class RuleTable(_Table):
     limits: Limits | None = None
     """Limits such as "5/minute; 50/hour"."""
     concurrency: int | None = Field(default=None, ge=1, le=2**31 - 1)
-    """The largest number of requests of a key at a time."""
+    """The most simultaneous requests of a key."""
     methods: Texts | None = None
     """HTTP methods, such as ["GET", "POST"]; by default all."""
     connection: Literal["http", "websocket"] | None = None
     """The kind of requests; by default both."""
     key: Key = "client"
-    """Who is counted, such as { header = "X-API-Key" }."""
+    """The key to count by, such as { header = "X-API-Key" }."""
     when: Made[ConditionTable] | None = None
     """A condition, such as { network = "GeoLite2-Country.mmdb", is_in = ["NL"] }."""
     cost: int = Field(default=1, ge=0)
@@ -308,27 +308,27 @@ class RuleTable(_Table):
     unit: str | None = None
     """What is counted if not requests, such as "tokens"."""
     count_if: Annotated[list[Annotated[int, Field(ge=100, le=599)]], Field(min_length=1)] | None = None
-    """Count only requests whose answer has one of these statuses, such as [401, 403]."""
+    """Count only requests whose response has one of these statuses, such as [401, 403]."""
     count_denied: bool = False
     """Count refused requests as well."""
     shadow: bool = False
     """Only report the requests that would have been refused."""
     on_exceeded: bool = False
-    """Call the function that the code gives when a key passes the limit."""
+    """Call the function given in code when a key exceeds the limit."""
     block: bool = False
-    """Refuse all requests, and let no later rule apply."""
+    """Refuse all matching requests; no later rule applies."""
     status: int | None = Field(default=None, ge=400, le=599)
-    """With block = true: the status of the answer; by default 403."""
+    """With block = true: the status of the response; by default 403."""
     wait: str | None = None
-    """How long a request may wait for room, such as "200ms"."""
+    """How long a request may wait to be admitted, such as "200ms"."""
     wait_max: int = Field(default=16, ge=1, le=1000)
-    """The largest number of requests of one key that wait at a time."""
+    """The most requests of one key that wait at a time."""
     fair: Key | None = None
     """Waiting requests share permits by this key, such as "user" or { header = "X-Tenant" }."""
     on_error: Literal["local", "allow", "deny"] | None = None
-    """What decides about the rule when the store fails; by default the same as for all others."""
+    """How the rule decides when the store fails; by default as the limiter does."""
     name: str | None = None
-    """The name of the limit; the counts belong to it."""
+    """The name of the limit; rules of one name share their counts."""
     exempt: bool = False
     """Let matching requests pass uncounted; no later rule applies."""
     final: bool = False
@@ -354,26 +354,26 @@ Weight: TypeAlias = Annotated[int, Field(ge=1, le=_MAX_WEIGHT)] | Literal["ban"]
 
 
 class BanTable(_Table):
-    """Bans clients that keep abusing."""
+    """Bans abusive clients."""
 
     after: str = "20/10m"
-    """How many strikes in which time lead to a ban."""
+    """The number of strikes, and the time within which they lead to a ban."""
     duration: str = "1h"
     """How long the first ban lasts."""
     factor: float = Field(default=4, ge=1, le=1_000)
     """How many times longer each further ban lasts."""
     longest: str | None = None
-    """How long a ban lasts at most; by default "7d" or duration."""
+    """The longest ban; by default "7d" or duration, whichever is longer."""
     forgive: str = "24h"
     """The time without a strike after which the level falls by one."""
     signals: dict[str, Weight] = {"refused": 1}
     """Strikes and their weights: "refused", a status or class ("4xx") or a path; "ban" bans at once."""
     key: BanKey = "client"
-    """Who is banned, such as { header = "X-API-Key" }."""
+    """The key to ban, such as { header = "X-API-Key" }."""
     shadow: bool = False
-    """Only report who would be banned."""
+    """Only report the keys that would have been banned."""
     status: Literal[403, 429] = 403
-    """The status of the answer to a banned client."""
+    """The status of the response to a banned client."""
     ban_private: bool = False
     """Whether private and loopback addresses can be banned."""
 
@@ -383,14 +383,14 @@ class BanTable(_Table):
 
 
 class MessageTable(_Table):
-    """Limits of the messages of websockets."""
+    """Limits for the messages of websockets."""
 
     limits: Limits
     """Limits such as "10/second"."""
     key: MessageKey = "connection"
     """The key by which messages are counted."""
     beyond: Literal["close", "drop"] = "close"
-    """The action on a message beyond the limit."""
+    """The action on a message over the limit."""
 
     def made(self, loader: ConfigLoader) -> MessageLimits:
         """See `_Table.made`."""
@@ -413,7 +413,7 @@ class Configuration(_Table):
     rules: list[Made[RuleTable]] | None = None
     """Which requests have which limits; every rule that matches applies."""
     default_limits: Limits | None = None
-    """Limits of each route, in addition to limits or rules, such as "60/minute"."""
+    """Limits for each route, in addition to limits or rules, such as "60/minute"."""
     blocklist: Lists | None = None
     """Networks that are refused, such as ["192.0.2.0/24"], or files of them, such as "blocked.netset"."""
     allowlist: Lists | None = None
@@ -425,9 +425,9 @@ class Configuration(_Table):
     deadline: str = "50ms"
     """How long a store may take to answer a request."""
     on_error: Literal["local", "allow", "deny"] = "local"
-    """What decides when the store does not answer; "local" counts in this process."""
+    """How requests are decided when the store does not answer; "local" counts in this process."""
     networks: Annotated[Paths, AfterValidator(_network_files)] = []
-    """Files by which operators are banned ("asn:64500"), such as ["GeoLite2-ASN.mmdb"]."""
+    """Files that identify operators for bans such as "asn:64500": ["GeoLite2-ASN.mmdb"]."""
     headers: Literal["draft", "legacy", "both", "none"] = "draft"
     """Which RateLimit header fields are sent."""
     messages: Made[MessageTable] | None = None
@@ -439,7 +439,7 @@ class Configuration(_Table):
 
 
 class _Generator(GenerateJsonSchema):
-    """Leaves out null, which TOML does not have, and titles, because the names of keys suffice."""
+    """Omits null, which TOML does not have, and titles, because the names of keys suffice."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
         return False

@@ -1,7 +1,7 @@
-"""The order in which a request is decided, in one place.
+"""Decides requests: the allowlist first, then the blocklist, then bans and all matching rules.
 
-The allowlist comes first, then the blocklist, then bans and every rule that applies, in one question to the limiter.
-Nothing is awaited that has its answer at once: a decision is returned, or an awaitable of one.
+Bans and limits are checked together, in one call to the limiter. `Decider.decide` is not a coroutine function: it
+returns a decision that is available immediately, else an awaitable of one.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
 _EXEMPT: Final = Decision(True, Reason.EXEMPT)
 _GONE: Final = BanRefusal("gone")
 _MAX_QUESTIONS: Final = 8
-"""How many questions of one client are remembered: most meet the same few rules again and again."""
+"""How many questions are cached for one client: the requests of most clients match the same few sets of rules."""
 
 
 class Client:
-    """What is the same about all requests of a client.
+    """The cached facts about a client that are equal for all its requests.
 
     Args:
         key: Its key.
         address: Its address, if it has one.
-        subjects: The keys and the address whose bans refuse it.
-        verdict: The decision about it, if it is on a list.
+        subjects: The keys and the address whose bans apply to it.
+        verdict: The decision for all its requests, if it is on a list.
 
     Attributes:
-        matched: The rules that its first request has met.
-        question: What is charged for requests that meet these; prepared, see `Store.prepare`.
-        others: The same for other rules.
+        matched: The rules that its first request matched.
+        question: The checks of requests that match these rules, prepared by `Store.prepare`.
+        others: The checks by other sets of matched rules.
     """
 
     __slots__ = ("address", "key", "matched", "others", "question", "subjects", "verdict")
@@ -70,11 +70,11 @@ class Client:
         self.others: dict[Matched, Sequence[Check]] | None = None
 
     def find(self, matched: Matched) -> Sequence[Check] | None:
-        """Return what is charged for a request that meets other rules than the first one, if that is remembered."""
+        """Return the cached checks for rules other than those of the first request; None if there are none."""
         return None if self.others is None else self.others.get(matched)
 
     def remember(self, matched: Matched, question: Sequence[Check]) -> None:
-        """Remember what is charged for a request by the rules that it meets."""
+        """Cache the checks of requests that match these rules."""
         if self.matched is None:
             self.matched, self.question = matched, question
             return
@@ -84,17 +84,17 @@ class Client:
 
 
 class Decider:
-    """Decides about requests.
+    """Decides requests.
 
     Args:
         limiter: The limiter that counts.
-        client: How the client's address is found.
+        client: Determines the client's address.
         rules: The rules of the middleware.
         blocklist: Networks refused before anything is counted.
         allowlist: Networks let through before anything is counted.
-        files: The files that these follow, and those that know networks.
+        files: The files behind these lists, and the databases of networks.
         calls: Calls the user's functions.
-        signals: Strikes, and names the keys whose bans refuse a request.
+        signals: Strikes clients, and returns the keys whose bans apply to a request.
     """
 
     def __init__(
@@ -123,16 +123,16 @@ class Decider:
         self._read = 0
         self._calls = calls
         self._signals = signals
-        self._looks_at_peers = blocklist is not None or bool(signals.policies)
-        self._names_peers = False
+        self._needs_peers = blocklist is not None or bool(signals.policies)
+        self._peers_named = False
         self._shadows = ShadowRules(limiter, calls, self._hit)
 
     def decide(self, scope: Scope, exchange: Exchange) -> Decision | Awaitable[Decision]:
-        """Decide about a request.
+        """Decide a request.
 
         Args:
             scope: Its scope.
-            exchange: What the middlewares further out have decided; it learns whether this one exempts the request.
+            exchange: The decisions of outer middlewares. If this one exempts the request, it is added to `exempt`.
         """
         before = exchange.entries
         client = self.client(scope)
@@ -144,12 +144,12 @@ class Decider:
         question = client.question if client.matched is matched else client.find(matched)
         if question is not None and not before:
             return self._engine.decide(question, client.subjects)
-        return self._decide_anew(matched, scope, exchange, client)
+        return self._decide_uncached(matched, scope, exchange, client)
 
-    def _decide_anew(
+    def _decide_uncached(
         self, matched: Matched, scope: Scope, exchange: Exchange, client: Client
     ) -> Decision | Awaitable[Decision]:
-        """Decide about a request for which no question is remembered; remember one that will be asked again."""
+        """Decide a request without a cached question; cache the question if later requests can reuse it."""
         before, subjects = exchange.entries, client.subjects
         if self._signals.keyed:
             subjects = self._signals.subjects(scope, client.key, client.address)
@@ -169,34 +169,34 @@ class Decider:
         return self._engine.decide(checks, subjects)
 
     def client(self, scope: Scope) -> Client:
-        """Return the client of a request; it is remembered until a list is read anew."""
+        """Return the client of a request. Clients are cached until a list is reloaded."""
         if self._files:
-            self._look_at_files()
+            self._check_files()
         peer = scope.get("client")
         if not peer:
-            return self._meet(scope)
+            return self._identify(scope)
         asked = peer[0] if self._header is None else (peer[0], field_value(scope, self._header))
         clients = self._clients
-        return clients.get(asked) or remember(clients, asked, self._meet(scope))
+        return clients.get(asked) or remember(clients, asked, self._identify(scope))
 
     def forget_clients(self) -> None:
-        """Find every client anew: what is charged for one has changed."""
+        """Clear the cache of clients, because their cached checks are outdated."""
         self._clients = {}
 
-    def _look_at_files(self) -> None:
-        """Have the files of the lists looked at when that is due, and forget all clients where one was read anew."""
+    def _check_files(self) -> None:
+        """Check the files of the lists for changes if that is due; clear the cache of clients if one was reloaded."""
         for files in self._files:
             files.look_when_due()
         read = sum([files.generation for files in self._files])
         if read != self._read:
             self._clients, self._read = {}, read
 
-    def _meet(self, scope: Scope) -> Client:
-        """Find a client, and look for it on the lists."""
+    def _identify(self, scope: Scope) -> Client:
+        """Determine the client of a request, and whether it is on a list."""
         key, address = self._client.locate(scope)
         verdict: Decision | None = None
         peer = scope.get("client")
-        self._names_peers = self._names_peers or bool(peer and peer[0])
+        self._peers_named = self._peers_named or bool(peer and peer[0])
         if self.is_gone(scope):
             verdict = _GONE
         elif address is not None and self._allowlist is not None and self._allowlist.covers(*address):
@@ -207,11 +207,12 @@ class Decider:
         return Client(key, address, self._signals.own_subjects(key, address), verdict)
 
     def is_gone(self, scope: Scope) -> bool:
-        """Return whether a request is refused because its connection was reset: nobody is left to read the answer.
+        """Return whether a request is refused because its connection was reset, so that its peer is unknown.
 
-        That is known only of a server that names peers, and matters only where a banned or listed client would hide.
+        Applies only if this server has named peers before, and only with a blocklist or bans: a listed or banned client
+        could otherwise evade them.
         """
-        return self._looks_at_peers and self._names_peers and may_be_gone(scope)
+        return self._needs_peers and self._peers_named and may_be_gone(scope)
 
     async def _decide(
         self,
@@ -221,10 +222,10 @@ class Decider:
         client_key: str,
         subjects: Sequence[BanSubject],
     ) -> Decision:
-        """Decide where functions of the user's are called, middlewares further out have decided, or policies strike.
+        """Decide a request that involves user functions, decisions of outer middlewares, or strikes.
 
-        Conditions come first, then the strikes for the request itself, the limits, and last the rules that only look
-        on: each counts on windows of its own, and only what the limits let pass.
+        Evaluates conditions, then strikes for the request itself, then limits, and finally shadow rules. Each shadow
+        rule has its own windows and counts only requests that the limits admit.
         """
         if matched.conditions:
             matched = await self._calls.evaluated(matched, scope, client_key)
@@ -271,14 +272,14 @@ class Decider:
             await self._shadows.look(bound, scope, self.client(scope).key)
 
     def _uncharged(self, bound: BoundRule, checks: Sequence[Check], before: Sequence[Entry]) -> Sequence[Check]:
-        """Leave out the checks of a rule that others of its name have made on this request."""
+        """Return the checks of a rule without those that rules of the same name have already made on this request."""
         left = bound.uncharged(checks, asked_checks(before, self._limiter))
         if bound.rule.count_if is not None:
             self._rules.reserving.update({bucket.rule: bound.rule for bucket, _, _ in left})
         return left
 
     def _uncounted(self, matched: Matched, subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
-        """Decide about a request that no limit counts: a ban refuses it, or a rule that blocks."""
+        """Decide a request that no limit counts: only bans and blocking rules can refuse it."""
         blocked = matched.blocked
         otherwise = _EXEMPT if blocked is None else RuleRefusal(blocked.label, blocked.status)
         if not self._bans.may_refuse():
@@ -293,7 +294,7 @@ class Decider:
         return otherwise if decision.allowed else decision
 
     async def _hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
-        """Put one question to the limiter, unless a limits function says that nobody may pass: a ban goes before it."""
+        """Ask the limiter. If a limits function allows no requests at all, refuse; a ban takes precedence."""
         shut = next((bucket for bucket, _, _ in checks if not bucket.limits), None)
         if shut is None:
             answer = self._queues.decide(checks, subjects)
@@ -304,8 +305,8 @@ class Decider:
     async def _struck(self, signals: Sequence[Signal], scope: Scope) -> Decision | None:
         """Strike for the signals of a request; return its refusal if that bans it.
 
-        The store is not asked whether it is banned: it may be gone since it made the ban. A strike that may have banned
-        the request, and was not answered, refuses it, too.
+        The result of the strike decides, without a further query: the store may have failed since. A strike without a
+        result refuses the request, too, because it may have banned it.
         """
         bans: list[Ban] = []
         unanswered: Decision | None = None
@@ -322,7 +323,7 @@ class Decider:
     def decide_at(
         self, bound: BoundRule, request: HTTPConnection, before: Sequence[Entry]
     ) -> Decision | Awaitable[Decision | None] | None:
-        """Decide about a limit at an endpoint, where the request has its body; None if it is not counted."""
+        """Decide a limit at an endpoint, where the request has its body; None if the request is not counted."""
         client = self.client(request.scope)
         client_key, subjects = client.key, client.subjects
         if self._signals.keyed:
@@ -332,9 +333,9 @@ class Decider:
             if is_asked(before, bound.bucket.rule):
                 checks = self._uncharged(bound, checks, before)
             return self._engine.decide(checks, subjects) if checks else None
-        return self._decide_there(bound, request, client_key, subjects, before)
+        return self._decide_at_endpoint(bound, request, client_key, subjects, before)
 
-    async def _decide_there(
+    async def _decide_at_endpoint(
         self,
         bound: BoundRule,
         request: HTTPConnection,
@@ -342,7 +343,7 @@ class Decider:
         subjects: Sequence[BanSubject],
         before: Sequence[Entry],
     ) -> Decision | None:
-        """Decide about a limit at an endpoint that calls functions, waits, holds permits or looks on."""
+        """Decide a limit at an endpoint that calls user functions, waits, holds permits or is in shadow mode."""
         if await self._calls.holds(bound.rule, request, client_key) is False:
             return None
         if bound.rule.action != "limit":

@@ -1,7 +1,7 @@
-"""Limits for each route: a bucket for each template and its methods, one for all paths that no route serves.
+"""Default limits: one bucket for each route template and its methods, and one for all paths that match no route.
 
-The routers say which route a request takes, so the bucket belongs to the route and never to the spelling of a path. A
-limit at an endpoint counts beside these; `RateLimit.exempt` lifts them at an endpoint.
+The application's routers determine the route of a request, so a bucket never depends on how a path is spelled. Limits
+at an endpoint apply in addition; `RateLimit.exempt` exempts an endpoint.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 LIMIT: Final = "__slidegate_limit__"
-"""The attribute of a decorated endpoint that holds its `RateLimit`."""
+"""The attribute of a decorated endpoint that stores its `RateLimit`."""
 EXEMPT: Final = "__slidegate_exempt__"
-"""The attribute of an endpoint that has no default limits."""
+"""The attribute that marks an endpoint as exempt from default limits."""
 _NO_ROUTE: Final = "*"
 
 
@@ -37,16 +37,16 @@ class DefaultLimits:
     """The limits for each route below a middleware.
 
     Args:
-        limits: The limits, each route by itself, or a function of the request that returns them.
-        key: Whom to count; None for the client's address.
-        own_id: An identity that no other middleware on the limiter has.
+        limits: The limits, applied to each route separately, or a function of the request that returns them.
+        key: What to count by; None for the client's address.
+        own_id: An identity that is unique among the middlewares of the limiter.
         app: The application that the middleware guards.
 
     Attributes:
-        limits: The limits, read.
+        limits: The parsed limits.
 
     Raises:
-        ConfigurationError: The limits cannot be read.
+        ConfigurationError: The limits cannot be parsed.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class DefaultLimits:
         self._bound: dict[str, BoundRule] = {}
 
     def met(self) -> list[BoundRule]:
-        """Return the buckets of the routes that a request has met so far."""
+        """Return the rules of the routes that were requested so far."""
         return list(self._bound.values())
 
     def find(self, scope: Scope) -> tuple[Sequence[BoundRule], bool]:
-        """Return the limits of a request, none where its endpoint is exempt; and whether a route takes it."""
+        """Return the limits of a request, none if its endpoint is exempt; and whether a route matches it."""
         reached = reach(shown(self._app, scope), scope)
         place = reached.place
         if place is None:
@@ -77,34 +77,34 @@ class DefaultLimits:
         return [self._at(place.label)], True
 
     def anywhere(self) -> Sequence[BoundRule]:
-        """Return the limits of requests that take no route that is known."""
+        """Return the limits of requests that match no known route."""
         return [self._at(_NO_ROUTE)]
 
     def _at(self, name: str) -> BoundRule:
-        """Return the bucket of a route."""
+        """Return the rule of a route, with its bucket."""
         bound = self._bound.get(name)
         if bound is None:
             rule = copy(self._rule)
             rule.paths = (f"per-route {name}",)
             rule.label = label_of(rule.paths)
             identity = identity_of(rule.label, self._own_id, name)
-            if len(rule.label) == MAX_LABEL:  # it was shortened, and so may another be
+            if len(rule.label) == MAX_LABEL:  # probably truncated: keep it distinct from others
                 rule.label = f"{rule.label[:-9]}-{identity[-8:]}"
             bound = BoundRule(rule, *buckets_of(rule, identity, rule.wire_names()))
-            remember(self._bound, name, bound)  # routes may come and go; the buckets they stand for stay
+            remember(self._bound, name, bound)  # bounded, as routes may come and go; the counts stay in the store
         return bound
 
 
 def exempt(endpoint: _T) -> _T:
     """Exempt an endpoint from the `default_limits` of a middleware: ``@RateLimit.exempt``.
 
-    It marks a function or a class, also a method of a class that answers requests, and returns it as it was, above or
-    below the decorator that makes the route. Lists, bans, rules and limits at the endpoint itself apply as before.
+    Marks a function, a class, or a method of a class-based endpoint, and returns it unchanged. It can be placed above
+    or below the route decorator. Lists, bans, rules and limits at the endpoint still apply.
 
     Raises:
         ConfigurationError: The endpoint cannot be marked, or is an application with routes of its own.
     """
-    marked = getattr(endpoint, "__func__", endpoint)  # a method is made anew each time it is read
+    marked = getattr(endpoint, "__func__", endpoint)  # each access to a method creates a new bound method
     if not callable(endpoint) or not hasattr(marked, "__dict__"):
         raise ConfigurationError(
             f"RateLimit.exempt: expected the function or class of an endpoint, for example @RateLimit.exempt above "
@@ -113,18 +113,18 @@ def exempt(endpoint: _T) -> _T:
     if hasattr(endpoint, "routes"):
         raise ConfigurationError(
             f"RateLimit.exempt: expected an endpoint, not {quoted(endpoint)} with routes of its own; write "
-            'Rule("/path/{rest:path}", exempt=True) for all that is below a path'
+            'Rule("/path/{rest:path}", exempt=True) for everything below a path'
         )
     setattr(marked, EXEMPT, True)
     return endpoint
 
 
 def is_exempt(place: MountedRoute, method: str) -> bool:
-    """Return whether a route has no default limits.
+    """Return whether a route is exempt from default limits.
 
     Args:
         place: The route.
-        method: The method of a request, which a class may answer with a function of its own; empty for a websocket.
+        method: The method of a request, for class-based endpoints with a function per method; empty for a websocket.
     """
     end = place.endpoint
     if _is_marked(end):
@@ -140,14 +140,14 @@ def _is_marked(endpoint: object) -> bool:
 
 
 def unwrapped(endpoint: Any) -> Iterator[Any]:
-    """Yield an endpoint and the functions that it is wrapped around, from the outside."""
+    """Yield an endpoint and the functions that it wraps, from the outside in."""
     while endpoint is not None:
         yield endpoint
         endpoint = endpoint.func if isinstance(endpoint, partial) else getattr(endpoint, "__wrapped__", None)
 
 
 def limits_at(place: MountedRoute) -> Iterator[RateLimit]:
-    """Yield the limits at a route: those that decorate its endpoint, and those of what FastAPI calls before it."""
+    """Yield the limits at a route: those that decorate its endpoint or its dependencies, or are dependencies."""
     required = [one.dependency for one in place.above]
     for called in (place.endpoint, *required, *_dependencies(place.route)):
         for layer in unwrapped(called):
@@ -157,7 +157,7 @@ def limits_at(place: MountedRoute) -> Iterator[RateLimit]:
 
 
 def _dependencies(route: object) -> Iterator[Any]:
-    """Yield everything that FastAPI calls before the endpoint of a route; nothing for a route of another kind."""
+    """Yield all dependencies of a FastAPI route, nested ones included; nothing for other routes."""
     waiting = [getattr(route, "dependant", None)]
     while waiting:
         for needed in getattr(waiting.pop(), "dependencies", ()):

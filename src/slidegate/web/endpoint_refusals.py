@@ -1,9 +1,9 @@
-"""What becomes of a request for which a limit at its endpoint has no room: it waits for its turn, or is refused.
+"""Handles requests that exceed a limit at their endpoint: they wait for their turn, or are refused.
 
-To refuse it, the limit raises an `EndpointRefusal`. A handler of the user's may answer it; where only the default of
-the framework would, problem details do, because the limit puts a handler of its own into the table of the application
-that it is in. The middleware answers what nobody has answered, and adds to every answer what one to a refused request
-has to have.
+To refuse a request, the limit raises an `EndpointRefusal`. An exception handler of the user may answer it. If only the
+framework's default handler would, the limit adds its own handler, which answers with problem details, to the
+application's handler table. The middleware answers refusals that no handler has answered, and adds the required header
+fields to every answer.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from .responses import NEEDED, Answer, Refusals
 
 _HANDLERS: Final = "starlette.exception_handlers"
 TRY_AGAIN_LATER: Final = 1013
-"""The close code of a websocket that went beyond a limit (IANA's registry of close codes)."""
+"""The close code of a websocket that exceeded a limit (IANA's registry of close codes)."""
 TOO_MANY: Final = "Too many requests."
 _RECEIVE: Final = "_receive"
-"""The attribute by which Starlette's requests and websockets read their messages."""
+"""The attribute through which Starlette's requests and websockets read their messages."""
 
 
 class EndpointRefusal(RateLimitExceeded, HTTPException):
@@ -41,15 +41,15 @@ class EndpointRefusal(RateLimitExceeded, HTTPException):
 
     Args:
         decision: The refusal.
-        answer: Its answer, where nobody gives another.
-        scope: The scope as the endpoint sees it.
-        refusals: Sends the answer; that of the middleware nearest above.
+        answer: The answer to send unless an exception handler builds another.
+        scope: The scope that the endpoint received.
+        refusals: Sends the answer; those of the nearest outer middleware.
 
     Attributes:
-        answer: The same.
-        refusals: The same.
-        needed: The header fields that every answer to the request has.
-        handlers: The exception handlers of the application that the endpoint is in.
+        answer: The default answer.
+        refusals: Sends the answer.
+        needed: The header fields that every answer to the request must have.
+        handlers: The exception handlers of the application that contains the endpoint.
     """
 
     def __init__(self, decision: Decision, answer: Answer, scope: Scope, refusals: Refusals) -> None:
@@ -64,7 +64,7 @@ class EndpointRefusal(RateLimitExceeded, HTTPException):
 
 
 class ClientLeft(SlidegateError, ClientDisconnect):
-    """The client has left while its request waited at an endpoint: nobody is answered.
+    """The client has disconnected while its request waited at an endpoint, so no answer is sent.
 
     Args:
         scope: The scope of the request.
@@ -77,12 +77,12 @@ class ClientLeft(SlidegateError, ClientDisconnect):
 async def wait_at_endpoint(
     request: HTTPConnection, decision: Decision, limiter: Limiter, subjects: Sequence[BanSubject]
 ) -> Decision:
-    """Wait for room in spite of a refusal, and return the last decision.
+    """Wait for capacity after a refusal, and return the last decision.
 
-    Messages that come meanwhile are there for whoever reads the request afterwards.
+    Messages that arrive meanwhile are kept for later readers of the request.
 
     Raises:
-        ClientLeft: The client left meanwhile.
+        ClientLeft: The client has disconnected meanwhile.
     """
     exchange: Exchange = request.scope[SCOPE_KEY]
     channel = exchange.read_ahead(vars(request).get(_RECEIVE, _nothing))
@@ -95,7 +95,7 @@ async def wait_at_endpoint(
 
 
 async def _nothing() -> Message:
-    """Stand for the messages of a request that was made without them."""
+    """Substitute the receive channel of a request that was created without one."""
     await anyio.sleep_forever()
     raise AssertionError  # sleep_forever never returns
 
@@ -116,9 +116,9 @@ async def refuse(connection: HTTPConnection, decision: Decision) -> Exception:
 
 
 def _put_handler(scope: Scope) -> None:
-    """Have problem details answer where only the default of the framework would.
+    """Make problem details answer the refusal if only the framework's default handler would.
 
-    The routes of an application have taken its table before they call the endpoint: it can be changed, not replaced.
+    Starlette has already read the application's handler table when it calls the endpoint, so change it in place.
     """
     handlers = _handlers(scope)
     handler = next((handlers[kind] for kind in EndpointRefusal.__mro__ if kind in handlers), None)
@@ -130,7 +130,7 @@ def _put_handler(scope: Scope) -> None:
 
 
 def _handlers(scope: Scope) -> dict[Any, Any]:
-    """Return the exception handlers of the application that calls an endpoint, as it keeps them."""
+    """Return the mutable exception handler table of the application that calls an endpoint."""
     handlers: dict[Any, Any] = scope.get(_HANDLERS, ({},))[0]
     return handlers
 
@@ -141,28 +141,28 @@ def _is_fastapis(handler: object) -> bool:
 
 
 async def _answer(connection: HTTPConnection, refusal: EndpointRefusal) -> ASGIApp:
-    """Answer with problem details, as a handler. It is async, or each refusal would take a thread."""
+    """Exception handler: answer with problem details. Async, because Starlette runs sync handlers in threads."""
     return partial(refusal.refusals.send, refusal.decision, refusal.answer)
 
 
 async def _answer_nobody(connection: HTTPConnection, error: ClientLeft) -> None:
-    """Do nothing, as a handler."""
+    """Exception handler: do nothing."""
 
 
 async def answer_unanswered(
     error: Exception | None, exchange: Exchange, scope: Scope, receive: Receive, send: Send
 ) -> bool:
-    """Answer a request that a limit at an endpoint has refused, if nobody has.
+    """Answer a request that a limit at an endpoint has refused, unless it was answered already.
 
     Args:
-        error: The exception that has reached the middleware, if one has.
+        error: The exception that has reached the middleware; None if there is none.
         exchange: The request.
         scope: Its scope.
         receive: Its receive channel.
         send: Sends to the client, through the middleware.
 
     Returns:
-        Whether all is done; an exception that is more than the refusal is to be raised on.
+        Whether the exception is handled. If not, the caller must raise it again: it is more than the refusal.
     """
     refusal = exchange.raised
     if refusal is None or exchange.status:
@@ -182,7 +182,7 @@ async def answer_unanswered(
 
 
 async def _ask_handlers(refusal: EndpointRefusal, scope: Scope, receive: Receive, send: Send) -> None:
-    """Ask the exception handlers of the application in which a limit has refused, if it has one for that."""
+    """Let the exception handlers of the application that contains the endpoint answer, if one applies."""
     there = {**scope, _HANDLERS: refusal.handlers}
     connection = Request(there, receive, send) if scope["type"] == "http" else WebSocket(there, receive, send)
 
@@ -197,7 +197,7 @@ async def _ask_handlers(refusal: EndpointRefusal, scope: Scope, receive: Receive
 
 
 def _is_only(error: BaseException | None, kinds: type[Exception] | tuple[type[Exception], ...]) -> bool:
-    """Return whether an exception is one of some kinds, or a group of nothing else."""
+    """Return whether an exception is of the given types, or a group of only such exceptions."""
     if isinstance(error, BaseExceptionGroup):
         return error.split(kinds)[1] is None
     return isinstance(error, kinds)

@@ -1,11 +1,11 @@
-"""Limits at the endpoint: a FastAPI dependency and a decorator in one object, their buckets, and later charges.
+"""Limits at endpoints: `RateLimit`, which is both a FastAPI dependency and a decorator, its buckets, and later charges.
 
-`RateLimit` decides with the limiter and the client address of the middleware above it, and refuses by raising; see
-`endpoint_refusals`. Which bucket that charges follows from the route that the request came by.
+`RateLimit` uses the limiter and the client address of the middleware around it, and refuses by raising; see
+`endpoint_refusals`. The route of the request determines the bucket to charge.
 
-A decorated function takes the parameters that it took before, and FastAPI is told of one more, in which it passes the
-request. A decorated class is a subclass that checks before it dispatches. A limit above the decorator that makes a
-route would never run; the start looks for those.
+A decorated function keeps its parameters; its signature for FastAPI has an additional one for the request. A decorated
+class becomes a subclass that checks the limit before it dispatches. A limit above the route decorator would never run,
+so start-up checks for that.
 """
 
 from __future__ import annotations
@@ -64,49 +64,49 @@ _ALLOWLISTED: Final = Reason.ALLOWLISTED
 _UNCOUNTED: Final = Decision(True, Reason.EXEMPT)
 _MEMO: Final = 4_096
 _METHODS: Final = frozenset({"get", "head", "post", "put", "patch", "delete", "options"})
-"""How the methods of a class such as `HTTPEndpoint` are called that answer requests."""
+"""The names of the methods that answer requests in a class such as `HTTPEndpoint`."""
 _CONNECTION: Final = "slidegate_connection"
 _LIMITED: Final[WeakKeyDictionary[Any, WeakSet[Any]]] = WeakKeyDictionary()
-"""Every function and class with a limit around it, and what was made of it."""
+"""Maps every limited function and class to its decorated versions."""
 
 
 class RateLimit:
-    """Holds an endpoint to limits: ``Depends(RateLimit("5/second"))``, or ``@RateLimit("5/second")`` at a function.
+    """Limits an endpoint: ``Depends(RateLimit("5/second"))``, or ``@RateLimit("5/second")`` above a function.
 
-    As a dependency it goes on a FastAPI route, router or application, for HTTP and websockets; as a decorator on a
-    Starlette or FastAPI endpoint, a function or a class, which needs no `request` parameter. `RateLimitMiddleware` must
-    stand above: its limiter, client address, answers and header fields are used.
+    As a dependency it applies to a FastAPI route, router or application, for HTTP and websockets. As a decorator it
+    applies to a Starlette or FastAPI endpoint, a function or a class, which needs no `request` parameter. It requires a
+    `RateLimitMiddleware` around the endpoint and uses its limiter, client address, answers and header fields.
 
-    Each route has a bucket of its own, by its template and methods; an object on a router or an application has one for
-    all routes below. Objects of one name share a bucket, also with a `Rule` of that name: they have the same limits,
+    Each route has its own bucket, by template and methods; an object at a router or an application has one bucket for
+    all its routes. Objects of one name share a bucket, also with a `Rule` of that name. They must have the same limits,
     and a request is charged once for each key.
 
     Args:
         limits: As for `Rule`: ``"5/minute; 50/hour"``, a `Limit`, a `Quota`, several, or a function of the request.
         fallback_limits: The limits that apply when the `limits` function fails.
-        when: As for `Rule`: a function of the request (with its body), sync or async; only requests for which it
-            returns something true are counted.
+        when: As for `Rule`: a sync or async function of the request (with its body); only requests for which it
+            returns a true value are counted.
         methods: As for `Rule`: the HTTP methods of the requests that are counted, by default all.
-        concurrency: As for `Rule`: the largest number of requests of a key at a time; alone or beside limits.
-        key: By which key to count, as for `Rule`; a function gets the request with its body.
-        cost: Units for one request, or a function of the request (with its body), sync or async.
-        cost_max: As for `Rule`: the most units that the function may make one request cost.
+        concurrency: As for `Rule`: the most simultaneous requests of a key, alone or in addition to limits.
+        key: The key to count by, as for `Rule`; a function gets the request with its body.
+        cost: Units per request, or a sync or async function of the request (with its body).
+        cost_max: As for `Rule`: the most units that the cost function may return.
         unit: As for `Rule`: what the limits count, for example ``"tokens"``.
-        count_if: As for `Rule`: count only requests with such an answer.
+        count_if: As for `Rule`: count only requests with certain responses.
         count_denied: Count refused requests as well.
         shadow: As for `Rule`: report the requests that would have been refused, and refuse none.
-        on_exceeded: As for `Rule`: called when a key passes the limit.
+        on_exceeded: As for `Rule`: called when a key exceeds the limit.
         wait: As for `Rule`: a request that would be admitted within this time waits at the endpoint.
-        wait_max: The largest number of requests of one key that wait at a time.
-        fair: As for `Rule`: by whose share waiting requests get permits.
-        on_error: As for `Rule`: what decides about this limit when the store fails.
-        name: What the limit is called in headers and logs, and what keeps its counts together.
+        wait_max: The most requests of one key that wait at a time.
+        fair: As for `Rule`: shares permits fairly among waiting tenants.
+        on_error: As for `Rule`: how this limit decides when the store fails.
+        name: The name of the limit in headers and logs. Objects of one name share their counts.
 
     Attributes:
         exempt: Exempts an endpoint from the middleware's `default_limits`: ``@RateLimit.exempt``.
 
     Raises:
-        ConfigurationError: A value cannot work; or, on a request, there is no middleware around the endpoint.
+        ConfigurationError: An option is invalid; or, on a request, there is no middleware around the endpoint.
     """
 
     exempt = staticmethod(exempt)
@@ -136,8 +136,8 @@ class RateLimit:
     ) -> None:
         if inspect.isclass(limits) or (callable(limits) and _is_being_defined(limits)):
             raise ConfigurationError(
-                f'RateLimit: write @RateLimit("5/minute") above {_last(limits).__name__!r}: without parentheses it is '
-                "taken for a function that returns limits, and never answers a request"
+                f'RateLimit: write @RateLimit("5/minute") above {_last(limits).__name__!r}: without parentheses the '
+                "endpoint is taken for a function that returns limits, and never answers a request"
             )
         self.rule = Rule(
             "*",
@@ -160,10 +160,10 @@ class RateLimit:
             on_error=on_error,
             name=name,
         )
-        # A rule looks for path parameters of its keys in its own path; here the router has found them.
+        # `Rule` validates path parameters of keys against its own path, but here the router provides them.
         self.rule.key, self.rule.fair = key, fair
-        # FastAPI asks the instance whether calling it is a coroutine and what it wants to be called with. If `__call__`
-        # looked like the plain function that it is, FastAPI would drop the coroutine and let everything pass.
+        # FastAPI inspects the instance's `__call__` and signature. If `__call__` were not a coroutine function there,
+        # FastAPI would not await its result, and no request would ever be limited.
         vars(self)["__call__"] = self.check
         vars(self)["__signature__"] = Signature(
             [Parameter("connection", Parameter.POSITIONAL_OR_KEYWORD, annotation=HTTPConnection)]
@@ -179,21 +179,21 @@ class RateLimit:
     def __call__(self, connection: _T) -> _T: ...
 
     def __call__(self, connection: Any) -> Any:
-        """Check a request, as FastAPI's dependencies do, or decorate an endpoint."""
-        if callable(connection) or not hasattr(connection, "scope"):  # an `HTTPConnection` is slow to be asked for
+        """Check a request, as a FastAPI dependency, or decorate an endpoint."""
+        if callable(connection) or not hasattr(connection, "scope"):  # faster than `isinstance` of `HTTPConnection`
             return decorate(self, connection)
         return self.check(connection)
 
     async def check(self, connection: HTTPConnection, endpoint: object = None) -> None:
-        """Charge a request, once; for use inside an endpoint, before anything is sent.
+        """Charge a request; an endpoint may call this before it sends anything.
 
         Args:
             connection: The request or websocket.
-            endpoint: The function that is limited, where that is not the route's own endpoint: it has a bucket of its
-                own at each route.
+            endpoint: The limited function if it is not the route's own endpoint: it has a separate bucket at each
+                route.
 
         Raises:
-            RateLimitExceeded: There is no room.
+            RateLimitExceeded: The limit is exceeded.
             ConfigurationError: There is no middleware around the endpoint.
         """
         scope = connection.scope
@@ -228,16 +228,16 @@ class EndpointBuckets:
     """The limits at the endpoints below one middleware, each with its buckets.
 
     Args:
-        own_id: An identity that no other middleware on the limiter has.
-        routes: Finds the routes that requests came by.
-        decider: Decides about the limit of one bucket for a request.
+        own_id: An identity that is unique among the middlewares of the limiter.
+        routes: Determines the routes of requests.
+        decider: Decides a limit for a request.
         calls: Calls the `count_if` functions.
         emit: Takes the events of files that limits ask.
 
     Attributes:
-        routes: The same.
-        decider: The same.
-        calls: The same.
+        routes: Determines the routes of requests.
+        decider: Decides a limit for a request.
+        calls: Calls the `count_if` functions.
     """
 
     def __init__(
@@ -253,33 +253,33 @@ class EndpointBuckets:
         self._overrides: Mapping[str, Override] = {}
 
     def met(self) -> list[BoundRule]:
-        """Return the limits that were met so far, with their buckets; one whose windows several share stands once."""
+        """Return the limits of requests so far, with their buckets; limits with shared windows are listed once."""
         return list({bound.bucket.rule: bound for bound, _ in list(self._bound.values())}.values())
 
     def names(self) -> set[str]:
-        """Return the names that users gave to limits that were met so far."""
+        """Return the names that users gave to the limits of requests so far."""
         return {limit.rule.name for limit, *_ in list(self._bound) if limit.rule.name is not None}
 
     def override(self, overrides: Mapping[str, Override]) -> None:
-        """Count by other amounts from now on, see `BoundRule.override`."""
+        """Apply other amounts from now on, see `BoundRule.override`."""
         self._overrides = overrides
         for bound, _ in list(self._bound.values()):
             bound.override(overrides)
 
     def find(self, limit: RateLimit, scope: Scope, function: object = None, turn: int = 0) -> BoundRule:
-        """Return what `limit` charges for a request that came by the route of `scope`.
+        """Return a limit with its buckets at the route of a request.
 
         Args:
             limit: The limit.
-            scope: The request's.
-            function: The function that is limited, if it is not the endpoint of a route.
-            turn: How many other limits that look the same have charged this request before.
+            scope: The scope of the request.
+            function: The limited function, if it is not the endpoint of a route.
+            turn: How many equal limits have charged this request before.
         """
         place = self.routes.find(scope) or _name_of(function or scope.get("endpoint") or limit)
         entry = self._bound.get((limit, place, turn, id(function)))
         if entry is None:
             if len(self._bound) >= _MEMO:
-                # Objects made on the way of a request; the buckets they stand for stay.
+                # Some limits are created during requests. Clearing loses no counts, which are in the store.
                 self._bound.clear()
                 self._names.clear()
             bound = self._bind(limit, place, scope, function, turn)
@@ -298,7 +298,7 @@ class EndpointBuckets:
         if rule.name is None:
             identity = identity_of(rule.label, self._own_id, limit.rule.identity, labels)
             identity += f"#{turn + 1}" if turn else ""
-        # Names have to differ on one response only, where limits are asked in the same order in every process.
+        # Names must be unique only within a response, whose limits are checked in the same order in every process.
         taken = self._names.setdefault(place, {})
         others = [name for name, owner in taken.items() if owner != identity]
         names = [unique_name(name, others) for name in rule.wire_names()]
@@ -310,7 +310,7 @@ class EndpointBuckets:
         return bound
 
     def _labels(self, limit: RateLimit, route: MountedRoute | str, scope: Scope, function: object) -> list[str]:
-        """Say what a limit is on, for people first: all routes of a router, a route, or a function on its way."""
+        """Return labels of what is limited, a readable one first: a router, a route, or a function that it calls."""
         below = self.routes.labels_below(scope, limit)
         if below is not None:
             return [f"{below[0]}/*", *below[1]]
@@ -337,7 +337,7 @@ def decorate(limit: RateLimit, endpoint: Any) -> Any:
         endpoint: A function, or a class with `dispatch`.
 
     Raises:
-        ConfigurationError: `endpoint` is nothing that can be limited this way.
+        ConfigurationError: `endpoint` cannot be decorated.
     """
     if not callable(endpoint):
         raise ConfigurationError(
@@ -347,7 +347,7 @@ def decorate(limit: RateLimit, endpoint: Any) -> Any:
     limited = (_limited_class if inspect.isclass(endpoint) else _limited_function)(limit, endpoint)
     setattr(limited, LIMIT, limit)
     for layer in unwrapped(endpoint):
-        # A decorator further in may have made a route of any of them.
+        # An inner decorator may have registered any of them as a route.
         if _is_function_or_class(layer):
             _LIMITED.setdefault(layer, WeakSet()).add(limited)
     return limited
@@ -359,9 +359,9 @@ def _last(function: Any) -> Any:
 
 
 def _is_being_defined(function: object) -> bool:
-    """Return whether a function is given by a decorator in front of its own `def`, which the caller's code runs now.
+    """Return whether a function is being decorated: the caller currently executes the lines of its definition.
 
-    A function that is defined already is given further down, or by other code.
+    A function that is already defined is passed in later lines, or by other code.
     """
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("slidegate."):
@@ -382,7 +382,7 @@ def _limited_function(limit: RateLimit, endpoint: Callable[..., Any]) -> Callabl
     core = _last(endpoint)
     if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):
         raise ConfigurationError(
-            f"RateLimit: {core.__name__!r} is a generator, whose answer has begun before it runs; "
+            f"RateLimit: {core.__name__!r} is a generator, whose response starts before it runs; "
             "write dependencies=[Depends(RateLimit(...))] at its route"
         )
     signature, own = _signature(endpoint)
@@ -408,11 +408,11 @@ def _limited_function(limit: RateLimit, endpoint: Callable[..., Any]) -> Callabl
 
 
 def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:
-    """Return the signature for FastAPI, and the parameter in which the endpoint itself asks for the connection."""
+    """Return the signature for FastAPI, and the endpoint's own `HTTPConnection` parameter, if it has one."""
     try:
         signature = inspect.signature(endpoint, eval_str=True)
     except NameError:
-        # A name that only type checkers see; FastAPI copes with it too.
+        # An annotation that exists only for type checkers. FastAPI handles it, too.
         signature = inspect.signature(endpoint)
     parameters = list(signature.parameters.values())
     own = next((parameter.name for parameter in parameters if parameter.annotation is HTTPConnection), None)
@@ -442,7 +442,7 @@ def _limited_class(limit: RateLimit, endpoint: type[Any]) -> type[Any]:
 
 
 def _read_twice(receive: Receive) -> tuple[Receive, Receive]:
-    """Return two channels for the messages of one: what a key function reads first is there for the endpoint too."""
+    """Return two channels for the messages of one: the second repeats what was read from the first."""
     known: deque[Message] = deque()
 
     async def read() -> Message:
@@ -456,12 +456,12 @@ def _read_twice(receive: Receive) -> tuple[Receive, Receive]:
 
 
 def check_decorator_order(app: object) -> None:
-    """Check that no limit is above a route decorator, which has then registered the function without the limit.
+    """Check that no limit is above a route decorator, which would have registered the function without the limit.
 
-    Nor may a limit itself be the endpoint of a route.
+    Also check that no limit is itself the endpoint of a route.
 
     Raises:
-        ConfigurationError: One does.
+        ConfigurationError: A limit is misplaced.
     """
     routes = walk(app)
     used = {id(function) for resolved in routes for function in unwrapped(resolved.endpoint)}
@@ -469,19 +469,19 @@ def check_decorator_order(app: object) -> None:
         endpoint = resolved.endpoint
         if isinstance(endpoint, RateLimit):
             raise ConfigurationError(
-                f"RateLimit: the endpoint of {resolved.label!r} is a limit, which answers nothing; "
-                'write @RateLimit("5/minute") above a function, and make the route of that'
+                f"RateLimit: the endpoint of {resolved.label!r} is a limit, which sends no response; "
+                'write @RateLimit("5/minute") above a function, and use that function as the endpoint'
             )
         limited = _LIMITED.get(endpoint) if _is_function_or_class(endpoint) else None
         if limited is not None and not any(id(one) in used for one in limited) and not _is_named(endpoint):
             raise ConfigurationError(
-                f"RateLimit: it is above the decorator that makes the route {resolved.label!r}, so it would never run; "
+                f"RateLimit: it is above the decorator that adds the route {resolved.label!r}, so it would never run; "
                 f"put @RateLimit(...) below it, next to {endpoint.__name__!r}"
             )
 
 
 def limits_below(app: object, limiter: Limiter) -> Iterator[tuple[Rule, str]]:
-    """Yield the limits at the endpoints of an application that ask a limiter, each with where it stands."""
+    """Yield the limits at endpoints of an application that use a limiter, each with a phrase for its location."""
     if _asks_another(app, limiter):
         return
     for place in walk(app):
@@ -490,12 +490,12 @@ def limits_below(app: object, limiter: Limiter) -> Iterator[tuple[Rule, str]]:
 
 
 def _asks_another(app: object, limiter: Limiter) -> bool:
-    """Return whether a middleware that is wrapped around an application may ask another limiter."""
+    """Return whether a middleware around an application may use another limiter."""
     for layer in layers(app):
         asked = look(layer, "limiter")
         if isinstance(asked, Limiter) and asked is not limiter:
             return True
-        added = look(layer, "user_middleware")  # by an application that was not called yet
+        added = look(layer, "user_middleware")  # of an application that has not built its stack yet
         for made in added if isinstance(added, list) else ():
             ours = str(look(look(made, "cls"), "__module__", "")).startswith("slidegate.")
             if ours and made.kwargs.get("limiter") is not limiter:
@@ -504,7 +504,7 @@ def _asks_another(app: object, limiter: Limiter) -> bool:
 
 
 def _is_named(endpoint: Any) -> bool:
-    """Return whether the name of an endpoint in its module still means itself, and not what a decorator made of it."""
+    """Return whether the name of an endpoint in its module still refers to itself, not to a decorated version."""
     named: Any = sys.modules.get(endpoint.__module__)
     for part in endpoint.__qualname__.split("."):
         named = getattr(named, part, None)
@@ -512,19 +512,19 @@ def _is_named(endpoint: Any) -> bool:
 
 
 async def charge(request: HTTPConnection, units: int, *, rule: str | None = None) -> Decision:
-    """Charge more units for a request that was let through, during or after its response.
+    """Charge more units for an admitted request, during or after its response.
 
-    They are recorded even where they go beyond the limit, and then hold the next requests until enough units have left;
-    a debt lasts at most one window.
+    The units are recorded even if they exceed the limit. Later requests are then refused until enough units have left
+    the window; a debt lasts at most one window.
 
     Args:
         request: The request, or the websocket.
         units: How many, 0 or more.
-        rule: The name of the rule to charge; needed where several apply.
+        rule: The name of the rule to charge; required if several apply.
 
     Returns:
-        Where the key stands now. Where the rule does not count this request (its client is on the allowlist, its plan
-        is unlimited, the middleware is switched off), nothing is charged and the reason is EXEMPT.
+        The decision for the key after the charge. If the rule does not count this request (its client is on the
+        allowlist, its plan is unlimited, the middleware is switched off), nothing is charged and the reason is EXEMPT.
 
     Raises:
         ConfigurationError: There is no rule of that name, several were counted and none is named, or `units` is not a
@@ -540,21 +540,20 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
 
 
 async def settle(request: HTTPConnection, used: int, *, rule: str | None = None) -> bool:
-    """Replace what a request was charged when it was let in by what it used, once.
+    """Replace the units that a request was charged on admission by the units it used, once.
 
-    The rule charges an estimate at first, so that requests at the same time cannot pass the limit together. The
-    difference is charged, even where that goes beyond the limit, or handed back. Whoever cancels the call does not stop
-    it half-way.
+    The rule charges an estimate first, so that concurrent requests cannot exceed the limit together. The difference is
+    charged, even if that exceeds the limit, or handed back. Cancelling the call does not interrupt it.
 
     Args:
         request: The request, or the websocket.
         used: The units that it used, 0 or more.
-        rule: The name of the rule; needed where several apply.
+        rule: The name of the rule; required if several apply.
 
     Returns:
-        Whether the request has been settled by this call: False for a second one, and where the rule does not count
-        this request. An estimate that has left its window meanwhile cannot be handed back, nor need it be.
-        True if the store did not answer in time: it may have heard the call, and a second one could count twice.
+        Whether this call has settled the request: False for a second call, and if the rule does not count this request.
+        An estimate that has left its window meanwhile cannot be handed back and need not be.
+        True if the store did not answer in time: it may have processed the call, and a second one could count twice.
 
     Raises:
         ConfigurationError: There is no rule of that name, several were counted and none is named, or `used` is not a
@@ -580,11 +579,10 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
 
 
 def _find(request: HTTPConnection, rule: str | None, what: str) -> tuple[Limiter, Decision, int] | None:
-    """Return the limiter, the decision and the number of the check in it that have counted a request for a rule; None
-    if none has.
+    """Return the limiter, the decision and the index of the check that counted a request for a rule; None if none did.
 
     Raises:
-        ConfigurationError: There is no middleware around the endpoint, no such rule, or it has to be named.
+        ConfigurationError: There is no middleware around the endpoint, no such rule, or several that must be named.
     """
     decided = decided_about(request.scope, what)
     if decided is None:
@@ -599,7 +597,7 @@ def _find(request: HTTPConnection, rule: str | None, what: str) -> tuple[Limiter
         (rule,) = counted
     if rule in counted:
         return counted[rule]
-    # Exempt, allowlisted, an unlimited plan: a request that is not counted costs nothing afterwards either.
+    # Exempt, allowlisted or on an unlimited plan: an uncounted request is not charged later either.
     names_above = decided.names()
     if rule in names_above or (rule is None and not counted):
         return None

@@ -1,9 +1,9 @@
-"""One request: what was decided about it, and its answer as it leaves: ``scope["slidegate"]`` in an application.
+"""The state of one request: its decisions and its response. Applications read it as ``scope["slidegate"]``.
 
-The outermost middleware makes one `Exchange` for a request, and gives the application its `send`: header fields are
-added to the first message of the answer, and what waits for the status of the answer or for its end is done there.
-Each middleware enters its decision, the outermost first, and a limit at an endpoint adds one for the middleware above
-it. All of them refuse by `strike` and `refuse`.
+The outermost middleware creates one `Exchange` per request and passes `Exchange.send` to the application. That `send`
+adds header fields to the first message of the response, runs the hooks that need its status, and cleans up after its
+last message. Each middleware records its decision, the outermost first; a limit at an endpoint records its own for the
+middleware around it. All of them refuse through `strike` and `refuse`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 SCOPE_KEY: Final = "slidegate"
 """The key of a request's `Exchange` in its ASGI scope."""
 ENDED_KEY: Final = "slidegate.ended"
-"""The key in the scope of a request that has ended: tasks that outlive it still charge and settle."""
+"""The scope key of what was decided about an ended request: tasks that outlive it still charge and settle."""
 DISABLED_KEY: Final = "slidegate.off"
 """The scope key that a disabled middleware sets."""
 STATUS: Final = {
@@ -48,7 +48,7 @@ STATUS: Final = {
     "websocket.http.response.start": 403,
     "websocket.close": 403,
 }
-"""The messages that start a response, and the status of each where the message does not say."""
+"""The messages that start a response, and the default status of each."""
 _BODIES: Final = frozenset(
     {
         "http.response.body",
@@ -57,22 +57,23 @@ _BODIES: Final = frozenset(
         "websocket.http.response.body",
     }
 )
-"""The messages that are a piece of a body."""
+"""The messages that carry a part of the body."""
 Hook: TypeAlias = Callable[[Scope, Any, Iterable[tuple[bytes, bytes]]], Awaitable[None]]
-"""Is called with the status and the header fields of an answer before it goes out, as the application wrote them."""
+"""Called with the scope, the status and the header fields of a response before it is sent, as the application wrote
+them."""
 
 
 class Parts:
-    """What a middleware is made of, as its requests and the limits at endpoints below use it.
+    """The parts of a middleware that its requests and the limits at endpoints below it use.
 
     Args:
-        limiter: The limiter that it asks.
+        limiter: Its limiter.
         names: The names that users gave to its rules.
         signals: Its ban policies, and the signals that they strike for.
         endpoints: The buckets of the limits at endpoints below it.
-        refusals: Answers the requests that it, or one of those limits, refuses, and tells of them.
+        refusals: Answers and reports the requests that the middleware or one of those limits refuses.
         headers: Writes its header fields.
-        outcomes: Reports to observers what became of its requests.
+        outcomes: Reports the outcomes of its requests to observers.
     """
 
     __slots__ = ("endpoints", "headers", "limiter", "names", "outcomes", "refusals", "signals")
@@ -97,23 +98,22 @@ class Parts:
 
 
 Entry: TypeAlias = tuple[Parts, Decision]
-"""One decision about a request, and the middleware that made it or that is around the endpoint that did."""
+"""A decision, and the parts of the middleware that made it or that wraps the endpoint that did."""
 
 
 class Decided:
-    """What was decided about a request: it stays in the scope when the request has ended, for tasks that outlive it.
+    """The decisions about a request. It stays in the scope after the request has ended, for tasks that outlive it.
 
     Args:
-        parts: Those of the middleware nearest above: limits at endpoints count there.
-        entries: The decisions, each with the middleware that made it or that is around the endpoint that did, the
-            outermost first.
-        exempt: The middlewares whose policies hold nothing of this request against its client: a rule exempts it, or a
-            browser sends it by itself.
+        parts: The parts of the innermost middleware so far, with which limits at endpoints count.
+        entries: The decisions with the parts of their middlewares, the outermost first.
+        exempt: The parts of middlewares whose ban policies ignore this request, because a rule exempts it or it is a
+            CORS preflight.
 
     Attributes:
-        parts: The same.
-        entries: The same.
-        exempt: The same.
+        parts: The parts of the innermost middleware so far.
+        entries: The decisions, the outermost first.
+        exempt: The parts of middlewares whose ban policies ignore this request.
     """
 
     def __init__(self, parts: Parts, entries: list[Entry], exempt: Sequence[Parts]) -> None:
@@ -128,58 +128,58 @@ class Decided:
 
     @property
     def decision(self) -> Decision:
-        """The decision that matters most: a refusal, else the one that admits the fewest further requests."""
+        """The most restrictive decision: a refusal, else the one that admits the fewest further requests."""
         return tightest(self.decisions)
 
     def names(self) -> set[str]:
-        """Return the names of all rules that stand on the way of this request, counted or not."""
+        """Return the names of all rules of the middlewares and endpoints of this request, counted or not."""
         above = {self.parts, *(parts for parts, _ in self.entries)}
         return set().union(*(parts.names | parts.endpoints.names() for parts in above))
 
     def exempt_from(self, parts: Parts) -> bool:
-        """Return whether the policies of a middleware hold nothing of this request against its client."""
+        """Return whether the ban policies of a middleware ignore this request."""
         return parts in self.exempt or allowlisted(self.entries)
 
 
 class Exchange(Decided):
-    """A request that is under way, and its answer.
+    """A request in progress, and its response.
 
     Args:
-        parts: Those of the outermost middleware.
+        parts: The parts of the outermost middleware.
         scope: The scope of the request.
         send: Sends to the client.
 
     Attributes:
-        scope: The same.
-        outcomes: Reports what became of the request; None once that is done, or where no observer asks.
-        began_us: When the request came, where somebody asks.
+        scope: The scope of the request.
+        outcomes: Reports the outcome of the request; None once it is reported, or if no observer wants it.
+        began_us: When the request arrived; 0 if no observer wants outcomes.
     """
 
     exempt: Sequence[Parts] = ()
-    status: Any = 0  # of whatever type the application writes it
-    """The status of the answer, from its first message on."""
+    status: Any = 0  # of whatever type the application sends
+    """The status of the response; 0 before its first message."""
     refusal: Decision | None = None
-    """The decision that refuses the request, if one does."""
+    """The decision that refuses the request; None if there is none."""
     raised: EndpointRefusal | None = None
-    """The refusal that a limit at an endpoint has raised."""
+    """The exception that a limit at an endpoint has raised; None if there is none."""
     on_start: Sequence[Hook] = ()
-    """Called one after the other when the status of the answer is known."""
+    """Called in order as soon as the status of the response is known."""
     holds = False
-    """Whether the request holds anything that is given back when it ends: permits, or a channel."""
+    """Whether the request holds permits or a channel, which are released when it ends."""
 
     route = UNROUTED
-    """The route of a request that is refused, as outcomes and events name it."""
+    """The route of a refused request, as shown in outcomes and events."""
     waiting: Decision | None = None
-    """The refusal in spite of which the request waits for room; it stays where the client leaves meanwhile."""
+    """The refusal after which the request waits. It remains set if the client disconnects meanwhile."""
     waited_us: int | None = None
-    """How long the request has waited for room; None if it has not."""
+    """How long the request has waited for capacity; None if it has not."""
     shadow_rules: tuple[str, ...] = ()
     """The names of the shadow rules that would have refused the request."""
     looked: Sequence[tuple[Limiter, Check]] = ()
-    """The checks of shadow rules, each with the limiter that was asked."""
+    """The checks of shadow rules, each with its limiter."""
     to_look: Sequence[BoundRule] = ()
-    """The shadow rules that look on if the request is let in after a wait."""
-    _told = False
+    """The shadow rules to evaluate if the request is admitted after a wait."""
+    _reported = False
     _trailers = False
     _channels: Sequence[ReadAhead] = ()
     _asked: Sequence[tuple[object, str]] = ()
@@ -196,15 +196,15 @@ class Exchange(Decided):
         self.began_us = outcomes.now_us() if wanted else 0
 
     def enter(self, decision: Decision) -> bool:
-        """Enter a decision of the middleware where the request is now, if it lets it pass; return whether it does."""
+        """Record a decision of the current middleware if it admits the request; return whether it does."""
         if decision.allowed:
             self.entries.append((self.parts, decision))
         return decision.allowed
 
     def turn(self, limit: object, rule: str) -> int:
-        """Return how many other limits at endpoints asked under this identity before: 0 for the first.
+        """Return how many other limits at endpoints have used this identity on this request; 0 for the first.
 
-        Two limits that look alike are two limits all the same, and each counts.
+        Two equal limits at one endpoint are distinct limits, and both count.
         """
         others = 0
         for other, identity in self._asked:
@@ -220,13 +220,13 @@ class Exchange(Decided):
     async def wait(
         self, receive: Receive, refusal: Decision, limiter: Limiter, subjects: Sequence[BanSubject]
     ) -> Decision | None:
-        """Wait for room in spite of a refusal; return the last decision, or None if the client left.
+        """Wait for capacity after a refusal; return the last decision, or None if the client disconnects.
 
         Args:
-            receive: The channel of the request, which is read meanwhile; `read_ahead` returns what it is read from.
+            receive: The channel of the request. It is read ahead meanwhile; `channel_of` returns the one to use then.
             refusal: The refusal.
-            limiter: The limiter that gave it.
-            subjects: The keys and addresses whose bans refuse the request.
+            limiter: The limiter that refused.
+            subjects: The keys and addresses whose bans apply to the request.
         """
         channel = self.read_ahead(receive)
         self.waiting = refusal
@@ -236,7 +236,7 @@ class Exchange(Decided):
         return decision
 
     async def queue(self, refusal: Decision, limiter: Limiter, subjects: Sequence[BanSubject]) -> Decision:
-        """Wait in the queues of a limiter, and note how long; return the last decision."""
+        """Wait in the queues of a limiter and record the time waited; return the last decision."""
         engine, began_us = limiter.engine, None
 
         def begins() -> None:
@@ -250,25 +250,25 @@ class Exchange(Decided):
                 self.waited_us = (self.waited_us or 0) + max(engine.now_us() - began_us, 0)
 
     async def strike(self, scope: Scope, refusal: Decision) -> Decision:
-        """Strike for a refusal, if it is the first of the request and by a limit.
+        """Strike for a refusal if it is the request's first one and a limit caused it.
 
         Args:
-            scope: The scope as the middleware or the endpoint sees it that refuses.
+            scope: The scope that the refusing middleware or endpoint received.
             refusal: The refusal.
 
         Returns:
-            The refusal as it reads after the bans that this has made.
+            The refusal, with the retry-after of the longest ban that the strikes have made.
         """
         if self.refusal is not None or self.status or not is_limited(refusal):
             return refusal
         self.refusal = refusal
-        # Each store has a time of its own, but the length of a ban is the same in all.
+        # Stores have different clocks, so compare lengths rather than ends.
         bans = await self.strike_for_refusal(scope)
         lengths = [ban.ends_us - ban.made_us for ban in bans if ban.ends_us is not None]
         return StruckRefusal(refusal, max(lengths)) if lengths and refusal.readings else refusal
 
     async def strike_for_refusal(self, scope: Scope) -> list[Ban]:
-        """Strike for a refusal under the policies of all middlewares on the way; return the bans that this made."""
+        """Strike for a refusal under the policies of all middlewares involved; return the resulting bans."""
         outer: list[BanSignals] = []
         bans: list[Ban] = []
         for parts in dict.fromkeys([*(parts for parts, _ in self.entries), self.parts]):
@@ -278,10 +278,10 @@ class Exchange(Decided):
         return bans
 
     def refuse(self, scope: Scope, refusal: Decision) -> Answer:
-        """Enter a refusal, tell of the first one, and return its answer.
+        """Record a refusal, notify observers of the first one, and return its answer.
 
         Args:
-            scope: The scope as the middleware or the endpoint sees it that refuses.
+            scope: The scope that the refusing middleware or endpoint received.
             refusal: The refusal.
         """
         parts = self.parts
@@ -289,8 +289,8 @@ class Exchange(Decided):
         self.entries.append((parts, refusal))
         if not self.status:
             self.refusal = refusal
-            if not self._told:
-                self._told = True
+            if not self._reported:
+                self._reported = True
                 if "endpoint" in scope:
                     self.route = parts.endpoints.routes.label(scope)
                 parts.refusals.tell(scope, refusal, self.route, answer[0])
@@ -299,47 +299,47 @@ class Exchange(Decided):
     # -- the answer ----------------------------------------------------------------------------------------------------
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Send a message of the answer. It is no coroutine function: most messages have nothing to wait for."""
+        """Send a message of the response. Not a coroutine function: most messages need no await of their own."""
         kind = message["type"]
         if not self.status and kind in STATUS:
             if self.on_start:
                 return self._send_start(message)
             message = self._started(message, kind)
-            if kind != "websocket.close":  # the only start that is an end too
+            if kind != "websocket.close":  # the only message that both starts and ends a response
                 return self._send(message)
         if (self.holds or self.outcomes is not None) and is_last(message, self._trailers):
             return self._send_and_end(message)
         return self._send(message)
 
     async def _send_start(self, message: Message) -> None:
-        """Send the start of an answer whose status somebody waits for."""
+        """Run the hooks for the status of a response, then send its first message."""
         status = message.get("status") or STATUS[message["type"]]
         await self.start(self.scope, status, message.get("headers", ()))
         await self.send(message)
 
     def _started(self, message: Message, kind: str) -> Message:
-        """Return the first message of the answer with the header fields."""
+        """Return the first message of the response with the header fields added."""
         self.status = message.get("status") or STATUS[kind]
-        self._trailers = bool(message.get("trailers", False))  # an application may write any value
+        self._trailers = bool(message.get("trailers", False))  # an application may set any value
         if kind == "websocket.close":
             return message
         fields, entries = message.get("headers", ()), self.entries
         if self.raised is not None:
             fields = completed(fields, self.raised.needed)
         fields = self._headers.add(fields, entries[0][1]) if len(entries) == 1 else add_several(fields, entries)
-        # Another message, because an application may send one prepared message again and again.
+        # A copy: an application may reuse one prepared message.
         return {**message, "headers": fields}
 
     async def start(self, scope: Scope, status: Any, fields: Iterable[tuple[bytes, bytes]], first: int = 0) -> None:
-        """Call the hooks, from the given one on: the status of the answer is known."""
+        """Call the hooks, starting at index `first`, with the status and header fields of the response."""
         hooks, self.on_start = self.on_start[first:], self.on_start[:first]
         for hook in hooks:
             await hook(scope, status, fields)
 
     async def _send_and_end(self, message: Message) -> None:
-        """Send the last message; behind it give back the permits of the request, and report what became of it.
+        """Send the last message, then release the permits of the request and report its outcome.
 
-        Whatever an application does afterwards, such as background tasks, holds no permit.
+        Later work of the application, such as background tasks, holds no permit.
         """
         await self._send(message)
         if self.holds:
@@ -348,10 +348,10 @@ class Exchange(Decided):
         if outcomes is not None:
             outcomes.answered(self)
 
-    # -- what it holds -------------------------------------------------------------------------------------------------
+    # -- resources -----------------------------------------------------------------------------------------------------
 
     def read_ahead(self, receive: Receive) -> ReadAhead:
-        """Return a channel of this request, to be read while it waits, until it ends: one for all who wait there."""
+        """Return the read-ahead channel of this request for a receive channel; waiters on the same one share it."""
         known = self.channel_of(receive)
         if isinstance(known, ReadAhead):
             return known
@@ -361,36 +361,36 @@ class Exchange(Decided):
         return channel
 
     def channel_of(self, receive: Receive) -> Receive:
-        """Return the channel from which something is read that was read ahead."""
+        """Return the read-ahead channel that wraps a receive channel; the channel itself if there is none."""
         return next((channel for channel in self._channels if receive in (channel, channel.receive)), receive)
 
     async def release(self) -> None:
-        """Give back the permits that the request holds, also if it is cancelled meanwhile. It does so once."""
+        """Release the permits that the request holds, even if it is cancelled meanwhile. Idempotent."""
         await refund(*[(parts.limiter, decision.take_back(held=True)) for parts, decision in self.entries])
 
     @property
     def is_open(self) -> bool:
-        """Whether `end` has anything to do where the application has not raised."""
+        """Whether `end` has anything to do if the application has not raised."""
         return self.holds or self.raised is not None or self.outcomes is not None
 
     def leave(self) -> None:
-        """Leave in the scope what was decided."""
-        # Whoever gets the same scope again, from a retry for example, makes another request of it.
+        """Replace the exchange in the scope by its decisions."""
+        # If the scope is used again, by a retry for example, that is a new request.
         self.scope.pop(SCOPE_KEY, None)
-        # This holds no scope, so nothing is left to the garbage collector.
+        # `Decided` does not refer to the scope, so there is no reference cycle.
         self.scope[ENDED_KEY] = Decided(self.parts, self.entries, self.exempt)
 
     async def end(self, error: BaseException | None = None) -> None:
-        """Give back all that the request holds, and report what became of it: the application is done.
+        """Release everything that the request holds, and report its outcome: the application has returned or raised.
 
         Args:
-            error: The exception by which it ended.
+            error: The exception that the application has raised.
         """
         channels, self._channels = self._channels, ()
         for channel in channels:
             channel.close()
         try:
-            if self.holds and isinstance(error, GeneratorExit):  # it is closed with its event loop: nothing is awaited
+            if self.holds and isinstance(error, GeneratorExit):  # a coroutine that is being closed cannot await
                 in_background(self.release())
             elif self.holds:
                 await self.release()
@@ -404,10 +404,10 @@ def begin(parts: Parts, scope: Scope, send: Send, outer: Exchange | None) -> Exc
     """Return the exchange of a request that enters a middleware.
 
     Args:
-        parts: Those of the middleware.
+        parts: The parts of the middleware.
         scope: The scope of the request.
         send: Sends to the client.
-        outer: The exchange that a middleware further out has made.
+        outer: The exchange that an outer middleware has created; None if there is none.
     """
     if outer is None:
         exchange = scope[SCOPE_KEY] = Exchange(parts, scope, send)
@@ -419,14 +419,14 @@ def begin(parts: Parts, scope: Scope, send: Send, outer: Exchange | None) -> Exc
 def hand_back_uncounted(
     calls: UserCallbacks, rule: Rule, limiter: Limiter, decision: Decision, index: int | None = None
 ) -> Hook:
-    """Return a hook that hands back what a rule has charged, unless its `count_if` counts the answer.
+    """Return a hook that hands back the units a rule has charged, unless its `count_if` counts the response.
 
     Args:
         calls: Calls the `count_if`.
         rule: The rule.
-        limiter: The limiter that was asked.
+        limiter: The limiter that was charged.
         decision: Its decision.
-        index: The number of the rule's check; by default all of them are the rule's. Permits stay.
+        index: The index of the rule's check; by default all checks belong to the rule. Permits are kept.
     """
 
     async def settle(scope: Scope, status: Any, fields: Iterable[tuple[bytes, bytes]]) -> None:
@@ -437,11 +437,11 @@ def hand_back_uncounted(
 
 
 def is_last(message: Message, trailers: bool) -> bool:
-    """Return whether nothing of the answer comes after a message.
+    """Return whether a message is the last of its response.
 
     Args:
         message: The message.
-        trailers: Whether the answer ends with trailers.
+        trailers: Whether the response ends with trailers.
     """
     kind = message["type"]
     if kind in _BODIES:
@@ -450,7 +450,7 @@ def is_last(message: Message, trailers: bool) -> bool:
 
 
 def is_limited(decision: Decision) -> bool:
-    """Return whether a limit decided: a refusal by a list or a ban has no readings."""
+    """Return whether a limit decided. Refusals by a list or a ban have no readings."""
     return bool(decision.readings) or decision.reason is Reason.NOBODY
 
 
@@ -463,11 +463,11 @@ def is_preflight(scope: Scope) -> bool:
 
 
 def decided_about(scope: Scope, who: str) -> Decided | None:
-    """Return what was decided about a request, also when it has ended; None if the middlewares are switched off.
+    """Return the decisions about a request, which may have ended; None if the middlewares are switched off.
 
     Args:
         scope: The scope of the request.
-        who: Who asks.
+        who: The name of the calling function, for the error message.
 
     Raises:
         ConfigurationError: There is no middleware around the endpoint.
@@ -479,7 +479,7 @@ def decided_about(scope: Scope, who: str) -> Decided | None:
 
 
 def no_middleware(who: str) -> ConfigurationError:
-    """Return the error of something that needs a middleware around it."""
+    """Return the error for a function that needs a middleware around the endpoint."""
     return ConfigurationError(
         f"{who}: there is no RateLimitMiddleware around this endpoint; write app.add_middleware(RateLimitMiddleware), "
         "with rules or without"
@@ -487,12 +487,12 @@ def no_middleware(who: str) -> ConfigurationError:
 
 
 def asked_checks(entries: Iterable[Entry], limiter: Limiter) -> list[Check]:
-    """Return what a limiter was asked on this request so far."""
+    """Return the checks that a limiter has made on this request so far."""
     return [check for parts, decision in entries if parts.limiter is limiter for check in decision.checks]
 
 
 def is_asked(entries: Iterable[Entry], rule: str) -> bool:
-    """Return whether counts of this identity were asked for on this request."""
+    """Return whether a rule with this identity was already checked on this request."""
     for _, decision in entries:
         for bucket, _, _ in decision.checks:
             if bucket.rule == rule:
@@ -501,16 +501,15 @@ def is_asked(entries: Iterable[Entry], rule: str) -> bool:
 
 
 def allowlisted(entries: Iterable[Entry]) -> bool:
-    """Return whether the client is on the allowlist of a middleware on the way."""
+    """Return whether the client is on the allowlist of a middleware that the request has passed."""
     return any(decision.reason is Reason.ALLOWLISTED for _, decision in entries)
 
 
 def tightest(decisions: Iterable[Decision]) -> Decision:
-    """Return the decision that matters most to the client: a refusal, else the one that admits the fewest further
-    requests of its cost.
+    """Return the most restrictive decision: a refusal, else the one that admits the fewest more requests of its cost.
 
     Raises:
-        ConfigurationError: There is none yet.
+        ConfigurationError: There is no decision yet.
     """
     every = list(decisions)
     if not every:
@@ -528,5 +527,5 @@ def tightest(decisions: Iterable[Decision]) -> Decision:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return whether a server makes a 500 of an exception: not of one that says that the client has gone."""
+    """Return whether a server answers an exception with 500, which it does not when the client has disconnected."""
     return isinstance(error, Exception) and not isinstance(error, (ClientDisconnect, WebSocketDisconnect))

@@ -1,11 +1,11 @@
-"""Files that are read whole or not at all, and followed while serving, without a timer.
+"""Files that are read completely or not at all, and watched while serving, without a timer.
 
-A name may lead to anything: a pipe that nobody writes to, a device without an end, links that go round, a file as large
-as the disk, a file that somebody is writing. None of them holds the reader up, and none is read by halves.
+A path may lead to anything: a pipe without a writer, an endless device, a loop of links, a huge file, a file that is
+being written. None of them blocks the reader, and no file is read partially.
 
-The files are looked at when a request comes and the last look is a second old. The look, and the reading if there is
-something to read, happen in a thread that lives no longer than that, so no request waits for either; there is never
-more than one. A changed file is read once its size and times were the same in two checks.
+A request triggers a check if the last one is at least a second old. A short-lived thread checks the files and reads
+those that have changed, so no request waits; there is at most one such thread. A changed file is read once its size and
+times were equal in two checks.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ..core.store import EventListener, Observers
 
 LOOK_EVERY_S: Final = 1.0
 THREAD: Final = "slidegate-files"
-# Opening a pipe waits for a writer, and opening a terminal may make it ours; Windows has neither.
+# Opening a pipe would wait for a writer, and a terminal could become the controlling one; Windows has no such flags.
 _FLAGS: Final = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
 
 
 class FileVersion(NamedTuple):
-    """The facts that tell one version of a file from another without reading it."""
+    """The attributes that identify a version of a file without reading it."""
 
     file: tuple[int, int]
-    """The device and the number of the file to which the path leads."""
+    """The device and the inode number."""
     size: int
     written_ns: int
     changed_ns: int
@@ -51,15 +51,15 @@ Versions: TypeAlias = Mapping[str, FileVersion | None]
 
 
 def read_whole(path: str | PathLike[str], max_bytes: int) -> bytes:
-    """Read a regular file; links are followed, as many as the system allows.
+    """Read a regular file, following links.
 
     Args:
         path: The file.
-        max_bytes: How large it may be.
+        max_bytes: Its maximum size.
 
     Raises:
         OSError: It cannot be opened or read.
-        ConfigurationError: It is no regular file, is too large, or changes while it is read.
+        ConfigurationError: It is not a regular file, is too large, or changes while it is read.
     """
     try:
         number = os.open(path, _FLAGS)
@@ -68,7 +68,7 @@ def read_whole(path: str | PathLike[str], max_bytes: int) -> bytes:
     with open(number, "rb", buffering=0) as file:
         before = os.fstat(number)
         if not stat.S_ISREG(before.st_mode):
-            raise ConfigurationError("expected a file that can be read again, no pipe or device")
+            raise ConfigurationError("expected a regular file, not a pipe or a device")
         content = bytearray()
         while len(content) <= max_bytes and (part := file.read(min(max_bytes + 1 - len(content), 1 << 20))):
             content += part
@@ -84,12 +84,12 @@ def read_named(what: str, path: str, max_bytes: int) -> bytes:
     """Read a regular file, see `read_whole`.
 
     Args:
-        what: What takes it, for the error message.
+        what: The option that names it, for the error message.
         path: The file.
-        max_bytes: How large it may be.
+        max_bytes: Its maximum size.
 
     Raises:
-        ConfigurationError: It cannot be read; the message says what takes the file, its path and why.
+        ConfigurationError: It cannot be read; the message contains the option, the path and the reason.
     """
     try:
         return read_whole(path, max_bytes)
@@ -100,17 +100,17 @@ def read_named(what: str, path: str, max_bytes: int) -> bytes:
 
 
 class FileWatcher:
-    """Has files read again when they have changed, each version once.
+    """Reloads files when they have changed, each version once.
 
     Args:
-        paths: The files; it is made before they are read.
-        prepare: Reads the changed files, and returns a function that puts what was read to work. That is called if the
-            files are still the same versions after the reading. Neither must raise.
-        clock: Returns seconds; measures the time between two looks.
-        together: Whether nothing is read as long as one of the changed files is still being written.
+        paths: The files. Create the watcher before reading them.
+        prepare: Reads the changed files, and returns a function that applies the new content. That function is called
+            if the files have not changed during the reading. Neither must raise.
+        clock: Returns the time in seconds, for the interval between two checks.
+        together: Whether to read nothing while any of the changed files is still being written.
 
     Attributes:
-        versions: Every file that was read, with its version from before it was read.
+        versions: The version of each file, taken before it was read.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class FileWatcher:
         self._clock = clock
         self._together = together
         self._seen: dict[str, FileVersion | None] = {}
-        self._looking = Lock()
+        self._checking = Lock()
         self._next_look_s = clock() + LOOK_EVERY_S
 
     def observe(self, observer: EventListener) -> None:
-        """Send `observer` each further event about the files once."""
+        """Register an observer for later events about the files; registering it twice has no effect."""
         if observer not in self._observers:
             self._observers.add(observer)
 
@@ -142,28 +142,28 @@ class FileWatcher:
             return
         self._next_look_s = now_s + LOOK_EVERY_S
         try:
-            Thread(target=self._look, name=THREAD, daemon=True).start()
-        except RuntimeError as error:  # the request that looks shall not fail for it; the next look tries again
-            logger.warning("no thread to look at %s: %s", ", ".join(self.versions), error)
+            Thread(target=self._check, name=THREAD, daemon=True).start()
+        except RuntimeError as error:  # the request must not fail because of this; the next check tries again
+            logger.warning("no thread to check %s: %s", ", ".join(self.versions), error)
 
-    def _look(self) -> None:
-        # A reading may take longer than the time between two looks.
-        if not self._looking.acquire(blocking=False):
+    def _check(self) -> None:
+        # Reading may take longer than the interval between two checks.
+        if not self._checking.acquire(blocking=False):
             return
         try:
             changed = self._changed()
             if changed:
-                put_to_work = self._prepare(changed)
+                apply = self._prepare(changed)
                 if all(version_of(path) == version for path, version in changed.items()):
                     self.versions.update(changed)
-                    put_to_work()
+                    apply()
         except Exception:
-            logger.exception("following %s failed", ", ".join(self.versions))
+            logger.exception("reloading %s failed", ", ".join(self.versions))
         finally:
-            self._looking.release()
+            self._checking.release()
 
     def _changed(self) -> dict[str, FileVersion | None]:
-        """Return the files with another version than was read, which was there at the last look too."""
+        """Return the files whose version differs from the one that was read, but not from that of the last check."""
         now = {path: version_of(path) for path in self.versions}
         changed = {path: version for path, version in now.items() if version != self.versions[path]}
         before, self._seen = self._seen, changed

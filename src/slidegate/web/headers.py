@@ -1,7 +1,7 @@
-"""Header fields: those that tell a client where it stands, and those that others wrote.
+"""Header fields: writes those that inform a client of its limits, and reads and checks those that others wrote.
 
-RateLimit and RateLimit-Policy follow draft-ietf-httpapi-ratelimit-headers-11, their syntax RFC 9651. The parts that
-do not depend on the moment are made once.
+RateLimit and RateLimit-Policy follow draft-ietf-httpapi-ratelimit-headers-11 and the syntax of RFC 9651. Everything in
+them but the current numbers is rendered once and cached.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 HeaderStyle: TypeAlias = Literal["draft", "legacy", "both"]
 Buckets: TypeAlias = LimitSet | tuple[LimitSet, ...]
 Field: TypeAlias = Any
-"""A field as an application wrote it: two of bytes, or of another kind of bytes, in a tuple or a list."""
+"""A field as an application wrote it: a tuple or list of name and value, each bytes or a similar type."""
 Fields: TypeAlias = list[tuple[bytes, bytes]]
-"""Fields of ours."""
+"""Fields that this package wrote or has checked."""
 
 _DRAFT: Final = frozenset({b"ratelimit", b"ratelimit-policy"})
 _LEGACY: Final = frozenset({b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"})
@@ -40,7 +40,7 @@ OURS: Final = _DRAFT | _LEGACY
 NOT_STORED: Final = (b"cache-control", b"no-store")
 """Keeps refusals out of caches."""
 MAX_FIELD: Final = 8_192
-"""Characters of a field that are read, from the right, where trusted proxies append."""
+"""The most characters of a field that are read, counted from the right end, where trusted proxies append."""
 MAX_SHOWN: Final = 4
 """How many limits RateLimit lists, the tightest first; RateLimit-Policy lists all."""
 _LENGTHS: Final = frozenset(map(len, OURS))
@@ -48,22 +48,22 @@ _LENGTHS: Final = frozenset(map(len, OURS))
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110, section 5.6.2."""
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
-"""A value of RFC 9110, section 5.5: servers refuse controls, and the worst send a field that a line break hides."""
+"""A value of RFC 9110, section 5.5. Servers reject control characters or, worse, send the field after a line break."""
 
 _FEW: Final = 4_096
 _NUMBERS: Final = tuple([b"%d" % number for number in range(_FEW)])
-"""Most numbers that are shown are small, and compiled code finds one faster than it writes it."""
+"""Small numbers, formatted in advance: in compiled code a look-up is faster than formatting."""
 
 _ONE: Final = [0]
-"""The places of readings in their order where there is one."""
+"""The order of a single reading."""
 _MORE: Final = f";{MORE_AFTER_S}=".encode()
 
 _Shown: TypeAlias = tuple[AnyLimit, bytes, bool]
-"""A limit, its RateLimit up to what is left, and whether anybody knows when more becomes available."""
+"""A limit, its RateLimit item up to the remaining amount, and whether the time until more is available is known."""
 
 
 class HeaderWriter:
-    """Writes the fields that tell a client where it stands.
+    """Writes the fields that inform a client of its limits.
 
     Args:
         style: ``"draft"`` for RateLimit and RateLimit-Policy, ``"legacy"`` for X-RateLimit-Limit, -Remaining and
@@ -86,13 +86,13 @@ class HeaderWriter:
         self._known: dict[Buckets, tuple[tuple[bytes, bytes], list[_Shown], list[int]]] = {}
 
     def add(self, theirs: Iterable[Field], decision: Decision) -> list[Field]:
-        """Return the fields of a response, ours behind the application's; RateLimit shows the tightest limits.
+        """Return the fields of a response, the application's first. RateLimit shows the tightest limits.
 
-        A field comes once, and ours says what the middleware knows.
+        Fields of the application with the same names are replaced.
 
         Args:
-            theirs: The fields of the application's.
-            decision: The decision about the request; one without limits says nothing.
+            theirs: The application's fields.
+            decision: The decision about the request. Without limits, no fields are added.
         """
         fields: list[Field] = [*theirs]
         checks, readings, now_us = decision.checks, decision.readings, decision.now_us
@@ -118,21 +118,21 @@ class HeaderWriter:
         return fields
 
     def _learn(self, asked: Buckets) -> tuple[tuple[bytes, bytes], list[_Shown], list[int]]:
-        """Learn what follows from the buckets of a request alone."""
+        """Render and cache everything that depends only on the buckets of a request."""
         buckets = (asked,) if isinstance(asked, LimitSet) else asked
         limited = [(limit, bucket.unit) for bucket in buckets for limit in bucket.limits]
         named = [(name, *one) for name, one in zip(distinct_names(buckets), limited, strict=True)]
         items = [_policy_item(*item) for item in named]
         limits = []
         for name, limit, _ in named:
-            timed = not isinstance(limit, Concurrency)  # nobody knows when a permit is released
+            timed = not isinstance(limit, Concurrency)  # the release time of a permit is unknown
             limits.append((limit, f"{quote(name)};{REMAINING}=".encode(), timed))
         policy = b"ratelimit-policy", ", ".join(items).encode()
         return remember(self._known, asked, (policy, limits, [limit.amount for _, limit, _ in named]))
 
 
 def add_several(theirs: Iterable[Field], entries: Sequence[Entry]) -> list[Field]:
-    """Return the fields of a response about which several have decided, each in the style of its middleware."""
+    """Return the fields of a response with several decisions, each in the style of its middleware."""
     limited = [entry for entry in entries if entry[1].readings]
     if len(limited) == 1:
         parts, decision = limited[0]
@@ -163,7 +163,7 @@ def _value(shown: _Shown, amount: int, reading: WindowState, now_us: int) -> byt
 
 
 def _joined(decisions: Sequence[Decision]) -> Decision:
-    """Return several decisions as one, with all moments by the clock of the first: stores have clocks of their own."""
+    """Return several decisions as one, with all times converted to the clock of the first one's store."""
     if len(decisions) == 1:
         return decisions[0]
     now_us = decisions[0].now_us
@@ -183,7 +183,7 @@ def quote(text: str) -> str:
 
 
 def distinct_names(buckets: Iterable[LimitSet]) -> list[str]:
-    """Return the name of each limit in an answer: of two that are called alike, the later one gets a number."""
+    """Return the name of each limit in an answer; a repeated name gets a number."""
     names: list[str] = []
     for bucket in buckets:
         for name in bucket.names:
@@ -192,23 +192,23 @@ def distinct_names(buckets: Iterable[LimitSet]) -> list[str]:
 
 
 def asked_buckets(checks: Sequence[Check]) -> Buckets:
-    """Return the buckets of a decision, as the key under which their fields and answers are remembered."""
+    """Return the buckets of a decision, as the cache key of their fields and answers."""
     return checks[0][0] if len(checks) == 1 else tuple([bucket for bucket, _, _ in checks])
 
 
 def lowered(name: Any) -> bytes:
-    """Return the name of a field as ASGI has it, in whatever form an application wrote it."""
+    """Return a field name as lower-case bytes, as ASGI requires, in whatever type an application wrote it."""
     return name.encode("latin-1", "replace").lower() if isinstance(name, str) else bytes(name).lower()
 
 
 def field_value(scope: Scope, name: bytes) -> str:
-    """Return the lines of a header as one value, in their order (RFC 9110, section 5.3), at most `MAX_FIELD` long."""
+    """Return all values of a header joined in order (RFC 9110, section 5.3); only the last `MAX_FIELD` characters."""
     value: bytes = b",".join([value for key, value in scope["headers"] if key == name])
     return value[-MAX_FIELD:].decode("latin-1")
 
 
 def completed(headers: Iterable[Field], needed: Iterable[tuple[bytes, bytes]]) -> list[Field]:
-    """Return header fields, with those of the needed ones that are not among them."""
+    """Return header fields, with the missing ones of `needed` appended."""
     present = [*headers]
     names = {lowered(name) for name, _ in present}
     return [*present, *(field for field in needed if field[0] not in names)]
@@ -224,7 +224,7 @@ def sendable(headers: Iterable[Field]) -> tuple[Fields, list[object]]:
         except (TypeError, ValueError):
             bad.append(field)
             continue
-        value = value.strip(b" \t")  # blanks around a value are no part of it, and h11 refuses them
+        value = value.strip(b" \t")  # blanks around a value are not part of it, and h11 rejects them
         if _NAME.fullmatch(name) and _VALUE.fullmatch(value):
             good.append((name, value))
         else:
@@ -233,14 +233,14 @@ def sendable(headers: Iterable[Field]) -> tuple[Fields, list[object]]:
 
 
 def _policy_item(name: str, limit: AnyLimit, unit: str | None) -> str:
-    """Write one item of RateLimit-Policy: ``"api";q=100;w=10``. The window only where it is whole seconds."""
+    """Format one item of RateLimit-Policy: ``"api";q=100;w=10``. The window is omitted unless it is whole seconds."""
     unit = "concurrent-requests" if isinstance(limit, Concurrency) else unit
     item = f"{quote(name)};{AMOUNT}={limit.amount}" + ("" if unit is None else f";{UNIT}={quote(unit)}")
     return item if limit.window_s is None else f"{item};{WINDOW_S}={limit.window_s}"
 
 
 def _legacy_fields(limit: AnyLimit, reading: WindowState, now_us: int) -> Fields:
-    """Return the fields X-RateLimit-*; nobody knows when a permit is released."""
+    """Return the X-RateLimit-* fields; -Reset is omitted for permits, whose release time is unknown."""
     amount, left = limit.amount, max(limit.amount - reading[0], 0)
     fields = [(b"x-ratelimit-limit", b"%d" % amount), (b"x-ratelimit-remaining", b"%d" % left)]
     if not isinstance(limit, Concurrency):
@@ -249,10 +249,10 @@ def _legacy_fields(limit: AnyLimit, reading: WindowState, now_us: int) -> Fields
 
 
 def _reset_s(limit: AnyLimit, reading: WindowState, now_us: int) -> int:
-    """Return the Unix second at which everything spent has left."""
+    """Return the Unix second at which all spent units have left the window."""
     spent, _, newest_us, _ = reading
     reset_after_us = max(newest_us + limit.span_us - now_us, 0) if spent else 0
     if isinstance(limit, Quota):
-        # A period ends with a minute; the decision is a little older than this moment.
+        # Periods end on a full minute, and the decision was made slightly before `time()`: rounding corrects for that.
         return round(time() + reset_after_us / 1_000_000)
     return int(time()) + ceil_s(reset_after_us)

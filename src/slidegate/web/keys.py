@@ -1,7 +1,7 @@
-"""Keys: a rule counts requests of one key together.
+"""Keys: a rule counts requests with equal keys together.
 
-A key is text. The built-in keys read the ASGI scope directly and always find one: where a header is missing, for
-example, they fall back to the client's address, so leaving it out is no way past the limits.
+A key is text. The built-in keys read the ASGI scope directly and always return one: if a header is missing, for
+example, they fall back to the client's address, so omitting it does not bypass limits.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .file_watcher import FileWatcher
 from .paths import RulePath, normal, route_path
 
 _VALUE: Final = "text that is not empty"
-_OF_HEADER: Final = "a header's value, as text of Latin-1 on one line or as the bytes on the wire"
+_OF_HEADER: Final = "a header's value, as one line of Latin-1 text or as the bytes on the wire"
 _NO_HEADER: Final = re.compile(rb"[\r\n\0]")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _WHOLE: Final = re.compile(r"[+]?(?:0++(?=[+-]))?(?P<value>[+-]?[0-9]++)(?:\.0*+)?")
 _MAX_DIGITS: Final = 4_300
-"""The longest number that Python and pydantic make of a text: reading a longer one takes time by the square."""
+"""The longest number that Python and pydantic parse, because parsing takes quadratic time."""
 
 
 @runtime_checkable
@@ -38,24 +38,24 @@ class Key(Protocol):
 
     @property
     def identity(self) -> str:
-        """The source of the key, written alike in every process: a part of the identity of a rule without a name."""
+        """The source of the key, equal in every process: a part of the identity of unnamed rules."""
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
-        """Return the key of a request, at most 64 bytes; `client_key` is that of its address."""
+        """Return the key of a request, at most 64 bytes; `client_key` is the key of its address."""
 
 
 KeyFunction: TypeAlias = Callable[[Any], str | Awaitable[str | None] | None]
-"""A function of the request, written by the user. If it returns None, the rule does not count the request."""
+"""A user's function of the request. If it returns None, the rule does not count the request."""
 
 
 class KeyCondition:
-    """A condition for `Rule(when=...)` that a key makes, such as ``mcp_tool("export", ...).is_in("export")``.
+    """A condition for `Rule(when=...)` built from a key, such as ``mcp_tool("export", ...).is_in("export")``.
 
     Args:
-        identity: What it asks, written alike in every process: a part of the identity of a rule without a name.
-        holds: Says whether it holds for a request, by its scope and the key of the client's address; None if nobody
-            can know, and then limits and blocks apply, and no exemption.
-        file: The file that it asks, if it asks one.
+        identity: A description, equal in every process: a part of the identity of unnamed rules.
+        holds: Returns whether the condition is true for a request, given its scope and the key of the client's address;
+            None if unknown, in which case limits and blocks apply and exemptions do not.
+        file: The file that it reads, if any.
     """
 
     def __init__(
@@ -91,15 +91,15 @@ everyone: Final = _Everyone()
 
 
 class Value:
-    """A key by a value that the client sends, digested; where it is missing or empty, the fallback finds the key.
+    """A key by a value that the client sends, digested; if it is missing or empty, the fallback returns the key.
 
     Args:
-        kind: The kind of the value, as people see it.
-        fallback: Another key, None for the client's address.
-        read: Returns the value of a request, empty where there is none.
+        kind: The kind of the value, for display.
+        fallback: Another key; None for the client's address.
+        read: Returns the value of a request, empty if there is none.
 
     Attributes:
-        fallback: Another key, None for the client's address.
+        fallback: Another key; None for the client's address.
     """
 
     def __init__(self, kind: str, fallback: Key | None, read: Callable[[Scope], bytes]) -> None:
@@ -125,8 +125,8 @@ class Value:
         """Return the key of a value, for the methods of a limiter: ``limiter.reset(header("X-API-Key").of("k123"))``.
 
         Args:
-            value: The value as the application reads it in a request: as `request.headers`, `request.cookies`,
-                `request.query_params` or `request.path_params` has it. Of a header, bytes are those on the wire.
+            value: The value as the application reads it from `request.headers`, `request.cookies`,
+                `request.query_params` or `request.path_params`; for a header, also the bytes on the wire.
 
         Raises:
             InvalidKey: No request can have this value.
@@ -137,7 +137,7 @@ class Value:
         return KeyOf(self._kind, lambda keys: keys.digest(self._kind, encoded))
 
     def _encoded(self, value: str | bytes) -> bytes:
-        """Return what is read of a request that has this value."""
+        """Return the bytes that are read from a request with this value."""
         if not isinstance(value, str):
             raise invalid(self._kind, _VALUE, value)
         return _bytes(value)
@@ -145,7 +145,7 @@ class Value:
 
 class _Header(Value):
     def _encoded(self, value: str | bytes) -> bytes:
-        """See `Value._encoded`; servers take the spaces around a value away."""
+        """See `Value._encoded`; servers strip spaces around a value."""
         try:
             wire = value.encode("latin-1") if isinstance(value, str) else value
         except UnicodeEncodeError:
@@ -156,7 +156,7 @@ class _Header(Value):
 
 
 class Combined:
-    """Several keys at once; made by `combine`."""
+    """A combination of keys; created by `combine`."""
 
     def __init__(self, keys: tuple[Key, ...]) -> None:
         self.keys = keys
@@ -169,10 +169,10 @@ class Combined:
         return limiter.digest("combined", _joined(key.find(scope, limiter, client_key) for key in self.keys))
 
     def of(self, *values: str | bytes) -> KeyOf:
-        """Return the key of one value for each part, `everyone` left out; see `Value.of`.
+        """Return the key for one value per part, except `everyone`; see `Value.of`.
 
         Raises:
-            InvalidKey: There are more or fewer values than parts, or no request can have one of them.
+            InvalidKey: The number of values is wrong, or no request can have one of them.
         """
         valued = [key for key in self.keys if key is not everyone]
         if len(values) != len(valued):
@@ -185,23 +185,23 @@ class Combined:
 
 def _part(key: Any, value: str | bytes) -> KeyOf:
     if not hasattr(key, "of"):
-        raise InvalidKey(f"combine: {key!r} makes no key of a value by itself", "built-in keys in the combination")
+        raise InvalidKey(f"combine: {key!r} has no method of(value)", "built-in keys in the combination")
     made: KeyOf = key.of(value)
     return made
 
 
 def _bytes(text: str) -> bytes:
-    """Return a text that may have half of a character in bytes."""
+    """Encode a text that may contain lone surrogates."""
     return text.encode(errors="surrogatepass")
 
 
 def _joined(parts: Iterable[str]) -> bytes:
-    """Join parts, each behind its length, or "a" and "bc" would meet "ab" and "c"."""
+    """Join parts with length prefixes; otherwise "a" and "bc" would equal "ab" and "c"."""
     return b"".join(b"%d:%b" % (len(part), part) for part in map(_bytes, parts))
 
 
 def invalid(kind: str, expected: str, value: object) -> InvalidKey:
-    """Return the error for a value that no request can have; it does not repeat what may be a secret."""
+    """Return the error for a value that no request can have, without the value, which may be a secret."""
     shown = f"{type(value).__name__} of {len(value)}" if isinstance(value, (str, bytes)) else type(value).__name__
     return InvalidKey(f"{kind}: expected {expected}, not this {shown}", expected)
 
@@ -209,15 +209,15 @@ def invalid(kind: str, expected: str, value: object) -> InvalidKey:
 def header(name: str, *, fallback: Key | None = None) -> Value:
     """Count each value of a request header, for example an API key.
 
-    The value is digested and never stored. Where a header comes several times, its first line counts, which is
-    also what `request.headers[name]` returns. A missing or empty header falls back to the client's address.
+    The value is digested and never stored. If a header is repeated, its first value counts, as
+    `request.headers[name]` returns it. A missing or empty header falls back to the client's address.
 
     Args:
-        name: The header's name. It has no case: ``"X-API-Key"`` and ``"x-api-key"`` are one key, shown as the latter.
-        fallback: The key to use where the header is missing or empty; by default the middleware's `client`.
+        name: The header's name, case-insensitive and displayed in lower case: ``"X-API-Key"``.
+        fallback: The key to use if the header is missing or empty; by default the middleware's `client`.
 
     Raises:
-        ConfigurationError: The name has a character that header names cannot have, or the fallback is no key.
+        ConfigurationError: The name has a character that is not allowed in header names, or the fallback is not a key.
     """
     wire = check_token("header", name, "X-API-Key").lower()
     field = wire.encode()
@@ -232,14 +232,14 @@ def header(name: str, *, fallback: Key | None = None) -> Value:
 def cookie(name: str, *, fallback: Key | None = None) -> Value:
     """Count each value of a cookie, digested: the value that `request.cookies[name]` returns.
 
-    Anybody can send any cookie, so verify a session before you count by it, or keep a limit by address beside it.
+    Clients can send any cookie, so verify a session before you count by it, or add a limit by address.
 
     Args:
         name: The cookie's name.
-        fallback: The key to use where the cookie is missing or empty; by default the middleware's `client`.
+        fallback: The key to use if the cookie is missing or empty; by default the middleware's `client`.
 
     Raises:
-        ConfigurationError: The name has a character that cookie names cannot have, or the fallback is no key.
+        ConfigurationError: The name has a character that is not allowed in cookie names, or the fallback is not a key.
     """
     check_token("cookie", name, "session")
     return Value(f"cookie:{name}", fallback, lambda scope: _bytes(HTTPConnection(scope).cookies.get(name, "")))
@@ -250,24 +250,24 @@ def query(name: str, *, fallback: Key | None = None) -> Value:
 
     Args:
         name: The parameter's name.
-        fallback: The key to use where the parameter is missing or empty; by default the middleware's `client`.
+        fallback: The key to use if the parameter is missing or empty; by default the middleware's `client`.
 
     Raises:
-        ConfigurationError: The name is empty or cannot be printed, or the fallback is no key.
+        ConfigurationError: The name is empty or not printable, or the fallback is not a key.
     """
     check_parameter_name("query", name)
     return Value(f"query:{name}", fallback, lambda scope: _bytes(HTTPConnection(scope).query_params.get(name, "")))
 
 
 SENT_BY_NAME: Final = {"header": header, "cookie": cookie, "query": query}
-"""The keys of values that clients send by a name, as configuration, commands and the admin API call them."""
+"""The keys by named values that clients send, under their names in configuration, commands and the admin API."""
 
 
 def combine(*keys: Key) -> Combined:
     """Count each combination of keys: ``combine(client_ip(), header("X-Tenant"))``.
 
     Raises:
-        ConfigurationError: There are fewer than two keys, or one of them is not built in.
+        ConfigurationError: There are fewer than two keys, or one is not a built-in key.
     """
     if len(keys) < 2 or not all(isinstance(key, Key) for key in keys):
         raise ConfigurationError(
@@ -277,7 +277,7 @@ def combine(*keys: Key) -> Combined:
 
 
 def check_token(what: str, name: object, example: str) -> str:
-    """Return the name of a header or a cookie, which is a token of RFC 9110, section 5.6.2.
+    """Return the name of a header or a cookie after checking that it is a token of RFC 9110, section 5.6.2.
 
     Raises:
         ConfigurationError: It is not a token.
@@ -295,7 +295,7 @@ def check_parameter_name(what: str, name: object) -> None:
 
 
 class PathParam(Value):
-    """A parameter of the path; made by `path_param`.
+    """A key by a path parameter; created by `path_param`.
 
     Attributes:
         name: The name of the parameter.
@@ -310,11 +310,11 @@ class PathParam(Value):
         self._paths = paths
 
     def tied(self, paths: Sequence[RulePath]) -> PathParam:
-        """Return the same key for a rule, whose paths tell the parameter before any router does."""
+        """Return the key for a rule, whose paths provide the parameter before routing."""
         return PathParam(self.name, self.fallback, paths)
 
     def _encoded(self, value: str | bytes) -> bytes:
-        """See `Value._encoded`; a whole number is that of ``{name:int}``."""
+        """See `Value._encoded`; numbers and UUIDs are converted to text as for a request."""
         return super()._encoded(_spelled(value) if isinstance(value, (int, float, UUID)) else value)
 
     def _value(self, scope: Scope) -> bytes:
@@ -327,7 +327,7 @@ class PathParam(Value):
 
 
 def _texts(scope: Scope) -> Iterator[str]:
-    """Yield the texts of a path by which a limit may apply: an odd spelling is no other value."""
+    """Yield the texts of a path by which a limit may apply, so that odd spellings give the same value."""
     for text in dict.fromkeys((route_path(scope), scope["path"])):
         for form in dict.fromkeys((text, normal(text))):
             yield form
@@ -337,21 +337,21 @@ def _texts(scope: Scope) -> Iterator[str]:
 def path_param(name: str, *, fallback: Key | None = None) -> Value:
     """Count each value of a path parameter, digested: ``Rule("/tenants/{tenant}/jobs", key=path_param("tenant"))``.
 
-    The value is the one that the convertor in the path makes: write ``{id:int}`` in the rule and in the route, or 1
-    and 01 are two clients for the rule and one for an endpoint that makes a number of the text itself.
+    The value is the result of the path's convertor. Write ``{id:int}`` in both the rule and the route; otherwise 1 and
+    01 are two clients for the rule but one for an endpoint that parses the number itself.
 
     Args:
         name: The parameter's name, as in the rule's path.
-        fallback: The key to use where the parameter is missing or empty; by default the middleware's `client`.
+        fallback: The key to use if the parameter is missing or empty; by default the middleware's `client`.
 
     Raises:
-        ConfigurationError: The name is empty or cannot be printed, or the fallback is no key.
+        ConfigurationError: The name is empty or not printable, or the fallback is not a key.
     """
     return PathParam(name, fallback)
 
 
 def parts_of(key: Key | None) -> Iterator[Key]:
-    """Yield a key, and all keys that it is made of or falls back to."""
+    """Yield a key, its parts and its fallbacks, recursively."""
     if key is not None:
         yield key
         for part in (*getattr(key, "keys", ()), getattr(key, "fallback", None)):
@@ -359,7 +359,7 @@ def parts_of(key: Key | None) -> Iterator[Key]:
 
 
 def files_asked(*asked: object) -> Iterator[FileWatcher]:
-    """Yield the files that keys and conditions ask, or the keys that they are made of."""
+    """Yield the files that keys and conditions read, the parts of combined keys included."""
     for one in asked:
         for part in parts_of(one) if isinstance(one, Key) else (one,):
             file = getattr(part, "file", None)
@@ -368,7 +368,7 @@ def files_asked(*asked: object) -> Iterator[FileWatcher]:
 
 
 def bind(key: Key, paths: Sequence[RulePath], option: str) -> Key:
-    """Tie a rule's key to the rule's paths; there are none where it is for all.
+    """Return a rule's key, with its path parameters bound to the rule's paths; ``"*"`` gives no paths.
 
     Args:
         key: The key.
@@ -391,10 +391,10 @@ def bind(key: Key, paths: Sequence[RulePath], option: str) -> Key:
 
 
 def _meaning(convertor: Convertor[Any], text: str) -> str:
-    """Return the value of a parameter, however it is spelled: 1, 01 and 1.0 are one `{id:int}`."""
-    with suppress(Exception):  # a convertor of the user's fails in the router too, and not before the count
+    """Return the value of a parameter, independent of its spelling: 1, 01 and 1.0 are one `{id:int}`."""
+    with suppress(Exception):  # a custom convertor that raises must fail in the router, not before the count
         return _spelled(convertor.convert(text))
-    # What pydantic takes for a number beyond int() and float(): 1.0, 0-5 and _1.
+    # Numbers that pydantic accepts and int() and float() do not: 1.0, 0-5 and _1.
     bare = text.strip().replace("_", "")
     if isinstance(convertor, FloatConvertor):
         with suppress(ValueError):
@@ -404,7 +404,7 @@ def _meaning(convertor: Convertor[Any], text: str) -> str:
 
 
 def _spelled(value: object) -> str:
-    """Return the one text of a value; -0.0 equals 0.0."""
+    """Return the canonical text of a value; -0.0 equals 0.0."""
     return str(value + 0.0 if isinstance(value, float) else value)
 
 
@@ -417,8 +417,8 @@ class _User:
         try:
             name = _name_of(_person(scope))
         except Exception:
-            # A user object may ask a database; its failure is neither a way past the limit nor a 500.
-            logger.exception("key `user`: the user cannot be named, so the client's address is counted")
+            # A user object may query a database; its failure neither bypasses the limit nor causes a 500.
+            logger.exception("key `user`: reading the user failed, so the client's address is counted")
             name = ""
         if name:
             return limiter.key_for(f"user:{name}")
@@ -428,10 +428,10 @@ class _User:
         """Return the key of a user, for the methods of a limiter: ``limiter.reset(user.of("ann"))``.
 
         Args:
-            name: The user's name or id, as the middleware finds it in a request.
+            name: The user's name or id, as the middleware reads it from a request.
 
         Raises:
-            InvalidKey: It is empty, or no name.
+            InvalidKey: It is empty, or not a name or id.
         """
         text = "" if isinstance(name, bytes) else _name_of(name)
         if not text:
@@ -445,9 +445,9 @@ class _User:
 user: Final = _User()
 """Count each authenticated user.
 
-That is `request.user` as Starlette's `AuthenticationMiddleware` sets it (further out than `RateLimitMiddleware`), else
-``request.state.user``, which at an endpoint of FastAPI may be set by a dependency. Without a user, the client's address
-counts.
+The user is `request.user`, which Starlette's `AuthenticationMiddleware` sets (add it outside `RateLimitMiddleware`),
+else ``request.state.user``, which for limits at FastAPI endpoints a dependency may set. Without a user, the client's
+address counts.
 """
 
 
@@ -465,7 +465,7 @@ def _name_of(person: object) -> str:
     for attribute in ("identity", "id", "display_name", "username", "sub"):
         try:
             name = person.get(attribute) if isinstance(person, Mapping) else getattr(person, attribute, None)
-        except NotImplementedError:  # Starlette's BaseUser raises this for a property that its subclass leaves out
+        except NotImplementedError:  # Starlette's BaseUser raises this for properties that a subclass does not define
             continue
         if name is not None and name != "":
             return str(name)

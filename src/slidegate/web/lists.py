@@ -1,10 +1,10 @@
-"""Networks in files: block and allow lists that change while the application serves.
+"""Networks in files: blocklists and allowlists that are reloaded while the application serves.
 
-A file has an address, a network or a range (``192.0.2.0 - 192.0.2.99``) a line, where a number behind it is a score and
-text behind ``#`` or ``;`` a comment.
+A file has one address, network or range (``192.0.2.0 - 192.0.2.99``) per line. A number after it is a score, which is
+ignored, and text after ``#`` or ``;`` is a comment.
 
-All lists are held in one tuple, and a changed file becomes another tuple, which one assignment puts in its place: a
-lookup sees the lists before or after, never half of one. A file that cannot be used changes nothing.
+All lists are stored in one tuple. A changed file creates a new tuple, which replaces the old one in a single
+assignment, so a lookup never sees a partial list. An invalid file changes nothing.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from ..core.store import Event, EventListener
 from .file_watcher import FileVersion, FileWatcher, Versions, read_named
 
 MAX_BYTES: Final = 32 << 20
-"""The size of a file: more than a million networks, and their memory while they are read is bounded."""
+"""The maximum size of a file: enough for more than a million networks, and it bounds the memory for reading."""
 
 
 class Networks(core.Networks):
     """A set of IPv4 and IPv6 networks: ``Networks(["192.0.2.0/24"])``, or those of files, see `from_file`.
 
-    ``"192.0.2.7" in networks`` takes text or an `ipaddress` object; a value that is not an address is in no network.
+    ``"192.0.2.7" in networks`` accepts text or an `ipaddress` object; it is False for values that are not addresses.
 
     Args:
         networks: Addresses and networks as text or `ipaddress` objects.
-        strict: Whether host bits behind a prefix are an error; otherwise they are cleared.
+        strict: Whether host bits after the prefix are an error; otherwise they are cleared.
 
     Raises:
-        ConfigurationError: An entry cannot be read.
+        ConfigurationError: An entry is invalid.
     """
 
     files: ListFiles | None = None
@@ -54,37 +54,40 @@ class Networks(core.Networks):
         strict: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> Self:
-        """Read files of networks, which are followed where a `RateLimitMiddleware` has them as its block or allow list.
+        """Read files of networks; a `RateLimitMiddleware` with this blocklist or allowlist reloads them.
 
-        The middleware looks at the files at most once a second, when requests come, and reads those that have changed,
-        in a thread. A changed file is read once its size and times were the same in two checks. A
-        file that cannot be read, that has vanished, or that suddenly has zero bytes, changes nothing. A copy, and a set
-        made with ``|``, hold what the files list at that moment.
+        Requests trigger a check at most once a second; a thread then reads the files that have changed. A changed file
+        is read once its size and times were equal in two checks. A file that is missing, unreadable, or suddenly has
+        zero bytes changes nothing. Copies, and sets created with ``|``, contain the networks at that time and are not
+        reloaded.
 
         Args:
-            paths: The files. A refusal names the first one that holds the address.
+            paths: The files. A refusal names the first one that contains the address.
             name: The name of the list in refusals and events; by default each file's name without its suffix.
-            strict: Whether host bits behind a prefix are an error; otherwise they are cleared.
-            clock: Returns seconds; measures the time between two looks.
+            strict: Whether host bits after the prefix are an error; otherwise they are cleared.
+            clock: Returns the time in seconds, for the interval between two checks.
 
         Raises:
-            ConfigurationError: A file or a line of it cannot be read, two have one name, or they add up to everybody.
+            ConfigurationError: A file or a line is invalid, two files have one name, or they cover half of all
+                addresses.
         """
         if not paths:
             raise ConfigurationError('from_file: expected the path of a file, for example "blocked.netset"')
         if name and len(paths) > 1:
-            raise ConfigurationError(f"{quoted(name)} names one file; several have the names of their files", "name")
+            raise ConfigurationError(
+                f"{quoted(name)} names one file; remove it to name each list like its file", "name"
+            )
         return cls.of_files([ListFile(os.fspath(_path(path)), name, strict) for path in paths], clock)
 
     @classmethod
     def of_files(cls, files: Sequence[ListFile], clock: Callable[[], float]) -> Self:
-        """Make what `from_file` makes, of files that have names of their own."""
+        """Return the same set as `from_file`, for files with their own names."""
         made = cls()
         object.__setattr__(made, "files", ListFiles(files, made._take, clock))
         return made
 
     def find(self, version: int, value: int) -> str | None:
-        """Return the name of the first file that holds an address; empty without files, None if it is not held."""
+        """Return the name of the first file that contains an address, or "" without files; None if it is in none."""
         return super().find(version, value) if self.files is None else self.files.find(version, value)
 
     def _take(self, found: core.Networks) -> None:
@@ -98,10 +101,10 @@ class ListFile:
     Args:
         path: The file.
         name: The name of the list in events and refusals; by default the file's name without its suffix.
-        strict: Whether host bits behind a prefix are an error; otherwise they are cleared.
+        strict: Whether host bits after the prefix are an error; otherwise they are cleared.
 
     Raises:
-        ConfigurationError: A value cannot work.
+        ConfigurationError: An option is invalid.
     """
 
     path: str
@@ -118,7 +121,7 @@ class ListFile:
         """Read the file.
 
         Raises:
-            ConfigurationError: It cannot be read, or a line of it; the message names the line.
+            ConfigurationError: The file cannot be read, or a line is invalid; the message names the line.
         """
         ranges = list(_read_ranges(self))
         networks = core.Networks.of_ranges(ranges)
@@ -127,37 +130,37 @@ class ListFile:
 
 
 class NetworkList(NamedTuple):
-    """What a file lists."""
+    """The content of a file."""
 
     file: ListFile
     networks: core.Networks
     entries: int
-    """The number of entries, as they stand in the file."""
+    """The number of entries in the file, before overlapping ones are merged."""
 
 
 class ListState(NamedTuple):
-    """A file of networks and the version of it that is at work."""
+    """The active version of a file of networks."""
 
     name: str
     path: str
     entries: int
     written_ns: int | None
-    """When it was written, in nanoseconds of Unix time; None for a file that was gone."""
+    """When it was written, in nanoseconds of Unix time; None if the file was missing."""
 
 
 class ListFiles(FileWatcher):
-    """The files of a set of networks, and what they list.
+    """The files of a set of networks, and their content.
 
     Args:
         files: The files.
-        take: Called with all their networks, now and whenever a file was read again.
-        clock: Returns seconds; measures the time between two looks.
+        take: Called with all their networks, now and after each reload.
+        clock: Returns the time in seconds, for the interval between two checks.
 
     Attributes:
-        generation: How often files were read again and taken.
+        generation: The number of reloads.
 
     Raises:
-        ConfigurationError: A file cannot be read, two have one name, or they add up to everybody.
+        ConfigurationError: A file is invalid, two files have one name, or they cover half of all addresses.
     """
 
     def __init__(
@@ -166,7 +169,7 @@ class ListFiles(FileWatcher):
         names = [file.name for file in files]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise ConfigurationError(f"two lists are called {quoted(twice)}; give one of them another name", "files")
+            raise ConfigurationError(f"two lists are named {quoted(twice)}; give one of them another name", "files")
         self._take = take
         super().__init__([file.path for file in files], self._read_again, clock)
         self._lists = tuple(file.read() for file in files)
@@ -180,7 +183,7 @@ class ListFiles(FileWatcher):
         return [ListState(file.name, file.path, entries, seen and seen.written_ns) for file, entries, seen in read]
 
     def find(self, version: int, value: int) -> str | None:
-        """Return the name of the first list that holds an address (see `parse_address`), else None."""
+        """Return the name of the first list that contains an address (see `parse_address`), else None."""
         for listed in self._lists:
             if listed.networks.covers(version, value):
                 return listed.file.name
@@ -195,29 +198,29 @@ class ListFiles(FileWatcher):
                     _united(lists)
                 except ConfigurationError as error:
                     lists[number] = before
-                    events.append((logging.ERROR, _event(before.file, "list_rejected", f" stays as it is: {error}")))
+                    events.append((logging.ERROR, _event(before.file, "list_rejected", f" is kept unchanged: {error}")))
                 else:
                     count = lists[number].entries
                     event = _event(before.file, "list_reloaded", f": {count} entries", count=count)
                     events.append((logging.WARNING if before.entries and not count else logging.INFO, event))
         united = _united(lists)
 
-        def put_to_work() -> None:
+        def apply() -> None:
             self._lists = tuple(lists)
             self._take(united)
-            self.generation += 1  # behind the lists: what is remembered of this generation is never older
+            self.generation += 1  # last, so that nothing cached for this generation comes from the old lists
             for level, event in events:
                 logger.log(level, "%s: %s", event.kind, event.message)
                 self._observers.tell(event)
 
-        return put_to_work
+        return apply
 
 
 def _path(path: object) -> str | PathLike[str]:
     """Return the path of a file.
 
     Raises:
-        ConfigurationError: It is not a path of a file.
+        ConfigurationError: It is not the path of a file.
     """
     if not isinstance(path, (str, PathLike)) or not os.path.basename(path):
         raise ConfigurationError(f'expected a file, for example "drop.netset", not {quoted(path)}', "path")
@@ -228,7 +231,7 @@ def _united(lists: Sequence[NetworkList]) -> core.Networks:
     """Return the networks of all lists.
 
     Raises:
-        ConfigurationError: They add up to everybody.
+        ConfigurationError: They cover half of all addresses.
     """
     if len(lists) == 1:
         return lists[0].networks
@@ -240,7 +243,7 @@ def _united(lists: Sequence[NetworkList]) -> core.Networks:
 def _reread(before: NetworkList, version: FileVersion | None) -> NetworkList:
     path = before.file.path
     if version is not None and not version.size and before.entries:
-        raise ConfigurationError(f"{path}: has zero bytes; for a list of nothing, write a comment: # nothing")
+        raise ConfigurationError(f"{path}: has zero bytes; to empty the list, write a comment such as: # empty")
     try:
         return before.file.read()
     except ConfigurationError:
@@ -255,15 +258,15 @@ def _event(file: ListFile, kind: str, message: str, **more: object) -> Event:
 
 
 def files_of(networks: core.Networks | None) -> ListFiles | None:
-    """Return the files of a block or allow list, if it has any."""
+    """Return the files of a blocklist or allowlist; None if it has none."""
     return networks.files if isinstance(networks, Networks) else None
 
 
 def followed(observer: EventListener, **lists: core.Networks | None) -> tuple[ListFiles, ...]:
-    """Check the lists of a middleware, and return the files that they follow; their events go to `observer`.
+    """Check the lists of a middleware, register an observer for their files, and return these files.
 
     Raises:
-        ConfigurationError: A list is something else.
+        ConfigurationError: A list is not a set of networks, or covers half of all addresses.
     """
     for what, given in lists.items():
         if given is not None and not isinstance(given, core.Networks):
@@ -278,11 +281,11 @@ def followed(observer: EventListener, **lists: core.Networks | None) -> tuple[Li
 
 
 def check_breadth(networks: core.Networks, what: str, file: str = "") -> None:
-    """See that networks do not add up to everybody, however that is written.
+    """Check that networks do not cover most addresses, in whatever way they are written.
 
     Args:
-        networks: All networks that are held against one address.
-        what: A name for them, for the error message.
+        networks: All networks against which an address is matched.
+        what: Their name, for the error message.
         file: The file that lists them.
 
     Raises:
@@ -292,14 +295,14 @@ def check_breadth(networks: core.Networks, what: str, file: str = "") -> None:
     if covered is not None:
         where = f"{file}: " if file else ""
         raise ConfigurationError(
-            f"{where}covers half of all {covered} addresses or more, which cannot be meant; "
-            "list whom you mean, for example 192.0.2.0/24",
+            f"{where}covers half of all {covered} addresses or more, which is probably a mistake; "
+            "list smaller networks, for example 192.0.2.0/24",
             what,
         )
 
 
 def read_entries(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield the entries of a file of networks, each with the number of its line."""
+    """Yield the entries of a file of networks, each with its line number."""
     for number, line in enumerate(lines, start=1):
         entry = _without_score(line.partition("#")[0].partition(";")[0])
         if entry:
@@ -319,15 +322,15 @@ def _read_ranges(file: ListFile) -> Iterator[tuple[int, int, int]]:
 
 
 def _parse_range(text: str, *, strict: bool) -> tuple[int, int, int]:
-    """Read an address, a network, or two addresses with ``-`` between them."""
+    """Parse an address, a network, or two addresses with ``-`` between them."""
     left, dash, right = text.partition("-")
     if not dash:
         return parse_network(text, strict=strict)
     first, last = parse_address(left.strip()), parse_address(right.strip())
     if first is None or last is None:
-        raise ConfigurationError(f"network: {quoted(text)} is no range, for example 192.0.2.0 - 192.0.2.99")
+        raise ConfigurationError(f"network: expected a range such as 192.0.2.0 - 192.0.2.99, not {quoted(text)}")
     if first[0] != last[0] or first[1] > last[1]:
-        raise ConfigurationError(f"network: {quoted(text)} ends before it begins; write the lower address first")
+        raise ConfigurationError(f"network: {quoted(text)} ends before it starts; write the lower address first")
     return first[0], first[1], last[1]
 
 

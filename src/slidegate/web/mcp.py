@@ -1,9 +1,9 @@
-"""Tools of MCP servers: a key and conditions by header fields, so that no body is read.
+"""Tools of MCP servers: a key and conditions based on header fields, so that no body is read.
 
-From its revision 2026-07-28 on the Model Context Protocol sends the JSON-RPC method of each POST in ``Mcp-Method``, and
-the name of the tool in ``Mcp-Name`` (SEP-2243). A client can write anything there. The fields can be trusted only where
-the server behind the limiter rejects a request whose body says something else, and it does so only for requests that
-name such a revision in ``MCP-Protocol-Version``.
+Since revision 2026-07-28, clients of the Model Context Protocol send the JSON-RPC method of each POST in
+``Mcp-Method`` and the name of the tool in ``Mcp-Name`` (SEP-2243). Clients can write anything there. The fields can be
+trusted only if the server behind the limiter rejects requests whose body differs, and servers do so only for requests
+with such a revision in ``MCP-Protocol-Version``.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _REVISION: Final = re.compile(rb"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _ENCODED: Final = re.compile(rb"=\?base64\?(.*)\?=")
 _FIELDS: Final = (b"mcp-protocol-version", b"mcp-method", b"mcp-name")
 _OTHERS: Final = "mcp_tool:*"
-"""The key of all requests that call none of the named tools, as far as anybody can tell."""
+"""The key of all requests that are not known to call one of the named tools."""
 
 
 class McpTool:
-    """A key by the tool that a request calls; made by `mcp_tool`.
+    """A key by the tool that a request calls; created by `mcp_tool`.
 
     Attributes:
-        names: The tools that are counted apart.
-        validated: Whether the server behind rejects a request whose header fields and body differ.
+        names: The tools that are counted separately.
+        validated: Whether the server rejects requests whose header fields and body differ.
     """
 
     shared: Final = True
@@ -48,7 +48,7 @@ class McpTool:
         return f"<key {self.identity}>"
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
-        """Return the key of a request: of a tool that was named, or the one that all other requests share."""
+        """Return the key of a request: that of a named tool, or the one that all other requests share."""
         method, name = self._read(scope) or ("", "")
         return limiter.key_for(f"mcp_tool:{name}" if method == "tools/call" and name in self.names else _OTHERS)
 
@@ -65,15 +65,14 @@ class McpTool:
     def is_in(self, *names: str) -> KeyCondition:
         """Return a condition for `Rule(when=...)`: the request calls one of these tools.
 
-        Where nobody can tell which tool a POST calls, limits and blocks apply and exemptions do not: leaving a header
-        field out is no way past a limit.
+        If the tool of a POST is unknown, limits and blocks apply and exemptions do not, so that omitting a header field
+        does not bypass a limit.
 
         Args:
             names: Some of the tools of this key.
 
         Raises:
-            ConfigurationError: There are none, one of them is not among the tools of this key, or nobody validates what
-                a request says.
+            ConfigurationError: There are no names, one is not among the tools of this key, or the key is not validated.
         """
         for name in names or ("",):
             if name not in self.names:
@@ -88,10 +87,10 @@ class McpTool:
         """Return a condition for `Rule(when=...)`: the request has one of these JSON-RPC methods.
 
         ``Rule("/mcp", exempt=True, when=tools.is_method("server/discover", "tools/list"))`` leaves discovery uncounted.
-        Where nobody can tell the method of a POST, limits and blocks apply and exemptions do not.
+        If the method of a POST is unknown, limits and blocks apply and exemptions do not.
 
         Raises:
-            ConfigurationError: There are none, one of them is no text, or nobody validates what a request says.
+            ConfigurationError: There are no methods, one is not a text, or the key is not validated.
         """
         if not methods or not all(isinstance(method, str) and method for method in methods):
             raise ConfigurationError(f'expected methods such as "tools/list", not {quoted(methods)}', "is_method")
@@ -100,8 +99,8 @@ class McpTool:
     def _condition(self, methods: frozenset[str], names: frozenset[str] | None) -> KeyCondition:
         if not self.validated:
             raise ConfigurationError(
-                "a condition needs mcp_tool(..., validated=True): where the server behind does not reject a "
-                "request that names one tool and calls another, nobody knows which one it calls",
+                "a condition needs mcp_tool(..., validated=True): unless the server rejects requests that "
+                "name one tool and call another, the called tool is unknown",
                 "mcp_tool",
             )
 
@@ -114,7 +113,7 @@ class McpTool:
         return KeyCondition(f"{self.identity} {sorted(methods)} {sorted(names or ())}", holds)
 
     def _read(self, scope: Scope) -> tuple[str, str] | None:
-        """Return the method and the name that a request gives; None if they cannot be known."""
+        """Return the method and the tool name of a request; None if they are unknown."""
         if not self.validated or not _is_post(scope):
             return None
         found = [(name, value) for name, value in scope["headers"] if name in _FIELDS]
@@ -133,7 +132,7 @@ def _is_post(scope: Scope) -> bool:
 
 
 def _decoded(value: bytes) -> str | None:
-    """Return the text of a value, ``=?base64?...?=`` decoded; None if the protocol has no such value."""
+    """Return the text of a value, with ``=?base64?...?=`` decoded; None if the protocol does not allow the value."""
     encoded = _ENCODED.fullmatch(value)
     try:
         if encoded is None:
@@ -147,19 +146,19 @@ def _decoded(value: bytes) -> str | None:
 def mcp_tool(*names: str, validated: bool = False) -> McpTool:
     """Count each tool of an MCP server: ``combine(user, mcp_tool("search", "export", validated=True))``.
 
-    A request that calls one of the tools, by ``Mcp-Method: tools/call`` and ``Mcp-Name``, is counted with all others
-    that call it. Every other request shares one bucket: those of other tools and methods, those of older revisions of
-    the protocol, and those whose fields are missing, repeated or cannot be read. So an invented name buys nothing.
-    Its methods `is_in` and `is_method` make conditions: ``Rule("/mcp", "2/hour", when=tools.is_in("export"))``.
+    Requests that call one of the tools, by ``Mcp-Method: tools/call`` and ``Mcp-Name``, are counted per tool. All other
+    requests share one bucket: those of other tools and methods, those of older revisions of the protocol, and those
+    whose fields are missing, repeated or malformed. An invented name therefore gains a client nothing.
+    The methods `is_in` and `is_method` return conditions: ``Rule("/mcp", "2/hour", when=tools.is_in("export"))``.
 
     Args:
         names: The tools.
-        validated: Whether the server behind rejects requests whose header fields and body differ, as the Python SDK
-            does from version 2 on. If not, a client could name a tool and call another one, so all requests share the
-            one bucket, and a finding says so.
+        validated: Whether the server rejects requests whose header fields and body differ, as the Python SDK does since
+            version 2. If not, a client could name one tool and call another, so all requests share one bucket, and a
+            start-up finding reports it.
 
     Raises:
-        ConfigurationError: There are no names, or one of them cannot be a tool's.
+        ConfigurationError: There are no names, or one cannot be the name of a tool.
     """
     check_flag("validated", validated)
     for name in names or ("",):

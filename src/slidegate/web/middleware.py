@@ -1,10 +1,10 @@
-"""The public class: a pure ASGI 3 middleware, and the way of every request through it.
+"""The public class: a pure ASGI 3 middleware that every request passes through.
 
-It reads the options, makes its parts, and holds nothing about a request. `__call__` asks `decide.py`, enters the
-decision into the `Exchange` of the request (`exchange.py`), and passes the request on, or refuses it: it waits if it
-may, the policies strike, the observers are told, and `responses.py` answers. Every message of an answer leaves by the
-`send` of the exchange, which adds the header fields (`headers.py`) and tells observers, if there are any, what became
-of the request (`outcomes.py`).
+The constructor validates the options and creates the parts; no per-request state lives on the instance. `__call__` gets
+a decision from `decide.py`, records it in the request's `Exchange` (`exchange.py`), and then calls the application or
+refuses the request. A refused request first waits if its rule allows that; then ban policies count strikes, observers
+are notified, and `responses.py` sends the answer. Every message of a response passes through `Exchange.send`, which
+adds the header fields (`headers.py`) and reports the outcome to observers, if there are any (`outcomes.py`).
 """
 
 from __future__ import annotations
@@ -66,51 +66,51 @@ _GUARDED: Final = frozenset({"http", "websocket"})
 
 
 class RateLimitMiddleware(FailsAtStartup):
-    """Counts requests, and answers those beyond a limit with 429 and an exact `Retry-After`.
+    """Counts requests and answers those over a limit with 429 and an exact `Retry-After`.
 
     Args:
         app: The application to guard.
-        limits: The short form: ``"100/minute"`` for each client address; the same as ``rules=[Rule("*", limits)]``.
+        limits: Shorthand for one rule, ``rules=[Rule("*", limits)]``: ``"100/minute"`` for each client address.
         rules: The rules: which requests have which limits. Without `limits` and `rules` only limits at endpoints
-            count, which need a middleware above them.
-        default_limits: The limits of each route by itself, behind the rules: ``"60/minute"``, or a function of the
-            request. ``@RateLimit.exempt`` at an endpoint lifts them; a limit there counts beside them.
-        key: Whom `limits`, `default_limits` and rules without a key of their own count: ``header("X-API-Key")``; by
-            default the `client`.
-        limiter: The limiter that counts; by default one of its own, in memory.
-        client: How the client's address is found. Rules count by it unless they have a key, and the lists look at it.
+            apply; they need a middleware around them.
+        default_limits: Limits that apply to each route separately, in addition to the rules: ``"60/minute"``, or a
+            function of the request. ``@RateLimit.exempt`` lifts them from an endpoint; a `RateLimit` adds to them.
+        key: The key by which `limits`, `default_limits` and rules without their own key count, such as
+            ``header("X-API-Key")``. The default is `client`.
+        limiter: The limiter that counts. The default is a new one in memory.
+        client: Determines the client's address, which is the default key of rules and is checked against the lists.
         blocklist: `Networks` whose requests are answered with 403 before anything is counted.
         allowlist: `Networks` whose clients are neither refused nor counted. It is checked before the blocklist.
-        bans: The policies that ban clients which keep abusing; one policy, or several with names of their own.
-        on_refused: Makes the answer to a refused HTTP request, sync or async, from the request (which has no body here)
-            and the decision.
+        bans: The ban policy for abusive clients, or several policies with distinct names.
+        on_refused: A sync or async function that builds the response to a refused HTTP request from the request
+            (without its body) and the decision.
         headers: ``"draft"`` (RateLimit and RateLimit-Policy of draft 11), ``"legacy"`` (X-RateLimit-*), ``"both"`` or
             None.
-        messages: The limits of messages over an accepted websocket: ``MessageLimits("10/second")``.
-        enabled: False lets everything pass, and so does ``SLIDEGATE_ENABLED=0`` in the environment.
+        messages: The limits for messages on an accepted websocket: ``MessageLimits("10/second")``.
+        enabled: False switches the middleware off, as ``SLIDEGATE_ENABLED=0`` in the environment does.
         ignore_checks: Codes of start-up findings, such as ``"SG103"``, that are not reported.
 
     Attributes:
         app: The application behind the middleware.
         limiter: The limiter that counts.
         rules: The rules of the middleware.
-        default_limits: The limits of each route; empty where there are none.
+        default_limits: The limits that apply to each route; empty if there are none.
         headers: The style of its header fields.
-        on_refused: What makes its answers to refused requests; None for problem details.
+        on_refused: The function that builds responses to refused requests; None for problem details.
         policies: Its ban policies.
-        lists: Its block and allow lists, by the names of their options.
-        findings: Probable mistakes, found at start-up or in the first requests; each was logged once.
+        lists: Its blocklist and allowlist, by option name.
+        findings: Probable mistakes found at start-up or in the first requests. Each is logged once.
         file: The configuration file that its options come from; None if there is none.
 
     Raises:
-        ConfigurationError: A value cannot work; the message says what would. In the stack that an application
-            builds, the middleware answers ``lifespan.startup.failed`` with it instead, see `broken`.
+        ConfigurationError: An option is invalid; the message names what was expected. Within an application's
+            middleware stack the error is sent as ``lifespan.startup.failed`` instead, see `broken`.
     """
 
     file: Path | None = None
     _guarded: frozenset[str] = frozenset()
-    """What is decided about without a look at it: nothing in the first requests, while it is switched off, or where it
-    could not be made."""
+    """The scope types that skip `_begin`. Empty during the first requests, while switched off, and after a failed
+    construction."""
 
     @names_checked
     def __init__(
@@ -159,10 +159,10 @@ class RateLimitMiddleware(FailsAtStartup):
         self._sockets = OpenWebSockets(self.limiter.engine.find_ban)
         waits = self._rules.waits or self._rules.holds
         self._hooked = bool(self._rules.reserving) or self._signals.on_status or waits
-        self._looked = False
+        self._routes_checked = False
         self._below: list[Rule] = []
         self._check_settings(switched_off(enabled), ignore_checks)
-        self._enlist()
+        self._register()
         self.limiter.engine.overrides.apply(self)
 
     def _made_decider(self) -> Decider:
@@ -186,14 +186,14 @@ class RateLimitMiddleware(FailsAtStartup):
             file.observe(engine.emit)
 
     def _made_counter(self, messages: MessageLimits | None) -> MessageCounter | None:
-        """Make what counts the messages of websockets, if they have limits."""
+        """Return the counter of websocket messages; None if they have no limits."""
         messages = expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
         if messages is None:
             return None
         return MessageCounter(messages, self.limiter, self._client, self._unique_id("messages:"))
 
     def _made_parts(self) -> Parts:
-        """Make what requests use of this middleware."""
+        """Return the parts of this middleware that requests use."""
         routes, engine = RouteIndex(), self.limiter.engine
         return Parts(
             self.limiter,
@@ -206,7 +206,7 @@ class RateLimitMiddleware(FailsAtStartup):
         )
 
     def _check_settings(self, off: str, ignored: Iterable[str]) -> None:
-        """Say what is probably a mistake in the options, and get ready to look at the first requests."""
+        """Report probable mistakes in the options, and prepare the checks of the first requests."""
         check_names(self._named_rules())
         self._enabled = not off
         self._checks = StartupChecks(ignored)
@@ -223,61 +223,61 @@ class RateLimitMiddleware(FailsAtStartup):
         on_exceeded: Exceeded | None = None,
         **options: Unpack[FileOptions],
     ) -> ReloadingMiddleware:
-        """Make a middleware whose rules stand in a TOML file, and follow the file's changes.
+        """Create a middleware that reads its rules from a TOML file and reloads them when the file changes.
 
         Use it as ``app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml")``.
 
         Args:
             app: The application to guard.
-            path: The file. It is looked at again at most once a second, when requests come.
-            observers: Called with events of the limiter that the file describes, ``config_reloaded`` and
-                ``config_rejected`` among them. A limiter given in code has its own.
-            on_exceeded: The function that the file's rules with ``on_exceeded = true`` call.
-            options: Options of `RateLimitMiddleware`; they go before those of the file. Beside a `limiter` the file
-                has no ``store``, ``deadline``, ``on_error`` and ``networks``.
+            path: The file. Requests trigger a check for changes at most once a second.
+            observers: Receive the events of the limiter that the file describes, including ``config_reloaded`` and
+                ``config_rejected``. A limiter given in code has its own.
+            on_exceeded: The function that rules with ``on_exceeded = true`` in the file call.
+            options: Options of `RateLimitMiddleware`, which override those of the file. With a `limiter` the file
+                must not set ``store``, ``deadline``, ``on_error`` or ``networks``.
 
         Raises:
-            ConfigurationError: The file cannot be used; the message names the path of the key.
+            ConfigurationError: The file is invalid; the message names the path of the key.
         """
-        # Most read no file, and everything that reads one is a tenth of what the package takes to be imported.
+        # Imported lazily: most applications read no file, and this is a tenth of the package's import time.
         from .reload import ReloadingMiddleware
 
         return ReloadingMiddleware(app, path, make=_Read, observers=observers, on_exceeded=on_exceeded, **options)
 
     def bound(self) -> list[BoundRule]:
-        """Return the rules with their buckets, those for endpoints and routes that were met so far too."""
+        """Return the rules with their buckets, including those of endpoints and routes that were requested so far."""
         return [*self._rules.bound(), *self._parts.endpoints.met()]
 
     def buckets(self) -> list[LimitSet]:
-        """Return the buckets to count in, those of routes and endpoints that requests have reached."""
+        """Return all buckets, including those of routes and endpoints that were requested so far."""
         messages = () if self._messages is None else self._messages.buckets()
         return [*(bucket for bound in self.bound() for bucket in bound.buckets()), *messages]
 
     def named_limits(self) -> Iterator[NamedLimit]:
-        """Yield the limits as the code says them, those at endpoints that no request has met yet too."""
+        """Yield the limits as configured, including those of endpoints that were not requested yet."""
         for bound in self.bound():
             yield from bound.named_limits()
         for rule in self._below:
             yield from named_limits(rule, rule.wire_names(), rule.all_limits)
 
     def override(self, overrides: Mapping[str, Override]) -> None:
-        """Count by the limits that operators have changed from now on, and by the code where there is none."""
+        """Apply the limits that operators have changed; limits without an override apply as configured."""
         for bound in self._rules.bound():
             bound.override(overrides)
         self._parts.endpoints.override(overrides)
         self._decider.forget_clients()
 
     def begin_anew(self) -> None:
-        """Look at the next request as at the first ones: what these have begun goes on in the parent of `fork`."""
+        """Treat the next request like the first one: after a fork, background work runs only in the parent."""
         self._guarded = frozenset()
 
     @property
     def client(self) -> ClientAddress:
-        """What finds the client's address."""
+        """Determines the client's address."""
         return self._client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Decide about one request, and pass it on or answer it."""
+        """Decide one request, then call the application or refuse the request."""
         if scope["type"] not in self._guarded and not await self._begin(scope, receive, send):
             return
         outer: Exchange | None = scope.get(SCOPE_KEY)
@@ -307,10 +307,10 @@ class RateLimitMiddleware(FailsAtStartup):
                 exchange.parts = above  # the application further out may go on, with limits at endpoints of its own
 
     async def _refuse(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send, decision: Decision) -> bool:
-        """Refuse a request: let it wait if it may, count strikes, notify the observers, then answer.
+        """Let a request wait if it may; if it stays refused, count strikes, notify observers and answer it.
 
         Returns:
-            Whether it was let in after all.
+            Whether it was admitted after waiting.
         """
         if self._rules.waits and may_wait(decision):
             last = await exchange.wait(receive, decision, self.limiter, self._subjects(scope))
@@ -336,7 +336,7 @@ class RateLimitMiddleware(FailsAtStartup):
         *,
         outermost: bool,
     ) -> bool:
-        """Do what an exception of the application leaves to do; return whether it ends here.
+        """Clean up after an exception; return whether it is handled, so that it must not be raised again.
 
         Args:
             exchange: The request.
@@ -344,14 +344,14 @@ class RateLimitMiddleware(FailsAtStartup):
             receive: Its receive channel.
             send: Sends to the client.
             error: The exception.
-            hooks: How many hooks are those of middlewares further out.
-            outermost: Whether no middleware stands further out.
+            hooks: The number of hooks that belong to outer middlewares.
+            outermost: Whether this is the outermost middleware.
         """
         answered = False
         try:
             if isinstance(error, Exception):
                 if is_failure(error) and exchange.refusal is None and not exchange.status:
-                    await exchange.start(scope, 500, (), hooks)  # a server makes that of it
+                    await exchange.start(scope, 500, (), hooks)  # the server will answer 500
                 answered = await answer_unanswered(error, exchange, scope, receive, send)
         finally:
             if outermost:
@@ -359,7 +359,7 @@ class RateLimitMiddleware(FailsAtStartup):
         return answered
 
     def _prepare(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> tuple[Receive, Send]:
-        """Note what waits for the status of the answer, and watch over a websocket."""
+        """Register the hooks that need the response status, and guard a websocket; return the channels to use."""
         _, decision = exchange.entries[-1]
         exchange.holds |= self._rules.holds
         for index, (bucket, _, _) in enumerate(decision.checks if self._rules.reserving else ()):
@@ -371,44 +371,44 @@ class RateLimitMiddleware(FailsAtStartup):
             outer = [parts.signals for parts, _ in exchange.entries[:-1]]
             exchange.on_start = [*exchange.on_start, partial(self._strike_for_status, outer)]
         if scope["type"] == "websocket" and not allowlisted(exchange.entries):
-            socket = self._watch_over(exchange, scope, receive, send)
+            socket = self._guard_websocket(exchange, scope, receive, send)
             return socket.receive, socket.send
         return exchange.channel_of(receive), send
 
     async def _strike_for_status(self, outer: Sequence[BanSignals], scope: Scope, status: int, fields: object) -> None:
-        """Strike for the status of an answer, unless it is a refusal, or nothing is held against the client."""
+        """Strike for a response status, unless the request was refused or is exempt."""
         exchange: Exchange = scope[SCOPE_KEY]
         if exchange.refusal is None and not exchange.exempt_from(self._parts):
             await self._signals.strike_for(status, scope, outer)
 
     def _subjects(self, scope: Scope) -> Sequence[BanSubject]:
-        """Return the keys and addresses whose bans refuse a request."""
+        """Return the keys and addresses whose bans apply to a request."""
         return self._signals.subjects(scope, *self._client.locate(scope))
 
-    def _watch_over(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> GuardedWebSocket:
-        """Return a websocket that ends when its client is banned."""
+    def _guard_websocket(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> GuardedWebSocket:
+        """Return a wrapper that closes the websocket when its client is banned."""
 
         async def strike() -> bool:
-            # A middleware further in may have let it pass.
+            # An inner middleware may have allowlisted the client.
             return not allowlisted(exchange.entries) and bool(await exchange.strike_for_refusal(scope))
 
         channel, subjects = exchange.read_ahead(receive), self._subjects(scope)
         return GuardedWebSocket(scope, channel, send, subjects, self._sockets, strike, self._messages)
 
     async def _begin(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Look at the routes in the first call. Pass on what is not decided about; return True for the rest."""
+        """Check the routes in the first call. Return True if the call is to be decided; otherwise pass it on."""
         if self.error is not None:
             await end_start(self.error, scope, receive, send)
         if self._enabled:
-            if not self._looked:
+            if not self._routes_checked:
                 try:
-                    self._look_at_routes(scope.get("app", self.app))
+                    self._check_routes(scope.get("app", self.app))
                 except ConfigurationError as error:
                     await end_start(error, scope, receive, send)
-                self._looked = True
+                self._routes_checked = True
             self.limiter.engine.overrides.start()
             if scope["type"] in _GUARDED:
-                self._look_at_request(scope)
+                self._check_request(scope)
                 return True
         if scope["type"] in _GUARDED:
             scope[DISABLED_KEY] = True
@@ -417,8 +417,8 @@ class RateLimitMiddleware(FailsAtStartup):
         await self.app(scope, receive, send)
         return False
 
-    def _look_at_routes(self, app: ASGIApp) -> None:
-        """Check the limits at endpoints, and say what the routes show to be probable mistakes."""
+    def _check_routes(self, app: ASGIApp) -> None:
+        """Check the limits at endpoints, and report probable mistakes that the routes reveal."""
         check_decorator_order(app)
         below = list(limits_below(self.app, self.limiter))
         check_names([*self._named_rules(), *below])
@@ -426,23 +426,23 @@ class RateLimitMiddleware(FailsAtStartup):
         self._checks.say(about_routes(self, app))
 
     def _named_rules(self) -> list[tuple[Rule, str]]:
-        """Return the rules of this middleware and those further in that ask the same limiter."""
+        """Return the rules of this middleware, and those of inner middlewares with the same limiter."""
         named = [(rule, "in a middleware") for rule in self.rules]
         for layer in layers(self.app):
             if isinstance(layer, RateLimitMiddleware) and layer.error is None and layer.limiter is self.limiter:
-                named += [(rule, "in another further in") for rule in layer.rules]
+                named += [(rule, "in an inner middleware") for rule in layer.rules]
         return named
 
-    def _enlist(self) -> None:
-        """Have the middleware found by those who ask the limiter which rules are in force."""
+    def _register(self) -> None:
+        """Register with the limiter, which lists the active rules and applies overrides to them."""
         self.limiter.engine.callers.add(self)
 
     def _unique_id(self, identity: str) -> str:
-        """Return an identity for counts that no other middleware has; a file that is read again claims the same one."""
+        """Return an identity for counts, unique among middlewares and stable when a configuration file is reloaded."""
         return self.limiter.engine.unique_id(identity)
 
-    def _look_at_request(self, scope: Scope) -> None:
-        """Look for findings in the first requests."""
+    def _check_request(self, scope: Scope) -> None:
+        """Check one of the first requests for probable mistakes."""
         if self._checks.left:
             self._checks.left -= 1
             self._checks.say(about_request(scope, self._client, gone=self._decider.is_gone(scope)))
@@ -451,11 +451,11 @@ class RateLimitMiddleware(FailsAtStartup):
 
 
 class _Read(RateLimitMiddleware):
-    """A middleware whose options were read from a file; the one before it, of the same file, claimed its identities.
+    """A middleware whose options were read from a file. It reuses the identities of its predecessor.
 
     Args:
         app: The application to guard.
-        shared: Follows the file, and knows the identities that its middlewares share.
+        shared: Watches the file, and stores the identities that its successive middlewares share.
         options: Options of `RateLimitMiddleware`.
     """
 
@@ -467,14 +467,14 @@ class _Read(RateLimitMiddleware):
     def _unique_id(self, identity: str) -> str:
         return self._shared.unique_id(identity, self.limiter)
 
-    def _enlist(self) -> None:
-        """Do nothing: the `ReloadingMiddleware` enlists those that it puts to work."""
+    def _register(self) -> None:
+        """Do nothing: the `ReloadingMiddleware` registers the middleware that it activates."""
 
 
 def _ending(limiter: Limiter, send: Send) -> Send:
-    """Return the `send` of a lifespan, made to end what stands on the limiter before the server ends.
+    """Return a lifespan `send` that stops the limiter's background work before it reports the shutdown.
 
-    Many applications never close their limiter. Where nothing stands on it `send` stays as it is.
+    Many applications never close their limiter. `send` is returned unchanged if there is nothing to stop.
     """
 
     async def end_first(message: Message) -> None:

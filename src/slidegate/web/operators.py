@@ -1,8 +1,8 @@
-"""Networks by who runs them and where: a key, conditions and bans by files in MaxMind's format.
+"""Networks by operator and country: a key, conditions and bans based on files in MaxMind's format.
 
-A file says of each address which operator it belongs to (the number of an autonomous system) or in which country it is.
-It is followed as lists are: another version is read in a thread and takes over when it is complete. What is read is a
-private copy, which the reader in C maps into memory; a file that is cut while it is mapped would end the process.
+A file maps addresses to their operator (the number of an autonomous system) or country. It is reloaded like the files
+of lists: a new version is read in a thread and becomes active when it is complete. The C reader memory-maps a private
+copy, because truncating a mapped file would crash the process.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from maxminddb.reader import Metadata
 
     _Reading: TypeAlias = tuple[Reader, bool]
-    """The reader of a file, and whether that has records of private addresses."""
+    """The reader of a file, and whether the file has records of private addresses."""
 
 MAX_BYTES: Final = 512 << 20
 UNKNOWN: Final = "unknown"
 _BY: Final = ("asn", "country")
-_RECORDS_LOOKED_AT: Final = 1_000
-"""How many records are read to see what a file says of an address."""
+_RECORDS_SAMPLED: Final = 1_000
+"""How many records are read to determine whether a file has operators, countries or both."""
 _MOST_DIGITS: Final = 10
 _SEPARATOR: Final = 16
 """Bytes between the search tree and the data."""
@@ -52,19 +52,19 @@ _NOWHERE: Final = Place()
 
 
 class NetworkFile(FileWatcher):
-    """A file in MaxMind's format, and the version of it that is at work.
+    """A file in MaxMind's format, with its active version.
 
     Args:
         path: The file.
-        clock: Returns seconds; measures the time between two looks.
+        clock: Returns the time in seconds, for the interval between two checks.
 
     Attributes:
-        path: The same.
-        has: What the file says of addresses: ``"asn"``, ``"country"`` or both.
-        generation: How often the file was read again and taken.
+        path: The file.
+        has: The facts in its records: ``"asn"``, ``"country"`` or both.
+        generation: The number of reloads.
 
     Raises:
-        ConfigurationError: It cannot be read, or says neither operators nor countries.
+        ConfigurationError: It cannot be read, or contains neither operators nor countries.
     """
 
     def __init__(self, path: str, clock: Callable[[], float]) -> None:
@@ -76,7 +76,7 @@ class NetworkFile(FileWatcher):
         self._throttle = Throttle()
 
     def find(self, client_key: str) -> Place:
-        """Return what the file says of the address of a client, by its key; private addresses are nowhere."""
+        """Return the operator and country of a client's address, given by its key; unknown for private addresses."""
         self.look_when_due()
         return self._known.get(client_key) or remember(self._known, client_key, self._find(client_key))
 
@@ -85,12 +85,12 @@ class NetworkFile(FileWatcher):
         reader, says_private = self._reader
         try:
             record = reader.get(host)
-        except ValueError:  # no address, or one of IPv6 in a file of IPv4
+        except ValueError:  # not an address, or an IPv6 address in an IPv4 file
             return _NOWHERE
         except Exception:
             left_out = self._throttle.left_out(None, time.monotonic())
             if left_out is not None:
-                said = "%s could not be read for %s, which is taken for unknown (suppressed=%d)"
+                said = "looking up %s for %s failed, so operator and country are unknown (suppressed=%d)"
                 logger.exception(said, self.path, client_key, left_out)
             return _NOWHERE
         if record is None or (says_private and _is_private(host)):
@@ -102,32 +102,32 @@ class NetworkFile(FileWatcher):
         try:
             reader, has = _opened(self.path)
             if not has >= self.has:
-                raise ConfigurationError(f"{self.path}: says less of an address than the version before")
+                raise ConfigurationError(f"{self.path}: lacks operators or countries that the old version has")
         except ConfigurationError as error:
-            rejected = Event("list_rejected", f"{name!r} stays as it is: {error}", {"list": name, "path": self.path})
-            return lambda: self._tell(rejected)
+            rejected = Event("list_rejected", f"{name!r} is kept unchanged: {error}", {"list": name, "path": self.path})
+            return lambda: self._report(rejected)
         count = reader[0].metadata().node_count
         details = {"list": name, "path": self.path, "count": count}
-        reloaded = Event("list_reloaded", f"{name!r} was read again: {count} nodes", details)
+        reloaded = Event("list_reloaded", f"{name!r} was reloaded: {count} nodes", details)
 
-        def put_to_work() -> None:
+        def apply() -> None:
             self._reader, self._known, self.has = reader, {}, has
             self.generation += 1
-            self._tell(reloaded)
+            self._report(reloaded)
 
-        return put_to_work
+        return apply
 
-    def _tell(self, event: Event) -> None:
+    def _report(self, event: Event) -> None:
         logger.warning("%s: %s", event.kind, event.message)
         self._observers.tell(event)
 
 
 class Network:
-    """A key by the operator or the country of the client's address; made by `network`.
+    """A key by the operator or the country of the client's address; created by `network`.
 
     Attributes:
-        file: The file that says so.
-        by: What is counted together: ``"asn"`` or ``"country"``.
+        file: The file with operators or countries.
+        by: What to count by: ``"asn"`` or ``"country"``.
     """
 
     shared: Final = True
@@ -148,7 +148,7 @@ class Network:
         """Return the key of an operator or a country, for the methods of a limiter: ``limiter.reset(where.of("NL"))``.
 
         Raises:
-            InvalidKey: It is no number of an autonomous system, or no code of a country.
+            InvalidKey: It is not the number of an autonomous system or the code of a country, whichever the key uses.
         """
         try:
             (read,) = self._read((value,))
@@ -158,13 +158,13 @@ class Network:
         return KeyOf(self.identity, lambda keys: f"{self.by}:{read}")
 
     def is_in(self, *values: str | int) -> KeyCondition:
-        """Return a condition for `Rule(when=...)`: the address is in one of these countries, or of such an operator.
+        """Return a condition for `Rule(when=...)`: the address belongs to one of these countries or operators.
 
         Args:
             values: Codes of countries (ISO 3166), ``"NL"``, or numbers of autonomous systems, 132203.
 
         Raises:
-            ConfigurationError: There are none, one of them can be neither, or the file does not say it.
+            ConfigurationError: There are no values, one is neither of these, or the file does not contain that kind.
         """
         if not values:
             raise ConfigurationError(f"{_PLACES}, not nothing", "is_in")
@@ -192,19 +192,19 @@ def network(
     by: Literal["asn", "country"] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Network:
-    """Count all addresses of one operator, or of one country, together: ``key=network("GeoLite2-ASN.mmdb")``.
+    """Count all addresses of one operator or one country together: ``key=network("GeoLite2-ASN.mmdb")``.
 
-    Any file in MaxMind's format will do that has numbers of autonomous systems or codes of countries, such as those of
-    MaxMind, DB-IP and IPinfo. The address is the one that the middleware's `client` finds. Private addresses, and those
-    that the file does not have, are ``unknown``. Its method `is_in` makes conditions.
+    The file must be in MaxMind's format and contain numbers of autonomous systems or codes of countries, such as those
+    of MaxMind, DB-IP and IPinfo. The address is that of the middleware's `client`. Private addresses, and addresses
+    that are not in the file, are ``unknown``. The method `is_in` returns conditions.
 
     Args:
-        path: The file. Another version that is put in its place is read and taken while serving.
-        by: What to count by where the file says both; by default the operator.
-        clock: Returns seconds; measures the time between two looks at the file.
+        path: The file. A new version is reloaded while serving.
+        by: What to count by if the file has both; by default the operator.
+        clock: Returns the time in seconds, for the interval between two checks of the file.
 
     Raises:
-        ConfigurationError: The file cannot be read, or does not say what is asked for; or `maxminddb` is not installed.
+        ConfigurationError: The file cannot be read or lacks operators or countries, or `maxminddb` is not installed.
     """
     if by is not None and by not in _BY:
         raise ConfigurationError(f'expected "asn" or "country", not {quoted(by)}{closest(str(by), _BY)}', "by")
@@ -214,10 +214,10 @@ def network(
 
 
 def key_by(file: NetworkFile, by: str | None = None) -> Network:
-    """Return the key that counts by what a file says, see `network`.
+    """Return the key that counts by the operators or countries of a file, see `network`.
 
     Raises:
-        ConfigurationError: The file does not say it.
+        ConfigurationError: The file does not contain them.
     """
     chosen = by or next(one for one in _BY if one in file.has)
     _check_says(file, chosen, "network" if by is None else "by")
@@ -227,7 +227,7 @@ def key_by(file: NetworkFile, by: str | None = None) -> Network:
 def _check_says(file: NetworkFile, what: str, option: str) -> None:
     if what not in file.has:
         named = {"asn": "operator (autonomous_system_number)", "country": "country (iso_code)"}[what]
-        raise ConfigurationError(f"{file.path} does not say the {named} of an address", option)
+        raise ConfigurationError(f"{file.path} does not contain the {named} of an address", option)
 
 
 def _key(by: str, place: Place) -> str:
@@ -237,7 +237,7 @@ def _key(by: str, place: Place) -> str:
 
 
 def _place(record: Any) -> Place:
-    """Read the record of an address, whoever made the file: MaxMind, DB-IP or IPinfo."""
+    """Parse the record of an address in the formats of MaxMind, DB-IP and IPinfo."""
     if not isinstance(record, dict):
         return _NOWHERE
     asn = record.get("autonomous_system_number") or record.get("asn")
@@ -250,7 +250,7 @@ def _place(record: Any) -> Place:
 
 
 def _number(asn: Any) -> int | None:
-    """Return the number of an operator that is written as text, ``AS64500`` or ``64500``."""
+    """Return the number of an operator given as text, ``AS64500`` or ``64500``; None if it is invalid."""
     digits = asn[2:] if isinstance(asn, str) and asn[:2].upper() == "AS" else asn
     if not isinstance(digits, str) or not digits.isdecimal() or len(digits) > _MOST_DIGITS:
         return None
@@ -258,9 +258,9 @@ def _number(asn: Any) -> int | None:
 
 
 def _kinds(reader: Reader) -> frozenset[str]:
-    """Return whether the first records of a file say the operator, the country or both."""
+    """Return whether the first records of a file contain operators, countries or both."""
     found: set[str] = set()
-    for _, record in islice(reader, _RECORDS_LOOKED_AT):
+    for _, record in islice(reader, _RECORDS_SAMPLED):
         place = _place(record)
         found |= {by for by, value in zip(_BY, place, strict=False) if value}
         if len(found) == len(_BY):
@@ -269,9 +269,9 @@ def _kinds(reader: Reader) -> frozenset[str]:
 
 
 def _says_private(reader: Reader) -> bool:
-    """Return whether a file has records of private addresses. Those that are published have none."""
+    """Return whether a file has records of private addresses. Published files have none."""
     for version, first, last in PRIVATE.ranges():
-        with suppress(ValueError):  # an address of IPv6 in a file of IPv4
+        with suppress(ValueError):  # an IPv6 address in an IPv4 file
             address = IPv4Address(first) if version == 4 else IPv6Address(first)
             record, length = reader.get_with_prefix_len(address)
             if record is not None or length > prefix_length(version, first, last):
@@ -285,13 +285,13 @@ def _is_private(host: str) -> bool:
 
 
 def _opened(path: str) -> tuple[_Reading, frozenset[str]]:
-    """Open a private copy of a file, which nobody changes while it is mapped.
+    """Open a private copy of a file, which cannot change while it is mapped.
 
     Returns:
-        What reads it, and what it says of addresses.
+        Its reader, and whether it contains operators, countries or both.
 
     Raises:
-        ConfigurationError: It cannot be read, or says neither operators nor countries.
+        ConfigurationError: It cannot be read, or contains neither operators nor countries.
     """
     try:
         import maxminddb
@@ -301,23 +301,23 @@ def _opened(path: str) -> tuple[_Reading, frozenset[str]]:
         ) from None
     content = read_named("network", path, MAX_BYTES)
     try:
-        # The reader in C ends the process at a damaged record; the one in Python raises.
+        # The C reader crashes at a damaged record; the Python reader raises.
         safe = maxminddb.open_database(BytesIO(content), maxminddb.MODE_FD)
         _check_records(content, safe.metadata())
         kinds, says_private = _kinds(safe), _says_private(safe)
         reader = _mapped(content)
-    except Exception as error:  # whatever the readers make of a file that is none
+    except Exception as error:  # the readers raise many types for a file in another format
         raise ConfigurationError(f"cannot read {path}: {error}", "network") from None
     if not kinds:
-        raise ConfigurationError(f"{path} says neither operators nor countries of addresses", "network")
+        raise ConfigurationError(f"{path} contains neither operators nor countries of addresses", "network")
     return (reader, says_private), kinds
 
 
 def _check_records(content: bytes, metadata: Metadata) -> None:
-    """Read each record to which the search tree of a file leads, once (MaxMind DB File Format, version 2.0).
+    """Decode each record that the search tree refers to, once (MaxMind DB File Format, version 2.0).
 
     Raises:
-        ValueError: A record is damaged, or outside the file.
+        ValueError: A record is damaged or outside the file.
     """
     from maxminddb.decoder import Decoder
 
@@ -339,19 +339,19 @@ def _check_records(content: bytes, metadata: Metadata) -> None:
 
 
 def _check_names(record: object) -> None:
-    """Check that names in maps are text, which the reader in C takes for granted."""
+    """Check that keys of maps are text, which the C reader assumes."""
     values: Iterable[object] = record if isinstance(record, list) else ()
     if isinstance(record, dict):
         values = record.values()
         for name in record:
             if not isinstance(name, str):
-                raise ValueError(f"a map has the name {name!r}")
+                raise ValueError(f"a map has the key {name!r}, which is not text")
     for value in values:
         _check_names(value)
 
 
 def _mapped(content: bytes) -> Reader:
-    """Return a reader of a private file with this content, which has no name any more."""
+    """Return a reader of an unlinked private file with this content."""
     from maxminddb import open_database
 
     with tempfile.NamedTemporaryFile(prefix="slidegate-", suffix=".mmdb", delete=False) as copy:
@@ -359,5 +359,5 @@ def _mapped(content: bytes) -> Reader:
     try:
         return open_database(copy.name)
     finally:
-        with suppress(OSError):  # Windows keeps a file that is mapped
+        with suppress(OSError):  # Windows cannot delete a mapped file
             os.unlink(copy.name)

@@ -1,8 +1,8 @@
-"""What became of a request: handed to the observers that ask for it when the answer has been sent.
+"""The outcomes of requests, reported to the observers that want them after the response has been sent.
 
-The end of a request that passed is that of the last piece of the body; of a websocket, of the application's call.
-Whatever comes after the end, such as a background task that fails, is not part of it. A request without an end of its
-own was cancelled: the client left.
+A request ends with the last message of its body, a websocket when the application's call returns. Anything after the
+end, such as a failing background task, does not affect the outcome. A request that never reaches its end is reported as
+cancelled: the client has disconnected.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .exchange import Exchange, is_failure
 from .routes import RouteIndex
 
 _FAILED: Final = 500
-"""What a server sends where the application raises before it answers."""
+"""The status that a server sends if the application raises before it answers."""
 
 
 class Outcomes:
-    """Hands what became of requests to the observers of a limiter.
+    """Reports the outcomes of requests to the observers of a limiter.
 
     Args:
         engine: The engine of the limiter.
-        routes: Finds the routes that requests came by.
+        routes: Determines the routes of requests.
 
     Attributes:
         observers: The observers.
@@ -39,11 +39,11 @@ class Outcomes:
         self._routes = routes
 
     def answered(self, exchange: Exchange) -> None:
-        """Report a request whose answer was sent to its end."""
+        """Report a request whose response was sent completely."""
         self._report(exchange, "success", exchange.status)
 
     def left(self, exchange: Exchange, error: BaseException | None) -> None:
-        """Report a request that the application is done with before it has answered to the end, or by an exception."""
+        """Report a request that the application has left, by returning or raising, before its response was complete."""
         status = exchange.status
         if error is not None and is_failure(error):
             self._report(exchange, "exception", status or _FAILED)
@@ -53,9 +53,9 @@ class Outcomes:
         self._report(exchange, "success" if is_done else "cancelled", status)
 
     def _report(self, exchange: Exchange, ended: Ended, status: Any) -> None:
-        """Report a request: how it ended if it was let through, or its client left while it waited for that."""
+        """Report a request. `ended` and `status` apply only if it was not refused."""
         decisions, refusal, waiting = exchange.decisions, exchange.refusal, exchange.waiting
-        if refusal is not None:  # the status is 0 where no answer came
+        if refusal is not None:  # the status is 0 if there was no response
             allowed, reason, ended, status, route = False, refusal.reason, "refused", exchange.status, exchange.route
             is_named = refusal.reason is Reason.NOBODY or isinstance(refusal, RuleRefusal)
             rules = (refusal.by,) if is_named else refusing_rules(refusal)
@@ -66,7 +66,7 @@ class Outcomes:
             rules = tuple([asked.label for decision in decisions for asked, _, _ in decision.checks])
             route = self._routes.label(exchange.scope)
         shadows, began_us = exchange.shadow_rules, exchange.began_us
-        duration_us = max(self.now_us() - began_us, 0)  # a clock of the user's may step back
+        duration_us = max(self.now_us() - began_us, 0)  # a user-supplied clock may step back
         waited_us, number = exchange.waited_us, status if isinstance(status, int) else _number(status)
         self.observers.request(
             Outcome(allowed, reason, rules, shadows, route, number, ended, began_us, duration_us, waited_us, decisions)

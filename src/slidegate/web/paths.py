@@ -1,20 +1,21 @@
-"""Whether a rule matches the path of a request: limits and blocks match any plausible spelling, exemptions only the
-exact one.
+"""Matches the paths of rules: limits and blocks match any plausible spelling of a path, exemptions only the exact one.
 
-1. The path of a rule is compared with the path below `root_path` as Starlette reads it, below the `root_path` that the
-   application behind gives itself, and with `root_path` in front; each also in its normal form, in which runs of
-   slashes are merged and single dots are gone. Behind a mount that makes the application below read another part of the
-   path, what the rule says below that mount is compared with what is read there. A final slash counts as written,
-   unless files or an unknown application are served there.
-2. A limit or a block applies if one text matches. A parameter that is alone in its segment takes any spelling that a
-   reader may make such a value of; several in one segment take any text between its literal beginning and end.
-3. `exempt` and `final` apply only if all texts match, by Starlette's own pattern.
-4. A path with a line break or a ``..`` segment, or one of more than `MAX_ODD` characters that has another normal form,
-   meets every limit and block, and no exemption, honeypot or strike.
-5. Nothing else is asked.
+A request's path is read as several texts, with which the path of a rule is compared:
 
-A generous pattern has at most one repetition in a segment and none behind a parameter that may hold a slash, so
-matching takes steps in proportion to the path.
+1. The texts are the path below `root_path` as Starlette reads it, the path below the `root_path` that the guarded
+   application sets itself, and the path with `root_path` in front; each also in its normal form, with runs of slashes
+   merged and single dots removed. If a mounted application reads a different part of the path, the rule's path below
+   that mount is compared with what the application reads. A final slash counts as written, unless files or an unknown
+   application are served there.
+2. A limit or a block applies if any text matches. A parameter that is alone in its segment matches every spelling that
+   could be parsed as such a value; several in one segment match any text between its literal start and end.
+3. `exempt` and `final` apply only if all texts match Starlette's own pattern.
+4. A path with a line break or a ``..`` segment, or one of more than `MAX_ODD` characters that is not in normal form,
+   matches every limit and block, and no exemption, honeypot or strike.
+5. Nothing else is considered.
+
+A generous pattern has at most one repetition per segment and none after a parameter that may contain a slash, so
+matching takes linear time.
 """
 
 from __future__ import annotations
@@ -35,25 +36,25 @@ from .routes import Application
 
 T = TypeVar("T")
 Text: TypeAlias = tuple[str, str]
-"""What a rule's path must begin with, the path of mounts or a root, and the text that the rest is compared with."""
+"""A prefix that a rule's path must start with (the path of mounts, or a root), and the text to match with the rest."""
 
 MAX_ODD: Final = 2_048
 _ODD: Final = re.compile(r"//|/\.(?:/|\Z)")
 _SLASHES_AND_DOTS: Final = re.compile(r"/(?:\.?(?:/|\Z))+")
 _ASTRAY: Final = re.compile(r"\n|/\.\.(?:/|\Z)")
 _FOREIGN: Final = re.compile(r"<[^/]*>|/:[A-Za-z_]|\\|\(.*[|].*\)|\[[^/]*\]|\.[*+]|\(\?|[$]$|/\^")
-"""What regular expressions and other libraries write for a part that varies."""
+"""How regular expressions and other libraries write a variable part."""
 _SPELLINGS: Final[Mapping[type, str]] = {
     StringConvertor: "[^/]+",
     IntegerConvertor: r"(?=[^/\d]*\d)[^/]+",
     FloatConvertor: r"(?=[^/]*?(?:\d|(?i:i_*n_*f|n_*a_*n)))[^/]+",
     UUIDConvertor: "[^/]{32,}",
 }
-"""What a parameter takes that is alone in its segment: whatever int(), float(), UUID() or pydantic may read."""
+"""Generous patterns of parameters that are alone in a segment: all that int(), float(), UUID() or pydantic parse."""
 
 
 def below(root: str, path: str) -> str:
-    """Return a path below a root, as Starlette's routers see it; the path itself if it does not begin with the root."""
+    """Return a path below a root, as Starlette's routers see it; the path itself if it does not start with the root."""
     if not root or not path.startswith(root):
         return path
     rest = path[len(root) :]
@@ -61,17 +62,17 @@ def below(root: str, path: str) -> str:
 
 
 def route_path(scope: Scope) -> str:
-    """Return the path below `root_path`, as the router at this place sees it."""
+    """Return the path below `root_path`, as the router that receives this scope sees it."""
     return below(scope.get("root_path") or "", scope["path"])
 
 
 def normal(path: str) -> str:
-    """Return the normal form of a path: runs of slashes are merged, and single dots are gone."""
+    """Return the normal form of a path, with runs of slashes merged and single dots removed."""
     return _SLASHES_AND_DOTS.sub("/", path) if _ODD.search(path) else path
 
 
 class RulePath:
-    """A path in Starlette's syntax, as a rule or a honeypot has it.
+    """A path of a rule or a honeypot, in Starlette's syntax.
 
     Args:
         path: The path.
@@ -82,7 +83,7 @@ class RulePath:
         takes: Matches a text generously, for limits and blocks.
 
     Raises:
-        ConfigurationError: It is no path in Starlette's syntax, or no request can have it.
+        ConfigurationError: It is not a path in Starlette's syntax, or no request can have it.
     """
 
     __slots__ = ("_exact", "convertors", "path", "takes")
@@ -95,45 +96,45 @@ class RulePath:
             raise ConfigurationError(f"{quoted(path)} cannot be used: {error}", "path") from None
         self.takes = re.compile(_generous(self.path, self.convertors), re.DOTALL).match
 
-    # A compiled class is made with its arguments, also for copies and pickles.
+    # Copies and pickles of a compiled class must call its constructor.
     def __reduce__(self) -> tuple[Any, ...]:
         return RulePath, (self.path,)
 
     def is_exactly(self, text: str) -> bool:
-        """Return whether a text is what the path says, by Starlette's own pattern."""
+        """Return whether a text matches Starlette's own pattern of the path."""
         return self._exact.fullmatch(text) is not None
 
     def given(self, name: str, text: str) -> str | None:
-        """Return what a text that the path takes gives for a parameter; None if its spelling tells nothing."""
+        """Return the value of a parameter in a matching text; None if its spelling does not reveal it."""
         match = self._exact.fullmatch(text) or self.takes(text)
         return match.groupdict().get(name) if match is not None else None
 
 
 def _reachable(path: object) -> str:
-    """Return a path if requests can have it: it is decoded, and holds no query, no fragment and no stray brace."""
+    """Return a path if requests can have it: it must be decoded, without query, fragment and stray braces."""
     if not isinstance(path, str) or not path.startswith("/"):
         raise ConfigurationError(f'expected "*" or a path such as "/items/{{id}}", not {quoted(path)}', "path")
     foreign = _FOREIGN.search(path)
     if foreign is not None:
         raise ConfigurationError(
-            f"{quoted(path)} is not in Starlette's syntax, where {foreign[0]!r} means itself; write for example "
-            '"/items/{id}", "/items/{id:int}", "/api/{rest:path}" for all below, or several paths, ["/a", "/b"]',
+            f"{quoted(path)} is not in Starlette's syntax, where {foreign[0]!r} is literal text; write for "
+            'example "/items/{id}", "/items/{id:int}", "/api/{rest:path}" for a prefix, or a list such as ["/a", "/b"]',
             "path",
         )
     if "*" in path:
         raise ConfigurationError(
             f"{quoted(path)} is not in Starlette's syntax; write "
-            f'"{path.partition("*")[0]}{{rest:path}}" for all below',
+            f'"{path.partition("*")[0]}{{rest:path}}" for all paths below',
             "path",
         )
     end = re.search(r"[?#]", path)
     if end is not None:
         what = "query" if end[0] == "?" else "fragment"
-        problem, written = f"the {what} is no part of a path", quoted(path[: end.start()])
+        problem, written = f"the {what} is not part of a path", quoted(path[: end.start()])
     elif re.search(r"[{}]", PARAM_REGEX.sub("", path)):
-        problem, written = "a brace in it is no parameter", 'for example "/items/{id:int}"'
+        problem, written = "it has a brace without a parameter", 'for example "/items/{id:int}"'
     elif re.search(r"%[0-9A-Fa-f]{2}", path):
-        problem, written = "requests are compared decoded", quoted(unquote(path))
+        problem, written = "paths of requests are decoded first", quoted(unquote(path))
     else:
         return path
     raise ConfigurationError(f"{quoted(path)} can never match: {problem}; write {written}", "path")
@@ -150,7 +151,7 @@ def _generous(path: str, convertors: Mapping[str, Convertor[Any]]) -> str:
         begin, end = segment[: parameters[0].start()], segment[parameters[-1].end() :]
         spellings = [_SPELLINGS.get(type(convertors[parameter[1]])) for parameter in parameters]
         name = parameters[0][1]
-        if None in spellings:  # a parameter that may hold a slash: it takes all to the literal end of the path
+        if None in spellings:  # a parameter that may contain a slash: it matches up to the literal end of the path
             rest = path[[*PARAM_REGEX.finditer(path)][-1].end() :]
             value = f"(?P<{name}>.*)" if spellings == [None] else ".*"
             return rf"{pattern}/{re.escape(begin)}{value}{re.escape(rest)}\Z"
@@ -160,13 +161,13 @@ def _generous(path: str, convertors: Mapping[str, Convertor[Any]]) -> str:
 
 
 class RequestTexts(NamedTuple):
-    """The texts of a request's path that rules are compared with.
+    """The texts of a request's path with which rules are compared.
 
     Attributes:
         any: Whether every limit and block applies, and no exemption; there are no texts then.
-        generous: Those of which a limit or a block has to match one.
-        slashed: The same with a final slash, for paths that end in one.
-        exact: Those that an exemption has to match, all of them.
+        generous: The texts of which a limit or a block must match at least one.
+        slashed: The same texts with a final slash, for rules whose path ends with one.
+        exact: The texts that an exemption must match, all of them.
     """
 
     any: bool = False
@@ -180,7 +181,7 @@ def texts_of(scope: Scope, app: Application) -> RequestTexts:
 
     Args:
         scope: The scope of the request.
-        app: What is known of the application behind the middleware.
+        app: What is known about the guarded application.
     """
     path: str = scope["path"]
     if is_astray(path):
@@ -195,7 +196,7 @@ def texts_of(scope: Scope, app: Application) -> RequestTexts:
         if not goes_on:
             exact.append((mounts, text))
     generous = [*exact, ("", below(given, path))]
-    # A rule may be written with the root, but not with the part of a path that a mount has read.
+    # A rule may include the root, but not the part of a path that a mount has consumed.
     if root and "app_root_path" not in scope:
         generous.append((root, here))
     if _ODD.search(path) is not None:
@@ -209,16 +210,16 @@ def texts_of(scope: Scope, app: Application) -> RequestTexts:
 
 
 def is_astray(path: str) -> bool:
-    """Return whether a path may mean any other, so that every limit and block applies, and nothing else."""
+    """Return whether a path may resolve to any other path, so that every limit and block applies, and nothing else."""
     return _ASTRAY.search(path) is not None or (len(path) > MAX_ODD and _ODD.search(path) is not None)
 
 
 def _read_below(app: Application, path: str, root: str, mounts: str) -> Iterator[tuple[str, str, bool, bool]]:
-    """Yield how each application that mounts lead a path to reads it.
+    """Yield how each mounted application that a path leads to reads it.
 
     Yields:
-        The path of the mounts on the way; the path as it is read there; whether files or an unknown application are
-        served there; and whether the path goes on there where the mount ends.
+        The combined path of the mounts; the path as the application reads it; whether it serves files or is unknown;
+        and whether it continues exactly where the mount ends.
     """
     read = below(root, path)
     for mount in app.mounts:
@@ -233,7 +234,7 @@ def _read_below(app: Application, path: str, root: str, mounts: str) -> Iterator
 
 
 class PathIndex(Generic[T]):
-    """Finds the owners of paths that take a text: those without parameters in a dict, others by their first segment.
+    """Finds the owners of paths that match a text: literal paths in a dict, others by their first segment.
 
     Args:
         paths: The paths, each with its owner.
@@ -252,11 +253,11 @@ class PathIndex(Generic[T]):
         self._behind: dict[str, PathIndex[T]] = {}
 
     def find(self, texts: Iterable[Text], *, slashed: bool = False) -> Iterator[T]:
-        """Yield the owners of the paths that take one of some texts, in no order, some perhaps twice.
+        """Yield the owners of the paths that match any of the texts, unordered and possibly with duplicates.
 
         Args:
             texts: The texts.
-            slashed: Whether only paths with a final slash count.
+            slashed: Whether to consider only paths with a final slash.
         """
         for mounts, text in texts:
             index = self._below(mounts) if mounts else self
@@ -270,7 +271,7 @@ class PathIndex(Generic[T]):
                 )
 
     def _below(self, mounts: str) -> PathIndex[T]:
-        """Return the index of what the paths say below some mounts."""
+        """Return the index of the parts of the paths below mounts."""
         index = self._behind.get(mounts)
         if index is None:
             rests = [(path_below(mounts, path.path), owner) for path, owner in self._paths]
@@ -281,7 +282,7 @@ class PathIndex(Generic[T]):
 
 @lru_cache(4_096)
 def path_below(mounts: str, path: str) -> RulePath | None:
-    """Return what a rule's path says below some mounts; None if it does not begin with their path."""
+    """Return the part of a rule's path below mounts; None if it does not start with their combined path."""
     if not mounts:
         return RulePath(path)
     segments, above = path.split("/"), mounts.split("/")
@@ -297,7 +298,7 @@ def path_below(mounts: str, path: str) -> RulePath | None:
 
 @lru_cache(4_096)
 def may_hold_a_slash(segment: str) -> bool:
-    """Return whether a segment of a path has a parameter whose values may hold a slash."""
+    """Return whether a segment of a path has a parameter whose values may contain a slash."""
     if "{" not in segment:
         return False
     convertors = compile_path(f"/{segment}")[2]

@@ -1,9 +1,9 @@
-"""A middleware that takes its rules from a file and follows the file's changes.
+"""A middleware that reads its rules from a file and reloads them when the file changes.
 
-The middleware at work is complete and never altered: a changed file becomes another one beside it, and one assignment
-makes that the one that further requests go to. A file that cannot be used changes nothing.
+The active middleware is complete and never modified. A changed file creates another middleware, and a single assignment
+makes it the active one for later requests. An invalid file changes nothing.
 
-`file_watcher` says when a file is looked at and read.
+`file_watcher` determines when a file is checked and read.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from .lists import files_of
 from .operators import NetworkFile, key_by
 from .rules import Exceeded
 
-# For these, None in code means what leaving them out means.
+# For these options, None in code is equivalent to omitting them.
 _NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "default_limits", "rules"})
 _LASTING: Final = ("store", "deadline", "on_error", "networks")
-"""What a limiter is made of."""
+"""The options of a limiter, which cannot be reloaded."""
 
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 
 
 class FileOptions(TypedDict, total=False):
-    """The options of `RateLimitMiddleware`, and the address of a store instead of the file's, for type checkers.
+    """The options of `RateLimitMiddleware`, and `store`, which overrides the file's address, for type checkers.
 
-    Starlette's ``add_middleware`` rejects a function with ``**options: Any``, which could hold a second ``app``.
+    With ``**options: Any`` instead, which could include a second ``app``, type checkers reject ``add_middleware``.
     """
 
     limits: Limits | LimitsFunction | None
@@ -76,20 +76,20 @@ class FileOptions(TypedDict, total=False):
 
 
 class ReloadingMiddleware(FailsAtStartup):
-    """A `RateLimitMiddleware` that follows a configuration file; made by `RateLimitMiddleware.from_file`.
+    """A `RateLimitMiddleware` that reloads its configuration file; created by `RateLimitMiddleware.from_file`.
 
     Args:
         app: The application to guard.
         path: The file.
-        make: Makes a middleware, given the application, this one, and options.
-        observers: Called with events of the limiter that the file describes.
-        on_exceeded: The function that the file's rules with ``on_exceeded = true`` call.
-        clock: Returns seconds; measures the time between two looks at the file.
-        store: The address of a store in the place of the file's.
-        options: Options of `RateLimitMiddleware`; they go before those of the file.
+        make: Creates a middleware from the application, this object, and options.
+        observers: Receive the events of the limiter that the file describes.
+        on_exceeded: The function that rules with ``on_exceeded = true`` in the file call.
+        clock: Returns the time in seconds, for the interval between two checks of the file.
+        store: The address of a store that replaces the file's.
+        options: Options of `RateLimitMiddleware`, which override those of the file.
 
     Attributes:
-        app: The middleware at work: a `RateLimitMiddleware`.
+        app: The active middleware, a `RateLimitMiddleware`.
         file: The file.
     """
 
@@ -113,7 +113,7 @@ class ReloadingMiddleware(FailsAtStartup):
             )
         self.file = Path(path)
         code = {
-            # An iterator can be read only once, but each version of the file needs the value again.
+            # An iterator can be consumed only once, but each version of the file needs the value again.
             name: tuple(value) if isinstance(value, Iterator) else value
             for name, value in options.items()
             if value is not None or name not in _NONE_IS_NOTHING
@@ -123,8 +123,8 @@ class ReloadingMiddleware(FailsAtStartup):
         self._observers = listed_observers(observers)
         if self._observers and "limiter" in code:
             raise ConfigurationError(
-                "observers: they are for the limiter that the file describes; the one that is given has its own, for "
-                "example limiter=Limiter(store, observers=[function])"
+                "observers: they are for the limiter that the file describes; pass them to the limiter given in code: "
+                "limiter=Limiter(store, observers=[function])"
             )
         self._from_file: Limiter | None = None
         self._limiter_made_of: tuple[object, ...] = ()
@@ -140,22 +140,22 @@ class ReloadingMiddleware(FailsAtStartup):
 
     @property
     def limiter(self) -> Limiter:
-        """The limiter that holds the counts."""
+        """The limiter that counts."""
         return self.app.limiter
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings about the middleware at work."""
+        """The findings about the active middleware."""
         return self.app.findings
 
     def unique_id(self, identity: str, limiter: Limiter) -> str:
-        """Return an identity for counts of a middleware: the same one as for the middleware before it."""
+        """Return a unique identity for counts, the same one for every middleware that the file creates."""
         if identity not in self._ids:
             self._ids[identity] = limiter.engine.unique_id(identity)
         return self._ids[identity]
 
     def _limiter_at(self, address: str, policy: FailurePolicy, networks: Sequence[NetworkFile]) -> Limiter:
-        """Return the limiter for a store's address: the same one, with its counts, as long as the application runs."""
+        """Return the limiter for a store's address; it is created once and kept while the application runs."""
         made_of = address, *policy, networks
         if self._from_file is None:
             secret = os.environ.get(SECRET_VARIABLE)
@@ -177,7 +177,7 @@ class ReloadingMiddleware(FailsAtStartup):
         return self._from_file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request to the middleware at work."""
+        """Pass one request to the active middleware."""
         if self.error is not None:
             await end_start(self.error, scope, receive, send)
         if scope["type"] != "lifespan":
@@ -185,7 +185,7 @@ class ReloadingMiddleware(FailsAtStartup):
         await self.app(scope, receive, send)
 
     def _made_of(self, loader: ConfigLoader) -> RateLimitMiddleware:
-        """Return the middleware that the file makes."""
+        """Create the middleware that the file describes."""
         options = loader.options()
         try:
             return whole(self._make(self._below, self, options))
@@ -201,33 +201,33 @@ class ReloadingMiddleware(FailsAtStartup):
         try:
             made = self._made_of(loader)
         except ConfigurationError as error:
-            message = f"the rules at work stay: {error}"
+            message = f"the active rules are kept: {error}"
         except Exception as error:
             logger.exception("reading %s failed", self.file)
-            message = f"the rules at work stay: {error!r}"
+            message = f"the active rules are kept: {error!r}"
 
-        def put_to_work() -> None:
+        def activate() -> None:
             self._watcher.versions = loader.versions
             if made is None:
-                self._tell(logging.ERROR, "config_rejected", message)
+                self._report(logging.ERROR, "config_rejected", message)
             else:
                 self._network_files = loader.network_files
-                self._put_to_work(made)
+                self._activate(made)
 
-        return put_to_work
+        return activate
 
-    def _put_to_work(self, made: RateLimitMiddleware) -> None:
+    def _activate(self, made: RateLimitMiddleware) -> None:
         engine, before = self.limiter.engine, self.app
         engine.callers.replace(before, made)
         engine.overrides.apply(made)
         self.app = made
-        self._tell(logging.INFO, "config_reloaded", f"{self.file}: rules at work: {len(made.rules)}")
+        self._report(logging.INFO, "config_reloaded", f"{self.file}: active rules: {len(made.rules)}")
         windows = _windows(made)
         for what, earlier in _windows(before).items():
             if what in windows and earlier - windows[what]:
-                self._tell(logging.INFO, "windows_restarted", f"{what} counts anew in other windows")
+                self._report(logging.INFO, "windows_restarted", f"{what} restarts counting: its windows have changed")
 
-    def _tell(self, level: int, kind: str, message: str) -> None:
+    def _report(self, level: int, kind: str, message: str) -> None:
         logger.log(level, "%s: %s", kind, message)
         self.limiter.engine.emit(Event(kind, message, {"path": str(self.file)}))
 

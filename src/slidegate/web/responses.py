@@ -1,7 +1,7 @@
-"""The answers to refused requests, and the event that tells of one.
+"""The responses to refused requests, and the event that reports a refusal.
 
-The answers are problem details (RFC 9457) of the types that draft-ietf-httpapi-ratelimit-headers-11 registers. The
-parts that do not depend on the moment are made once.
+The responses are problem details (RFC 9457) of the types that draft-ietf-httpapi-ratelimit-headers-11 registers.
+Everything in them but Retry-After is rendered once and cached.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Refused: TypeAlias = Callable[[Any, Decision], Response | Awaitable[Response]]
 Answer: TypeAlias = tuple[int, str, bytes, Fields]
-"""The answer to a refused request: its status, one sentence that says why, its body, and its header fields."""
+"""The answer to a refused request: its status, a sentence with the reason, its body, and its header fields."""
 
 _TYPES: Final = "https://iana.org/assignments/http-problem-types#"
 _QUOTA: Final = "quota-exceeded"
@@ -48,32 +48,30 @@ _TITLES: Final = {
     _CAPACITY: "Request cannot be satisfied due to temporary server capacity constraints",
 }
 NEEDED: Final = frozenset({b"cache-control", b"retry-after"})
-"""The names of the fields that every answer to a refused request has."""
+"""The names of the fields that every answer to a refused request must have."""
 _MAX_BLOCKS: Final = 1_024
 _MAX_METHOD: Final = 64
-"""How many characters of a method are shown; all that are registered are shorter."""
+"""The most characters of a method in an event; all registered methods are shorter."""
 _HANDSHAKE: Final = "WEBSOCKET"
 POLICY_VIOLATION: Final = 1008
 """The close code of a connection whose client is banned or refused (RFC 6455, section 7.4.1)."""
 _NORMAL: Final = 1000
 _CLOSED: Final = 403
-"""The status that servers make of a close before the handshake is accepted."""
+"""The status that servers send for a close before the handshake is accepted."""
 
 
 class Refusals:
-    """Answers the requests that a middleware refuses, and tells the observers of its limiter of them.
-
-    The default answers are rendered once each.
+    """Answers the requests that a middleware refuses, and reports them to the observers of its limiter.
 
     Args:
         limiter: The limiter.
-        client: Finds the client's address.
-        policies: The ban policies by name, which say how their bans are answered.
-        on_refused: Makes the user's own answer.
-        calls: Calls the functions of the user's.
+        client: Determines the client's address.
+        policies: The ban policies by name. Each sets the status of the answers to its bans.
+        on_refused: Builds the user's own answer.
+        calls: Calls the user's functions.
 
     Raises:
-        ConfigurationError: `on_refused` cannot be called.
+        ConfigurationError: `on_refused` is not a function of request and decision.
     """
 
     def __init__(
@@ -99,11 +97,11 @@ class Refusals:
         self._banned: dict[tuple[str, bool], Answer] = {}
 
     async def send(self, decision: Decision, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that was refused.
+        """Answer a refused request.
 
         Args:
             decision: The refusal.
-            answer: Its answer, where the user gives no other.
+            answer: The answer to send unless `on_refused` builds another.
             scope: The scope of the request.
             receive: Its receive channel.
             send: Sends to the client.
@@ -125,7 +123,7 @@ class Refusals:
 
         Args:
             decision: The refusal.
-            before: What was decided further out: those limits are in the answer, too.
+            before: The decisions of outer middlewares: limit names are unique among all of them.
         """
         if not decision.readings:
             ban = decision.ban
@@ -136,7 +134,7 @@ class Refusals:
             wait_us = max(waits)
         if isinstance(decision, StruckRefusal):
             wait_us = decision.retry_after_us or wait_us
-        # The buckets, what else is in the answer, which of their limits have no room, and whether they ever will.
+        # The buckets, the outer ones, which limits are exhausted, and the reason: whether retrying can ever help.
         outer = tuple([bucket for _, other in before if other.readings for bucket, _, _ in other.checks])
         asked = asked_buckets(decision.checks), outer, tuple(map(bool, waits)), decision.reason
         rendered = self._limited.get(asked)
@@ -149,13 +147,13 @@ class Refusals:
         return rendered if wait_us < 0 else _later(rendered, wait_us)
 
     def tell(self, scope: Scope, refusal: Decision, route: str, status: int) -> None:
-        """Tell the observers of a refused request.
+        """Report a refused request to the observers.
 
         Args:
             scope: Its scope.
             refusal: The decision.
-            route: The route that it would have gone to.
-            status: The status of its answer, but for what a function of the user's makes of that.
+            route: The route that it would have reached.
+            status: The status of the default answer; `on_refused` may send another.
         """
         if not self._observers.wants_refusals():
             return
@@ -185,8 +183,8 @@ class Refusals:
         self._observers.emit(Event("refused", f"{key} was refused: {why}, {method} on {route}", details))
 
     def _to_banned(self, ban: Ban, now_us: int) -> Answer:
-        """Return the answer to a banned client, which says no more than that and until when."""
-        policy = self._policies.get(ban.by) if ban.level else None  # by hand anybody may ban in the name of a policy
+        """Return the answer to a banned client, which contains only that fact and the end of the ban."""
+        policy = self._policies.get(ban.by) if ban.level else None  # a manual ban may carry the name of a policy
         wait_us = ban.left_us(now_us)
         asked = "" if policy is None else policy.name, wait_us is not None
         rendered = self._banned.get(asked)
@@ -197,7 +195,7 @@ class Refusals:
     async def _send_own(
         self, on_refused: Refused, decision: Decision, needed: Fields, scope: Scope, receive: Receive, send: Send
     ) -> bool:
-        """Send the user's own answer; False if there is none and nothing was sent."""
+        """Send the answer of `on_refused`; return False if it failed before anything was sent."""
         started = False
         rule = refused_by(decision)
 
@@ -220,7 +218,7 @@ class Refusals:
         return started
 
     def _checked(self, message: Message, rule: str) -> Message:
-        """Leave out of the user's answer what no server can send; one bad field would cost the client its answer."""
+        """Remove header fields that no server can send, so that one bad field does not cost the client its answer."""
         status = message.get("status")
         if not isinstance(status, int) or isinstance(status, bool) or not 200 <= status <= 999:
             raise ConfigurationError(f"on_refused: expected a status such as 429, not {quoted(status)}")
@@ -232,7 +230,7 @@ class Refusals:
 
 
 def _to_client(decision: Decision) -> Answer:
-    """Return the answer to a client that is refused as such, by a list or a rule, or because no store answers."""
+    """Return the answer to a refusal without readings: by a list or a rule, or because the store is unavailable."""
     match decision.reason:
         case Reason.UNAVAILABLE:
             return _later(_unavailable(), decision.retry_after_us or 0)
@@ -244,18 +242,18 @@ def _to_client(decision: Decision) -> Answer:
 
 
 def refused_by(decision: Decision) -> str:
-    """Say what refuses: the limit, else the reason."""
+    """Return the name of what refuses: the limit, else the list, rule or policy, else the reason."""
     violated = decision.binding
     return violated.name if violated is not None else decision.by or str(decision.reason)
 
 
 def _takes_answer(scope: Scope) -> bool:
-    """Return whether the server can send an answer: to a handshake, not each can."""
+    """Return whether the server can send a full answer; not every server can answer a websocket handshake."""
     return scope["type"] == "http" or "websocket.http.response" in (scope.get("extensions") or {})
 
 
 async def refuse_websocket(scope: Scope, send: Send, status: int, body: bytes, fields: Fields) -> None:
-    """Refuse a handshake: with the full answer where the server can send one, else by a close, which it makes a 403."""
+    """Refuse a handshake with the full answer if the server can send one, else by a close, which clients see as 403."""
     if _takes_answer(scope):
         await send({"type": "websocket.http.response.start", "status": status, "headers": fields})
         await send({"type": "websocket.http.response.body", "body": body})
@@ -264,9 +262,9 @@ async def refuse_websocket(scope: Scope, send: Send, status: int, body: bytes, f
 
 
 async def close_websocket(send: Send, code: int, reason: str = "") -> None:
-    """Close a websocket; with the code 1000 where the server refuses the given one.
+    """Close a websocket, with code 1000 if the server rejects the given one.
 
-    daphne takes 1000 and 3000 to 4999 alone. An `OSError` says that the client has gone.
+    daphne accepts only 1000 and 3000 to 4999. An `OSError` means that the client has disconnected.
     """
     message: Message = {"type": "websocket.close", "code": code}
     if reason:
@@ -287,7 +285,7 @@ def _later(rendered: Answer, wait_us: int) -> Answer:
 def _problem(
     kind: str, status: int, detail: str, violated: Sequence[str] = (), *, unsatisfiable: bool = False
 ) -> Answer:
-    """Write the answer of a registered problem type; of none, where the title is that of the status."""
+    """Render problem details. If `kind` is empty, the type is about:blank and the title is the status phrase."""
     problem: dict[str, object] = {
         "type": f"{_TYPES}{kind}" if kind else "about:blank",
         "title": _TITLES[kind] if kind else _phrase(status),
@@ -298,7 +296,7 @@ def _problem(
         problem["unsatisfiable"] = True
     if violated:
         problem["violated-policies"] = violated
-    # "<" cannot end a script element then, wherever the text is pasted.
+    # Escape "<", so that the text cannot end a script element into which a page embeds it.
     body = json.dumps(problem).replace("<", "\\u003c").encode()
     length = (b"content-length", b"%d" % len(body))
     return status, detail, body, [(b"content-type", b"application/problem+json"), length, NOT_STORED]
@@ -313,7 +311,7 @@ def _phrase(status: int) -> str:
 
 @lru_cache
 def _unavailable() -> Answer:
-    """Return the answer where no store answers."""
+    """Return the answer while the store is unavailable."""
     detail = "This service cannot count requests now; Retry-After says when to try again."
     return _problem(_CAPACITY, 503, detail)
 
@@ -325,19 +323,19 @@ def _for_nobody(rule: str) -> Answer:
 
 @lru_cache
 def _listed() -> Answer:
-    """Return the answer of a blocklist."""
+    """Return the answer to a client on a blocklist."""
     return _problem("", 403, "Requests from this address are not accepted.")
 
 
 @lru_cache(_MAX_BLOCKS)
 def _blocked(status: int, rule: str) -> Answer:
-    """Return the answer of a rule that blocks."""
+    """Return the answer to a request that a blocking rule refuses."""
     detail = "This service does not accept such a request now." if status >= 500 else "Such requests are not accepted."
     return _problem("", status, detail, [rule])
 
 
 def _ban_answer(policy: BanPolicy | None, *, ends: bool) -> Answer:
-    """Return the answer to a banned client, without its Retry-After."""
+    """Render the answer to a banned client, without Retry-After."""
     detail = "This client is temporarily banned." if ends else "This client is banned."
     if policy is None:
         return _problem(_ABUSE, 403, detail)
@@ -345,7 +343,7 @@ def _ban_answer(policy: BanPolicy | None, *, ends: bool) -> Answer:
 
 
 def _over_quota(violated: Sequence[tuple[str, AnyLimit]], *, too_large: bool) -> Answer:
-    """Return the answer of limits that have no room, but for the moment."""
+    """Render the answer for exceeded limits, without Retry-After."""
     allowed = " and ".join(limit.said for _, limit in violated)
     if too_large:
         detail = f"This request costs more than {allowed} ever allows; retrying will not help."

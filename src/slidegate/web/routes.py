@@ -1,7 +1,8 @@
-"""The routes below a middleware. They are asked for two things: which route a request takes, and what findings say.
+"""The routes below a middleware. They serve two purposes: finding the route of a request, and start-up findings.
 
-Routers are not imitated: each route is asked by its own `matches`, with a copy of the scope. Whatever raises, or is no
-route of Starlette's, is an unknown application. FastAPI is never imported; its objects are known by their attributes.
+Routers are not reimplemented: each route's own `matches` is called with a copy of the scope. Anything that raises, or
+is not a Starlette route, counts as an unknown application. FastAPI is never imported; its objects are recognised by
+their attributes.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from starlette.types import Scope
 from ..core.memo import remember
 
 UNROUTED: Final = "(no route)"
-"""The route of requests that match no route."""
+"""The label of requests that match no route."""
 DEPTH: Final = 64
-"""How far down applications in applications are followed; one may be mounted in itself."""
+"""The maximum depth of nested applications; one may be mounted in itself."""
 _MAX_ROUTERS: Final = 64
 
 
 def look(thing: object, name: str, default: Any = None) -> Any:
-    """Return an attribute of something of which nothing is known; `default` also where asking for it raises."""
+    """Return an attribute of an unknown object; `default` if it is missing or reading it raises."""
     try:
         return getattr(thing, name, default)
     except Exception:
@@ -41,7 +42,7 @@ def layers(app: object) -> Iterator[object]:
 
 
 def root_of(app: object) -> str:
-    """Return the `root_path` that an application, or one that it wraps, gives itself as FastAPI does, or nothing."""
+    """Return the `root_path` that an application, or one it wraps, sets itself as FastAPI does; empty if none does."""
     roots = [look(layer, "root_path", "") for layer in layers(app) if look(layer, "openapi") is not None]
     return next((root for root in roots if isinstance(root, str) and root), "")
 
@@ -53,7 +54,7 @@ def router_of(app: object) -> Any:
 
 
 def routes_of(app: object) -> list[Any] | None:
-    """Return the routes of an application, those of included routers in their place; None if they are unknown."""
+    """Return the routes of an application, with included routers expanded in place; None if they are unknown."""
     router = router_of(app)
     listed = look(router, "routes")
     if not isinstance(listed, Sequence) or not all(isinstance(route, BaseRoute) for route in listed):
@@ -62,25 +63,25 @@ def routes_of(app: object) -> list[Any] | None:
 
 
 def shown(app: object, scope: Scope) -> object:
-    """Return an application; where something hides its routes, the one in the scope of a request that shows them."""
+    """Return an application; if a wrapper hides its routes, the application in the scope instead."""
     return app if "router" in scope or router_of(app) is not None else scope.get("app", app)
 
 
 class Required(NamedTuple):
-    """A dependency that an application, a router or an inclusion requires of the routes below, and where they begin."""
+    """A dependency of all routes below an application, a router or an inclusion, and the path prefix of the routes."""
 
     dependency: object
     where: str
 
 
 def _listed(routes: Iterable[Any], above: tuple[Required, ...]) -> Iterator[tuple[Any, tuple[Required, ...]]]:
-    """Yield each route, those of included routers in their place, with what is required of all routes around it."""
+    """Yield each route, with included routers expanded in place, and the dependencies of the routers around it."""
     for route in routes:
         if not hasattr(route, "effective_candidates"):
             yield getattr(route, "starlette_route", None) or route, above
             continue
         context, inner = route.include_context, route.original_router
-        # The dependencies of an inclusion begin with those that stand further out.
+        # The dependencies of an inclusion start with those of outer routers.
         known = {id(required.dependency) for required in above}
         given = [depends.dependency for depends in (*context.dependencies, *inner.dependencies)]
         where = context.prefix + inner.prefix
@@ -90,15 +91,15 @@ def _listed(routes: Iterable[Any], above: tuple[Required, ...]) -> Iterator[tupl
 
 @dataclass
 class Application:
-    """What the paths of rules have to do with an application; it is collected once.
+    """The facts about an application that matter for matching paths; collected once.
 
     Attributes:
-        root: The `root_path` that it gives itself.
-        opaque: Whether it serves files, or is unknown: a final slash may make no difference there.
-        by_path: Whether type, method, path and root of a request tell its route, there and below.
-        mounts: The applications that are mounted below it.
-        path: The path where it is mounted itself.
-        rest: Returns what a path is behind its mount; None if it does not lead there.
+        root: The `root_path` that it sets itself.
+        opaque: Whether it serves files or is unknown, so that a final slash may make no difference.
+        by_path: Whether type, method, path and root of a request determine its route, there and in all mounts.
+        mounts: The applications that are mounted in it.
+        path: The path at which it is mounted itself.
+        rest: Returns the rest of a path after its mount; None if the path does not lead there.
     """
 
     root: str = ""
@@ -110,11 +111,11 @@ class Application:
 
     @classmethod
     def of(cls, app: object, above: tuple[object, ...] = ()) -> Application:
-        """Collect an application and all that is mounted below it; one that cannot be read is unknown."""
+        """Collect an application and everything mounted in it; an application that cannot be read is unknown."""
         try:
             routes = routes_of(app)
             known = cls(root_of(app), routes is None or _serves_files(router_of(app)))
-            known.by_path = all(map(_looks_at_the_path, routes or ()))
+            known.by_path = all(map(_matches_by_path, routes or ()))
             for mount in routes or ():
                 if isinstance(mount, (Mount, Host)) and mount.app not in above and len(above) < DEPTH:
                     below = cls.of(mount.app, (*above, mount.app))
@@ -126,8 +127,8 @@ class Application:
         return known
 
 
-def _looks_at_the_path(route: Any) -> bool:
-    """Return whether a route is Starlette's or FastAPI's own; a `Host`, or a class of the user's, asks for more."""
+def _matches_by_path(route: Any) -> bool:
+    """Return whether a route matches only by path: `Host` and custom route classes may use other parts of a request."""
     return type(route).__module__.partition(".")[0] in ("starlette", "fastapi") and not isinstance(route, Host)
 
 
@@ -144,24 +145,24 @@ def _rest_of(mount: Mount | Host) -> Callable[[str], str | None]:
 
 
 def _serves_files(router: Any) -> bool:
-    """Return whether FastAPI serves files where no route of a router matches (`app.frontend`)."""
+    """Return whether FastAPI serves files if no route of a router matches (`app.frontend`)."""
     return bool(getattr(router, "_low_priority_routes", ())) or any(
         _serves_files(route.original_router) for route in router.routes if hasattr(route, "original_router")
     )
 
 
-@dataclass(eq=False)  # a route of Starlette's cannot be hashed
+@dataclass(eq=False)  # Starlette's routes are not hashable
 class MountedRoute:
-    """A route, at one of the places where it is mounted.
+    """A route at one of the paths where it is mounted.
 
     Attributes:
         route: The route; None for an application without routes, such as a directory of files.
         endpoint: Its endpoint, or that application.
-        path: The path from the top, in Starlette's syntax.
+        path: The full path, in Starlette's syntax.
         connection: ``"http"`` or ``"websocket"``.
         methods: The methods of the route; None for all, and for a websocket.
-        above: The dependencies that routers and applications on the way require, the outermost first.
-        inside: The applications of the mounts on the way, the outermost first.
+        above: The dependencies of the routers and applications around it, the outermost first.
+        inside: The mounted applications around it, the outermost first.
     """
 
     route: Any
@@ -174,12 +175,12 @@ class MountedRoute:
 
     @property
     def template(self) -> str:
-        """The path with its parameters in braces, whatever their kinds."""
+        """The path with its parameters in braces, without their convertors."""
         return PARAM_REGEX.sub(r"{\1}", self.path)
 
     @cached_property
     def label(self) -> str:
-        """A name for people to read: ``GET /items/{id}``; ``*`` for all methods, ``WS`` for a websocket."""
+        """The display name: ``GET /items/{id}``; ``*`` for all methods, ``WS`` for a websocket."""
         names = ",".join(sorted(self.methods - ({"HEAD"} if "GET" in self.methods else set()))) if self.methods else "*"
         return f"{names if self.connection == 'http' else 'WS'} {self.template}"
 
@@ -194,7 +195,7 @@ def _place(route: Any, above: str, required: Iterable[Required] = (), inside: tu
 
 
 def _below(mount: Mount | Host, siblings: Iterable[Any]) -> str:
-    """Return what a mount adds to templates. A client chooses the Host field, so two of one application add nothing."""
+    """Return the prefix that a mount adds to templates. Several hosts of one app add none: clients choose the Host."""
     if isinstance(mount, Mount):
         return mount.path
     alike = [other for other in siblings if isinstance(other, Host) and other.app is mount.app]
@@ -202,9 +203,9 @@ def _below(mount: Mount | Host, siblings: Iterable[Any]) -> str:
 
 
 def walk(app: object) -> list[MountedRoute]:
-    """Return every route of an application, a router, or a wrapper around one, at each place where it is mounted.
+    """Return every route of an application, a router, or a wrapper around one, once for each path where it is mounted.
 
-    What comes behind something that cannot be read is left out.
+    The walk ends at the first object that cannot be read.
     """
     places: list[MountedRoute] = []
     try:
@@ -226,11 +227,11 @@ def _walk(app: object, above: str, inside: tuple[object, ...]) -> Iterator[Mount
 
 
 class Reached(NamedTuple):
-    """Where a request goes.
+    """The route that a request reaches.
 
     Attributes:
-        place: The route; None if nothing takes the request, or nobody knows.
-        answers: Whether the route takes the method too; where it does not, the router answers 405.
+        place: The route; None if none matches, or if it cannot be determined.
+        answers: Whether the route accepts the method; if not, the router answers 405.
     """
 
     place: MountedRoute | None = None
@@ -238,12 +239,12 @@ class Reached(NamedTuple):
 
 
 def reach(app: object, scope: Scope) -> Reached:
-    """Return where a request goes, as the routers of an application decide it. Never raises."""
+    """Return the route that a request reaches, as the routers of an application decide. Never raises."""
     try:
         copy = {key: dict(value) if type(value) is dict else value for key, value in scope.items()}
         return _reach(app, copy, "")
     except Exception:
-        return Reached()  # what has failed will fail again in the application, which reports it
+        return Reached()  # the application will fail in the same way and report it
 
 
 def _reach(app: object, scope: Scope, above: str, depth: int = 0) -> Reached:
@@ -264,14 +265,14 @@ def _reach(app: object, scope: Scope, above: str, depth: int = 0) -> Reached:
 
 
 def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope, bool]:
-    """Return the first route that takes a request, with what it adds to the scope; else one with other methods."""
+    """Return the first route that matches a request, its additions to the scope, and whether the method matches too."""
     found: tuple[Any, Scope, bool] = (None, {}, False)
     for route in routes:
         match, child = route.matches(scope)
         if match is Match.NONE or (match is Match.PARTIAL and found[0] is not None):
             continue
         inner = (route, child, match is Match.FULL)
-        if "endpoint" not in child:  # a router that FastAPI has included
+        if "endpoint" not in child:  # a router included by FastAPI
             inner = _first(route.effective_candidates(), scope)
             inner = (getattr(inner[0], "starlette_route", None) or inner[0], *inner[1:])
         if match is Match.FULL:
@@ -281,16 +282,16 @@ def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope, bool]:
 
 
 class RouteIndex:
-    """Finds the routes by which requests came, where an endpoint or the end of an answer asks."""
+    """Finds the routes of requests, for limits at endpoints and for outcomes."""
 
     def __init__(self) -> None:
         self._routers: dict[int, tuple[Any, int, dict[int, list[MountedRoute]]]] = {}
         self._strangers: dict[int, object] = {}
 
     def find(self, scope: Scope) -> MountedRoute | None:
-        """Return the route that a request came by; None if no router tells it."""
+        """Return the route of a request; None if no router reveals it."""
         candidates = self._candidates(scope)
-        if len(candidates) > 1 and (route := scope.get("route")) is not None:  # routers say it since Starlette 1
+        if len(candidates) > 1 and (route := scope.get("route")) is not None:  # set by routers since Starlette 1
             candidates = [one for one in candidates if one.route is route] or candidates
         if len(candidates) < 2:
             return candidates[0] if candidates else None
@@ -301,30 +302,30 @@ class RouteIndex:
         )
 
     def label(self, scope: Scope) -> str:
-        """Return a name for people of the route by which a request came, if a router tells it."""
+        """Return the display name of a request's route; `UNROUTED` if it is unknown."""
         place = self.find(scope)
         return UNROUTED if place is None else place.label
 
     def labels_below(self, scope: Scope, dependency: object) -> tuple[str, list[str]] | None:
-        """Return where what requires a dependency of all routes below begins, and these; None if nothing does."""
+        """Return the path prefix and the labels of the routes that share a dependency; None if none is shared."""
         places = [place for places in self._places(scope.get("router")).values() for place in places]
         requiring = [(place.label, required) for place in places for required in place.above]
         found = [(label, required) for label, required in requiring if required.dependency is dependency]
         return (found[0][1].where, sorted({label for label, _ in found})) if found else None
 
     def _candidates(self, scope: Scope) -> Sequence[MountedRoute]:
-        """Return the routes of the endpoint that a request reached: one, unless several lead there."""
+        """Return the routes of the endpoint that a request reached; usually one."""
         router, endpoint = scope.get("router"), scope.get("endpoint")
         found = self._places(router).get(id(endpoint))
         if found is None and id(endpoint) not in self._strangers:
-            self._routers.pop(id(router), None)  # a router that is included, or mounted, may have got a route since
+            self._routers.pop(id(router), None)  # an included or mounted router may have a new route
             found = self._places(router).get(id(endpoint))
             if found is None:
                 remember(self._strangers, id(endpoint), endpoint)
         return found or ()
 
     def _places(self, router: Any) -> dict[int, list[MountedRoute]]:
-        """Return the routes below a router by the ids of their endpoints, which they hold."""
+        """Return the routes below a router by the ids of their endpoints, which they keep alive."""
         known = self._routers.get(id(router))
         if known is not None and known[0] is router and known[1] == len(router.routes):
             return known[2]

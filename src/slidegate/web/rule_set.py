@@ -1,4 +1,4 @@
-"""The rules of one middleware: the set finds those that a request meets, and each says what it charges."""
+"""The rules of one middleware: `RuleSet` finds those that match a request, and each returns the check to charge."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 _MEMO_PLANS: Final = 256
 _MEMO_TENANTS: Final = 4_096
 _PREFLIGHTS: Final = ":preflight"
-"""The end of an identity whose counts are those of preflights."""
+"""The suffix of an identity that counts preflights."""
 _IN_TURN: Final = "::"
-"""Stands in an identity before its turn; no name has a colon."""
+"""Separates an identity from its turn number; names contain no colon."""
 
 
 class BoundRule:
-    """A rule with its bucket: makes the check of a request.
+    """A rule with its buckets: creates the checks of requests.
 
     Attributes:
         rule: The rule.
         bucket: The owner of its counts, with the fixed limits.
         key: The built-in key, None for the client's address.
         key_function: The user's key function, if the rule has one.
-        cost: The fixed cost; 1 where a function returns it.
+        cost: The fixed cost; 1 if a function returns it.
         cost_function: The user's cost function, if the rule has one.
-        permits: The owner of its permits, where the rule has a concurrency limit beside its limits.
+        permits: The owner of its permits, if the rule has a concurrency limit in addition to limits.
         plain: Whether condition, limits, key and cost need no call of a user's function, and no permit is held.
     """
 
@@ -67,24 +67,24 @@ class BoundRule:
         self._overrides: Mapping[str, Override] = {}
 
     def check(self, scope: Scope, limiter: Limiter, client_key: str) -> Check:
-        """Return the check of a request, without calling functions of the user's."""
+        """Return the check of a request, without calling the user's functions."""
         return self.bucket, client_key if self.key is None else self.key.find(scope, limiter, client_key), self.cost
 
     def buckets(self) -> list[LimitSet]:
-        """Return the buckets of the rule; where a function returns its limits, that of its fall-back."""
+        """Return the buckets of the rule; if a function returns its limits, that of the fallback limits."""
         own = [self.bucket] if self.permits is None else [self.bucket, self.permits]
         apart = [] if self._preflights is None else self._preflights.buckets()
         return [*own, *self._others.values(), *apart]
 
     def uncharged(self, checks: Sequence[Check], asked: Sequence[Check]) -> list[Check]:
-        """Leave out the checks of windows that have counted a request already, by the same key and limits.
+        """Return the checks without those whose windows have already counted the request by the same key and limits.
 
-        Where others of the same name have counted it under other limits, a check gets windows of its own, or one window
-        would be charged twice.
+        If a rule of the same name has counted the request under different limits, a check gets separate windows;
+        otherwise one window would be charged twice.
 
         Args:
-            checks: What the rule would charge.
-            asked: What the same limiter was asked about the request before.
+            checks: The checks of the rule.
+            asked: The earlier checks of this request by the same limiter.
         """
         left = []
         for bucket, key, cost in checks:
@@ -100,7 +100,7 @@ class BoundRule:
         return left
 
     def _in_turn(self, bucket: LimitSet, turn: int) -> LimitSet:
-        """Return a bucket; in a later turn one with the same limits and windows of its own."""
+        """Return a bucket for turn 1; for later turns a copy with the same limits and separate windows."""
         other = bucket if turn == 1 else self._others.get((bucket, turn))
         if other is None:
             other = bucket.under(f"{bucket.rule}{_IN_TURN}{turn}", [f"{name}-{turn}" for name in bucket.names])
@@ -109,11 +109,11 @@ class BoundRule:
 
     @property
     def identities(self) -> tuple[str, str]:
-        """The owners of its counts, of preflights and of all other requests."""
+        """The owners of its counts: of ordinary requests, and of preflights."""
         return self.bucket.rule, self.bucket.rule + _PREFLIGHTS
 
     def for_preflights(self) -> BoundRule:
-        """Return the same rule with windows of its own, for CORS preflights: a browser sends them by itself."""
+        """Return the same rule with separate windows for CORS preflights, which browsers send on their own."""
         if self._preflights is None:
             bucket, permits = self._in_code
             own = None if permits is None else permits.under(permits.rule + _PREFLIGHTS)
@@ -124,13 +124,13 @@ class BoundRule:
         return self._preflights
 
     def named_limits(self) -> Iterator[NamedLimit]:
-        """Yield the limits as the code says them, by their names in header fields."""
+        """Yield the limits as configured, by their names in header fields."""
         for bucket in self._in_code:
             if bucket is not None:
                 yield from named_limits(self.rule, bucket.names, bucket.limits)
 
     def override(self, overrides: Mapping[str, Override]) -> None:
-        """Count by other amounts in the same windows, by the names of limits; by the code where there is none."""
+        """Apply other amounts to the same windows, by limit name; limits without an override apply as configured."""
         if not overrides and not self._overrides:
             return
         self._overrides = overrides
@@ -138,7 +138,7 @@ class BoundRule:
         bucket, permits = self._in_code
         self.bucket = _with_amounts(bucket, amounts)
         self.permits = None if permits is None else _with_amounts(permits, amounts)
-        # What was made of the buckets before has their amounts; no bucket is altered, because stores know them.
+        # Drop derived buckets, which have the old amounts. Buckets are never mutated, because stores refer to them.
         self._others, self._tenants = {}, {}
         if self._preflights is not None:
             self._preflights.override(overrides)
@@ -155,25 +155,25 @@ class BoundRule:
             self.override(latest)
 
     def shared_by(self, bucket: LimitSet, tenant: str) -> LimitSet:
-        """Return the permits of a bucket as a tenant's share of them."""
-        known = bucket, tenant  # a function may have named the tenant while the bucket was replaced
+        """Return the bucket of permits for one tenant."""
+        known = bucket, tenant  # the bucket may have been replaced while a function determined the tenant
         found = self._tenants.get(known)
         return found or remember(self._tenants, known, bucket.under(bucket.rule, tenant=tenant), _MEMO_TENANTS)
 
     def plan(self, limits: Limits) -> LimitSet | None:
         """Return the bucket for the limits that a limits function returned; None for ``"unlimited"``.
 
-        The bucket has no limits where nobody may pass.
+        The bucket has no limits if no request may pass.
 
         Raises:
-            ConfigurationError: The limits cannot be read.
+            ConfigurationError: The limits cannot be parsed.
         """
         bucket = self._plans.get(limits) if isinstance(limits, (str, AnyLimit)) else None
         if bucket is None:
             if isinstance(limits, str) and limits.strip().lower() == "unlimited":
                 return None
             if not isinstance(limits, (str, AnyLimit)) and isinstance(limits, Iterable):
-                limits = tuple(limits)  # an iterator can be read only once
+                limits = tuple(limits)  # an iterator can be consumed only once
             parsed = () if says_nobody(limits) else parse_limits(limits)
             bucket = self._plans.get(parsed) or _make_bucket(self.rule, self.bucket.rule, parsed)
             for key in (parsed, limits) if isinstance(limits, (str, AnyLimit)) else (parsed,):
@@ -183,18 +183,18 @@ class BoundRule:
 
 @dataclass(eq=False)
 class Matched:
-    """The rules that a request meets: those that limit it, and those that only look on. Compared by identity.
+    """The rules that match a request. Compared by identity.
 
     Attributes:
         limiting: The rules that limit it.
-        plain: Whether nothing needs a call of a user's function, none holds a permit, and no rule looks on.
-        shadows: The rules that only look on.
-        told: Those of the rules that limit it which call a function when a key passes them.
-        exempt: Whether a rule says that nothing is counted here.
-        blocked: The rule that blocks the request; nothing limits it then.
-        conditions: The rules in their order, and whether each ends the list, where conditions are asked first; the rest
-            is empty.
-        by_client: Whether a client is charged the same for every request that meets these rules.
+        plain: Whether no rule calls a user's function or holds a permit, and there is no shadow rule.
+        shadows: The shadow rules.
+        told: The limiting rules with an `on_exceeded` function.
+        exempt: Whether a rule exempts the request from counting.
+        blocked: The rule that blocks the request; `limiting` is empty then.
+        conditions: If a rule has a condition: all rules in order, each with whether it ends the list. The other
+            attributes are empty until the conditions are evaluated.
+        by_client: Whether all requests of one client that match these rules have the same checks.
     """
 
     limiting: tuple[BoundRule, ...] = ()
@@ -215,18 +215,18 @@ class RuleSet:
 
     Args:
         rules: The rules.
-        unique_id: Returns a unique identity for that of a rule, as `Engine.unique_id` does.
+        unique_id: Makes the identity of a rule unique, as `Engine.unique_id` does.
         app: The application that the middleware guards.
-        defaults: The limits behind all rules; they apply unless a final rule ends the list.
+        defaults: The `default_limits`, which apply after all rules unless a final rule ends the list.
 
     Attributes:
-        reserving: Rules with a `count_if`, by the identity of their bucket; they refund answers that are not counted.
+        reserving: Rules with a `count_if`, by the identity of their bucket; they refund responses that do not count.
         waits: Whether a rule lets requests wait.
         holds: Whether a rule has a concurrency limit.
-        always: What every request meets, where all requests meet the same rules.
+        always: The match of every request if all requests match the same rules; else None.
 
     Raises:
-        ConfigurationError: Two rules would count in one bucket: they have the same name, or are alike without one.
+        ConfigurationError: Two rules would share a bucket: they have the same name, or are equal and unnamed.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class RuleSet:
         defaults: DefaultLimits | None = None,
     ) -> None:
         check_apart(rules)
-        # Those that only look on stand in no header field, so theirs are the names that are left.
+        # Shadow rules appear in no header field, so they choose their names last.
         taken: set[str] = set()
         names = {id(rule): _names(rule, taken) for rule in sorted(rules, key=lambda rule: rule.action == "shadow")}
         self._bound = [BoundRule(rule, *_buckets(rule, unique_id, names[id(rule)])) for rule in rules]
@@ -259,9 +259,9 @@ class RuleSet:
             self.always = self.match({"type": "http", "path": "/"})
 
     def match(self, scope: Scope) -> Matched:
-        """Return the rules that a request meets, in their order.
+        """Return the rules that match a request, in order.
 
-        Where that fails, every limit counts the request, and nothing exempts it: a failure is no way past the limits.
+        If that fails, every limit counts the request and nothing exempts it, so that a failure bypasses no limit.
         """
         preflight = scope.get("method") == "OPTIONS" and is_preflight(scope)
         if self.always is not None and not preflight:
@@ -278,18 +278,18 @@ class RuleSet:
             met, ended = self._met(scope, texts_of(scope, app))
             if self._defaults is not None and not ended:
                 defaults, routed = self._defaults.find(scope)
-                known = routed and app.by_path  # a route may come later
+                known = routed and app.by_path  # a route may be added later
         except Exception as error:
             left_out = self._throttle.left_out(type(error), time.monotonic())
             if left_out is not None:
-                logger.exception("every limit counts a request whose rules are unknown (suppressed=%d)", left_out)
+                logger.exception("selecting rules failed; every limit counts the request (suppressed=%d)", left_out)
             met, known = self._met(scope, RequestTexts(any=True))[0], False
             defaults = () if self._defaults is None else self._defaults.anywhere()
         matched = self._matched(met, defaults, preflight=preflight)
         return remember(self._known, request, matched, MAX_PATHS, PATH_BYTES) if known else matched
 
     def _met(self, scope: Scope, texts: RequestTexts) -> tuple[list[tuple[int, bool]], bool]:
-        """Return which rules a request meets, each with whether it ends the list, and whether one surely does."""
+        """Return the indexes of matching rules, each with whether it ends the list, and whether one certainly does."""
         places: Iterable[int] = range(len(self._bound))
         if not texts.any:
             found = {*self._anywhere, *self._index.find(texts.generous)}
@@ -307,7 +307,7 @@ class RuleSet:
         return met, False
 
     def _matched(self, rules: Iterable[tuple[int, bool]], defaults: Sequence[BoundRule], *, preflight: bool) -> Matched:
-        """Return one object for all requests that meet the same rules."""
+        """Return one object for all requests that match the same rules."""
         key = tuple(rules), tuple(defaults), preflight
         matched = self._alike.get(key)
         if matched is not None:
@@ -319,7 +319,7 @@ class RuleSet:
         return remember(self._alike, key, chosen(met))
 
     def bound(self) -> list[BoundRule]:
-        """Return the rules that count, in their order, and the defaults that a request has met."""
+        """Return the counting rules in order, then the default limits of the routes that were requested so far."""
         counting = [bound for bound in self._bound if bound.rule.counts]
         return counting if self._defaults is None else [*counting, *self._defaults.met()]
 
@@ -329,9 +329,9 @@ class RuleSet:
 
 
 def limits_kind(rule: Rule, kind: str, method: object) -> bool:
-    """Return whether a limit holds requests of a type and a method, in whatever case the method is sent.
+    """Return whether a limit applies to a connection type and a method; the case of the method is ignored.
 
-    A method that is no text may be any.
+    A method that is not text may be any method.
     """
     methods = rule.methods
     if methods is not None and isinstance(method, str):
@@ -356,7 +356,7 @@ def _exempts(rule: Rule, kind: str, method: object, texts: RequestTexts) -> bool
 
 
 def chosen(met: Iterable[tuple[BoundRule, bool]]) -> Matched:
-    """Return what some rules, in their order, are for a request; each comes with whether it ends the list there."""
+    """Return the match for rules in order, each given with whether it ends the list."""
     counting: list[BoundRule] = []
     last: Rule | None = None
     for bound, ends in met:
@@ -375,12 +375,12 @@ def chosen(met: Iterable[tuple[BoundRule, bool]]) -> Matched:
 def all_rules(
     limits: Limits | LimitsFunction | None, rules: Sequence[Rule] | None, key: Key | KeyFunction | None = None
 ) -> Sequence[Rule]:
-    """Return the rules of a middleware: those that are given, one of its limits, or none beside limits at endpoints.
+    """Return the rules of a middleware: those given, one made from `limits`, or none.
 
     Args:
         limits: The limits of all requests.
         rules: The rules.
-        key: The key of those that have none.
+        key: The key of rules that have none.
     """
     if rules is None:
         return [] if limits is None else [Rule("*", limits, key=key)]
@@ -393,7 +393,7 @@ def all_rules(
 
 
 def check_apart(rules: Iterable[Rule]) -> None:
-    """Check that no two rules would count in one bucket."""
+    """Check that no two rules would share a bucket."""
     by_identity: dict[str, Rule] = {}
     for rule in rules:
         twin = by_identity.get(rule.identity)
@@ -404,17 +404,17 @@ def check_apart(rules: Iterable[Rule]) -> None:
         if rule.name is not None:
             paths = "*" if "*" in twin.paths + rule.paths else list(dict.fromkeys(twin.paths + rule.paths))
             advice = f"write one rule with the paths {quoted(paths)}, or give one of them another name"
-        raise ConfigurationError(f"{twin!r} and {rule!r} are one bucket; {advice}", "rules")
+        raise ConfigurationError(f"{twin!r} and {rule!r} would share one bucket; {advice}", "rules")
 
 
 def check_names(rules: Iterable[tuple[Rule, str]]) -> None:
-    """Check that all of one name have the same limits, where these are known before a request.
+    """Check that rules of one name have the same limits, if these are known before a request.
 
     Args:
-        rules: The rules and the limits at endpoints that ask one limiter, each with where it stands.
+        rules: The rules and the limits at endpoints of one limiter, each with a phrase for its location.
 
     Raises:
-        ConfigurationError: Two of them have not.
+        ConfigurationError: Two rules of one name have different limits.
     """
     named: dict[str, tuple[Rule, str]] = {}
     for rule, where in rules:
@@ -424,14 +424,14 @@ def check_names(rules: Iterable[tuple[Rule, str]]) -> None:
         if _amounts(rule.all_limits) != _amounts(twin.all_limits):
             theirs, own = ("; ".join(map(str, one.all_limits)) for one in (twin, rule))
             raise ConfigurationError(
-                f"{rule.name!r} is {quoted(theirs)} {there} and {quoted(own)} {where}, and one name is one "
-                f"bucket; write the same limits, or another name, for example name={quoted(f'{rule.name}-2')}",
+                f"{rule.name!r} has the limits {quoted(theirs)} {there} and {quoted(own)} {where}, but one name "
+                f"has one bucket; write the same limits, or another name such as name={quoted(f'{rule.name}-2')}",
                 "name",
             )
 
 
 def _names(rule: Rule, taken: set[str]) -> list[str]:
-    """Return the names of a rule's limits in header fields, none of which is taken; then they are."""
+    """Return unique names of a rule's limits for header fields, and add them to `taken`."""
     names = []
     for name in rule.wire_names() if rule.counts else ():
         names.append(unique_name(name, taken))
@@ -440,21 +440,21 @@ def _names(rule: Rule, taken: set[str]) -> list[str]:
 
 
 def _buckets(rule: Rule, unique_id: Callable[[str], str], names: Sequence[str]) -> Sequence[LimitSet]:
-    """Make the buckets of a rule, with the names of its limits in header fields."""
+    """Return the buckets of a rule, with the names of its limits in header fields."""
     if not rule.counts:
         return [LimitSet(rule.identity, ())]
-    # Unnamed rules of two middlewares count apart, even on one limiter; a name joins their counts.
+    # Unnamed rules of two middlewares count separately, even on one limiter; rules of one name share their counts.
     identity = rule.identity if rule.name is not None else unique_id(rule.identity)
     return buckets_of(rule, identity, names)
 
 
 def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[LimitSet]:
-    """Make the bucket of a rule's limits and that of its permits, those of them that it has.
+    """Return the bucket of a rule's limits and that of its permits; either is omitted if the rule has none.
 
     Args:
         rule: The rule.
         identity: The identity of its counts.
-        names: The names in header fields, those that `Rule.wire_names` returns or others.
+        names: The names in header fields, in the order of `Rule.wire_names`.
     """
     buckets = []
     if rule.limits or rule.limits_function is not None:
@@ -466,26 +466,24 @@ def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[Limi
 
 
 def name_of(identity: str) -> str:
-    """Return the identity that counts of one name have, whatever their turn on a request."""
+    """Return an identity without its turn number."""
     return identity.partition(_IN_TURN)[0]
 
 
 def named_limits(rule: Rule, names: Sequence[str], limits: Sequence[AnyLimit]) -> Iterator[NamedLimit]:
-    """Yield limits of a rule by their names in header fields, each with why its amount is fixed, if it is."""
+    """Yield the limits of a rule by their names in header fields, with the reason if operators cannot change one."""
     cost = rule.cost if isinstance(rule.cost, int) else rule.cost_max or 1
     for name, limit in zip(names, limits, strict=False):
         is_permit, fixed = limit is rule.concurrency, ""
         if rule.name is None:
-            fixed = (
-                f"its rule has no name, and other workers know it by that; write Rule(..., name={name!r}), for example"
-            )
+            fixed = f"its rule has no name, by which other workers identify it; write Rule(..., name={name!r})"
         elif rule.limits_function is not None and not is_permit:
-            fixed = "a function returns the limits of its rule for each request, and it can change them"
+            fixed = "a function returns the limits of its rule for each request; change them there"
         yield NamedLimit(name, limit, 1 if is_permit else max(cost, 1), fixed)
 
 
 def _with_amounts(bucket: LimitSet, amounts: Mapping[str, int]) -> LimitSet:
-    """Return a bucket with other amounts, by the names of its limits; the same one where these are its own."""
+    """Return a bucket with other amounts, given by limit name; the same bucket if they are equal."""
     return bucket.change(
         [limit.with_amount(amounts[name]) for name, limit in zip(bucket.names, bucket.limits, strict=False)]
     )

@@ -1,6 +1,6 @@
-"""Rules: a rule holds the requests that it matches to its limits.
+"""Rules: a rule applies limits to the requests that it matches.
 
-Every rule that matches a request applies; one that is `exempt` or `final` ends the list.
+All rules that match a request apply, in order, up to the first one that is `exempt`, `final` or blocks.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ CostFunction: TypeAlias = Callable[[Any], int | Awaitable[int]]
 Limits: TypeAlias = str | AnyLimit | Iterable[str | AnyLimit]
 LimitsFunction: TypeAlias = Callable[[Any], Limits | Awaitable[Limits]]
 CountIf: TypeAlias = Callable[[int], object] | Callable[[int, Headers], object] | Callable[[int, Headers, Any], object]
-"""Says of an answer whether it counts: of its status, also of its header fields, also of the request."""
+"""Returns whether a response counts, given its status, optionally its header fields, and optionally the request."""
 Exceeded: TypeAlias = Callable[[str, Decision], Awaitable[None] | None]
 Connection: TypeAlias = Literal["http", "websocket"]
 Action: TypeAlias = Literal["limit", "shadow", "block"]
-"""What a rule does with the requests that it counts or meets; one that exempts does none of it."""
+"""What a rule does with the requests that it matches. Exempting rules do none of this."""
 Condition: TypeAlias = Callable[[Any], object] | KeyCondition
-"""Says whether a rule applies to a request: a function that returns true or false, or an awaitable of it, or what a key
-such as `network` makes."""
+"""Determines whether a rule applies to a request: a sync or async function that returns a truth value, or a condition
+built from a key such as `network`."""
 
 DEFAULT_WAIT_MAX: Final = 16
 MAX_LABEL: Final = 64
-"""How long the label of a rule without a name may be."""
+"""The maximum length of the label of an unnamed rule."""
 _NOTHING: Final = r"(?ai:(?:[^:]{0,64}:)?\s*[-+]?0+\s*(?:/|per\b))"
 
 
@@ -50,70 +50,70 @@ _COUNTING: Final = ("limits", "concurrency", "key", "wait", "fair", "on_error", 
 EXCLUSIONS: Final = (
     ("exempt", (*_COUNTING, "block"), "an exempt request is not counted"),
     ("block", (*_COUNTING, "final"), "a blocked request is not counted, and no later rule applies to it"),
-    ("shadow", ("concurrency", "count_if", "wait", "final"), "a shadow only looks on"),
+    ("shadow", ("concurrency", "count_if", "wait", "final"), "a shadow rule only reports"),
 )
-"""Which options of a rule make no sense beside which others, and why; the JSON Schema of `slidegate.toml` is made of
-this table too."""
+"""Options that cannot be combined with others, and the reason. The JSON Schema of `slidegate.toml` is generated from
+this table, too."""
 NEEDS: Final = (
     ("status", "block", "block=True"),
     ("fair", "concurrency", "concurrency=15"),
     ("fair", "wait", 'wait="30s"'),
     *((option, "limits", 'limits such as "60/minute"') for option in _OF_LIMITS),
 )
-"""Options of a rule that are about another one, and how that is written."""
+"""Options that require another option, and an example of it."""
 
 
 class Rule:
-    """Holds the requests it matches to its limits, counted by its key.
+    """Applies limits to the requests it matches, counted by key.
 
     Args:
-        path: A path in Starlette's syntax (``"/items/{id:int}"``, ``"/api/{rest:path}"``), a list of such paths, which
-            then share their counts, or ``"*"`` for all. It is compared with the path below `root_path`: a limit applies
-            if one reading of the request's path leads to it, `exempt` and `final` only if all readings do.
-        limits: ``"5/minute; 50/hour"``, a `Limit`, a `Quota` or several; or a function of the request, sync or async,
-            that returns them, ``"unlimited"`` or ``"nobody"``, for limits that depend on the client. Needed unless
-            `exempt` or `block`.
-        fallback_limits: The limits that apply when the `limits` function fails; ``"nobody"`` refuses then.
-        when: A function of the request (which has no body here), sync or async: the rule applies only where it returns
-            something true; or a condition that a key makes, such as ``network("GeoLite2-Country.mmdb").is_in("NL")``.
-            Where it fails, limits and blocks apply, and exemptions do not.
-        concurrency: ``"4"`` or 4: the most requests of a key at a time, alone or beside limits. A request counts from
-            its admission to the last byte of its answer, a websocket to its end.
-        methods: HTTP methods, by default all; GET includes HEAD. A websocket handshake is a GET. A limit applies
-            in whatever case a method is sent.
+        path: A path in Starlette's syntax (``"/items/{id:int}"``, ``"/api/{rest:path}"``), a list of paths that share
+            their counts, or ``"*"`` for all. It is compared with the path below `root_path`: a limit applies if any
+            reading of the request's path matches, `exempt` and `final` only if all readings match.
+        limits: ``"5/minute; 50/hour"``, a `Limit`, a `Quota` or several; or, for limits that depend on the client, a
+            sync or async function of the request that returns them, ``"unlimited"`` or ``"nobody"``. Required unless
+            `exempt`, `block` or `concurrency` is given.
+        fallback_limits: The limits that apply if the `limits` function fails; ``"nobody"`` refuses all requests then.
+        when: A sync or async function of the request (without its body): the rule applies only if it returns a true
+            value; or a condition built from a key, such as ``network("GeoLite2-Country.mmdb").is_in("NL")``. If it
+            fails, limits and blocks apply, and exemptions do not.
+        concurrency: The most simultaneous requests of a key, ``"4"`` or 4, alone or in addition to limits. A request
+            counts from its admission to the last byte of its response, a websocket until it ends.
+        methods: HTTP methods, by default all; GET includes HEAD. A websocket handshake is a GET. Limits ignore the
+            case of a request's method.
         connection: ``"http"`` or ``"websocket"``; by default both.
-        key: Whom to count: `everyone`, `header(...)`, or a function, sync or async, of the request (which has no body
-            here) that returns text, or None to leave the request uncounted. By default the middleware's `client`.
-        cost: Units for one request, or a function of the request, sync or async. It may be an estimate, which
-            `settle` replaces by what was used.
-        cost_max: The most units that the function may make one request cost; by default, and at most, the smallest
+        key: What to count by: `everyone`, `header(...)`, or a sync or async function of the request (without its body)
+            that returns text, or None to skip the request. By default the middleware's `client`.
+        cost: Units per request, or a sync or async function of the request. It may be an estimate, which
+            `settle` replaces by the actual use.
+        cost_max: The most units that the cost function may return; by default, and at most, the smallest
             amount of the limits, because a request that costs more can never pass.
-        unit: What the limits count where that is not requests, for example ``"tokens"``; clients are told.
-        count_if: Count only requests with such an answer: ``lambda status: status == 401``; a function of two or three
-            parameters also gets the header fields of the answer, and the request (which has no body here). The cost is
-            reserved first and refunded when the response starts, so concurrent requests cannot pass the bound.
-        count_denied: Count refused requests as well: a client that goes on hammering stays refused.
+        unit: What the limits count if not requests, for example ``"tokens"``; shown in header fields.
+        count_if: Count only requests with certain responses: ``lambda status: status == 401``. A function of two or
+            three parameters also gets the response header fields and the request (without its body). The cost is
+            reserved first and refunded when the response starts, so concurrent requests cannot exceed the bound.
+        count_denied: Count refused requests as well: a client that keeps sending stays refused.
         wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused. Requests
             wait for a permit in arrival order (per process), for at most this long.
-        wait_max: The largest number of requests of one key that wait at a time.
-        fair: By whose share waiting requests get permits: a key such as `user`, or a function of the request, as for
-            `key`. A permit that is handed back goes to the tenant that holds the fewest by this process, and of its
-            requests to the one that came first. Those without a value are one tenant.
-        on_error: What decides about this rule when the store fails: ``"local"``, ``"allow"`` or ``"deny"``, as for
-            `Limiter`; by default what its limiter was made with. Of several rules of a request, one that denies goes
-            first, and one that allows is left out.
-        name: The name of the limit in headers and logs. The counts belong to the name, also after
-            a change of the rule, and in other middlewares.
+        wait_max: The most requests of one key that wait at a time.
+        fair: Shares permits fairly among waiting tenants: a key such as `user`, or a function of the request, as for
+            `key`. A released permit goes to the tenant that holds the fewest in this process, and to its oldest
+            waiting request. Requests without a value form one tenant.
+        on_error: How this rule decides when the store fails: ``"local"``, ``"allow"`` or ``"deny"``, as for
+            `Limiter`; by default as its limiter does. If several rules apply to a request, one that denies takes
+            precedence, and those that allow are ignored.
+        name: The name of the limit in headers and logs. Counts belong to the name: they survive changes of the rule
+            and are shared with other middlewares.
         exempt: Let matching requests pass; no later rule counts them.
         final: No later rule applies to matching requests.
-        shadow: Decide on windows of its own, report the requests that would have been refused, and refuse none.
-        on_exceeded: Called with the key and the decision, sync or async, when a key passes the limit, and again only
-            after it has kept to it for a whole window. With `shadow` nobody is refused.
-        block: Refuse every request that it meets, and end the list. Such a rule has no limits.
-        status: The status of the answer to a blocked request, 400 to 599; by default 403.
+        shadow: Decide on separate windows, report the requests that would have been refused, and refuse none.
+        on_exceeded: A sync or async function, called with the key and the decision when a key exceeds the limit, and
+            again only after it has stayed within the limit for a whole window. With `shadow`, no request is refused.
+        block: Refuse every matching request; no later rule applies. Such a rule has no limits.
+        status: The response status of a blocked request, 400 to 599; by default 403.
 
     Raises:
-        ConfigurationError: A value cannot work.
+        ConfigurationError: An option is invalid, or options cannot be combined.
     """
 
     @names_checked
@@ -178,19 +178,19 @@ class Rule:
         self.on_error = None if on_error is None else check_on_error(on_error)
         self.name = None if name is None else check_name(name, "name")
         self.label = label_of(self.paths) if name is None else name
-        """The name of the rule, else its paths, for people to read."""
+        """The name of the rule, else its paths, for display."""
         self.status = 403 if status is None else check_whole(status, 400, 599, "status", "for example 503")
         self.action: Action = "shadow" if shadow else "block" if block else "limit"
 
     def _check_together(self, given: set[str]) -> None:
-        """Check the options of which one makes no sense beside another, or without it."""
+        """Check for options that cannot be combined with another one, or require one."""
         for option, others, why in EXCLUSIONS:
             for other in others:
                 if {option, other} <= given:
-                    raise ConfigurationError(f"it does not go with {other}: {why}; leave one of them out", option)
+                    raise ConfigurationError(f"cannot be combined with {other}: {why}; remove one of them", option)
         for option, needed, written in NEEDS:
             if option in given and needed not in given:
-                raise ConfigurationError(f"it goes with {needed}; add {written}, or leave it out", option)
+                raise ConfigurationError(f"requires {needed}; add {written}, or remove {option}", option)
         if not given & {"limits", "concurrency", "exempt", "block"}:
             raise ConfigurationError(f'{self._call}: expected limits, for example {self._call[:-1]}, "5/minute")')
 
@@ -208,7 +208,7 @@ class Rule:
             check_cost(cost)
         if cost_max is not None:
             if not callable(cost):
-                raise ConfigurationError("it goes with a function as cost; add one, or leave it out", "cost_max")
+                raise ConfigurationError("requires a function as cost; add one, or remove cost_max", "cost_max")
             check_whole(cost_max, 1, MAX_AMOUNT, "cost_max", "for example 4000")
         name, most = ("cost", cost) if isinstance(cost, int) else ("cost_max", cost_max or 0)
         for limit in self.limits if self.limits_function is None else ():
@@ -224,7 +224,7 @@ class Rule:
         return f"<Rule {self.label!r} {' '.join(shown)}>"
 
     def keyed(self, key: Key | KeyFunction) -> Rule:
-        """Return the rule, counting by a key if it has none of its own."""
+        """Return the rule with the given key if it counts and has no key of its own, else unchanged."""
         if self.key is not None or not self.counts:
             return self
         rule = copy(self)
@@ -241,11 +241,11 @@ class Rule:
     @property
     def identity(self) -> str:
         """The owner of its counts in a store: its name, else a digest of paths, methods, key and windows."""
-        # A rule that only looks on has windows of its own, also under the same name.
+        # A shadow rule has separate windows, even if it shares its name with another rule.
         suffix = "" if self.action == "limit" else f":{self.action}"
         if self.name is not None:
             return f"{self.name}{suffix}"
-        # The order of paths means nothing; one path is written as it was before there were lists of them.
+        # The order of paths is irrelevant. A single path keeps the form it had before lists were supported.
         paths = sorted(self.paths)
         facts = (
             paths[0] if len(paths) == 1 else paths,
@@ -268,7 +268,7 @@ class Rule:
         return self.limits if self.concurrency is None else (*self.limits, self.concurrency)
 
     def wire_names(self) -> tuple[str, ...]:
-        """Return how the limits are called in header fields, the concurrency limit last."""
+        """Return the names of the limits in header fields, the concurrency limit last."""
         names = wire_names(self.label, self.limits) if self.limits else ()
         if self.concurrency is None:
             return names
@@ -286,7 +286,7 @@ class Rule:
 
 
 def identity_of(label: str, *facts: object) -> str:
-    """Return the identity of counts that have no name: it can be read, and the facts tell it apart from others."""
+    """Return the identity of unnamed counts: a readable label, and a digest of the facts that distinguish them."""
     return f"{label[:32]}:{blake2b(repr(facts).encode(), digest_size=8).hexdigest()}"
 
 
@@ -295,7 +295,7 @@ def _function_name(function: object) -> str:
 
 
 def label_of(paths: Sequence[str]) -> str:
-    """Return paths in printable ASCII, as header fields take it, without the separators ":" and ";" of other names."""
+    """Return paths as printable ASCII for header fields, without ":" and ";", which separate parts of other names."""
     if paths[0] == "*":
         return "default"
     return " ".join(paths).encode("unicode_escape").decode().replace(":", "|").replace(";", "|")[:MAX_LABEL]
@@ -310,11 +310,9 @@ def checked_paths(path: Any) -> tuple[str, ...]:
         raise ConfigurationError('expected paths such as ["/login", "/token"], not an empty list', "path")
     for place, one in enumerate(listed):
         if one == "*":
-            raise ConfigurationError(
-                f'"*" means every path; write it alone, not beside others: {quoted(listed)}', "path"
-            )
+            raise ConfigurationError(f'"*" means every path; do not combine it with others: {quoted(listed)}', "path")
         if one in listed[:place]:
-            raise ConfigurationError(f"{quoted(one)} stands twice in {quoted(listed)}; write it once", "path")
+            raise ConfigurationError(f"{quoted(one)} is listed twice in {quoted(listed)}; write it once", "path")
     return tuple(listed)
 
 
@@ -328,30 +326,30 @@ def checked_methods(methods: object) -> frozenset[str] | None:
             raise ConfigurationError(f"expected {expected}, not {quoted(method)} in it", "methods")
         names.add(method.upper())
     if not names:
-        raise ConfigurationError(f"expected {expected}; leave it out for all methods", "methods")
+        raise ConfigurationError(f"expected {expected}, not an empty list; omit it for all methods", "methods")
     return frozenset(names | {"HEAD"} if "GET" in names else names)
 
 
 def checked_function(key: KeyFunction | None, option: str = "key") -> KeyFunction | None:
-    """Return the user's key function, given as an option.
+    """Return a key function given as an option, after checking it.
 
     Raises:
-        ConfigurationError: It is no function, or it makes a key and was not called.
+        ConfigurationError: It is not a function, or it is a key factory such as `header` that was not called.
     """
     if key is not None and not callable(key):
         raise ConfigurationError(f'expected client_ip(), header("X-API-Key") or a function, not {quoted(key)}', option)
     if getattr(key, "__module__", "").startswith("slidegate."):
-        raise ConfigurationError(f'{key!r} makes a key; call it, for example header("X-API-Key")', option)
+        raise ConfigurationError(f'{key!r} returns a key; call it, for example header("X-API-Key")', option)
     if key is not None:
         check_takes(option, key, "request")
     return key
 
 
 def checked_count_if(count_if: object) -> int:
-    """Return how many of status, header fields and request the user's function takes.
+    """Return how many of status, header fields and request a `count_if` function takes.
 
     Raises:
-        ConfigurationError: It is no plain function of 1 to 3 parameters.
+        ConfigurationError: It is not a sync function of 1 to 3 parameters.
     """
     example = "lambda status: status == 401, or lambda status, headers, request: ..."
     if not callable(count_if) or iscoroutinefunction(count_if):
@@ -366,7 +364,7 @@ def checked_count_if(count_if: object) -> int:
 
 
 def says_nobody(limits: object) -> bool:
-    """Return whether limits let nobody through: they are the word "nobody", or one of them has the amount 0."""
+    """Return whether limits admit no requests: they are the word "nobody", or one of them has the amount 0."""
     if isinstance(limits, str):
         return limits.strip().lower() == "nobody" or any(re.match(_NOTHING, one) for one in limits.split(";"))
     return not isinstance(limits, AnyLimit) and isinstance(limits, Iterable) and any(map(says_nobody, limits))

@@ -1,4 +1,4 @@
-"""What a request does while it waits: its messages are read ahead, and if it leaves, its charge is handed back."""
+"""Waiting requests: their messages are read ahead, and the charge is handed back if the client disconnects."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ..limiter import Limiter
 from ..limiter.aio import on_asyncio, result_of, to_the_end
 
 _MOST_AHEAD_BYTES: Final = 65_536
-"""How much of a body is read while a request waits; behind that a client that leaves is noticed at its turn."""
+"""How much of a body is read while a request waits. After that, a disconnect is noticed only when its turn comes."""
 _MESSAGE_BYTES: Final = 256
-"""What a message takes beside its body."""
+"""The estimated memory of a message besides its body."""
 
 
 class ReadAhead:
-    """A receive channel that is read ahead while somebody waits, also several at once.
+    """A receive channel that is read ahead while one or more tasks wait.
 
-    A read that has begun is kept for the next reader, and never cancelled: there are servers that lose the message
-    then, granian for one. Those for trio are channels of trio's own, which lose nothing.
+    On asyncio, a pending read is never cancelled but kept for the next reader, because some servers, such as granian,
+    lose the message otherwise. The channels of trio servers lose nothing.
 
     Args:
         receive: The channel.
@@ -45,7 +45,7 @@ class ReadAhead:
         return self._early.popleft()
 
     async def while_there(self, wait: Callable[[], Awaitable[None]]) -> bool:
-        """Do some waiting; False if the client left meanwhile, which ends it."""
+        """Run `wait` until it returns or the client disconnects; return False in the latter case."""
 
         async def watch(waiting: anyio.CancelScope) -> None:
             while self._goes_on():
@@ -58,7 +58,7 @@ class ReadAhead:
             tasks.start_soon(watch, tasks.cancel_scope)
             try:
                 await wait()
-            except Exception as error:  # leaving the group it would become a group itself
+            except Exception as error:  # the task group would wrap it in an exception group
                 failure = error
             tasks.cancel_scope.cancel()
         if failure is not None:
@@ -66,13 +66,13 @@ class ReadAhead:
         return not self._is_over()
 
     def close(self) -> None:
-        """End a read that has begun, because nobody reads any more."""
+        """Cancel a pending read: there are no more readers."""
         if self._begun is not None:
             self._begun.cancel()
             self._begun = None
 
     def _goes_on(self) -> bool:
-        """Return whether the channel may be read further: until the client leaves, as long as that is not too much."""
+        """Return whether to read further: not after a disconnect or a websocket message, nor beyond the byte limit."""
         if self._early and (self._is_over() or self._early[-1]["type"] == "websocket.receive"):
             return False
         return sum(len(message.get("body", b"")) + _MESSAGE_BYTES for message in self._early) < _MOST_AHEAD_BYTES
@@ -81,7 +81,7 @@ class ReadAhead:
         return bool(self._early) and self._early[-1]["type"].endswith(".disconnect")
 
     async def _read(self) -> None:
-        """Wait for a message; the first of those who wait for it puts it where it is read."""
+        """Wait for a message; the first task that is woken stores it for the readers."""
         if not on_asyncio():
             self._early.append(await self.receive())
             return
@@ -96,14 +96,14 @@ class ReadAhead:
 
 
 async def refund(*charged: tuple[Limiter, Sequence[Reservation]]) -> None:
-    """Hand back all of what was charged to some limiters, also if the caller is cancelled meanwhile."""
+    """Hand back all reservations to their limiters, even if the caller is cancelled meanwhile."""
 
     async def hand_back() -> None:
         for limiter, reservations in charged:
             await limiter.engine.refund(reservations)
 
     if all(limiter.engine.per_process or not reservations for limiter, reservations in charged):
-        await hand_back()  # there is nothing to wait for, so nothing to cancel
+        await hand_back()  # never suspends, so it cannot be cancelled
     else:
         await to_the_end(hand_back())
 
@@ -111,14 +111,14 @@ async def refund(*charged: tuple[Limiter, Sequence[Reservation]]) -> None:
 async def until_disconnect(
     channel: ReadAhead, limiter: Limiter, ask: Callable[[], Awaitable[Decision]]
 ) -> Decision | None:
-    """Return a decision that takes its time; None if the client disconnects meanwhile.
+    """Await a decision; return None if the client disconnects meanwhile.
 
-    A client that disconnects just when it is let in, or whose request is cancelled then, is charged nothing.
+    Nothing stays charged if the client disconnects, or the request is cancelled, at the moment of admission.
 
     Args:
         channel: The channel of the request.
-        limiter: Where units are refunded.
-        ask: Waits, and decides.
+        limiter: The limiter to refund units to.
+        ask: Waits and returns the decision.
     """
     decision: Decision | None = None
 
@@ -136,6 +136,6 @@ async def until_disconnect(
 
 
 def _retrieve(begun: asyncio.Future[Message]) -> None:
-    """Take the exception of a read that nobody waits for, or the event loop would report it."""
+    """Retrieve the exception of a read without waiters, or the event loop would log it."""
     if not begun.cancelled():
         begun.exception()

@@ -1,11 +1,11 @@
-"""Accepted websockets: limits on their messages, and their end when the client is banned.
+"""Accepted websockets: limits on their messages, and closing them when the client is banned.
 
-Only ``websocket.receive`` counts. The order and the content of the messages that pass are the client's; a message
-beyond the limit ends the connection or is dropped.
+Only ``websocket.receive`` counts. Admitted messages keep their order and content; a message over the limit closes the
+connection or is dropped.
 
-The websocket of a banned client ends within ten seconds. Messages ask no store for bans: one task for each event loop
-does, as long as websockets are open there. It asks for the bans of many connections in one question, and looks closer
-only where the answer is a ban. The server tells the application of the close, as of any connection that ends.
+The websocket of a banned client is closed within ten seconds. Messages do not query the store for bans: one task per
+event loop does, as long as websockets are open. It queries the bans of many connections in one call, and narrows down
+by halves only if there is one. The server notifies the application of the close, as of any disconnect.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ Beyond: TypeAlias = Literal["close", "drop"]
 Count: TypeAlias = Callable[[], Decision | Awaitable[Decision]]
 
 EVERY_S: Final = 5.0
-"""How long after the end of a look the next one begins: with the deadline of a store a ban is seen within 10 s."""
+"""The pause between two checks for bans: with the deadline of a store, a ban is noticed within 10 s."""
 AT_ONCE: Final = 256
-"""How many connections one question is about."""
+"""The number of connections that one query covers."""
 
 
 class MessageLimits:
-    """The limits of messages over an accepted websocket: ``MessageLimits("10/second", beyond="drop")``.
+    """The limits for messages on an accepted websocket: ``MessageLimits("10/second", beyond="drop")``.
 
     Args:
         limits: As for `Rule`: ``"10/second"``, ``"10/second; 100/minute"``, a `Limit`, a `Quota`, or several.
-        key: ``"connection"`` counts the messages of each websocket by itself, in this process; ``"client"`` those of
+        key: ``"connection"`` counts the messages of each websocket separately, in this process; ``"client"`` those of
             all websockets of a client together, in the limiter; or a key such as `header`, also in the limiter.
-        beyond: The action on a message beyond the limit: ``"close"`` ends the websocket with code 1013, ``"drop"``
-            leaves the message out.
+        beyond: The action on a message over the limit: ``"close"`` closes the websocket with code 1013, ``"drop"``
+            discards the message.
 
     Attributes:
         limits: The limits.
         key: The key by which messages are counted.
-        beyond: The action on a message beyond the limit.
+        beyond: The action on a message over the limit.
 
     Raises:
-        ConfigurationError: A value cannot work.
+        ConfigurationError: An option is invalid.
     """
 
     @names_checked
@@ -78,7 +78,7 @@ class MessageLimits:
             )
         if isinstance(key, Key) and any(isinstance(part, PathParam) for part in parts_of(key)):
             raise ConfigurationError(
-                f"{key!r} is not known here, where no route was found yet; write another key, or "
+                f"{key!r} is not known here, before routing; use another key, or write "
                 "RateLimit(..., key=path_param(...)) at the endpoint",
                 "key",
             )
@@ -96,14 +96,14 @@ class MessageCounter:
     """Counts the messages of the websockets of one middleware.
 
     Args:
-        messages: The limits, the key, and the action beyond a limit.
+        messages: The limits, the key, and the action on a message over a limit.
         limiter: The limiter that counts clients.
-        client: Finds the client's address.
-        own_id: An identity that no other middleware on the limiter has.
+        client: Determines the client's address.
+        own_id: An identity that is unique among the middlewares of the limiter.
 
     Attributes:
-        beyond: The action on a message beyond a limit.
-        shared: The limiter that counts; None if each connection counts by itself.
+        beyond: The action on a message over a limit.
+        shared: The limiter that counts; None if each connection counts separately.
     """
 
     def __init__(self, messages: MessageLimits, limiter: Limiter, client: ClientAddress, own_id: str) -> None:
@@ -115,13 +115,13 @@ class MessageCounter:
         self.shared = None if messages.key == "connection" else limiter
 
     def buckets(self) -> Sequence[LimitSet]:
-        """Return the bucket that clients share; a connection by itself counts in windows of its own."""
+        """Return the bucket in the limiter; none if each connection has its own windows."""
         return () if self.shared is None else (self._bucket,)
 
     def count_of(self, scope: Scope) -> Count:
-        """Return what counts a message of a connection."""
+        """Return the function that counts a message of a connection."""
         if self.shared is None:
-            # These windows live as long as the connection does, so they need no store that others share.
+            # These windows live as long as the connection, so they need no shared store.
             windows = {limit.same_window: b"" for limit in self._bucket.limits}
             places: list[WindowRef] = [(limit.counter, 1, windows, limit.same_window) for limit in self._bucket.limits]
             return partial(_count, ((self._bucket, "connection", 1),), places, self._engine.now_us)
@@ -138,19 +138,19 @@ def _count(checks: Sequence[Check], places: Sequence[WindowRef], clock: Clock) -
 
 
 class GuardedWebSocket:
-    """A connection, seen from the application: its messages count, and it ends when its client is banned.
+    """The channels of a websocket for the application: counts its messages, and closes it when its client is banned.
 
     Args:
         scope: Its scope.
         receive: The server's channel, which is read ahead while the handshake waits.
         send: The server's channel.
-        subjects: The keys and addresses whose bans end it.
-        sockets: Looks after it when the application has accepted it.
-        strike: Strikes for a message that a limit refused; True if that bans its client.
+        subjects: The keys and addresses whose bans close it.
+        sockets: Checks it for bans once the application has accepted it.
+        strike: Strikes for a message that a limit refused; returns True if that bans its client.
         messages: Counts its messages; None if they have no limit.
 
     Attributes:
-        over: Whether it has ended, by a message of either side.
+        over: Whether the connection has been closed by either side.
     """
 
     def __init__(
@@ -170,14 +170,14 @@ class GuardedWebSocket:
         self._strike = strike
         self._messages = messages
         self._count = None if messages is None else messages.count_of(scope)
-        self._looked_after = False
+        self._watched = False
         self._waiting: asyncio.Task[object] | None = None
         self._interrupted = False
         self.over = False
         self._last: Message | None = None
 
     async def receive(self) -> Message:
-        """Return the next message that has room, or a disconnect."""
+        """Return the next message within the limits, or a disconnect."""
         message: Message | None = None
         while message is None:
             message = await self._next()
@@ -191,7 +191,7 @@ class GuardedWebSocket:
             return self._last
         message = await self._unless_interrupted(self._receive())
         if message is None or self._interrupted:
-            return await self._shut_out()
+            return await self._close_as_banned()
         if self._last is not None:
             return self._last  # it was closed while the application waited
         if message["type"] == "websocket.disconnect":
@@ -199,34 +199,34 @@ class GuardedWebSocket:
         return message
 
     async def _counted(self, message: Message, messages: MessageCounter) -> Message | None:
-        """Count a message, and return it if it has room; else a disconnect, or None if it is dropped."""
+        """Count a message. Return it if it is admitted, else a disconnect, or None if it is dropped."""
         assert self._count is not None, "messages without limits are not counted"
         answer = self._count()
         decision = answer if isinstance(answer, Decision) else await answer
         if decision.allowed:
             return message
         if decision.reason is Reason.BANNED:
-            return await self._shut_out()
+            return await self._close_as_banned()
         if decision.reason is Reason.LIMITED and await self._strike():
-            return await self._shut_out()
+            return await self._close_as_banned()
         return await self._close(TRY_AGAIN_LATER, "message limit exceeded") if messages.beyond == "close" else None
 
     async def send(self, message: Message) -> None:
-        """Pass a message on; a connection that was closed takes no more (ASGI, "Send after disconnect")."""
+        """Forward a message; raise `OSError` if the connection was closed (ASGI, "Send after disconnect")."""
         if self._last is None:
             if (message.get("code"), message.get("reason")) == (TRY_AGAIN_LATER, TOO_MANY):  # of a limit at an endpoint
                 await close_websocket(self._send, TRY_AGAIN_LATER, TOO_MANY)
             else:
                 await self._send(message)
             if message["type"] == "websocket.accept":
-                self._looked_after = self._sockets.add(self)
+                self._watched = self._sockets.add(self)
             elif message["type"] == "websocket.close":
                 self.over = True
         elif message["type"] != "websocket.close":
             raise OSError(self._last["reason"])
 
     async def _close(self, code: int, reason: str) -> Message:
-        """Close the connection, if it is open, and return what the application is told."""
+        """Close the connection if it is open; return the disconnect message for the application."""
         if self._last is None:
             self._last = {"type": "websocket.disconnect", "code": code, "reason": reason}
             self.over = True
@@ -234,15 +234,15 @@ class GuardedWebSocket:
             await close_websocket(self._send, code, reason)
         return self._last
 
-    async def _shut_out(self) -> Message:
+    async def _close_as_banned(self) -> Message:
         """Close the connection of a client that is banned."""
         return await self._close(POLICY_VIOLATION, "banned")
 
     async def interrupt(self) -> None:
-        """Close the connection of a client that is banned, whatever the application waits for.
+        """Close the connection of a banned client, even while the application waits for a message.
 
-        Its waiting ends first: there are servers that do not close while they are asked for a message. It is told of
-        the end when the close was sent, because its reaction may end the connection in another way.
+        That wait is cancelled first, because some servers do not close a connection while it is being read. The
+        application is notified after the close was sent, because it may react by closing the connection differently.
         """
         if self._interrupted:
             return
@@ -250,12 +250,12 @@ class GuardedWebSocket:
         if self._waiting is not None:
             self._waiting.cancel()
             return
-        with suppress(OSError):  # the client has gone
-            await self._shut_out()
+        with suppress(OSError):  # the client has disconnected
+            await self._close_as_banned()
 
     async def _unless_interrupted(self, waiting: Awaitable[Message]) -> Message | None:
-        """Wait for a message, and return None if the connection is to be closed meanwhile."""
-        if not self._looked_after:
+        """Wait for a message; return None if the wait is interrupted because the connection must be closed."""
+        if not self._watched:
             return await waiting
         task = self._waiting = asyncio.current_task()
         try:
@@ -269,10 +269,10 @@ class GuardedWebSocket:
 
 
 class OpenWebSockets:
-    """Closes open websockets of clients that are banned.
+    """Closes open websockets of banned clients.
 
     Args:
-        find: Returns a ban that refuses one of some keys and addresses.
+        find: Returns a ban that applies to any of the given keys and addresses; None if there is none.
     """
 
     def __init__(self, find: Callable[[Sequence[BanSubject]], Awaitable[Ban | None]]) -> None:
@@ -280,10 +280,10 @@ class OpenWebSockets:
         self._open: dict[asyncio.AbstractEventLoop, WeakSet[GuardedWebSocket]] = {}
 
     def add(self, socket: GuardedWebSocket) -> bool:
-        """Look after a websocket as long as it is open and somebody holds it.
+        """Check a websocket for bans until it is closed or no longer referenced.
 
         Returns:
-            False under trio, where nobody looks: a ban refuses the next handshake there.
+            False under trio, where open websockets are not checked: a ban refuses only the next handshake.
         """
         try:
             loop = asyncio.get_running_loop()
@@ -292,22 +292,22 @@ class OpenWebSockets:
         sockets = self._open.get(loop)
         if sockets is None:
             sockets = self._open[loop] = WeakSet()
-            in_background(self._look_after(loop, sockets))
+            in_background(self._watch(loop, sockets))
         sockets.add(socket)
         return True
 
-    async def _look_after(self, loop: asyncio.AbstractEventLoop, sockets: WeakSet[GuardedWebSocket]) -> None:
+    async def _watch(self, loop: asyncio.AbstractEventLoop, sockets: WeakSet[GuardedWebSocket]) -> None:
         try:
             while sockets:
                 await asyncio.sleep(EVERY_S)
                 try:
-                    await self._look(sockets)
+                    await self._check(sockets)
                 except Exception:
                     logger.exception("checking open websockets for bans failed; will retry")
         finally:
             del self._open[loop]
 
-    async def _look(self, sockets: WeakSet[GuardedWebSocket]) -> None:
+    async def _check(self, sockets: WeakSet[GuardedWebSocket]) -> None:
         opened = [socket for socket in sockets if not socket.over]
         sockets.intersection_update(opened)
         for first in range(0, len(opened), AT_ONCE):
@@ -318,7 +318,7 @@ class OpenWebSockets:
         if await self._find([subjects for socket in sockets for subjects in socket.subjects]) is None:
             return
         if len(sockets) == 1:
-            # A client may take its time over the close, and others are not to wait for that.
+            # A slow client may delay its close; do not let others wait for that.
             in_background(sockets[0].interrupt())
             return
         middle = len(sockets) // 2
