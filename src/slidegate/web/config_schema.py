@@ -99,9 +99,9 @@ class Client(_Table):
     header: str = "x-forwarded-for"
     """The header in which the proxies name the client."""
     ipv4_prefix: int = Field(default=32, ge=8, le=32)
-    """Bits of an IPv4 address that make one client."""
+    """Prefix length of the IPv4 networks that count as one client."""
     ipv6_prefix: int = Field(default=64, ge=32, le=128)
-    """Bits of an IPv6 address that make one client."""
+    """Prefix length of the IPv6 networks that count as one client."""
     trust_all: bool = False
     """Allow trusted networks that cover most addresses."""
 
@@ -125,7 +125,7 @@ class ListTable(_Table):
     name: str = ""
     """The name of the list; by default the file's name without suffix."""
     strict: bool = True
-    """Whether host bits behind a prefix are an error."""
+    """Whether host bits after a prefix are an error."""
 
     def made(self, loader: ConfigLoader) -> ListFile:
         """See `_Table.made`."""
@@ -182,7 +182,7 @@ class _ToolsOrNetwork(_Table):
     validated: bool = False
     """With mcp_tool: the server rejects requests whose header fields and body differ."""
     network: str | None = Field(default=None, min_length=1)
-    """Each operator or country, by a file such as "GeoLite2-ASN.mmdb", relative to the directory of this one."""
+    """Each operator or country, from a file such as "GeoLite2-ASN.mmdb", relative to the directory of this one."""
 
     def tools(self) -> McpTool:
         """Return the key of the tools."""
@@ -209,7 +209,7 @@ class KeyTable(_ToolsOrNetwork):
     fallback: Key | None = None
     """The key where the value is missing; by default the client."""
     by: Literal["asn", "country"] | None = None
-    """With network: what to count by where the file says both; by default the operator."""
+    """With network: what to count by if the file has both; by default the operator."""
 
     def made(self, loader: ConfigLoader) -> keys.Key:
         """See `_Table.made`."""
@@ -326,9 +326,9 @@ class RuleTable(_Table):
     shadow: bool = False
     """Only report the requests that would have been refused."""
     on_exceeded: bool = False
-    """Call the function that the code gives when a key passes the limit."""
+    """Call the function passed in code when a key exceeds the limit."""
     block: bool = False
-    """Refuse all requests, and let no later rule apply."""
+    """Refuse all matching requests; no later rule applies."""
     status: int | None = Field(default=None, ge=400, le=599)
     """With block = true: the status of the answer; by default 403."""
     wait: str | None = None
@@ -338,9 +338,9 @@ class RuleTable(_Table):
     fair: Key | None = None
     """Waiting requests share permits by this key, such as "user" or { header = "X-Tenant" }."""
     on_error: Literal["local", "allow", "deny"] | None = None
-    """What decides about the rule when the store fails; by default the same as for all others."""
+    """The decision for this rule when the store fails; by default the limiter's on_error."""
     name: str | None = None
-    """The name of the limit; the counts belong to it."""
+    """The name of the limit; its counts are stored under it."""
     exempt: bool = False
     """Let matching requests pass uncounted; no later rule applies."""
     final: bool = False
@@ -366,10 +366,10 @@ Weight: TypeAlias = Annotated[int, Field(ge=1, le=_MAX_WEIGHT)] | Literal["ban"]
 
 
 class BanTable(_Table):
-    """Bans clients that keep abusing."""
+    """Bans abusive clients."""
 
     after: str = "20/10m"
-    """How many strikes in which time lead to a ban."""
+    """The number of strikes, and the time, that lead to a ban."""
     duration: str = "1h"
     """How long the first ban lasts."""
     factor: float = Field(default=4, ge=1, le=1_000)
@@ -379,11 +379,11 @@ class BanTable(_Table):
     forgive: str = "24h"
     """The time without a strike after which the level falls by one."""
     signals: dict[str, Weight] = {"refused": 1}
-    """Strikes and their weights: "refused", a status or class ("4xx") or a path; "ban" bans at once."""
+    """Strikes and their weights: "refused", a status or class ("4xx") or a path; "ban" bans immediately."""
     key: BanKey = "client"
     """Who is banned, such as { header = "X-API-Key" }."""
     shadow: bool = False
-    """Only report who would be banned."""
+    """Only report clients that would be banned."""
     status: Literal[403, 429] = 403
     """The status of the answer to a banned client."""
     ban_private: bool = False
@@ -426,7 +426,7 @@ class Configuration(_Table):
     limits: Limits | None = None
     """Limits for each client, instead of rules, such as "100/minute"."""
     rules: list[Made[RuleTable]] | None = None
-    """Which requests have which limits; every rule that matches applies."""
+    """Which requests have which limits; every matching rule applies."""
     default_limits: Limits | None = None
     """Limits of each route, in addition to limits or rules, such as "60/minute"."""
     blocklist: Lists | None = None
@@ -440,15 +440,15 @@ class Configuration(_Table):
     deadline: str = "50ms"
     """How long a store may take to answer a request."""
     on_error: Literal["local", "allow", "deny"] = "local"
-    """What decides when the store does not answer; "local" counts in this process."""
+    """The decision when the store does not answer; "local" counts in this process."""
     networks: Annotated[Paths, AfterValidator(_network_files)] = []
-    """Files by which operators are banned ("asn:64500"), such as ["GeoLite2-ASN.mmdb"]."""
+    """Files that map addresses to operators, for bans ("asn:64500"), such as ["GeoLite2-ASN.mmdb"]."""
     headers: Literal["draft", "legacy", "both", "none"] = "draft"
     """Which RateLimit header fields are sent."""
     messages: Made[MessageTable] | None = None
     """The limits of messages over a websocket."""
     enabled: bool = True
-    """False lets everything pass."""
+    """False: every request passes."""
     ignore_checks: list[str] = []
     """Codes of start-up findings that are not reported, such as ["SG103"]."""
 
