@@ -73,13 +73,13 @@ TABLES: Final = {
         explained=False,
     ),
     "Environment": Table(
-        "Environment", 'In the place of an address with a password: `{ env = "SLIDEGATE_STORE" }`.', explained=False
+        "Environment", 'Instead of an address with a password: `{ env = "SLIDEGATE_STORE" }`.', explained=False
     ),
 }
 INTRODUCTION: Final = """
-A link in the column "value" means such a table; a value behind a semicolon is the default. Spans are text like `"30s"`.
-Unknown keys and values of other types are errors. [examples/slidegate.toml](../../examples/slidegate.toml) has every
-key.
+A link in the column "value" refers to such a table; a value after a semicolon is the default. Durations are text like
+`"30s"`. Unknown keys and values of other types are errors. [examples/slidegate.toml](../../examples/slidegate.toml) has
+every key.
 """
 
 

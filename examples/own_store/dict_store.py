@@ -95,9 +95,12 @@ class DictStore(Store):
     def refund(self, reservations: Sequence[Reservation]) -> bool:
         """Refund charges that still count."""
         with self._guard():
-            now_us = self._now_us()
-            places = self._find([reservation.check for reservation in reservations], self._windows, now_us)
-            return refund_all(reservations, places, now_us, latest_us=self._latest_us, floor_us=self._reset_us)
+            now_us, windows = self._now_us(), self._windows.copy()
+            places = self._find([reservation.check for reservation in reservations], windows, now_us)
+            found = refund_all(reservations, places, now_us, latest_us=self._latest_us, floor_us=self._reset_us)
+            # Expired windows are not created again: they may exceed the most windows.
+            self._windows |= {name: windows[name] for _, _, _, name in places if name in self._windows}
+            return found
 
     def reset(self, key: str) -> bool:
         """Forget the units of a key; the empty windows record the time of the reset."""
@@ -161,7 +164,7 @@ class DictStore(Store):
         ]
         missing = {name: limit for limit, _, name in asked if name not in windows}
         if windows is self._windows and len(windows) + len(missing) > self._most:
-            self._delete_expired(now_us)
+            self._delete_expired(now_us, kept={name for _, _, name in asked})
             if len(windows) + len(missing) > self._most:
                 raise StoreError(f"all {self._most} windows are in use; raise most")
         windows |= dict.fromkeys(missing, b"")
@@ -171,10 +174,10 @@ class DictStore(Store):
         enter_periods(places, now_us, self._unix_us())
         return places
 
-    def _delete_expired(self, now_us: int) -> None:
-        """Delete the windows whose units have all left; live windows are never evicted."""
+    def _delete_expired(self, now_us: int, kept: set[Name]) -> None:
+        """Delete the windows whose units have all left, except `kept`; live windows are never evicted."""
         for name, limit in list(self._limits.items()):
-            if limit.expires_us(self._windows[name]) <= now_us:
+            if name not in kept and limit.expires_us(self._windows[name]) <= now_us:
                 del self._windows[name], self._limits[name]
 
 

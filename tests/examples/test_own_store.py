@@ -26,6 +26,30 @@ async def test_a_store_that_is_full_says_so() -> None:
         store.hit((((await limiter.peek("ann", "2/minute")).checks[0][0], "bob", 1),))
 
 
+async def test_a_full_store_refunds_no_expired_charge() -> None:
+    clock = FakeClock()
+    store = DictStore(clock=clock, most=1)
+    limiter = Limiter(store)
+    expired = await limiter.hit("ann", "1/minute")
+    clock.advance("2m")
+    charged = await limiter.hit("bob", "1/minute")
+    assert store.refund(expired.take_back()) is False
+    assert store.refund(charged.take_back()) is True
+    assert await limiter.hit("bob", "1/minute")
+
+
+async def test_a_full_store_keeps_the_expired_windows_of_a_question() -> None:
+    clock = FakeClock()
+    store = DictStore(clock=clock, most=2)
+    limiter = Limiter(store)
+    (first,) = (await limiter.hit("ann", "1/minute", rule="first")).checks
+    await limiter.hit("ann", "1/minute", rule="second")
+    (third,) = (await limiter.peek("ann", "1/minute", rule="third")).checks
+    clock.advance("2m")
+    assert store.hit((first, third))
+    assert not store.hit((third,))
+
+
 def test_the_command_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
     examples.own_store.__main__.main()
     assert capsys.readouterr().out.splitlines() == [

@@ -181,7 +181,7 @@ class _ToolsOrNetwork(_Table):
     validated: bool = False
     """With mcp_tool: the server rejects requests whose header fields and body differ."""
     network: str | None = Field(default=None, min_length=1)
-    """Each operator or country, by a file such as "GeoLite2-ASN.mmdb", relative to the directory of this one."""
+    """Each operator or country, from a file such as "GeoLite2-ASN.mmdb", relative to the directory of this one."""
 
     def tools(self) -> McpTool:
         """Return the key of the tools."""
@@ -367,7 +367,7 @@ class BanTable(_Table):
     forgive: str = "24h"
     """The time without a strike after which the level falls by one."""
     signals: dict[str, Weight] = {"refused": 1}
-    """Strikes and their weights: "refused", a status or class ("4xx") or a path; "ban" bans at once."""
+    """Strikes and their weights: "refused", a status or class ("4xx") or a path; "ban" bans immediately."""
     key: BanKey = "client"
     """The key to ban, such as { header = "X-API-Key" }."""
     shadow: bool = False
@@ -411,7 +411,7 @@ class Configuration(_Table):
     limits: Limits | None = None
     """Limits for each client, instead of rules, such as "100/minute"."""
     rules: list[Made[RuleTable]] | None = None
-    """Which requests have which limits; every rule that matches applies."""
+    """Which requests have which limits; every matching rule applies."""
     default_limits: Limits | None = None
     """Limits for each route, in addition to limits or rules, such as "60/minute"."""
     blocklist: Lists | None = None
@@ -433,7 +433,7 @@ class Configuration(_Table):
     messages: Made[MessageTable] | None = None
     """The limits of messages over a websocket."""
     enabled: bool = True
-    """False lets everything pass."""
+    """False: every request passes."""
     ignore_checks: list[str] = []
     """Codes of start-up findings that are not reported, such as ["SG103"]."""
 
