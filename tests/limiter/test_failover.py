@@ -423,6 +423,19 @@ class Lines(logging.Handler):
 @given(st.lists(st.tuples(st.sampled_from(["ill", "well", "hit", "wait"]), st.integers(1, 1_500)), max_size=60))
 @example([("ill", 1), ("hit", 1), ("well", 1), ("hit", 1), ("wait", 1_000), ("ill", 1), ("hit", 1)])
 @example([("ill", 1), ("hit", 1), ("wait", 999), ("well", 1), ("hit", 1), ("ill", 1), ("wait", 2), ("hit", 1)])
+@example(
+    [
+        ("ill", 1),
+        ("hit", 1),
+        ("wait", 999),
+        ("well", 1),
+        ("hit", 1),
+        ("ill", 1),
+        ("hit", 1),
+        ("wait", 1_500),
+        ("hit", 1),
+    ]
+)
 def test_what_is_told_last_is_how_the_store_is_and_the_log_has_a_line_a_second(moves: list[tuple[str, int]]) -> None:
     async def play() -> None:
         ward = Ward("allow", inline=True)

@@ -17,7 +17,7 @@ from slidegate.core import Reason
 from slidegate.core.store import StatsRow
 from slidegate.limiter.observers import Outcome
 from slidegate.stats import Statistics, Traffic
-from slidegate.stats.published import ALIVE_US, VERSION, unpacked
+from slidegate.stats.published import ALIVE_US, VERSION, WORKERS, unpacked
 from slidegate.stats.recorder import MAX_SERIES
 from slidegate.stats.report import Span
 
@@ -158,6 +158,14 @@ async def test_published_stats_age_out_with_their_slices_and_the_dead_leave_the_
     assert [(await bob.statistics.stats_all(window)).total.passed for window in ("1m", "5m")] == [0, 1]
     board.clock.advance("25h")
     assert all(until_us <= board.clock() for _, until_us in board.rows.values()), "every row has an end"
+
+
+async def test_what_was_published_is_not_written_again(board: Board, ann: Staff) -> None:
+    note(ann, PASS)
+    await ann.publisher.publish()
+    board.rows.clear()
+    await ann.publisher.publish()
+    assert [rollup for rollup, _, _ in board.rows] == [WORKERS]
 
 
 async def test_sections_are_those_of_live_workers_as_they_were_published(board: Board, ann: Staff, bob: Staff) -> None:
