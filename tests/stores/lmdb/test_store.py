@@ -427,6 +427,16 @@ def test_what_was_counted_and_banned_outlives_the_store(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_file_with_more_keys_than_it_may_have_now_takes_no_further_ones(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "lmdb", max_keys=9, **SMALL)
+    fill(store, range(3))
+    store.close()
+    store = LmdbStore(tmp_path / "lmdb", max_keys=2, **SMALL)
+    fill(store, range(2, 5))
+    assert (store.stats().keys, store.stats().shared_hits) == (3, 2)
+    store.close()
+
+
 def test_one_path_has_one_set_of_options(store: LmdbStore) -> None:
     with pytest.raises(ConfigurationError, match="use the same options"):
         LmdbStore(store._env.path, durability="safe", **SMALL)

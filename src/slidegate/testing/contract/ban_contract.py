@@ -61,15 +61,21 @@ class BansContract:
         assert await store.banned() == []
 
     @with_store()
-    async def test_of_two_bans_of_a_key_the_longer_stays(self, store: StoreHarness) -> None:
+    async def test_of_two_bans_of_a_key_the_longer_stays_and_of_two_records_of_strikes_the_newer(
+        self, store: StoreHarness
+    ) -> None:
         await store.ban("user:ann", HOUR_US)
         await store.ban("user:eve", 2 * HOUR_US)
+        assert await store.strike("user:bob") is None
         rows = await store.dump()
+        store.clock.advance("1s")
         await store.ban("user:ann", 2 * HOUR_US)
         await store.ban("user:eve", HOUR_US)
+        assert await store.strike("user:bob") is None
         assert await settle(store.raw.bans.load(rows)) == 2
-        for key in ("user:ann", "user:eve"):
-            assert (await store.request(key)).retry_after_us == 2 * HOUR_US
+        for key, kept_us in (("user:ann", 2 * HOUR_US), ("user:eve", 2 * HOUR_US - SECOND_US)):
+            assert (await store.request(key)).retry_after_us == kept_us
+        assert await store.strike("user:bob") is not None
 
     @with_store()
     async def test_a_clock_that_steps_prolongs_no_ban(self, store: StoreHarness) -> None:
