@@ -150,12 +150,12 @@ class Batcher(ABC):
             StoreError: Redis cannot be reached, or answers with an error.
         """
         for connection in await self.servers():
-            place: bytes | None = b"0"
-            while place is not None:
-                place, found = await connection.ask(b"SCAN", place, b"MATCH", pattern, b"COUNT", SCAN_PART)
+            cursor: bytes | None = b"0"
+            while cursor is not None:
+                cursor, found = await connection.ask(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCAN_PART)
                 for first in range(0, len(found), step):
                     yield found[first : first + step]
-                place = None if place == b"0" else place
+                cursor = None if cursor == b"0" else cursor
 
     async def ask(self, *command: bytes | int) -> Any:
         """Send a command about keys in the slot of `Packing.meta`, as `ask_about` does."""

@@ -22,20 +22,20 @@ _OF_A_SLOT: Final = ("TRYAGAIN", "CLUSTERDOWN Hash slot", "MOVED", "ASK", "CROSS
 _MAX_SHOWN: Final = 300
 
 
-def refusal(place: str, said: object) -> StoreUnavailable:
+def refusal(server: str, reply: object) -> StoreUnavailable:
     """Return the exception for an error reply of a server.
 
     Args:
-        place: The server's name for the message.
-        said: The text of the reply.
+        server: The server's name for the message.
+        reply: The error reply.
     """
-    text = str(said)
+    text = str(reply)
     concerns: Concerns = "server"
     if _OF_A_KEY in text:  # a script may put text before it
         concerns = "key"
     elif text.startswith(_OF_A_SLOT):
         concerns = "slot"
-    return StoreUnavailable(f"redis: {place}{': ' if place else ''}{text}", concerns=concerns)
+    return StoreUnavailable(f"redis: {server}{': ' if server else ''}{text}", concerns=concerns)
 
 
 def store_error(error: BaseException) -> StoreError:
@@ -43,11 +43,11 @@ def store_error(error: BaseException) -> StoreError:
     return error if isinstance(error, StoreError) else StoreUnavailable(f"redis: {error!r}")
 
 
-def unexpected(place: str, answer: object) -> StoreUnavailable:
+def unexpected(server: str, answer: object) -> StoreUnavailable:
     """Return the error for an answer that has the wrong shape for its command."""
     shown = repr(answer)
     shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
-    return StoreUnavailable(f"redis: {place or 'the server'} sent an unexpected answer: {shown}")
+    return StoreUnavailable(f"redis: {server or 'the server'} sent an unexpected answer: {shown}")
 
 
 async def unless_foreign(answer: Awaitable[T]) -> T | None:

@@ -61,10 +61,10 @@ class Connection(asyncio.Protocol):
     def keep_alive(self, settings: Settings) -> None:
         """Enable TCP keepalive if the settings ask for it."""
         if getattr(settings, "socket_keepalive", False):
-            known = self._transport.get_extra_info("socket")
-            known.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            tcp = self._transport.get_extra_info("socket")
+            tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in settings.socket_keepalive_options.items():
-                known.setsockopt(socket.IPPROTO_TCP, option, value)
+                tcp.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def send(self, done: Callable[[Any], None], *command: bytes | int) -> None:
         """Write a command.

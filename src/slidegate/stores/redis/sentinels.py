@@ -45,8 +45,8 @@ async def open_master(pool: Any, timeout_s: float) -> Connection:
             failed = error
         else:
             return connection
-    told = str(failed).removeprefix("redis: ")
-    raise type(failed)(f"redis: no sentinel leads to a master of service {name!r}: {told}") from failed
+    reason = str(failed).removeprefix("redis: ")
+    raise type(failed)(f"redis: no sentinel leads to a master of service {name!r}: {reason}") from failed
 
 
 @sensible
