@@ -1,8 +1,8 @@
-"""The pytest plugin: fixtures for tests of applications that are limited.
+"""The pytest plugin: fixtures for tests of applications that use slidegate.
 
-pytest imports this module in every run where slidegate is installed. So it lies beside the package, not in it, and
-imports nothing of it before a test asks for a fixture. None of the fixtures acts by itself: a test names those that it
-wants, and ``usefixtures`` in the configuration of pytest wants them for all tests.
+pytest imports this module in every run if slidegate is installed. So it is outside the package, and imports it only
+when a test uses a fixture. No fixture is automatic: a test requests those that it needs, and ``usefixtures`` in the
+configuration of pytest requests them for all tests.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from slidegate.testing import FakeClock
 
 NOON_US: Final = int(datetime(2030, 1, 1, 12, tzinfo=UTC).timestamp()) * 1_000_000
-"""Where the clock of a test begins: noon of 1 January 2030 (UTC). So no test depends on the hour at which it runs."""
+"""The start time of a test's clock: noon of 1 January 2030 (UTC). So no test depends on the time of day."""
 MOVED: Final = {
     "slidegate.limiter.inspect": "time_ns",
     "slidegate.stores.memory.store": "monotonic_ns",
     "slidegate.stores.system_clock": "time_ns",
     "slidegate.web.headers": "time",
 }
-"""The modules that read the time of requests, and the function by which each does."""
+"""The modules that read the time, and the name of the function that each uses."""
 
 
 @pytest.fixture
 def slidegate_reset() -> Iterator[Callable[[], None]]:
-    """Forget windows, quotas, bans, strikes and stats before the test and after it; call it to forget in between.
+    """Clear windows, quotas, bans, strikes and stats before and after the test; call it to clear them in between.
 
-    It does so for every limiter of this process that counts in memory. LMDB and Redis are left alone, because others
-    may count there too. Requests under way keep their permits.
+    It clears every memory store of this process. LMDB and Redis are not cleared, because other processes may share
+    them. Requests in progress keep their permits.
     """
     from slidegate.limiter.engine import all_engines
 
@@ -51,10 +51,10 @@ def slidegate_reset() -> Iterator[Callable[[], None]]:
 
 @pytest.fixture
 def slidegate_clock(slidegate_reset: Callable[[], None]) -> Iterator[FakeClock]:
-    """Have the time of all limits stand still at noon of 1 January 2030 (UTC), and move it: ``advance("1m")``.
+    """Stop the time of all limits at noon of 1 January 2030 (UTC); ``advance("1m")`` moves it.
 
-    Every store in memory goes by it that was given no clock of its own, also one that was made before the test. The
-    test begins and ends with nothing counted.
+    It applies to every memory store without its own clock, even one created before the test. Memory stores are cleared
+    before and after the test.
     """
     from slidegate.testing import FakeClock
 
@@ -65,9 +65,9 @@ def slidegate_clock(slidegate_reset: Callable[[], None]) -> Iterator[FakeClock]:
 
 @pytest.fixture
 def no_limits() -> Iterator[None]:
-    """Let everything pass, uncounted, through each middleware and each limiter, as long as the test runs.
+    """Let everything pass all middlewares and limiters, uncounted, during the test.
 
-    It holds for those made before, too. Nothing is asked of a store meanwhile, so nothing is left to forget after it.
+    This includes those created before the test. No store is queried, so nothing has to be cleared afterwards.
     """
     from slidegate.limiter.engine import all_engines
 
@@ -83,8 +83,8 @@ def no_limits() -> Iterator[None]:
 
 @contextmanager
 def _middlewares_off() -> Iterator[None]:
-    """Have every middleware let requests through until the block ends."""
-    from unittest.mock import patch  # it imports asyncio, which not every run needs
+    """Make every middleware let requests through until the block ends."""
+    from unittest.mock import patch  # imports asyncio, which not every run needs
 
     from slidegate.web.exchange import DISABLED_KEY
     from slidegate.web.middleware import RateLimitMiddleware
@@ -104,7 +104,7 @@ def _middlewares_off() -> Iterator[None]:
 
 @contextmanager
 def _engines_off() -> Iterator[None]:
-    """Have every limiter exempt all keys until the block ends, and ask no store."""
+    """Make every limiter exempt all keys, without a query to its store, until the block ends."""
     from unittest.mock import patch
 
     from slidegate.core.decision import Decision, Reason
@@ -124,25 +124,24 @@ def _engines_off() -> Iterator[None]:
 
 
 class _AppTime:
-    """The system's clocks, or a fake one in their place: stores in memory that were given no clock go by it.
+    """Replaces the system's clocks, by a fake clock during a test: memory stores without their own clock use it.
 
-    The modules that read the system's clocks are told to read this one instead, each by its own name for the function.
-    A store asks it at every call, so it makes no difference whether the store was made before the test or in it. The
-    request path of an application that is not under test does not know of it.
+    The modules in `MOVED` are patched to read this clock, each under its own name of the function. A store reads it at
+    every call, so it may also have been created before the test. Outside of pytest nothing is patched.
 
-    An object that lives longer than the test may have kept that function. So the function stays in its place, and
-    between tests it returns the system's time. Its monotonic time goes on from where the last test left it, because a
-    store may rely on it that such a clock never runs back.
+    An object that outlives the test may have kept a patched function. So the functions stay patched, and return the
+    system's time between tests. Their monotonic time continues where the last test left it, because a store may rely on
+    a monotonic clock.
     """
 
     def __init__(self) -> None:
         self._clock: FakeClock | None = None
         self._steady: NonDecreasingClock
         self._began_us = 0
-        self._ahead_ns = 0  # how far the tests so far have moved the monotonic time
+        self._ahead_ns = 0  # how far earlier tests have advanced the monotonic time
 
     def monotonic_ns(self) -> int:
-        """Return nanoseconds that never run back, also where the fake clock is set back."""
+        """Return monotonic time in nanoseconds, even if the fake clock is set back."""
         if self._clock is None:
             return time.monotonic_ns() + self._ahead_ns
         return self._began_us * 1_000 + self._steady.at(self._clock()) * 1_000
@@ -157,7 +156,7 @@ class _AppTime:
 
     @contextmanager
     def by(self, clock: FakeClock) -> Iterator[None]:
-        """Go by a fake clock until the block ends."""
+        """Use a fake clock until the block ends."""
         from slidegate.core.bans.rules import NonDecreasingClock
 
         for module, name in MOVED.items():
@@ -174,4 +173,4 @@ class _AppTime:
 
 
 _APP_TIME: Final = _AppTime()
-"""The one of this process."""
+"""The clock of this process."""

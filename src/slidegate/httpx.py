@@ -1,14 +1,14 @@
-"""Keeps limits towards other people's APIs: transports for httpx and httpx2. They need the extra `slidegate[httpx]`.
+"""Outbound rate limiting: transports for httpx and httpx2. They need the extra `slidegate[httpx]`.
 
-A request waits until the limits of its key have room, is charged one unit, and is sent. An answer of 429 or 503 that
-says for how long (`Retry-After`, and on 429 `RateLimit` or `X-RateLimit-Reset`) pauses the key::
+A request waits until the limits of its key have room, is charged one unit, and is sent. A 429 or 503 that states a
+delay (`Retry-After`, and on 429 `RateLimit` or `X-RateLimit-Reset`) pauses the key::
 
     request --> pause over? --> limits have room? --> charged and sent --> answer
-                   ^                                                         | 429 or 503, and for how long
+                   ^                                                         | 429 or 503 with a delay
                    '------- sent again, `retries` times <--------------------'
 
-A pause is a ban of the key in the limiter's store, which ends by itself: workers that share a store pause together, and
-operators list pauses with `Limiter.bans` and end them with `Limiter.unban`.
+A pause is a temporary ban of the key in the limiter's store: workers that share a store pause together, and operators
+list pauses with `Limiter.bans` and end them with `Limiter.unban`.
 
 A unit counts from the moment of its sending. A server counts a request when it arrives, so a slow request and a later,
 fast one may arrive within one of its windows. Clients that must never see a 429 take limits below the server's.
@@ -49,26 +49,26 @@ except ModuleNotFoundError as error:
 __all__ = ["LimitedTransport", "SyncLimitedTransport", "TurnTimeout"]
 
 LONGEST_US: Final = 3_600_000_000
-"""The longest pause that is kept, an hour."""
+"""The longest pause that is obeyed, an hour."""
 ASK_AGAIN_S: Final = 1.0
-"""The longest sleep in a pause: one that an operator ends is over within this time."""
+"""The longest sleep in a pause, and so the delay with which an operator's `unban` takes effect."""
 SAME_US: Final = 100_000
-"""A pause that ends no more than this much later than the one in force is the same: answers come many at once."""
+"""A pause that ends at most this much later than the current one is not recorded: many answers arrive together."""
 MAX_CHARACTERS: Final = 4_096
-"""Header fields that are longer are not read."""
+"""The most characters of a header field that are read."""
 UNIX_FROM: Final = 1_000_000_000
-"""A number of seconds is a Unix time from this one on: 2001 as a moment, 31 years as a span."""
+"""From this number of seconds on, a value is a Unix time (2001), not a delay (31 years)."""
 
 
 class TurnTimeout(SlidegateError, httpx.PoolTimeout):
-    """A request was not sent, because the limits of its key have no room in time, or too many requests wait already.
+    """A request was not sent, because the limits of its key have no room in time, or too many requests already wait.
 
-    It is a `PoolTimeout` of the client's library too: nothing was sent, and a later request may succeed.
+    It is also a `PoolTimeout` of the client's library: nothing was sent, and a later request may succeed.
 
     Args:
-        message: The reason, in words.
+        message: The error message.
         key: The key that has no room.
-        retry_after_us: After how many microseconds there may be room; None if nobody knows.
+        retry_after_us: After how many microseconds there may be room; None if unknown.
     """
 
     def __init__(self, message: str, *, key: str, retry_after_us: int | None = None) -> None:
@@ -78,13 +78,13 @@ class TurnTimeout(SlidegateError, httpx.PoolTimeout):
 
 
 class _Limited:
-    """What both transports do. A subclass names what it needs of the client's library, and calls it."""
+    """The common part of both transports. A subclass names the methods of the client's library, and calls them."""
 
     _kind: str
     _method: str
     _close: str
     _call: Callable[..., Awaitable[Any]]
-    """Calls a function of the transport inside, or of an answer."""
+    """Calls a function of the inner transport or of a response."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class _Limited:
         self._charge = self._limiter.limited(limits, key=lambda key: key, wait=wait, rule=self._rule)(_charged)
 
     async def _handle(self, request: Any) -> Any:
-        """Send a request when its key has room, and again after a pause; return the answer when its head is there."""
+        """Send a request when its key has room, and retry after a pause; return the response when its head arrived."""
         library, key = self._library_of(request), self._key_of(request)
         send = partial(self._call, getattr(self._transport, self._method), request)
         if key is None:
@@ -136,12 +136,12 @@ class _Limited:
             await self._call(getattr(answer, self._close))
 
     def _key_of(self, request: Any) -> str | None:
-        """Return the key, spelled so that it is no address: bans of addresses are about those who ask us."""
+        """Return the key, with a prefix so that it is never an address: those bans concern inbound clients."""
         key = request.url.host if self._key is None else self._key(request)
         return None if key is None else f"{PAUSED_KEYS}{key}"
 
     def _library_of(self, request: Any) -> str:
-        """Return the name of the client's library, httpx or httpx2; by default its own transport sends."""
+        """Return the name of the client's library, httpx or httpx2, and create its transport if none was given."""
         name = type(request).__mro__[-2].__module__.partition(".")[0]
         if self._transport is None:
             self._transport = getattr(sys.modules[name], self._kind)()
@@ -153,7 +153,7 @@ class _Limited:
         """Wait for the end of a pause and for room in the limits, and charge a unit.
 
         Raises:
-            TurnTimeout: Neither comes in time, or too many requests wait.
+            TurnTimeout: They do not come in time, or too many requests already wait.
         """
         wait_us, wait_s = None, inf
         with anyio.CancelScope(deadline=until_s):
@@ -172,7 +172,7 @@ class _Limited:
         raise _timeout_of(library)(message, key=key, retry_after_us=wait_us)
 
     async def _pause_as_asked(self, key: str, answer: Any) -> bool:
-        """Send nothing under a key for as long as an answer asks; return False if it does not, or in vain."""
+        """Pause a key for as long as a response asks; return False if it does not, or the pause is not recorded."""
         pause_us = read_pause_us(answer.status_code, answer.headers, time())
         if not pause_us:
             return pause_us is not None
@@ -182,35 +182,35 @@ class _Limited:
                 with anyio.fail_after(1):
                     seen = await self._limiter.peek(key, self._limits, rule=self._rule)
                     left_us = seen.retry_after_us if seen.reason is Reason.BANNED else 0
-                    if left_us is not None and left_us + SAME_US < pause_us:  # a longer ban, of whomever, stays
+                    if left_us is not None and left_us + SAME_US < pause_us:  # any longer ban is kept
                         span, reason = timedelta(microseconds=pause_us), f"it answered {answer.status_code}"
-                        # A ban's key is text that JSON can hold; a caller's need not be.
+                        # key_for, because a ban's key must be valid UTF-8, and a caller's need not be.
                         await self._limiter.ban(self._limiter.key_for(key), span, reason=reason, by=PAUSED_BY)
                 return True
             except (StoreError, TimeoutError) as error:
                 kind, failure = "pause_unshared", repr(error)
-        message = f"{key!r} asks for a pause of {pause_us / 1_000_000:g} s, which is not kept: {failure}"
+        message = f"{key!r} asks for a pause of {pause_us / 1_000_000:g} s, which is ignored: {failure}"
         self._limiter.engine.emit(Event(kind, message, {"key": key, "pause_us": pause_us}))
         return False
 
 
 class LimitedTransport(_Limited, httpx.AsyncBaseTransport):
-    """Sends requests through another transport, no more of them than limits allow; the others wait.
+    """Sends requests through another transport, at the rate that limits allow; excess requests wait.
 
     ``httpx.AsyncClient(transport=LimitedTransport(limits="10/second"))``
 
     Args:
         limits: The limits of each key, as for `Limiter.hit`: ``"10/second; 1000/hour"``.
-        key: Returns the name under which a request is counted, or None if it is not limited; by default its host.
-        limiter: The limiter that counts, for limits that several workers share; by default a new one in memory.
-        transport: The transport that sends, of the client's library; by default its `AsyncHTTPTransport`.
-        wait: How long a request may wait, a pause and a retry included.
-        retries: How often a request is sent again after a 429 that says for how long, if its body can be sent again.
-            0 to 10.
+        key: Returns the key of a request, or None if it is not limited; by default its host.
+        limiter: The limiter that counts, to share limits between workers; by default a new one in memory.
+        transport: The inner transport, of the client's library; by default its `AsyncHTTPTransport`.
+        wait: How long a request may wait, including pauses and retries.
+        retries: How often a request is sent again after a 429 that states a delay, if its body can be repeated. 0 to
+            10.
         name: The rule under which requests are counted in the limiter's store.
 
     Raises:
-        ConfigurationError: A value cannot be used.
+        ConfigurationError: A value is invalid.
         TurnTimeout: In a request, if there is no room in time. Nothing was sent.
     """
 
@@ -234,11 +234,11 @@ class LimitedTransport(_Limited, httpx.AsyncBaseTransport):
 
 
 class SyncLimitedTransport(_Limited, httpx.BaseTransport):
-    """The same for clients that do not await: ``httpx.Client(transport=SyncLimitedTransport(limits="10/second"))``.
+    """`LimitedTransport` for blocking clients: ``httpx.Client(transport=SyncLimitedTransport(limits="10/second"))``.
 
-    The arguments are those of `LimitedTransport`; the transport that sends is by default the `HTTPTransport` of the
-    client's library. Requests of all threads wait in one queue, on the event loop that `Limiter.sync` uses; so a thread
-    in which an event loop runs must not send one.
+    The arguments are the same, but the default inner transport is the `HTTPTransport` of the client's library. Requests
+    of all threads wait in one queue, on the event loop that `Limiter.sync` uses, so a thread with a running event loop
+    must not send any.
     """
 
     _kind = "HTTPTransport"
@@ -260,41 +260,41 @@ class SyncLimitedTransport(_Limited, httpx.BaseTransport):
         PORTAL.release(self)
 
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        # A limiter of its own for each call: a thread of the client's waits meanwhile, so these are not too many.
+        # No shared limit on threads: each call blocks one thread of the client, which bounds their number.
         return await anyio.to_thread.run_sync(function, *arguments, limiter=anyio.CapacityLimiter(1))
 
 
 async def _charged(key: str) -> None:
-    """Do nothing: what `Limiter.limited` does before is what it is for."""
+    """Do nothing; `Limiter.limited` waits and charges before the call."""
 
 
 @cache
 def _timeout_of(library: str) -> type[TurnTimeout]:
-    """Return the class of the error that a client of a library expects."""
+    """Return the subclass of `TurnTimeout` that is also the library's own `PoolTimeout`."""
     return type("TurnTimeout", (TurnTimeout, sys.modules[library].PoolTimeout), {})
 
 
 def _can_be_repeated(request: Any) -> bool:
-    """Return whether the whole body is known: a stream can be sent once."""
+    """Return whether the body is in memory; a stream can be sent only once."""
     try:
         return request.content is not None
     except RuntimeError:  # RequestNotRead of either library
         return False
 
 
-# -- what servers say --------------------------------------------------------------------------------------------------
+# -- delays in responses -----------------------------------------------------------------------------------------------
 
 
 def read_pause_us(status: int, headers: Mapping[str, str], unix_s: float) -> int | None:
-    """Return for how many microseconds a server that refused wants no request; None if it does not say.
+    """Return the delay that a refusing server asks for, in microseconds; None if it states none.
 
-    The first of these that can be read: `Retry-After` (RFC 9110, 10.2.3) on 429 and 503; on 429 `RateLimit` with
-    nothing left (draft-ietf-httpapi-ratelimit-headers-11), and the older `X-RateLimit-Reset`.
+    The first valid one of: `Retry-After` (RFC 9110, 10.2.3) on 429 and 503; on 429 `RateLimit` with nothing left
+    (draft-ietf-httpapi-ratelimit-headers-11), and the older `X-RateLimit-Reset`.
 
     Args:
-        status: The status of the answer.
-        headers: Its fields; names are looked up in lower case.
-        unix_s: The time now, for moments in an answer without a `Date`.
+        status: The status code of the response.
+        headers: Its header fields; names are looked up in lower case.
+        unix_s: The current Unix time, for dates in a response without a `Date` field.
     """
     if status not in (429, 503):
         return None
@@ -308,17 +308,17 @@ def read_pause_us(status: int, headers: Mapping[str, str], unix_s: float) -> int
 
 
 def _rate_limit_s(value: str) -> int | None:
-    """Return the longest time until more becomes available, of the items with nothing left."""
+    """Return the longest delay among the items with nothing left."""
     try:
         items: Any = http_sf.parse(value[:MAX_CHARACTERS].encode("latin-1"), tltype="list")
-    except Exception:  # no ASCII, or no list; old versions of the parser raise an IndexError for some of it
+    except Exception:  # not ASCII, or not a list; old versions of the parser also raise IndexError
         return None
     spans = [given.get(MORE_AFTER_S) for _, given in items if given.get(REMAINING) == 0]
     return max((span for span in spans if type(span) is int and span >= 0), default=None)
 
 
 def _span_s(value: str, now_s: float) -> float | None:
-    """Return how long a number of seconds, a Unix time or an HTTP-date is away."""
+    """Return the seconds until a delay, a Unix time or an HTTP-date."""
     text = value.strip()
     if len(text) <= 12 and text.isascii() and text.isdigit():  # more digits are more than 31,000 years
         return int(text) if int(text) < UNIX_FROM else int(text) - now_s

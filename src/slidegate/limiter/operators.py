@@ -93,6 +93,4 @@ def check_ban(key: object, files: Sequence[NetworkLookup]) -> None:
         raise InvalidKey(f"ban: expected {expected}, not {quoted(key)}", expected)
     if not any("asn" in file.has for file in files):
         written = 'Limiter(networks=[network("GeoLite2-ASN.mmdb")])'
-        raise InvalidKey(
-            f"ban: {quoted(key)} is an operator, and no file maps its addresses; write {written}", written
-        )
+        raise InvalidKey(f"ban: {quoted(key)} is an operator, and no file maps its addresses; write {written}", written)
