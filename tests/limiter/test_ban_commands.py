@@ -227,8 +227,8 @@ async def test_an_import_takes_all_or_nothing(limiter: Limiter) -> None:
         ("[]\n", "row 3: cannot be read"),
         ("[" * 100_000, "line 3: expected JSON, not '[[["),
         ("1" * 5_000, "line 3: expected JSON, not '111"),
-        (5, "line 3: expected JSON, not 5: no text"),
-        (b"{}", "line 3: expected JSON, not b'{}': no text"),
+        (5, "line 3: expected JSON, not 5: not text"),
+        (b"{}", "line 3: expected JSON, not b'{}': not text"),
     )
     whole: tuple[tuple[Any, str], ...] = (
         ([], "there are no rows"),

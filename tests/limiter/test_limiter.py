@@ -131,7 +131,7 @@ BAD_URLS = [
     ("", 'store address: expected "memory://" or "lmdb:///var/lib/app/slidegate" or "redis://localhost:6379/0" or '),
     ("memory", 'expected "memory://" or'),
     ("memori://", "did you mean 'memory'?"),
-    ("lmdb://var/lib/app", "write the directory's whole path behind lmdb://"),
+    ("lmdb://var/lib/app", "write the absolute path of the directory after lmdb://"),
     ("lmdb:///missing/app", "/missing does not exist"),
     ("lmdb:///missing/app?map_size=1GB", "map_size needs a whole number, not '1GB'"),
     ("lmdb:///missing/app?durability=sure", 'durability: expected "fast" or "safe", not \'sure\''),

@@ -161,7 +161,7 @@ async def test_a_process_without_rules_takes_any_name_and_a_worker_says_that_it_
     logged = [record.getMessage().removeprefix("slidegate: ") for record in caplog.records]
     assert [line.partition(", because")[0] for line in logged] == [
         "no rule of this worker has a limit 'apy' yet; did you mean 'api'?",
-        "a changed limit is not taken: limit 'calm': expected an amount from 1 to 50",
+        "an override was not applied: limit 'calm': expected an amount from 1 to 50",
     ]
     assert scene.kinds() == []
 
@@ -384,7 +384,7 @@ async def test_all_limits_of_a_name_take_a_change_or_none_and_one_that_is_fixed_
     await scene.limiter.engine.overrides.refresh()
     assert [rules.told for rules in (scene.rules, dear)] == [[{"api": "7/minute"}, {}]] * 2
     assert scene.kinds() == ["limit_overridden"]
-    assert "a changed limit is not taken: limit 'api': expected an amount from 6" in caplog.text
+    assert "an override was not applied: limit 'api': expected an amount from 6" in caplog.text
 
 
 async def test_a_child_of_fork_looks_by_a_loop_of_its_own(scene: Scene) -> None:
@@ -398,7 +398,7 @@ async def test_a_child_of_fork_looks_by_a_loop_of_its_own(scene: Scene) -> None:
 def test_without_an_event_loop_nothing_is_changed_that_nobody_would_end() -> None:
     limiter = Limiter(MemoryStore())
     changing = limiter.override("api", "5/minute", duration="1h")
-    with pytest.raises(ConfigurationError, match="a timer of an event loop ends it, and none runs here"):
+    with pytest.raises(ConfigurationError, match="is ended by a timer of an event loop, and none runs here"):
         changing.send(None)
     assert limiter.engine.overrides.known == {}
 

@@ -175,7 +175,7 @@ def test_a_loop_that_stands_still_hangs_no_thread(monkeypatch: pytest.MonkeyPatc
             return self.inner.peek(checks, subjects)
 
     with Limiter(StrikeRecord(), deadline="1ms").sync as limiter:
-        with pytest.raises(StoreTimeout, match="stood still"):
+        with pytest.raises(StoreTimeout, match="has been blocked"):
             limiter.peek("user:1", "2/hour")
         released.set()
 

@@ -186,7 +186,7 @@ async def test_a_ban_of_an_operator_refuses_all_its_addresses(asn: Network) -> N
 
 async def test_a_ban_of_an_operator_is_refused_where_nobody_knows_operators(asn: Network, country: Network) -> None:
     for networks in ([], [country]):
-        with pytest.raises(ConfigurationError, match="no file says which addresses it has; write Limiter"):
+        with pytest.raises(ConfigurationError, match="no file maps its addresses; write Limiter"):
             await Limiter(networks=networks).ban("asn:132203", "1d")
     for key in ("asn:Tencent", "asn:AS132203", "asn:0", "asn:99999999999", "asn:unknown", "asn:0132203", "ASN:132203"):
         with pytest.raises(ConfigurationError, match="expected the number of an autonomous system"):

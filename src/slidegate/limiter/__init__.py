@@ -1,4 +1,4 @@
-"""The object that users hold: a store, and the words to talk to it."""
+"""The limiter: the object through which applications use a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What awaiting takes: which event loop runs, how long an answer may take, and work that is done to its end."""
+"""Helpers for asyncio and trio: the running event loop, deadlines, and work that is shielded from cancellation."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from ..core.errors import ConfigurationError, StoreTimeout
 from ..core.logs import logger
 
 COMMAND_DEADLINE_S: Final = 30.0
-"""How long a store may take over a command of a person, such as a ban or a list of bans."""
+"""The deadline of a command of an operator, such as a ban or a list of bans."""
 
 STEP: Final = 200
-"""How many bans are listed in one turn of the event loop: at 5 us each, a millisecond."""
+"""How many bans are listed in one iteration of the event loop: at 5 us each, a millisecond."""
 
 MAX_DONE: Final = 128
-"""How many finished futures may be held, beyond as many as are unfinished: looking through them takes time, too."""
+"""How many finished futures a queue may keep in addition to the number of unfinished ones: a scan takes time."""
 
 T = TypeVar("T")
 
 _running: Final[set[asyncio.Future[Any]]] = set()
-"""The tasks that were begun here: an event loop itself does not hold its tasks."""
+"""The tasks started here: an event loop keeps only weak references to its tasks."""
 
 
 def on_asyncio() -> bool:
-    """Return whether a loop of asyncio runs in this thread."""
+    """Return whether an asyncio event loop runs in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -39,10 +39,10 @@ def on_asyncio() -> bool:
 
 
 def on_loop() -> bool:
-    """Return whether an event loop runs in this thread, one of asyncio or of trio."""
+    """Return whether an event loop, of asyncio or trio, runs in this thread."""
     if on_asyncio():
         return True
-    if "trio" not in sys.modules:  # to ask anyio takes longer than a hit
+    if "trio" not in sys.modules:  # asking anyio takes longer than a hit
         return False
     try:
         anyio.get_cancelled_exc_class()
@@ -54,7 +54,7 @@ def on_loop() -> bool:
 async def let_others_run() -> None:
     """Let other tasks run, and be cancelled, if an event loop runs in this thread."""
     if on_loop():
-        from anyio.lowlevel import checkpoint  # few processes need it, and its import takes a while
+        from anyio.lowlevel import checkpoint  # few processes need it, and its import is slow
 
         await checkpoint()
 
@@ -70,11 +70,11 @@ async def in_turns(many: Iterable[T]) -> AsyncIterator[T]:
 async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_S) -> T:
     """Return an answer; if it is awaitable, wait no longer than `deadline_s`.
 
-    In a thread without an event loop no timer can be set; there a store has kept the deadline before it answers.
+    In a thread without an event loop no timer can be set; there the store itself keeps the deadline.
 
     Raises:
         StoreTimeout: The answer did not come in time.
-        ConfigurationError: Another event loop runs than one of asyncio.
+        ConfigurationError: The running event loop is not asyncio's.
     """
     if not isawaitable(answer):
         return answer
@@ -84,7 +84,7 @@ async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_
         if isinstance(answer, Coroutine):
             answer.close()
         raise ConfigurationError(
-            "store: one that has to be awaited needs asyncio, and here runs trio; write MemoryStore(), for example"
+            "store: one that must be awaited needs asyncio, and trio runs here; use MemoryStore(), for example"
         )
     try:
         async with asyncio.timeout(deadline_s):
@@ -94,9 +94,9 @@ async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_
 
 
 class Deadline:
-    """Gives up futures that take too long, with one timer for each event loop.
+    """Times out futures that take too long, with one timer for each event loop.
 
-    `asyncio.timeout` sets a timer for each future, which takes a third of a hit on a store that answers many at once.
+    `asyncio.timeout` sets a timer for each future, which takes a third of the time of a hit on a batching store.
 
     Args:
         span_s: How long a future may take.
@@ -107,7 +107,7 @@ class Deadline:
         self._queues: dict[asyncio.AbstractEventLoop, _Queue] = {}
 
     def watch(self, future: asyncio.Future[Any]) -> None:
-        """Give `future` a StoreTimeout if it is not done in time."""
+        """Set a StoreTimeout on `future` if it is not done in time."""
         loop = future.get_loop()
         queue = self._queues.get(loop)
         if queue is None:
@@ -118,7 +118,7 @@ class Deadline:
 
 
 class _Queue:
-    """The futures of one event loop, in the order in which they are due. Finished ones go when they are the most."""
+    """The futures of one event loop, by deadline. Finished ones are removed when they outnumber the others."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, span_s: float) -> None:
         self._loop = loop
@@ -128,7 +128,7 @@ class _Queue:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, future: asyncio.Future[Any]) -> None:
-        """Hold a future until it is due, or until there is need to drop finished ones."""
+        """Keep a future until its deadline, or until it is removed as finished."""
         self._waiting.append((self._loop.time() + self._span_s, future))
         if len(self._waiting) > self._full:
             self._waiting = deque(one for one in self._waiting if not one[1].done())
@@ -136,7 +136,7 @@ class _Queue:
         self._set_timer()
 
     def _give_up(self) -> None:
-        """Give up the futures that are due."""
+        """Time out the futures that are due."""
         self._timer = None
         now_s = self._loop.time()
         while self._waiting and self._waiting[0][0] <= now_s:
@@ -151,7 +151,7 @@ class _Queue:
 
 
 def in_background(work: Coroutine[Any, Any, object]) -> None:
-    """Do some work in the event loop that runs in this thread; without one of asyncio it is left undone."""
+    """Run a coroutine as a task of this thread's asyncio event loop; without one, discard it."""
     if on_asyncio():
         _begun(work).add_done_callback(_log_failure)
     else:
@@ -159,14 +159,14 @@ def in_background(work: Coroutine[Any, Any, object]) -> None:
 
 
 async def to_the_end(work: Awaitable[T]) -> T:
-    """Do some work to its end: a cancellation of the caller stops the waiting, and not the work.
+    """Await some work that continues if the caller is cancelled.
 
-    anyio's shield does not do under asyncio: a task that is cancelled by other means than anyio's is cancelled in it.
+    anyio's shield does not suffice under asyncio: it does not protect against `Task.cancel`.
     """
     if not on_asyncio():
-        if not on_loop():  # nobody can cancel the caller
+        if not on_loop():  # without a loop nothing can be cancelled
             return await work
-        with anyio.CancelScope(shield=True):  # trio knows no other cancellation than that of scopes
+        with anyio.CancelScope(shield=True):  # under trio only scopes are cancelled
             return await work
     task = _begun(work)
     try:
@@ -187,7 +187,7 @@ async def result_of(task: asyncio.Future[T]) -> T:
 
 
 def _begun(work: Awaitable[T]) -> asyncio.Future[T]:
-    """Begin some work, and hold its task until it is done."""
+    """Start some work, and keep a reference to its task until it is done."""
     task = asyncio.ensure_future(work)
     _running.add(task)
     task.add_done_callback(_running.discard)

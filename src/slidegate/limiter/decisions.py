@@ -1,4 +1,4 @@
-"""Decisions that no store made."""
+"""Decisions that are made without a store."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..core.ring import OPEN
 
 
 class StoreDown(Decision):
-    """A decision without a store. Nothing was counted.
+    """The decision during an outage with ``on_error="allow"`` or ``"deny"``. Nothing was counted.
 
     Args:
-        allowed: Whether the request may pass all the same.
+        allowed: Whether the request may pass.
         checks: The checks of the request.
         wait_us: How long a refused client should wait.
     """
@@ -29,20 +29,20 @@ class StoreDown(Decision):
 
     @property
     def states(self) -> tuple[()]:
-        """Empty: no limit was asked."""
+        """Empty: no limit was checked."""
         return ()
 
     @property
     def retry_after_us(self) -> int:
-        """Microseconds until the store is asked again: 0 if allowed."""
+        """Microseconds until the store is queried again; 0 if allowed."""
         return 0 if self.allowed else self._wait_us
 
 
 class NotAsked(Decision):
-    """Stands for the refusal of a request that comes behind others in a line, and was not asked about.
+    """The provisional refusal of a request that has to queue, before the store was queried.
 
     Args:
-        check: The check for which the others wait.
+        check: The check whose queue the request has to join.
         question: All checks of the request.
     """
 

@@ -1,4 +1,4 @@
-"""Limits around functions and blocks of code."""
+"""Limits on functions and blocks of code."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _KNOWN: Final = "__slidegate_bucket__"
-"""The attribute of a limited function that keeps its bucket listed as long as the function lives."""
+"""The attribute of a limited function that keeps its `BucketCaller` alive as long as the function."""
 
 LimitedKey: TypeAlias = str | Callable[..., str]
-"""A key, or a function of the arguments that a limited function is called with."""
+"""A key, or a function of a call's arguments that returns it."""
 
 DEFAULT_RULE: Final = "limited"
 _ANY_NUMBER: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 MAX_WAITING: Final = 10_000
-"""How many calls of one key may wait at a time."""
+"""The most calls of one key that may wait at the same time."""
 
 
 class Limited:
-    """Holds calls to limits: a decorator of functions, or ``async with`` and ``with`` around a block of code.
+    """Limits calls: a decorator of functions, or ``async with`` and ``with`` around a block of code.
 
-    `Limiter.limited` makes it, and describes the arguments. One object may be used many times, also at once.
+    Created by `Limiter.limited`, which documents the arguments. An object may be used many times, also concurrently.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Limited:
         return f"<Limited {'; '.join(map(str, self._limits))}>"
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return a function of the same signature that is held to the limits.
+        """Return a limited function with the same signature.
 
         Raises:
-            ConfigurationError: What is decorated is no function, or a generator.
+            ConfigurationError: `function` is not a function, or is a generator.
         """
         _check_function(function)
         if callable(self._key):
@@ -110,7 +110,7 @@ class Limited:
         """Do nothing: what the block spent stays spent."""
 
     def _take(self, bucket: LimitSet, key: str) -> Decision:
-        """Take the units, after a wait in line where they come later."""
+        """Charge the cost of a call, after waiting if necessary and allowed."""
         spelled, subjects = self._engine.keys.learn(key)
         decision = self._without_loop.ask(self._ask(((bucket, spelled, self._cost),), subjects))
         if may_wait(decision):
@@ -161,12 +161,12 @@ def _checked_key(key: object) -> LimitedKey:
 
 
 def _check_reachable(key: Callable[..., object], function: Callable[..., object]) -> None:
-    """Check that a key function can be called as some call of the function is."""
+    """Check that a key function accepts the arguments of at least one possible call of the function."""
     key_takes, function_takes = signature_of(key), signature_of(function, follow_wrapped=False)
     parameters = [] if function_takes is None else list(function_takes.parameters.values())
     if key_takes is None or function_takes is None or any(parameter.kind in _ANY_NUMBER for parameter in parameters):
         return
-    # Any number of arguments by place, the others by name; those with a default may be left out.
+    # Any number of positional arguments, the others by keyword; those with a default may be omitted.
     for count, wanted in product(range(len(parameters) + 1), ((), key_takes.parameters)):
         named = [one for one in parameters[count:] if one.default is one.empty or one.name in wanted]
         if any(one.kind is one.KEYWORD_ONLY for one in parameters[:count]):
@@ -192,13 +192,13 @@ def _checked_cost(cost: int, limits: Sequence[AnyLimit]) -> int:
 def _check_function(function: Callable[..., object]) -> None:
     if not callable(function) or inspect.isclass(function):
         raise ConfigurationError(
-            f"limited: expected a function, not {quoted(function)}; write it below @classmethod, and at the methods of "
+            f"limited: expected a function, not {quoted(function)}; put it below @classmethod, and on the methods of "
             "a class"
         )
     if any(inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called) for called in _called(function)):
         raise ConfigurationError(
-            f"limited: {quoted(function)} is a generator, of which no one moment is the call; write "
-            "`with limiter.limited(...)` or `async with` around what it does"
+            f"limited: {quoted(function)} is a generator, which runs after the call has returned; write "
+            "`with limiter.limited(...)` or `async with` around its work"
         )
 
 
@@ -207,12 +207,12 @@ def _is_async(function: Callable[..., object]) -> bool:
 
 
 def _called(function: Callable[..., object]) -> tuple[object, object]:
-    """Return a function, and the method that a call of it runs if it is an object."""
+    """Return a callable, and the `__call__` of its class, which runs if it is an object."""
     return function, type(function).__call__
 
 
 def _name_of(function: Callable[..., object]) -> str:
-    """Return the name of a function as a rule: the same in every process, and of the letters that a rule may have."""
+    """Return a function's rule name: the same in every process, with only characters that a rule may have."""
     named = inspect.unwrap(function)
     while isinstance(named, partial):
         named = inspect.unwrap(named.func)

@@ -1,13 +1,13 @@
-"""How a limiter asks its store; the middlewares of this package use it, users do not.
+"""The internal interface between limiter, middlewares and store.
 
-A `Limiter` reads what its users write: limits, keys, costs, durations. Behind it stands one `Engine`, which puts the
-question to the store, by way of the failure policy where the store can fail::
+A `Limiter` parses its users' arguments: limits, keys, costs, durations. Its `Engine` queries the store, through the
+failure policy if the store can fail::
 
     Limiter.hit(key, limits)  --->  Engine.decide(checks, subjects)  --->  [Failover.hit  --->]  store.hit
     middleware: its buckets and keys  ----^
 
-A middleware checks its limits once, when it is made, and must not pay for a coroutine where the store answers at once.
-So it asks here, by `limiter.engine`. Nothing here is promised to users: every release may change it.
+A middleware validates its limits once, when it is created, and avoids a coroutine if the store answers synchronously.
+So it uses `limiter.engine` directly. Nothing here is public: any release may change it.
 """
 
 from __future__ import annotations
@@ -47,36 +47,36 @@ class Decide(Protocol):
 
 
 class Engine:
-    """A store, and the one way to ask it.
+    """Queries a store on behalf of a limiter and its middlewares.
 
     Args:
         store: The store.
-        secret: The key for digests, as the user gave it; None for none.
-        observers: The observers of all events, the store's and the limiter's own.
-        deadline: How long the store may take.
-        on_error: The answer when the store takes longer.
-        networks: The files that know the operators of addresses, for bans of operators.
+        secret: The user's key for digests; None for none.
+        observers: The observers of all events, the store's and the limiter's.
+        deadline: How long the store may take to answer a request.
+        on_error: What decides if the store takes longer.
+        networks: The files that map addresses to operators, for bans of operators.
 
     Attributes:
-        networks: The same.
-        counting: Whether limits count and refuse. A test may switch that off for all limiters; see `rebuild`.
-        per_process: Whether every process counts for itself.
-        prepare: Returns checks in a form that the store answers faster, see `Store.prepare`.
-        decide: Charges every check or none, without a coroutine of its own where the store answers at once.
+        networks: Those files.
+        counting: Whether limits count and refuse. A test may turn that off for all limiters; see `rebuild`.
+        per_process: Whether every process has separate counts.
+        prepare: Returns checks in a form that the store answers faster; see `Store.prepare`.
+        decide: Charges every check or none; not a coroutine, so a synchronous store's decision is returned directly.
         observers: The observers.
-        emit: Passes an event that happened above the store to the observers.
-        now_us: Returns Unix time in microseconds as it was when the limiter was made, carried on by the monotonic
-            clock, so that no step of the system's clock makes a request long.
-        keys: Spells keys.
-        failover: Asks a store that can fail; None for one in memory.
-        queues: The requests that wait for their turn.
-        callers: The middlewares, functions and transports that ask this limiter.
-        ending: Awaited when the application ends, or the limiter is closed.
-        forgetting: Called by `forget`.
-        overrides: The limits that operators have changed for a while.
+        emit: Emits an event of the limiter or a middleware.
+        now_us: Returns Unix time in microseconds, measured once and advanced by the monotonic clock, so that a step of
+            the system clock does not distort durations.
+        keys: Normalizes keys.
+        failover: Queries a store that can fail; None for a memory store.
+        queues: The queues of waiting requests.
+        callers: The middlewares, functions and transports that use this limiter.
+        ending: Coroutine functions to await when the application ends or the limiter is closed.
+        forgetting: Functions that `forget` calls.
+        overrides: The limits that operators have changed temporarily.
 
     Raises:
-        ConfigurationError: The secret, the deadline or `on_error` cannot be used.
+        ConfigurationError: The secret, the deadline or `on_error` is invalid.
     """
 
     counting: ClassVar[bool] = True
@@ -99,7 +99,7 @@ class Engine:
         check_failure_policy(deadline, on_error)
         self.per_process = isinstance(store, MemoryStore)
         self.callers = Callers()
-        # A store in memory has nothing to wait for, and needs nobody to stand in for it.
+        # A memory store never waits or fails, so it needs no failover.
         self.failover = (
             None
             if self.per_process
@@ -113,7 +113,7 @@ class Engine:
         self.ending: list[Callable[[], Awaitable[None]]] = []
         self.forgetting: list[Callable[[], object]] = []
         self.overrides = Overrides(self)
-        self._counts_permits = store.permits_held() is not None  # asked once: to count them may take long
+        self._counts_permits = store.permits_held() is not None  # read once: counting them may be slow
         self._ids: dict[str, int] = {}
         self._closed = False
         self.rebuild()
@@ -129,12 +129,12 @@ class Engine:
         return self.store.bans if self.failover is None else self.failover
 
     def unique_id(self, rule: str) -> str:
-        """Return a rule identity that nobody else has: `rule` for the first caller, ``rule#2`` for the next."""
+        """Return a unique rule identity: `rule` for the first caller, ``rule#2`` for the next."""
         count = self._ids[rule] = self._ids.get(rule, 0) + 1
         return rule if count == 1 else f"{rule}#{count}"
 
     async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
-        """Say what `decide` would answer now. Changes nothing."""
+        """Return what `decide` would return now. Changes nothing."""
         self._expect_open()
         answer = self._backend.peek(checks, subjects)
         return answer if isinstance(answer, Decision) else await answer
@@ -146,10 +146,7 @@ class Engine:
         return answer if isinstance(answer, Decision) else await answer
 
     async def refund(self, reservations: Sequence[Reservation]) -> bool:
-        """Hand back what a decision has charged; False if nothing could be handed back.
-
-        That is so for a request that outlives its limiter, too.
-        """
+        """Refund what a decision charged; False if nothing could be refunded, or the limiter is closed."""
         if self._closed or not reservations:
             return False
         try:
@@ -159,11 +156,11 @@ class Engine:
             self.queues.freed([reservation.check for reservation in reservations])
 
     async def command(self, ask: Callable[[], T | Awaitable[T]], deadline_s: float = COMMAND_DEADLINE_S) -> T:
-        """Return what the store answers to a command of an operator, who has more time than a request.
+        """Return the store's answer to a command of an operator, which has a longer deadline than a request.
 
         Args:
-            ask: Asks the store.
-            deadline_s: How long it may take; a step of it no longer than any other command.
+            ask: Queries the store.
+            deadline_s: The deadline of the whole command; each of its steps has `COMMAND_DEADLINE_S`.
 
         Raises:
             StoreError: The store does not answer.
@@ -173,35 +170,35 @@ class Engine:
         return await within(ask(), deadline_s)
 
     def expect_permits(self) -> None:
-        """See that the store can hold requests to concurrency limits.
+        """Check that the store supports concurrency limits.
 
         Raises:
-            ConfigurationError: It cannot.
+            ConfigurationError: It does not.
         """
         if not self._counts_permits:
             raise ConfigurationError(f"concurrency: {self.store!r} counts no permits; use MemoryStore(), for example")
 
     async def find_ban(self, subjects: Sequence[BanSubject]) -> Ban | None:
-        """Return a ban that refuses one of some keys and addresses, if one is known."""
+        """Return a ban that refuses one of `subjects`; None if none is known."""
         self._expect_open()
         answer = self._bans.find(subjects)
         return await answer if isawaitable(answer) else answer
 
     def strike(self, key: str, policy: BanPolicy, weight: int, reason: str) -> Ban | Awaitable[Ban | None] | None:
-        """Count a strike of a key in its spelling that the policy may ban, with a clean reason."""
+        """Count a strike. The caller has normalized `key`, cleaned `reason` and checked `may_ban`."""
         self._expect_open()
         return self._bans.strike(policy, key, weight, reason)
 
     def unanswered(self) -> Decision:
-        """Return the refusal of a request about which a store was asked in vain, with ``on_error="deny"``."""
+        """Return the refusal of a request whose query failed, with ``on_error="deny"``."""
         self._expect_open()
-        assert self.failover is not None, "a store in memory answers"
+        assert self.failover is not None, "a memory store never fails"
         return self.failover.fallback("hit", ())
 
     async def close(self) -> None:
-        """End what stands on the limiter, close the store, and wait a while for observers with a thread.
+        """Run `end`, close the store, and wait up to 5 seconds for observers with a thread.
 
-        From then on nothing stands in for the store: every question raises `StoreUnavailable`.
+        From then on there is no failover: all queries raise `StoreUnavailable`.
         """
         try:
             await self.end()
@@ -214,16 +211,16 @@ class Engine:
             await self.observers.close()
 
     async def end(self) -> None:
-        """Have everybody in `ending` do the last that they do, before the application ends. They must not raise."""
-        if self._closed:  # the application has closed it, and its server ends
+        """Await the cleanup functions in `ending`, which must not raise. After `close` there is nothing to clean up."""
+        if self._closed:
             return
         for end in self.ending:
             await end()
 
     def forget(self) -> None:
-        """Forget what a store of this process has counted and banned, and its stats. For tests.
+        """Clear windows, bans and stats of a memory store. For tests.
 
-        Requests under way keep their permits, and stores that others share keep everything.
+        Requests in progress keep their permits. Shared stores are not cleared.
         """
         if isinstance(self.store, MemoryStore):
             if not self.store.closed:
@@ -233,13 +230,13 @@ class Engine:
                 forget()
 
     def rebuild(self) -> None:
-        """Choose the function that decides: where limits do not count, it lets everything pass."""
+        """Set `decide`: it allows everything if `counting` is false, and raises after `close`."""
         self.decide: Decide = self._backend.hit if self.counting else _let_pass
         if self.counting and self._closed:
-            self.decide = self._answer_nobody
+            self.decide = self._raise_closed
 
     def tell_outcome(self, decision: Decision) -> None:
-        """Tell the observers of requests what became of a question without HTTP, if there are any."""
+        """Pass the outcome of a question without HTTP to the observers of requests, if there are any."""
         if self.observers.requests:
             self.observers.request(outcome_of_question(decision, self.now_us()))
 
@@ -250,7 +247,7 @@ class Engine:
     def _closed_error(self) -> StoreUnavailable:
         return closed(f"the limiter on {self.store!r}")
 
-    def _answer_nobody(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
+    def _raise_closed(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         raise self._closed_error()
 
 
@@ -258,7 +255,7 @@ _every: WeakSet[Engine] = WeakSet()
 
 
 def all_engines() -> list[Engine]:
-    """Return those of all limiters of this process."""
+    """Return the engines of all limiters of this process."""
     return list(_every)
 
 

@@ -1,26 +1,26 @@
-"""Failover: it asks a store that can fail, and answers when the store does not.
+"""Failover: queries a store that can fail, and decides itself if the store does not answer.
 
-Every question has a deadline. What the store does not answer is answered as `on_error` says:
+Every query has a deadline. If the store misses it or fails, `on_error` decides:
 
-* ``"local"``: a memory store of this process counts, by the same limits. When the shared store answers again, a request
-  has to pass both as long as a unit that was counted here still counts, so recovery is no burst::
+* ``"local"``: a memory store of this process counts, by the same limits. When the shared store answers again, requests
+  must pass both stores until no local unit counts any more, so that recovery causes no burst::
 
       shared   answers ----| does not answer |---- answers ----------------------------->
-      local                | decides         | a request has to pass both  | forgotten
-                                             |<- the longest window asked ->|
-                                                 and the bans made here
+      local                | decides         | requests must pass both      | dropped
+                                             |<- the longest window used -->|
+                                                 and the bans made locally
 
 * ``"allow"``: everything passes, uncounted;
 * ``"deny"``: everything is refused, with 503 over HTTP.
 
-A store that fails again and again is left alone by a circuit breaker. A store can be several servers, and one of them
-can be dead while the others answer, so each part of it (`Store.part_of`) has a breaker of its own::
+A circuit breaker stops queries to a store that fails repeatedly. A store can consist of several servers, of which one
+can be down while the others answer, so each part of it (`Store.part_of`) has its own breaker::
 
     closed ---- 3 failures ----> open ---- 1 s ----> half open: one probe ---- answered ----> closed
                                    ^                     |
                                    +------ failed -------+
 
-An error that concerns one key or one slot (`StoreError.concerns`) says nothing about its server, and is not counted.
+An error that concerns a single key or slot (`StoreError.concerns`) is no failure of the server, and is not counted.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ from .decisions import StoreDown
 
 OnError: TypeAlias = Literal["local", "allow", "deny"]
 FailurePolicy: TypeAlias = tuple[str, OnError]
-"""A deadline, and the `on_error` that decides after it."""
+"""A deadline, and the `on_error` that applies after it."""
 
 DEADLINE: Final = "50ms"
 ON_ERROR: Final = "local"
 FAILURES_TO_OPEN: Final = 3
 OPEN_US: Final = 1_000_000
 FORGET_US: Final = 60_000_000
-"""A part that nobody has asked for so long may be gone, like a node that a cluster has replaced."""
+"""The breaker of a part that was not queried for this long is dropped: a cluster may have replaced the node."""
 WHOLE: Final = None
-"""The part that is the whole store."""
+"""The value of `Store.part_of` that means the whole store."""
 MIN_RETRY_US: Final = 1_000_000
 SAY_EVERY_US: Final = 60_000_000
-"""How often one cause of a long outage is told."""
+"""How often the same cause is reported during a long outage."""
 LINE_EVERY_US: Final = 1_000_000
-"""The time between two lines of the log: a store that fails and answers in turns makes no flood of them."""
+"""The least time between two log lines, so that a store that keeps failing and recovering does not flood the log."""
 MAX_NAMED: Final = 9
-"""How many rules an event names that have a choice of their own."""
+"""The most rules with their own `on_error` that a message names."""
 _CHOICES: Final[tuple[OnError, ...]] = ("local", "allow", "deny")
 _CONSEQUENCES: Final = {
     "local": "are counted in this process alone",
@@ -78,13 +78,13 @@ T = TypeVar("T")
 
 
 class Breaker:
-    """The failures of a part that did not answer its last question.
+    """The circuit breaker of a part whose last query failed.
 
     Attributes:
-        failures: How many questions in a row the part has not answered.
+        failures: The number of failed queries in a row.
         failed_us: When the last one failed.
-        open_until_us: No question goes to the part until then; 0 where the breaker has not opened.
-        logged: Whether the log has a line about this outage.
+        open_until_us: Until when the part is not queried; 0 if the breaker has not opened.
+        logged: Whether this outage was logged.
     """
 
     __slots__ = ("_causes", "_quiet_until_us", "failed_us", "failures", "logged", "open_until_us")
@@ -103,7 +103,7 @@ class Breaker:
             self.open_until_us = now_us + OPEN_US
 
     def is_news(self, cause: str, now_us: int) -> bool:
-        """Return whether observers hear of a failure: the first one, and each cause now and then."""
+        """Return whether to report a failure: the first one, and each cause once in `SAY_EVERY_US`."""
         if now_us < self._quiet_until_us or self._causes.left_out(cause, now_us) is None:
             return False
         self._quiet_until_us = now_us + LINE_EVERY_US
@@ -111,21 +111,20 @@ class Breaker:
 
 
 class Failover:
-    """Asks a store that can fail, and answers in its place when it does.
+    """Queries a store that can fail, and decides itself when it does.
 
     Args:
         store: The store.
-        deadline: How long a question may take, 1 ms to 60 s.
-        on_error: The answer after that.
-        emit: Takes the events ``store_failed`` and ``store_recovered``.
-        clock: Returns microseconds that never run back.
-        buckets: Returns those that callers are known to count in, some with an `on_error` of their own.
+        deadline: How long a query may take, 1 ms to 60 s.
+        on_error: What decides after that.
+        emit: Receives the events ``store_failed`` and ``store_recovered``.
+        clock: Returns monotonic time in microseconds.
+        buckets: Returns the buckets of all callers; some have their own `on_error`.
 
     Attributes:
-        on_error: Decides when the store does not answer.
-        deadline_us: How long a question may take.
-        failures: How many questions had no answer so far; those that were not put, because a breaker was open, not
-            included.
+        on_error: What decides if the store does not answer.
+        deadline_us: How long a query may take.
+        failures: The number of failed queries, without those that an open breaker prevented.
     """
 
     def __init__(
@@ -142,7 +141,7 @@ class Failover:
         self.deadline_us = parse_duration_us(deadline, "deadline")
         self._deadline_s = self.deadline_us / 1_000_000
         self._deadline = Deadline(self._deadline_s)
-        # A timer for each request costs as much as a whole hit on a store of this host.
+        # A timer for each request would cost as much as a hit on an LMDB store.
         self._keeps_deadline = store.keep_deadline(self._deadline_s)
         self.on_error = on_error
         self._emit = emit
@@ -156,12 +155,12 @@ class Failover:
 
     @property
     def away(self) -> bool:
-        """Whether a part of the store did not answer when it was asked last."""
+        """Whether the last query of some part of the store failed."""
         return bool(self._troubled)
 
     @property
     def local(self) -> MemoryStore | None:
-        """The store of this process, as long as something that it counted or banned may count."""
+        """The local memory store while its counts or bans may still apply; else None."""
         return self._local.needed(self.away)
 
     # -- questions ---------------------------------------------------------------------------------------------------
@@ -210,9 +209,9 @@ class Failover:
         return strict if isinstance(strict, Decision) else await strict
 
     async def _release(self, answer: Awaitable[Decision]) -> None:
-        """Hand back the permits of an answer that came in the turn of the event loop that cancelled its request.
+        """Release the permits of an answer that came in the loop iteration in which its request was cancelled.
 
-        Nobody else has seen it. Its units stay charged, as those of every request that is cancelled.
+        No one else holds them. Its units stay charged, like those of every cancelled request.
         """
         if not isinstance(answer, asyncio.Future) or not answer.done():
             return
@@ -224,7 +223,7 @@ class Failover:
             await to_the_end(self.refund(held))
 
     async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
-        """Say what `hit` would answer now."""
+        """Return what `hit` would return now."""
         decision = await self.ask(lambda: self._store.peek(checks, subjects), None, checks)
         if decision is None:
             return self.fallback("peek", checks, subjects)
@@ -240,22 +239,22 @@ class Failover:
         return self.fallback("charge", checks) if decision is None else decision
 
     async def refund(self, reservations: Sequence[Reservation]) -> bool:
-        """Hand back what was charged, to the store that charged it; False if a store does not answer."""
+        """Refund what was charged, in the store that charged it; False if the store does not answer."""
         changed = False
         local = [reservation for reservation in reservations if reservation.store is not None]
         if local and local[0].store is not None:
             changed = await within(local[0].store.refund(local))
         shared = [reservation for reservation in reservations if reservation.store is None]
         if shared:
-            end_permits(shared)  # a store behind an open breaker hears nothing of it
+            end_permits(shared)  # an open breaker may prevent the query
             checks = [reservation.check for reservation in shared]
             changed |= await self.ask(lambda: self._store.refund(shared), False, checks)
         return changed
 
     async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
-        """Count a strike; in this process, with `on_error="local"`, while the store does not answer.
+        """Count a strike; during an outage, with ``on_error="local"``, in the local store.
 
-        The store counts it later, if it can, also where it is left alone now.
+        If the store supports it, the strike is also resent later, even if an open breaker prevents it now.
 
         Raises:
             StoreUnavailable: The store did not answer, and `on_error` is ``"deny"``.
@@ -268,32 +267,32 @@ class Failover:
             if ban is not _UNANSWERED:
                 return ban
         if self.on_error == "deny":
-            raise StoreUnavailable("the store did not answer a strike, so nobody knows whether it bans")
+            raise StoreUnavailable("the store did not answer a strike, so it is unknown whether it bans")
         if self.on_error == "allow":
             return None
         _, made = self._local.ask(lambda store: store.bans.strike(*struck), policy.after.window_us)
         return self._local.keep_ban(made)
 
     async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
-        """Return a ban that refuses one of `subjects`; only bans made here are known while the store is away."""
+        """Return a ban that refuses one of `subjects`; during an outage, only local bans are known."""
         ban = await self.ask(lambda: self._store.bans.find(subjects), None)
         local = self.local
         return ban if ban is not None or local is None else local.bans.find(subjects)
 
     async def ask(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check] = ()) -> T:
-        """Return the answer to a question, or `default` if none comes in time.
+        """Return the answer to a query, or `default` if none comes in time.
 
         Args:
-            question: Asks the store.
-            default: Returned if the store does not answer.
-            checks: The checks that the question is about; it is about bans if there are none.
+            question: Queries the store.
+            default: The value to return if the store does not answer.
+            checks: The checks of the query; empty for a query about bans.
         """
         if self._troubled and self._is_open(checks):
             return default
         return await self._put(question, default, checks)
 
     async def _put(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check] = ()) -> T:
-        """Do what `ask` does, whether a breaker is open or not."""
+        """Do what `ask` does, even if a breaker is open."""
         try:
             self._store.keep_deadline(self._deadline_s)
             answer = await within(question(), self._deadline_s)
@@ -312,16 +311,16 @@ class Failover:
     def fallback(
         self, what: Literal["hit", "peek", "charge"], checks: Sequence[Check], subjects: Sequence[BanSubject] = ()
     ) -> Decision:
-        """Answer in the place of the store.
+        """Decide instead of the store.
 
-        A check with an `on_error` of its own is answered by that: one that denies refuses the request, and those that
-        allow are left out of what is counted here.
+        A check's own `on_error` takes precedence: one with ``"deny"`` refuses the request, and those with ``"allow"``
+        are not counted locally.
         """
         choices = [bucket.on_error or self.on_error for bucket, _, _ in checks] or [self.on_error]
         if "deny" in choices or "local" not in choices:
             now_us, local = self._clock(), self.local
             if "deny" not in choices and what != "charge" and local is not None:
-                # The rules let everything pass; what was banned here is banned all the same.
+                # The rules let everything pass; local bans apply nevertheless.
                 found = local.peek((), [*subjects, *(key for _, key, _ in checks)])
                 if not found.allowed:
                     return found
@@ -342,7 +341,7 @@ class Failover:
     def _strictly(
         self, shared: Decision, checks: Sequence[Check], subjects: Sequence[BanSubject]
     ) -> Decision | Awaitable[Decision]:
-        """Let a request pass only if the local store lets it pass, too."""
+        """Let a request pass only if the local store also lets it pass."""
         local = self.local
         if local is None or not shared.allowed:
             return shared
@@ -361,32 +360,32 @@ class Failover:
     # -- breakers ----------------------------------------------------------------------------------------------------
 
     def _breakers(self, checks: Sequence[Check]) -> list[Breaker]:
-        """Return the breakers that a question depends on: that of its part, and that of the whole store."""
+        """Return the breakers that a query depends on: that of its part, and that of the whole store."""
         breakers = [self._troubled.get(part) for part in {self._store.part_of(checks), WHOLE}]
         return [breaker for breaker in breakers if breaker is not None]
 
     def _is_open(self, checks: Sequence[Check]) -> bool:
-        """Return whether a question must not be put. The first one after the pause may: it is the probe."""
+        """Return whether a breaker prevents a query. The first query after the pause is allowed: it is the probe."""
         now_us, breakers = self._clock(), self._breakers(checks)
         if any(now_us < breaker.open_until_us for breaker in breakers):
             return True
         for breaker in breakers:
-            if breaker.open_until_us:  # the others stay away for as long as the probe may last
+            if breaker.open_until_us:  # other queries are prevented while the probe runs
                 breaker.open_until_us = now_us + max(OPEN_US, self.deadline_us)
         return False
 
     def _probe_again(self, checks: Sequence[Check]) -> None:
-        """Let the next question be the probe, if this one was: nothing was learnt from it."""
+        """Make the next query the probe: if this one was the probe, its result says nothing about the server."""
         for breaker in self._breakers(checks):
             breaker.open_until_us = min(breaker.open_until_us, self._clock())
 
     def _fail(self, error: BaseException, checks: Sequence[Check]) -> None:
-        """Record that a question was not answered, and report it: each outage, and in a long one now and then."""
+        """Record a failed query, and report it: once for each outage, and periodically in a long one."""
         self.failures += 1
         now_us = self._clock()
         shown = written(error, str if isinstance(error, StoreTimeout) else repr)
         if isinstance(error, StoreError) and error.concerns != "server":
-            # The server answered, so it is as well as it was before.
+            # The server answered, so this does not count as its failure.
             self._probe_again(checks)
             if self._throttle.left_out(error.concerns, now_us) is not None:
                 self._tell_failed(f" for a {error.concerns}", shown, now_us, checks)
@@ -401,9 +400,9 @@ class Failover:
     def _tell_failed(
         self, where: str, error: str, now_us: int, checks: Sequence[Check], *, is_news: bool = True
     ) -> bool:
-        """Tell observers of a failure if it is news, and log it if a second has passed since the last line; True then.
+        """Emit a failure if it is news, and log it if the last line is a second old; return whether it was logged.
 
-        Who reads the log alone is not left with a line that is no longer true: an outage without a line gets one later.
+        An outage that could not be logged is logged later, so that the log is never left with an outdated last line.
         """
         if not is_news and now_us < self._quiet_until_us:
             return False
@@ -415,18 +414,18 @@ class Failover:
             self._left_out += 1
             return False
         others = self._left_out - (not is_news)
-        more = f" ({others} more were left out)" if others > 0 else ""
+        more = f" ({others} more were not logged)" if others > 0 else ""
         self._left_out, self._quiet_until_us = 0, now_us + LINE_EVERY_US
         logger.error("store_failed: %s%s", message, more)
         return True
 
     def _own_choices(self, checks: Sequence[Check]) -> dict[str, str]:
-        """Return the rules with another `on_error` than the limiter's, those of a question first, as far as known."""
+        """Return the known rules whose `on_error` differs from the limiter's, those of `checks` first."""
         known = [*(bucket for bucket, _, _ in checks), *self._buckets()]
         return {bucket.label: own for bucket in known if (own := bucket.on_error) not in (None, self.on_error)}
 
     def _recover(self, checks: Sequence[Check]) -> None:
-        """Record that a question was answered, and report it where the one before was not."""
+        """Record an answered query, and report the recovery if the query before it failed."""
         now_us, well = self._clock(), {self._store.part_of(checks), WHOLE}
         for part, breaker in self._troubled.copy().items():
             if part not in well and now_us - breaker.failed_us < FORGET_US:
@@ -441,29 +440,29 @@ class Failover:
 
 
 class LocalStore:
-    """A memory store that is made when it is needed first, and dropped when nothing in it may count any more.
+    """A memory store that is created on first use, and dropped when nothing in it counts any more.
 
     Args:
-        emit: Takes its events.
-        clock: Returns microseconds that never run back.
+        emit: Receives its events.
+        clock: Returns monotonic time in microseconds.
 
     Attributes:
-        made: The memory store; None while there is none.
+        made: The memory store; None if there is none.
     """
 
     def __init__(self, emit: Callable[[Event], None], clock: Clock) -> None:
         self._emit = emit
         self._clock = clock
         self._needed_until_us = 0
-        self._lock = Lock()  # threads count in one store, and none counts in one that is dropped
+        self._lock = Lock()  # all threads count in the same store, and none in a dropped one
         hold_over_fork(self._lock)
         self.made: MemoryStore | None = None
 
     def ask(self, question: Callable[[MemoryStore], T], counts_us: int) -> tuple[MemoryStore, T]:
-        """Return the store and its answer to a question; the store is kept as long as what the question counted counts.
+        """Query the store, and keep it for `counts_us` after the answer; return the store and its answer.
 
-        That is so long from after the answer, however long this thread was stopped before it. If the store was dropped
-        meanwhile, nobody would find there what was counted, so the next one is asked.
+        The time starts after the answer, in case this thread was suspended before it. If the store was dropped in that
+        time, what was counted there is lost, so the next one is queried.
         """
         while True:
             store = self.keep()
@@ -472,7 +471,7 @@ class LocalStore:
                 return store, answer
 
     def keep(self, until_us: int = 0, *, counts_us: int = 0) -> MemoryStore:
-        """Return the store, and keep it until a moment, and for some time from now on."""
+        """Return the store, and keep it at least until `until_us`, and for `counts_us` from now on."""
         with self._lock:
             self._needed_until_us = max(self._needed_until_us, until_us, self._clock() + counts_us)
             if self.made is None:
@@ -482,29 +481,29 @@ class LocalStore:
             return self.made
 
     def keep_ban(self, ban: Ban | None) -> Ban | None:
-        """Keep the store until a ban that it has made is over; return the ban."""
+        """Keep the store until a ban that it made has ended; return the ban."""
         if ban is not None and ban.ends_us is not None:
             self.keep(ban.ends_us)
         return ban
 
     def needed(self, away: bool) -> MemoryStore | None:
-        """Return the store; None if the shared one is not away, and all that is counted here has expired."""
+        """Return the store; None if the shared store answers and everything counted here has expired."""
         if self.made is None:
             return None
         with self._lock:
             due = not away and self._clock() >= self._needed_until_us
-            # Permits may be held by requests that began while the shared store was away.
+            # Requests that started during the outage may still hold permits.
             if due and self.made is not None and not self.made.permits_held():
                 self.made = None
             return self.made
 
 
 def _consequences(on_error: str, rules: Mapping[str, str]) -> str:
-    """Say what becomes of requests while the store fails.
+    """Return a description of what happens to requests while the store fails.
 
     Args:
-        on_error: What the limiter was made with.
-        rules: Another choice of single rules, by their labels.
+        on_error: The limiter's `on_error`.
+        rules: The `on_error` of the rules with a different one, by label.
     """
     others = []
     for choice in dict.fromkeys(rules.values()):
@@ -517,25 +516,25 @@ def _consequences(on_error: str, rules: Mapping[str, str]) -> str:
 
 
 def _at(part: Hashable) -> str:
-    """Return the words of a message that name a part of the store."""
+    """Return a part of the store as the end of a message; empty for the whole store."""
     return "" if part is WHOLE else f" at {part}"
 
 
 def check_failure_policy(deadline: Any, on_error: object) -> None:
-    """Check a deadline and an `on_error`.
+    """Validate a deadline and an `on_error`.
 
     Raises:
-        ConfigurationError: One of them cannot work.
+        ConfigurationError: One of them is invalid.
     """
     parse_span_us(deadline, "deadline", _MIN_US, _MAX_US, "50ms")
     check_on_error(on_error)
 
 
 def check_on_error(on_error: object) -> OnError:
-    """Return an `on_error`.
+    """Validate an `on_error`, and return it.
 
     Raises:
-        ConfigurationError: It is not one of the three words.
+        ConfigurationError: It is not one of the three values.
     """
     for choice in _CHOICES:
         if on_error == choice:

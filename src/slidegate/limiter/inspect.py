@@ -1,4 +1,4 @@
-"""For people who look at a limiter: who asks it, and all windows of one key."""
+"""Inspection of a limiter: its callers, and all windows of one key."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 TOGETHER: Final = 32
-"""How many buckets a store is asked for at a time: a few milliseconds of work for it and for this process."""
+"""How many buckets are queried in one step: a few milliseconds of work for the store and for this process."""
 MAX_BUCKETS: Final = 4_096
-"""How many buckets are looked at. Limits at routes make one for each route."""
+"""The most buckets to inspect. Limits at routes have one for each route."""
 MAX_PLANS: Final = 4_096
-"""Of how many keys and rules the limits are remembered that a function returned; of as many more until they are."""
+"""For how many keys and rules the last result of a limits function is kept, in each of two generations."""
 
 
 class Caller(Protocol):
-    """Whoever asks a limiter: a middleware, a function with limits, a transport."""
+    """A user of a limiter: a middleware, a limited function, a transport."""
 
     def buckets(self) -> Iterable[LimitSet]:
-        """Return the buckets that it has counted in, or will, as far as is known by now."""
+        """Return the known buckets in which it counts."""
 
 
 class BucketCaller:
-    """A caller that counts in one bucket. Whoever it stands for keeps it as long as it lives."""
+    """A caller with a single bucket. Its owner must keep a reference, because `Callers` keeps a weak one."""
 
     def __init__(self, bucket: LimitSet) -> None:
         self._bucket = bucket
@@ -44,30 +44,30 @@ class BucketCaller:
 
 
 class Plans:
-    """The limits that functions have returned for keys lately, in bounded memory."""
+    """The limits that limits functions last returned for recent keys, in bounded memory."""
 
     def __init__(self) -> None:
         self._fresh: dict[tuple[str, str], LimitSet | None] = {}
         self._stale: dict[tuple[str, str], LimitSet | None] = {}
 
     def note(self, rule: str, key: str, bucket: LimitSet | None) -> None:
-        """Remember in which bucket of a rule a key was counted last; None for no limits."""
+        """Record the bucket of a rule in which a key was last counted; None for no limits."""
         if len(self._fresh) >= MAX_PLANS:
             self._stale, self._fresh = self._fresh, {}
         self._fresh[rule, key] = bucket
 
     def of(self, bucket: LimitSet, key: str) -> LimitSet | None:
-        """Return the bucket in whose place a fall-back stands, itself where that is not known; None for no limits."""
+        """Return the bucket that a fallback replaces, or `bucket` itself if that is not known; None for no limits."""
         name = bucket.rule, key
         return self._fresh.get(name, self._stale.get(name, bucket)) if bucket.fallback else bucket
 
 
 class Callers:
-    """Those who ask one limiter, in the order in which they came. It keeps none of them alive.
+    """The callers of one limiter, in order of registration, as weak references.
 
     Attributes:
-        plans: The limits that their functions have returned lately.
-        replaced: Those in whose place others stand; they are there as long as requests that they began wait.
+        plans: The limits that their limits functions last returned.
+        replaced: Limit sets that others have replaced, kept while requests that asked them wait.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Callers:
         self._known: list[ref[Caller]] = []
 
     def add(self, caller: Caller) -> None:
-        """Add a caller; one that is known already is listed once."""
+        """Register a caller, or move a registered one to the end."""
         with self._lock:
             alive = [
                 reference for reference in self._known if (other := reference()) is not None and other is not caller
@@ -86,13 +86,13 @@ class Callers:
             self._known = [*alive, ref(caller)]
 
     def replace(self, before: Caller, after: Caller) -> None:
-        """List a caller in the place of another one."""
+        """Replace a registered caller by another one."""
         with self._lock:
             self._known = [ref(after) if reference() is before else reference for reference in self._known]
             self.replaced.add(before)
 
     def listed(self) -> list[Caller]:
-        """Return the callers that are there."""
+        """Return the callers that are still alive."""
         return [caller for reference in self._known if (caller := reference()) is not None]
 
     def all_buckets(self) -> list[LimitSet]:
@@ -100,7 +100,7 @@ class Callers:
         return [bucket for caller in self.listed() for bucket in caller.buckets()]
 
     def buckets(self, key: str, others: Iterable[LimitSet]) -> list[LimitSet]:
-        """Return the buckets of all callers for a key, and others; of those that share all their windows, one alone."""
+        """Return the buckets of all callers for a key, and `others`, without those that have the same windows."""
         of_callers = [self.plans.of(bucket, key) for bucket in self.all_buckets()]
         known = {_windows_of(bucket): bucket for bucket in of_callers if bucket is not None and bucket.limits}
         further = {_windows_of(bucket): bucket for bucket in others if _windows_of(bucket) not in known}
@@ -112,29 +112,29 @@ def _windows_of(bucket: LimitSet) -> tuple[object, ...]:
 
 
 class KeyView(NamedTuple):
-    """The windows of a key. Moments are microseconds of the store's time.
+    """The windows of a key. Times are microseconds of the store's time.
 
-    ``moment_us - now_us + unix_us`` is a moment in Unix time.
+    To convert one to Unix time: ``moment_us - now_us + unix_us``.
     """
 
     key: str
-    """The key as the store holds it."""
+    """The key in its canonical form."""
     now_us: int
-    """The store's time when it was asked last."""
+    """The store's time of the last query."""
     unix_us: int
     """Unix time at that moment, by the clock of this process."""
     windows: tuple[WindowView, ...]
-    """One for each limit of each rule, those in which nothing counts as well."""
+    """One for each limit of each rule, empty windows included."""
     left_out: int
-    """How many further rules were not looked at: 0 unless there are more than 4,096."""
+    """The number of rules that were not inspected: 0 unless there are more than 4,096."""
 
 
 async def look_at(engine: Engine, key: str, buckets: Sequence[LimitSet]) -> KeyView:
     """Return the windows of a key.
 
     Args:
-        engine: Asks the store.
-        key: The key in its spelling.
+        engine: Queries the store.
+        key: The key in its canonical form.
         buckets: The buckets that may have counted it.
 
     Raises:

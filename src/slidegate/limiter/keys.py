@@ -1,10 +1,10 @@
-"""The spelling of keys in a store.
+"""The canonical form of keys in a store.
 
-Keys are text. A key that reads as an address is that address: ``::ffff:192.0.2.7`` is ``192.0.2.7``, a bare IPv6
-address means its /64, and ``2001:db8::1/128`` exactly itself. Any other key is taken as it is, up to 64 bytes; longer
-keys are digested, and so are those with half of a character, which UTF-8 and JSON cannot hold: no store meets one. A
-digest is 16 bytes of BLAKE2b, keyed with the secret of the limiter where it was given one. Every worker makes the same
-digest of a value from its first request on, and asks no store.
+Keys are text. A key that parses as an address is that address: ``::ffff:192.0.2.7`` is ``192.0.2.7``, a bare IPv6
+address means its /64, and ``2001:db8::1/128`` that single address. Any other key of up to 64 bytes is used unchanged.
+Longer keys become digests, and so do keys with lone surrogates, which cannot be encoded in UTF-8. A digest is 16 bytes
+of BLAKE2b, keyed with the limiter's secret if it has one. All workers compute the same digest of a value, without
+asking a store.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ..core.limits import AnyLimit
 from ..core.memo import remember
 
 Known: TypeAlias = tuple[str, tuple[BanSubject, ...]]
-"""The spelling of a key; and of one that is an address what bans refuse it as well: that address, and its own key."""
+"""The canonical form of a key; and if it is an address, the further subjects of its bans: the address and its key."""
 
 
 class KeyOf:
-    """The key that a middleware makes of a value, for the methods of a `Limiter`: ``header("X-API-Key").of("k123")``.
+    """A middleware's key for a value, for the methods of a `Limiter`: ``header("X-API-Key").of("k123")``.
 
-    It is spelled when a method asks for it, because a digest needs the secret of that limiter. Nothing shows the value.
+    It is computed when a method uses it, because a digest needs that limiter's secret. Its repr hides the value.
 
     Args:
         shown: The kind of the value.
         spell: Returns the key.
-        subjects: The address whose bans refuse it as well, if it is of one.
+        subjects: The address whose bans also refuse it, if it is one.
     """
 
     __slots__ = ("_shown", "spell", "subjects")
@@ -47,27 +47,27 @@ class KeyOf:
 
 
 AnyKey: TypeAlias = str | KeyOf
-"""A key as the methods of a limiter take it."""
+"""A key as the methods of a limiter accept it."""
 
 Limits: TypeAlias = str | AnyLimit | Sequence[str | AnyLimit]
-"""Limits as the methods of a limiter take them."""
+"""Limits as the methods of a limiter accept them."""
 
 Question: TypeAlias = tuple[Sequence[Check], tuple[BanSubject, ...]]
-"""A question of one check, and what else bans refuse its key as."""
+"""The check of a call, and the further subjects whose bans refuse it."""
 
 _EXPECTED: Final = 'text that is not empty, for example "user:42"'
 _PERSON: Final = b"slidegate"
-"""Sets digests without a secret apart from those of other programs."""
+"""Makes digests without a secret differ from those of other programs."""
 
 
 class Keys:
-    """Spells keys.
+    """Normalizes keys.
 
     Args:
         secret: The key for digests, 16 to 64 bytes; None for none.
 
     Attributes:
-        known: A memo of keys and their spellings.
+        known: A memo of normalized keys.
 
     Raises:
         ConfigurationError: The secret is too short or too long.
@@ -79,7 +79,7 @@ class Keys:
         self._digests: dict[tuple[str, bytes], str] = {}
 
     def learn(self, key: AnyKey) -> Known:
-        """Spell a key.
+        """Return the canonical form of a key, and the further subjects of its bans.
 
         Raises:
             InvalidKey: `key` is not text, or empty.
@@ -109,7 +109,7 @@ class Keys:
 
 
 def _fits(text: str) -> bool:
-    """Return whether a store can hold a key as it is."""
+    """Return whether a key can be stored unchanged."""
     try:
         return len(text.encode()) <= MAX_KEY_BYTES
     except UnicodeEncodeError:
@@ -124,10 +124,10 @@ def keyed(secret: object, what: str = "secret") -> blake2b:
     """
     try:
         encoded = secret.encode() if isinstance(secret, str) else secret
-    except UnicodeEncodeError:  # half a character
+    except UnicodeEncodeError:  # a lone surrogate
         encoded = None
     if not isinstance(encoded, bytes) or not 16 <= len(encoded) <= 64:
-        # A value of the wrong length may be a secret all the same, so the message does not repeat it.
+        # A value of the wrong length may still be a secret, so the message does not include it.
         raise ConfigurationError("expected 16 to 64 bytes, for example from secrets.token_hex(32)", what)
     return blake2b(key=encoded, digest_size=16)
 

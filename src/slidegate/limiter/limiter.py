@@ -1,4 +1,4 @@
-"""The object users hold: a store and the words to talk to it."""
+"""The `Limiter`: the public methods of limits, bans and overrides, over one store."""
 
 from __future__ import annotations
 
@@ -47,27 +47,27 @@ _ROWS_PER_DEADLINE: Final = 10_000
 
 
 def override_length_us(duration: str | float | timedelta, what: str = "override: duration") -> int:
-    """Return how long a limit is changed, in microseconds.
+    """Return the duration of an override in microseconds.
 
     Args:
-        duration: A span of time from a second to 30 days.
-        what: What it is, for the error message.
+        duration: A duration from a second to 30 days.
+        what: The name of the value in the error message.
 
     Raises:
-        ConfigurationError: It is not such a span.
+        ConfigurationError: The value is not such a duration.
     """
     return parse_span_us(duration, what, _SHORTEST_OVERRIDE_US, _LONGEST_OVERRIDE_US, "2h")
 
 
 def ban_length_us(duration: str | float | timedelta, what: str = "ban: duration") -> int | None:
-    """Return how long a ban lasts, in microseconds; None for one that is permanent.
+    """Return the duration of a ban in microseconds; None for a permanent one.
 
     Args:
-        duration: A span of time up to 400 days, or ``"permanent"``.
-        what: What it is, for the error message.
+        duration: A duration up to 400 days, or ``"permanent"``.
+        what: The name of the value in the error message.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: The value is neither.
     """
     if duration == PERMANENT:
         return None
@@ -78,27 +78,27 @@ def ban_length_us(duration: str | float | timedelta, what: str = "ban: duration"
 
 
 class Limiter:
-    """Counts keys against limits, and refuses those that are banned.
+    """Counts keys against limits, and refuses banned keys.
 
     Safe to share between threads and event loops; use one for the whole application.
 
-    A ban of an address or network refuses every address in it; a bare IPv6 address means its /64, and
-    ``2001:db8::1/128`` exactly itself. Any other key is refused where it is counted.
+    A ban of an address or network refuses every address in it. A bare IPv6 address means its /64; ``2001:db8::1/128``
+    is that single address. A ban of any other key refuses the requests that are counted under it.
 
     Args:
-        store: The store that holds the counts; by default a new `MemoryStore`.
-        secret: The key for digests of API keys and the like, 16 to 64 bytes. Limiters with one secret make the same key
-            of the same value, and so do those without one. Give one where values can be guessed, as emails can.
-        observers: They hear of events, and of requests if they want to; see `observe`.
+        store: The store that keeps the counts; by default a new `MemoryStore`.
+        secret: The key for digests of API keys and similar values, 16 to 64 bytes. Limiters with the same secret, or
+            without one, make the same digests. Set one if values can be guessed, as emails can.
+        observers: Receive events and, if they have a method `request`, the outcomes of requests; see `observe`.
         deadline: How long a store may take to answer a request, 1 ms to 60 s.
-        on_error: The answer when the store takes longer or fails. ``"local"``: a memory store of this process decides;
+        on_error: What decides when the store fails or misses the deadline. ``"local"``: a memory store of this process;
             ``"allow"``: everything passes; ``"deny"``: everything is refused, over HTTP with 503.
-        networks: Keys such as ``network("GeoLite2-ASN.mmdb")``, whose files say which operator an address belongs to:
-            for bans of operators, ``limiter.ban("asn:132203", "1d")``, and for the dashboard.
+        networks: Keys such as ``network("GeoLite2-ASN.mmdb")``, whose files map addresses to operators: for bans of
+            operators, ``limiter.ban("asn:132203", "1d")``, and for the dashboard.
 
     Raises:
         ConfigurationError: `store` is not a store, an observer cannot be called, the secret is too short or long, or
-            another value cannot work.
+            another value is invalid.
     """
 
     @names_checked
@@ -128,15 +128,15 @@ class Limiter:
                 "slidegate.stores.MemoryBans()"
             )
         self.store: Store = store if store is not None else MemoryStore()
-        """The store that holds the counts."""
+        """The store that keeps the counts."""
         hub = ObserverHub(self.store.unix_us if isinstance(self.store, MemoryStore) else system_us)
         for observer in listed_observers(observers):
             hub.subscribe(observer)
         self.engine = Engine(self.store, secret, hub, deadline, on_error, files_of(networks))
-        """How the middlewares of this package ask the store. It is not for users: every release may change it."""
+        """The interface for the middlewares of this package. Not public: any release may change it."""
         self.digest = self.engine.keys.digest
-        """Makes a key of at most 64 bytes of a kind and a value that must not be readable: ``kind#1f3a…``. It is the
-        same for everybody who has the same secret, or none."""
+        """Returns a key of at most 64 bytes for a kind and a value that must not be readable: ``kind#1f3a…``. Limiters
+        with the same secret, or without one, return the same key."""
         self._buckets: dict[tuple[str, Limits], LimitSet] = {}
         self._questions: dict[tuple[str, Limits, str], Question] = {}
         self._without_loop = WithoutLoop(self.engine)
@@ -153,11 +153,11 @@ class Limiter:
         on_error: OnError = ON_ERROR,
         networks: Iterable[NetworkKey] = (),
     ) -> Limiter:
-        """Make a limiter from an address.
+        """Create a limiter from an address.
 
         Args:
-            url: ``"memory://"``, ``"lmdb:///var/lib/app/slidegate"``, ``"redis://localhost:6379/0"`` or another of
-                Redis; with options ``"memory://?max_keys=50000&max_bans=1000"``.
+            url: ``"memory://"``, ``"lmdb:///var/lib/app/slidegate"``, ``"redis://localhost:6379/0"`` or another Redis
+                address; with options ``"memory://?max_keys=50000&max_bans=1000"``.
             secret: As for the constructor.
             observers: As for the constructor.
             deadline: As for the constructor.
@@ -165,9 +165,9 @@ class Limiter:
             networks: As for the constructor.
 
         Raises:
-            ConfigurationError: The scheme or an option is unknown, or a value cannot be read.
+            ConfigurationError: The scheme or an option is unknown, or a value is invalid.
         """
-        from .open_store import open_store  # most limiters are made of a store
+        from .open_store import open_store  # most limiters are created from a store object
 
         check_failure_policy(deadline, on_error)
         return cls(
@@ -182,7 +182,7 @@ class Limiter:
     # -- limits --------------------------------------------------------------------------------------------------------
 
     def key_for(self, key: AnyKey) -> str:
-        """Return the spelling of `key` that stores hold: one for each address, at most 64 bytes.
+        """Return the form of `key` that stores use: the same for all spellings of an address, and at most 64 bytes.
 
         Raises:
             ConfigurationError: `key` is not text, or empty.
@@ -193,17 +193,17 @@ class Limiter:
         """Charge `cost` units to `key` if every limit has room for them.
 
         Args:
-            key: The client or whatever else is counted, for example ``"user:42"``, an address, or
+            key: The client, or anything else to count by, for example ``"user:42"``, an address, or
                 ``header("X-API-Key").of("k123")``.
             limits: ``"5/minute; 50/hour"``, a `Limit`, a `Quota`, or several.
             cost: Units, 0 or more. A cost of 0 charges nothing and passes while a unit is left.
-            rule: A name. Different rules are counted apart, also under one key.
+            rule: A name. Each rule has separate counts, even for the same key.
 
         Returns:
-            The whole answer; true in a condition if the request may pass.
+            The decision; it is true in a condition if the request may pass.
 
         Raises:
-            ConfigurationError: The limits cannot be read, or the key or the cost cannot be used.
+            ConfigurationError: The limits, the key or the cost are invalid.
         """
         checks, subjects = self._question(key, limits, rule, cost)
         answer = self.engine.decide(checks, subjects)
@@ -217,12 +217,12 @@ class Limiter:
         It never waits: the `wait_us` of a `LimitSet` is for middlewares and `limited`.
 
         Args:
-            checks: (bucket, key, cost) each; the keys are at most 64 bytes long.
-            subjects: Further keys whose bans refuse, besides those of the checks; or addresses, as `parse_address`
-                reads them, so that bans of their networks refuse as well.
+            checks: Tuples (bucket, key, cost); the keys are at most 64 bytes long.
+            subjects: Further keys whose bans refuse the question; or addresses, as `parse_address` returns them, so
+                that bans of their networks refuse it too.
 
         Raises:
-            ConfigurationError: A check is none, or its cost is not a whole number, 0 or more.
+            ConfigurationError: An item is not a check, or its cost is not a whole number, 0 or more.
         """
         answer = self.engine.decide(_checked(checks), subjects)
         decision = answer if isinstance(answer, Decision) else await answer
@@ -230,34 +230,34 @@ class Limiter:
         return decision
 
     async def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
-        """Say what `hit` would answer now. Changes nothing."""
+        """Return what `hit` would return now. Changes nothing."""
         return await self.engine.peek(*self._question(key, limits, rule, cost))
 
     async def peek_all(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
-        """Say what `hit_all` would answer now. Changes nothing."""
+        """Return what `hit_all` would return now. Changes nothing."""
         return await self.engine.peek(_checked(checks), subjects)
 
     async def charge(self, key: AnyKey, limits: Limits, units: int, *, rule: str = DEFAULT_RULE) -> Decision:
-        """Record units that are known only now, even beyond the limit: then the debt refuses the next requests.
+        """Record units that are known only now, even beyond the limit; the excess refuses the next requests.
 
-        A debt lasts no longer than any unit, about one window. Of a large debt as much is kept as refuses every request
-        until then: `resolution` units where that is not below the amount, else 2**32 - 1 a slice.
+        Like all units, the excess expires after about one window. A large excess is capped, at a value that refuses all
+        requests until then: `resolution` units if that is not below the amount, else 2**32 - 1 a slice.
 
         Returns:
-            An allowed decision, which shows where the key stands now and can be refunded.
+            An allowed decision, which has the key's state after the charge and can be refunded.
         """
         checks, _ = self._question(key, limits, rule, units, "units")
         return await self.engine.charge(checks)
 
     async def charge_all(self, checks: Sequence[Check]) -> Decision:
-        """Record units under several buckets and keys in one step; see `charge`."""
+        """Record units under several buckets and keys atomically; see `charge`."""
         return await self.engine.charge(_checked(checks, "units"))
 
     async def refund(self, decision: Decision) -> bool:
-        """Hand back the units that `decision` charged.
+        """Refund the units that `decision` charged.
 
         Returns:
-            False, with nothing changed, for a refused decision, a second call, or a charge that has aged out.
+            False, with nothing changed, for a refused decision, a second call, or a charge that has expired.
         """
         if not isinstance(decision, Decision):
             raise ConfigurationError(f"refund: expected the Decision that `hit` returned, not {quoted(decision)}")
@@ -274,11 +274,11 @@ class Limiter:
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule, quotas too. Returns False if there were none.
 
-        Bans and strikes stay, and so do the permits of requests under way. Who stands first in a line of this process
-        asks again at once. Other workers give up the refusals that they know within a second.
+        Bans, strikes and the permits of requests in progress are kept. The first waiter of each queue of this process
+        asks again immediately. Other workers may repeat cached refusals for up to a second.
 
         Raises:
-            StoreError: The store does not answer; some windows may be forgotten by then.
+            StoreError: The store does not answer; some windows may have been reset.
         """
         try:
             return await self.engine.command(self.store.reset_all)
@@ -288,17 +288,17 @@ class Limiter:
     async def inspect(self, key: AnyKey, rules: Mapping[str, Limits] | None = None) -> KeyView:
         """Return all windows of `key`, slice by slice. Changes nothing.
 
-        Under a limits function these are the windows of the limits that it returned for `key` last, in this process;
-        where that is not known, those of `fallback_limits`, and `WindowView.fallback` is true. Units that this process
-        counted while the store was away are not shown.
+        For a limits function, these are the windows of the limits that it last returned for `key` in this process; if
+        that is not known, those of `fallback_limits`, and `WindowView.fallback` is true. Units that this process
+        counted locally during an outage are not included.
 
         Args:
             key: The key.
-            rules: Limits by the identity of their rule, as `LimitState.rule` has it; by default those of all
-                middlewares on this limiter, and those that its methods were asked about lately.
+            rules: Limits by rule identity, as in `LimitState.rule`; by default those of all middlewares with this
+                limiter, and those recently used with its methods.
 
         Raises:
-            ConfigurationError: The key or the limits cannot be used.
+            ConfigurationError: The key or the limits are invalid.
             StoreError: The store does not answer.
         """
         spelled = self.key_for(key)
@@ -318,31 +318,31 @@ class Limiter:
     ) -> Override:
         """Change the amount of one limit for a while, for all workers that share the store; counts are kept.
 
-        Every worker takes it within a second, and the amount in the code holds again when the time is over. A later
-        call for the same limit replaces it. A process without rules, such as a script, takes any name.
+        Every worker applies it within a second; when it expires, the amount in code applies again. A later call for the
+        same limit replaces it. A process without rules, such as a script, accepts any name.
 
         Args:
-            name: The name of the limit in response headers, which is that of its rule, ``name-<seconds>`` where that
-                has several, or ``name-concurrency``. The rule, or the `RateLimit`, must have a name.
-            limit: The limit with another amount, from 1 to ten times that in the code: ``"50/minute"``; for a
-                concurrency limit ``"4"``.
+            name: The name of the limit in response headers: that of its rule, ``name-<seconds>`` if the rule has
+                several, or ``name-concurrency``. The rule, or the `RateLimit`, must have a name.
+            limit: The limit with another amount, from 1 to ten times that in code: ``"50/minute"``; for a concurrency
+                limit ``"4"``.
             duration: How long, from a second to 30 days.
-            reason: For operators, kept to 256 printable characters.
+            reason: For operators, truncated to 256 printable characters.
             by: The person or program that changes it.
 
         Raises:
-            ConfigurationError: No rule has this limit, the window is another one, or a value is out of bounds.
+            ConfigurationError: No rule has this limit, the window differs, or a value is out of range.
             StoreError: The store does not answer.
         """
         length_us = override_length_us(duration)
         return await self.engine.overrides.set(name, limit, length_us, clean_reason(reason), clean_reason(by))
 
     async def restore(self, name: str) -> bool:
-        """Have a limit be as in the code again, for all workers; False if it is."""
+        """End the override of a limit for all workers; False if it has none."""
         return await self.engine.overrides.unset(name)
 
     async def overrides(self) -> list[Override]:
-        """Return the changes of limits that are in force, by the names of limits.
+        """Return the overrides in force, sorted by the name of the limit.
 
         Raises:
             StoreError: The store does not answer.
@@ -353,21 +353,21 @@ class Limiter:
     # -- bans ----------------------------------------------------------------------------------------------------------
 
     async def ban(self, key: AnyKey, duration: str | float | timedelta, *, reason: str = "", by: str = "manual") -> Ban:
-        """Ban an address, a network or a key; a ban that it has is replaced.
+        """Ban an address, a network or a key; replaces an existing ban of it.
 
         Args:
             key: ``"203.0.113.7"``, ``"203.0.113.0/24"``, ``"user:42"``, ``"asn:132203"`` for all addresses of an
-                operator (with `networks`; middlewares and `banned` ask for it), a key as `bans` or the details of an
-                event have it, or the key of a value: ``header("X-API-Key").of("k123")``. Write ``f"user:{name}"`` where
-                users choose the name: by itself, a name that reads as an address or network bans that.
+                operator (needs `networks`; applies in middlewares and `banned`), a key from `bans` or from the details
+                of an event, or the key of a value: ``header("X-API-Key").of("k123")``. Write ``f"user:{name}"`` if
+                users choose the name: a bare name that parses as an address or network bans that.
             duration: How long, up to 400 days, or ``"permanent"``.
-            reason: For the operator; clients do not see it. Kept to 256 printable characters.
+            reason: For the operator; clients do not see it. Truncated to 256 printable characters.
             by: The person or program that bans.
 
         Raises:
-            ConfigurationError: The key cannot be one, was probably meant as an address and is none, as
-                ``203.0.113.O``, is every address there is, or is a network wider than an IPv4 /8 or an IPv6 /19; the
-                duration cannot be used; or 1,000 networks are banned already.
+            ConfigurationError: The key is invalid, a mistyped address such as ``203.0.113.O``, the whole address space,
+                or a network wider than an IPv4 /8 or an IPv6 /19; the duration is invalid; or 1,000 networks are banned
+                already.
         """
         length_us = ban_length_us(duration)
         if not isinstance(key, KeyOf):
@@ -376,13 +376,13 @@ class Limiter:
         return await self.engine.command(lambda: self.store.bans.ban(known, length_us, why, who))
 
     async def unban(self, key: AnyKey, *, by: str = "manual") -> bool:
-        """Take the ban of exactly this key back, and forgive it: strikes and levels are forgotten.
+        """Lift the ban of exactly this key, and delete its strikes and levels.
 
         Returns:
-            False if there was nothing to take back. `banned` returns the ban of the network that an address lies in.
+            False if there was nothing to lift. If an address is in a banned network, `banned` returns that ban.
 
         Raises:
-            ConfigurationError: The key cannot be one, see `ban`.
+            ConfigurationError: The key is invalid; see `ban`.
             StoreError: The store does not answer.
         """
         known, who = self._ban_key(key), clean_reason(by)
@@ -390,10 +390,10 @@ class Limiter:
         return any(lifted)
 
     async def banned(self, key: AnyKey) -> Ban | None:
-        """Return the ban that refuses a key or address now, its own or that of a network; None if there is none.
+        """Return the ban that refuses a key or address now, its own or a network's; None if there is none.
 
         Raises:
-            ConfigurationError: The key cannot be one, see `ban`.
+            ConfigurationError: The key is invalid; see `ban`.
             StoreError: The store does not answer.
         """
         known = self._ban_key(key)
@@ -412,21 +412,21 @@ class Limiter:
     async def strike(
         self, key: AnyKey, policy: BanPolicy, weight: int = 1, reason: str = "", *, protected: NetworkSet | None = None
     ) -> Ban | None:
-        """Count a strike of `key` under a policy, and return the ban if it made one.
+        """Count a strike of `key` under a policy, and return the ban if it caused one.
 
         Nothing is counted while the key is banned, for an address that the policy may not ban, or for a network wider
         than a /24 or a /48.
 
         Args:
-            key: The key to strike. Write ``f"user:{name}"`` where users choose the name: by itself, a name that reads
-                as an address or network strikes that.
-            policy: The policy that the strike counts under.
-            weight: How many strikes it stands for, 1 or more.
+            key: The key to strike. Write ``f"user:{name}"`` if users choose the name: a bare name that parses as an
+                address or network strikes that.
+            policy: The policy under which the strike counts.
+            weight: The number of strikes that it counts as, 1 or more.
             reason: For the operator, if the strike bans.
             protected: Networks that must not be banned.
 
         Raises:
-            ConfigurationError: The key, the policy or the weight cannot be used.
+            ConfigurationError: The key, the policy or the weight is invalid.
             StoreUnavailable: The store does not answer, and `on_error` is ``"deny"``: whether it bans is not known.
         """
         if not isinstance(policy, BanPolicy):
@@ -443,7 +443,7 @@ class Limiter:
     async def export_bans(self) -> AsyncIterator[str]:
         """Yield bans, strikes and levels as lines of JSON, to write to a file.
 
-        Keys made of API keys and the like are digests: they mean the same only under the same `secret`, or under none.
+        The keys of API keys and similar values are digests: import them into a limiter with the same `secret`, or none.
 
         Raises:
             StoreError: The store does not answer.
@@ -452,18 +452,18 @@ class Limiter:
             yield json.dumps(row, ensure_ascii=True) + "\n"
 
     async def import_bans(self, lines: Iterable[str]) -> int:
-        """Take over the lines that `export_bans` wrote. Bans have run on since then.
+        """Import the lines that `export_bans` wrote. Imported bans end when the originals do.
 
-        If a key is banned on both sides, the ban that lasts longer stays; a second import changes nothing. All lines
-        are read in one go, which takes seconds for 100,000 bans, so import before you serve. Shared stores write them
-        in steps: where one fails half way, some bans are there, and the same import again brings the rest.
+        If a key is banned on both sides, the longer-lasting ban is kept; a second import changes nothing. All lines are
+        parsed in one step, which takes seconds for 100,000 bans, so import before serving. Shared stores write them in
+        several steps: after a failure some bans may be imported, and repeating the import adds the rest.
 
         Returns:
-            How many bans the lines hold that are not over.
+            The number of bans in the lines that have not ended.
 
         Raises:
-            ConfigurationError: A line cannot be read, or there is no room; nothing is taken over then.
-            StoreError: The store does not answer within 30 seconds, and 30 more for each 10,000 lines.
+            ConfigurationError: A line is invalid, or there is no room; nothing is imported then.
+            StoreError: The store does not answer within 30 seconds, plus 30 for each 10,000 lines.
         """
         listed = check_list("bans", lines, "lines, for example an open file")
         rows = [_row(number, line) for number, line in enumerate(listed, start=1)]
@@ -475,16 +475,15 @@ class Limiter:
     def observe(
         self, observer: AnyObserver, *, kinds: Iterable[str] | None = None, thread: bool = False
     ) -> Subscription:
-        """Have an observer hear what happens from now on.
+        """Subscribe an observer to events and outcomes from now on.
 
         Args:
             observer: An `Observer`, any other object with a method `event` or `request`, or a function of an event.
-                Its exceptions are logged and dropped. It is called in the thread where something happens, and must not
-                block there.
-            kinds: The kinds of events that it hears, for example ``["refused"]``; None for all.
-            thread: Call it in a thread of its own, one event after the other, behind a queue of 4,096. Where it is too
-                slow for that, events are dropped, counted in `Subscription.dropped`, and reported as
-                ``events_dropped``.
+                Its exceptions are logged and dropped. It is called in the thread that emits the event, and must not
+                block it.
+            kinds: The kinds of events to receive, for example ``["refused"]``; None for all.
+            thread: Call it in a thread of its own, one event after the other, with a queue of 4,096. If it is too slow,
+                events are dropped, counted in `Subscription.dropped`, and reported as ``events_dropped``.
 
         Returns:
             The subscription: `remove()` ends it.
@@ -498,7 +497,7 @@ class Limiter:
 
     @property
     def sync(self) -> SyncLimiter:
-        """This limiter for threads without an event loop, where nothing can be awaited: scripts, WSGI, Celery."""
+        """The blocking interface of this limiter, for threads without an event loop: scripts, WSGI, Celery."""
         return SyncLimiter(self, self._without_loop)
 
     def limited(
@@ -510,20 +509,20 @@ class Limiter:
         wait: str | float | timedelta | None = None,
         rule: str | None = None,
     ) -> Limited:
-        """Hold calls to limits: as a decorator of a function, sync or async, or as ``async with`` around a block.
+        """Limit calls: as a decorator of a sync or async function, or as ``async with`` around a block.
 
-        In a thread without an event loop a decorated sync function and ``with`` go the way of `sync`.
+        In a thread without an event loop, a decorated sync function and ``with`` work like `sync`.
 
         Args:
             limits: As for `hit`.
             key: The key to count by: text, or for a decorator a plain function of the arguments of the call.
-            cost: Units of one call, no more than the limits hold.
-            wait: ``"2s"``: a call whose turn comes within this time waits for it, others are refused.
-            rule: A name. By default a decorated function is counted by itself, and all blocks as ``limited``; those of
-                one rule and key are counted together.
+            cost: Units of one call, at most the amount of each limit.
+            wait: ``"2s"``: a call waits up to this long if there will be room in that time; else it is refused.
+            rule: A name. By default each decorated function is counted separately, and all blocks as ``limited``; calls
+                of the same rule and key are counted together.
 
         Raises:
-            ConfigurationError: A value cannot work.
+            ConfigurationError: A value is invalid.
             RateLimitExceeded: In the call, if it is refused.
         """
         return Limited(self.engine, self._without_loop, limits, key, cost, wait, rule)
@@ -531,7 +530,7 @@ class Limiter:
     async def close(self) -> None:
         """Close the store, and wait at most 5 seconds for observers with a thread. A second call does nothing.
 
-        Every question after that raises `StoreUnavailable`, whatever `on_error` is; a refund answers False.
+        All later calls raise `StoreUnavailable`, whatever `on_error` is; a refund returns False.
         """
         if not self._closed:
             self._closed = True
@@ -545,10 +544,10 @@ class Limiter:
         await self.close()
 
     def _question(self, key: AnyKey, limits: Limits, rule: str, cost: int, what: str = "cost") -> Question:
-        """Return what to ask the store; the limits and the key are read once, as long as they are remembered."""
+        """Return the checks and ban subjects of a call; parsed limits and keys are memoized."""
         try:
             if cost is ONE_UNIT:
-                return self._questions[rule, limits, key]  # type: ignore[index]  # what is no text is not found
+                return self._questions[rule, limits, key]  # type: ignore[index]  # other types raise KeyError
         except (KeyError, TypeError):
             pass
         check_cost(cost, what)
@@ -561,9 +560,9 @@ class Limiter:
         return checks, subjects
 
     def _bucket(self, rule: str, limits: Limits) -> LimitSet:
-        """Return the bucket of a rule: one for the same limits, however they are written."""
+        """Return the bucket of a rule: the same object for equal limits, however they are written."""
         if isinstance(limits, list):
-            limits = tuple(limits)  # nothing is found by a list
+            limits = tuple(limits)  # a list is not hashable
         try:
             return self._buckets[rule, limits]
         except (KeyError, TypeError):
@@ -575,7 +574,7 @@ class Limiter:
         return bucket
 
     def _books(self) -> list[BanStore]:
-        """Return the bans of the store, behind the bans made here while it did not answer."""
+        """Return the bans made locally during an outage, if any, and then those of the store."""
         failover = self.engine.failover
         local = None if failover is None else failover.local
         return [self.store.bans] if local is None else [local.bans, self.store.bans]
@@ -588,10 +587,10 @@ class Limiter:
 
 
 def _checked(checks: object, what: str = "cost") -> tuple[Check, ...]:
-    """Return checks as stores take them.
+    """Validate checks, and return them as a tuple.
 
     Raises:
-        ConfigurationError: One of them is none.
+        ConfigurationError: An item is not a check.
     """
     expected = '(bucket, key, cost) each, for example (LimitSet("api", limits), "user:42", 1)'
     given: tuple[Any, ...] = tuple(check_list("checks", checks, expected))
@@ -611,7 +610,7 @@ def check_cost(cost: object, what: str = "cost") -> int:
         what: The name of the value in the error message.
 
     Raises:
-        ConfigurationError: The value is no such number.
+        ConfigurationError: It is not.
     """
     if not isinstance(cost, int) or isinstance(cost, bool) or cost < 0:
         raise ConfigurationError(f"{what}: expected a whole number, 0 or more, for example 1, not {quoted(cost)}")
@@ -621,7 +620,7 @@ def check_cost(cost: object, what: str = "cost") -> int:
 def _row(number: int, line: object) -> Any:
     try:
         if not isinstance(line, str):
-            raise ValueError("no text")
+            raise ValueError("not text")
         return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"bans, line {number}: expected JSON, not {quoted(line)}: {error}") from None

@@ -1,8 +1,7 @@
-"""Observers: who hears the events of a limiter, and what became of each request.
+"""Observers of a limiter: they receive its events, and the outcome of each request.
 
-An observer is called in the thread where something happens, when the answer is out and every lock and transaction has
-ended. One that takes long has a thread of its own, behind an `EventQueue`. The log is written by an observer that every
-limiter has, `EventLog`.
+An observer is called in the thread of the event, after the answer was sent and all locks and transactions have ended. A
+slow one can have its own thread, with an `EventQueue`. Every limiter also has an `EventLog`, which writes the log.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from .aio import on_loop
 CLOSE_S: Final = 5.0
 """How long `Limiter.close` waits for observers with a thread."""
 FAILURE_EVERY_S: Final = 10.0
-"""An observer that fails with every refusal of a flood writes no more than one traceback in this time."""
+"""The least time between two tracebacks of a failing observer, which may fail at every refusal of a flood."""
 LINE_EVERY_S: Final = 1.0
-"""The log has one line in this time for each kind and rule."""
+"""The least time between two log lines of the same kind and rule."""
 MAX_QUEUED: Final = 4_096
-"""About a kilobyte each: a few megabytes while an observer lags behind."""
+"""An event takes about a kilobyte: a few megabytes while an observer lags behind."""
 IDLE_S: Final = 5.0
 END_S: Final = 2.0
-"""How long queues are emptied at the end of the interpreter."""
+"""How long queues are drained when the interpreter exits."""
 REPORT_EVERY_S: Final = 1.0
 """How often dropped events are reported."""
 
@@ -50,41 +49,41 @@ KINDS: Final = (
     *("list_reloaded", "list_rejected", "config_reloaded", "config_rejected", "windows_restarted"),
     *("pause_ignored", "pause_unshared", "series_full", "events_dropped"),
 )
-"""All kinds of events; docs/guides/metrics.md says when each comes and with what details."""
+"""All kinds of events; docs/guides/metrics.md describes when each is emitted, and its details."""
 LOGGED_WHERE_MADE: Final = frozenset(
     {
         *("store_failed", "store_recovered"),
         *("list_reloaded", "list_rejected", "config_reloaded", "config_rejected", "windows_restarted"),
     }
 )
-"""Kinds whose lines have levels and rates of their own."""
+"""Kinds that are logged where they are emitted, with their own levels and rates."""
 _INFORMATION: Final = frozenset({"refused", "shadow_refused", "pause_ignored", "pause_unshared"})
-"""Kinds that are logged with the level INFO; all others are warnings."""
+"""Kinds that are logged as INFO; all others are warnings."""
 _MAX_VALUE: Final = 256
 SHUT_OUT: Final = frozenset({Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE})
-"""Why requests are refused where it is not by a limit."""
+"""The reasons of refusals that are not by a limit."""
 
 T = TypeVar("T")
 Ended: TypeAlias = Literal["refused", "success", "exception", "cancelled"]
 
 
 class Outcome(NamedTuple):
-    """What became of one request, or of one question that was put to the limiter without HTTP.
+    """The outcome of one request, or of one call of the limiter without HTTP.
 
     Attributes:
-        allowed: Whether it was let through.
-        reason: Why it was let through or refused: that of the decision that matters most.
-        rules: The names of the rules that counted it; of a refused request, of the rules that refused it.
+        allowed: Whether it was admitted.
+        reason: Why it was admitted or refused: the reason of its most significant decision.
+        rules: The names of the rules that counted it; for a refusal, of those that refused it.
         shadow_rules: The names of the shadow rules that would have refused it.
-        route: The template of the route and its methods, for example ``GET /items/{id}``; ``(no route)`` where no
-            route was found, None of a question without HTTP.
-        status: The status of the answer; 0 where none was sent, or there is no HTTP.
-        ended: ``refused``; or, of what was let through, ``success``, ``exception`` or ``cancelled``. A client that
-            leaves while it waits for room is ``cancelled``, and was not allowed.
-        began_us: When it came, in microseconds of Unix time.
-        duration_us: The time until the last byte of its answer was sent.
-        waited_us: How long it has waited for room; None if it did not wait.
-        decisions: The decisions about it, those of outer middlewares first.
+        route: The methods and the template of the route, for example ``GET /items/{id}``; ``(no route)`` if no route
+            was found, None without HTTP.
+        status: The status code of the response; 0 if none was sent, or without HTTP.
+        ended: ``refused``; or, if admitted, ``success``, ``exception`` or ``cancelled``. A client that disconnects
+            while it waits for room is ``cancelled``, and not allowed.
+        began_us: When it arrived, in microseconds of Unix time.
+        duration_us: The time until the last byte of its response was sent, in microseconds.
+        waited_us: How long it waited for room, in microseconds; None if it did not wait.
+        decisions: Its decisions, those of outer middlewares first.
     """
 
     allowed: bool
@@ -101,7 +100,7 @@ class Outcome(NamedTuple):
 
 
 def outcome_of_question(decision: Decision, now_us: int) -> Outcome:
-    """Return what became of a question that was put to the limiter without HTTP."""
+    """Return the outcome of a call of the limiter without HTTP, made at `now_us`."""
     ended: Ended = "success" if decision.allowed else "refused"
     waited_us = 0 if decision.reason is Reason.WAITED else None
     rules = (
@@ -111,7 +110,7 @@ def outcome_of_question(decision: Decision, now_us: int) -> Outcome:
 
 
 def refusing_rules(refusal: Decision) -> tuple[str, ...]:
-    """Return the names of the rules that had no room; of a refusal for another reason, of none."""
+    """Return the names of the rules that had no room; empty for a refusal for another reason."""
     if not refusal.readings:
         return ()
     if len(refusal.checks) == 1:
@@ -121,17 +120,17 @@ def refusing_rules(refusal: Decision) -> tuple[str, ...]:
 
 
 class Observer:
-    """Hears events, and what became of requests: derive from it, or write an object with one of its methods.
+    """Receives events and outcomes of requests: derive from it, or write an object with one of its methods.
 
-    Its exceptions are logged and dropped. Methods are called in the thread where something happens, and hold up
-    whatever goes on there, unless the observer was given a thread.
+    Its exceptions are logged and dropped. The methods are called in the thread of the event, and delay it, unless the
+    observer has its own thread.
     """
 
     def event(self, event: Event, /) -> None:
-        """Hear of an event."""
+        """Receive an event."""
 
     def request(self, outcome: Outcome, /) -> None:
-        """Hear what became of a request."""
+        """Receive the outcome of a request."""
 
 
 AnyObserver: TypeAlias = Observer | Callable[[Event], object] | Any
@@ -143,9 +142,9 @@ class Subscription:
 
     Attributes:
         observer: The observer.
-        kinds: The kinds of events that it hears; None for all.
+        kinds: The kinds of events that it receives; None for all.
         event: Its method for events; None if it has none.
-        request: Its method for what becomes of requests; None if it has none.
+        request: Its method for outcomes; None if it has none.
 
     Raises:
         ConfigurationError: The observer has neither method, one of them is a coroutine function, or a kind is unknown.
@@ -172,16 +171,16 @@ class Subscription:
 
     @property
     def dropped(self) -> int:
-        """How many events and outcomes the observer has not heard, because it was too slow."""
+        """The number of events and outcomes that were dropped because the observer was too slow."""
         return 0 if self.queue is None else self.queue.dropped
 
     def remove(self) -> None:
-        """Call the observer no more, also with what is on its way. A second call does nothing."""
+        """Stop calling the observer, even for queued events. A second call does nothing."""
         self._over = True
         self._leave(self)
 
     def wants(self, kind: str) -> bool:
-        """Return whether the observer hears events of a kind."""
+        """Return whether the observer receives events of a kind."""
         return self.kinds is None or kind in self.kinds
 
     def pass_on(self, method: Callable[[T], object], what: T) -> None:
@@ -192,7 +191,7 @@ class Subscription:
             self.queue.put(lambda: self.call(method, what))
 
     def call(self, method: Callable[[T], object], what: T) -> None:
-        """Call a method of the observer here, and outlive its exceptions: in its thread even that of sys.exit()."""
+        """Call a method of the observer in this thread. Log its exceptions, in its own thread even SystemExit."""
         if self._over:
             return
         try:
@@ -200,7 +199,7 @@ class Subscription:
             if answer is not None and isawaitable(answer):
                 if iscoroutine(answer):
                     answer.close()
-                raise TypeError(f"it returned {type(answer).__name__!r}, which nobody awaits; observers are not async")
+                raise TypeError(f"it returned {type(answer).__name__!r}, never awaited; observers are not async")
         except BaseException as error:
             if self.queue is None and not isinstance(error, Exception):
                 raise
@@ -211,7 +210,7 @@ class Subscription:
 
 
 def _methods(observer: AnyObserver) -> tuple[Callable[[Event], object] | None, Callable[[Outcome], object] | None]:
-    """Return the methods of an observer that are its own: None for each that it does not have."""
+    """Return the methods `event` and `request` that an observer defines itself; None for each that it does not."""
     found: dict[str, Any] = {}
     for name in ("event", "request"):
         method = getattr(observer, name, None)
@@ -227,7 +226,7 @@ def _methods(observer: AnyObserver) -> tuple[Callable[[Event], object] | None, C
     for name, method in found.items():
         if iscoroutinefunction(method) or iscoroutinefunction(getattr(method, "__call__", None)):  # noqa: B004
             raise ConfigurationError(
-                f"observers: expected a plain function, not the coroutine function {method!r}; to go on in an event "
+                f"observers: expected a plain function, not the coroutine function {method!r}; to run one in an event "
                 "loop, write lambda event: asyncio.run_coroutine_threadsafe(work(event), loop)"
             )
         check_takes("observers", method, "event" if name == "event" else "outcome")
@@ -247,10 +246,10 @@ def _known(kinds: Iterable[str] | None) -> Set[str] | None:
 
 
 def listed_observers(observers: Iterable[AnyObserver]) -> tuple[AnyObserver, ...]:
-    """Return the observers of a limiter, which may be given as an iterator.
+    """Return the observers of a limiter as a tuple; any iterable is accepted.
 
     Raises:
-        ConfigurationError: They are no list.
+        ConfigurationError: The value is not iterable.
     """
     return tuple(check_list("observers", observers, "a list of functions that take an Event"))
 
@@ -262,7 +261,7 @@ class ObserverHub:
         unix_us: Returns Unix time in microseconds, for the time of events.
 
     Attributes:
-        requests: Whether anybody hears what becomes of requests; else nobody makes an `Outcome`.
+        requests: Whether any observer receives outcomes; if not, no `Outcome` is created.
     """
 
     def __init__(self, unix_us: Clock) -> None:
@@ -278,27 +277,27 @@ class ObserverHub:
     def subscribe(
         self, observer: AnyObserver, kinds: Iterable[str] | None = None, *, thread: bool = False
     ) -> Subscription:
-        """Have an observer hear what happens from now on; see `Limiter.observe`."""
+        """Subscribe an observer; see `Limiter.observe`."""
         subscription = Subscription(observer, kinds, thread, self._leave, self._report_dropped)
         with self._lock:
             self._set((*self._subscriptions, subscription))
         return subscription
 
     def find(self, kind: type[T]) -> T | None:
-        """Return the first observer of a class, if there is one."""
+        """Return the first observer of a class; None if there is none."""
         observers = (subscription.observer for subscription in self._subscriptions)
         return next((observer for observer in observers if isinstance(observer, kind)), None)
 
     def wants_refusals(self) -> bool:
-        """Return whether anybody hears of refused requests; else nobody makes such events."""
+        """Return whether events of refused requests are needed, by an observer or the log."""
         return self._refused or logger.isEnabledFor(logging.INFO)
 
     def emit(self, event: Event, past: Subscription | None = None) -> None:
-        """Log an event, and pass it to those who hear its kind, with the time at which it happened.
+        """Log an event, and pass it to the observers of its kind, with the time added.
 
         Args:
             event: The event.
-            past: One that hears it here, past its queue.
+            past: A subscription to call directly, bypassing its queue.
         """
         event = Event(event.kind, event.message, event.details, self._unix_us())
         self._log.event(event)
@@ -307,12 +306,12 @@ class ObserverHub:
                 (subscription.call if subscription is past else subscription.pass_on)(subscription.event, event)
 
     def request(self, outcome: Outcome) -> None:
-        """Pass on what became of a request."""
+        """Pass an outcome to the observers of requests."""
         for pass_on, method in self._requests:
             pass_on(method, outcome)
 
     async def close(self) -> None:
-        """Wait until all queues are empty, for at most `CLOSE_S`. What comes later is heard as well."""
+        """Wait until all queues are empty, for at most `CLOSE_S`. Later events are still delivered."""
         queues = [subscription.queue for subscription in self._subscriptions if subscription.queue is not None]
         left = sum([not queue.flush(0) for queue in queues])
         if left and on_loop():
@@ -320,7 +319,7 @@ class ObserverHub:
         elif left:
             left = _flush(queues, CLOSE_S)
         if left:
-            logger.warning("the limiter is closed, and %d observers have not heard everything yet", left)
+            logger.warning("the limiter is closed, and %d observers still have queued events", left)
         self._log.rest()
 
     def _leave(self, subscription: Subscription) -> None:
@@ -338,28 +337,28 @@ class ObserverHub:
         self.requests = bool(self._requests)
 
     def _report_dropped(self, slow: Subscription, dropped: int) -> None:
-        """Report that a queue was full, in its own thread."""
-        message = f"{dropped} events were dropped, because {slow.observer!r} takes longer than they come"
+        """Report that a queue was full; called in its thread."""
+        message = f"{dropped} events were dropped, because the observer {slow.observer!r} is too slow"
         self.emit(Event("events_dropped", message, {"dropped": dropped}), past=slow)
 
 
 def _flush(queues: Iterable[EventQueue], max_s: float) -> int:
-    """Empty all queues within a total time in seconds; return how many are not empty then."""
+    """Drain all queues, for at most `max_s` seconds in total; return how many are not empty afterwards."""
     ends_s = monotonic() + max_s
     return sum([not queue.flush(max(ends_s - monotonic(), 0.0)) for queue in queues])
 
 
 class EventLog:
-    """Writes events to the log: for each kind and rule a line a second, which says how many others were left out.
+    """Writes events to the log: at most one line a second for each kind and rule, with the number of omitted events.
 
-    A record has the fields `kind` and `details`, which structlog and JSON formatters pick up.
+    A record has the fields `kind` and `details`, for structlog and JSON formatters.
     """
 
     def __init__(self) -> None:
         self._throttle = Throttle(LINE_EVERY_S)
 
     def event(self, event: Event) -> None:
-        """Write a line about an event, or count that it was left out."""
+        """Log an event, or count it as omitted."""
         level = _level(event.kind)
         if event.kind in LOGGED_WHERE_MADE or not logger.isEnabledFor(level):
             return
@@ -372,7 +371,7 @@ class EventLog:
         logger.log(level, "%s: %s%s", event.kind, event.message, more, extra=fields)
 
     def rest(self) -> None:
-        """Write how many events were left out since the last line about each kind and rule."""
+        """Log the number of events omitted since the last line of each kind and rule."""
         for subject, left_out in self._throttle.rest():
             kind, _, rule = str(subject).partition(" under ")
             message = f"{left_out} more{f' under {rule}' if rule else ''} since the last such line"
@@ -384,27 +383,26 @@ def _level(kind: str) -> int:
 
 
 def _shown(value: object) -> object:
-    """Return a value as a field of a record: a number, or printable text."""
+    """Return a value as a field of a log record: a number, or printable text."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     return value.isoformat() if isinstance(value, date) else escaped(str(value), _MAX_VALUE)
 
 
 class EventQueue:
-    """Calls a slow observer in a thread of its own, one event after the other, in the order in which they came.
+    """Calls a slow observer in its own thread, one event after another, in order.
 
-    * The thread starts with the first event and ends when none has come for a while, so a limiter that nobody closes
-      keeps none.
-    * Beyond `MAX_QUEUED` events further ones are dropped, counted, and reported when there is room again.
-    * `fork` copies no threads: a child begins with an empty queue, since its parent handles the events in its own.
-    * At the end of the interpreter the events in the queue are handled, for no longer than `END_S`.
+    * The thread starts with the first event, and ends after `IDLE_S` without one, so an unclosed limiter leaves none.
+    * If `MAX_QUEUED` events are queued, further ones are dropped, counted, and reported when there is room again.
+    * `fork` copies no threads: a child starts with an empty queue, and the parent handles the queued events.
+    * When the interpreter exits, the queued events are handled, for at most `END_S`.
 
     Args:
-        report: Called in the thread with how many events were dropped since the last report.
+        report: Called in the thread with the number of events dropped since the last report.
 
     Attributes:
-        max_queued: How many events the queue holds.
-        dropped: How many did not fit into it so far.
+        max_queued: The capacity of the queue.
+        dropped: The number of events dropped so far.
     """
 
     def __init__(self, report: Callable[[int], None]) -> None:
@@ -415,7 +413,7 @@ class EventQueue:
         _queues.add(self)
 
     def begin_anew(self) -> None:
-        """Forget the queue and the thread, which belong to the process that has forked."""
+        """Reset the queue and the thread, which belong to the parent process after `fork`."""
         self.dropped = self._reported = 0
         self._lock = Lock()
         self._calls: Queue[Callable[[], object]] = Queue()
@@ -423,7 +421,7 @@ class EventQueue:
         self._report_again_s = 0.0
 
     def put(self, call: Callable[[], object]) -> None:
-        """Have a call made in the thread, or count that it was dropped. The call never raises."""
+        """Queue a call for the thread, or count it as dropped. `call` must not raise."""
         with self._lock:
             if self._calls.qsize() >= self.max_queued:
                 self.dropped += 1
@@ -433,9 +431,9 @@ class EventQueue:
                 self._start()
 
     def flush(self, max_s: float) -> bool:
-        """Wait until all calls were made, for at most so many seconds; return whether they were.
+        """Wait until all queued calls were made, for at most `max_s` seconds; return whether they were.
 
-        An observer cannot wait for itself: in the thread that calls it this returns at once.
+        In the observer's own thread it does not wait, because that would be a deadlock.
         """
         calls = self._calls
         waits = self._thread is not None and self._thread is not current_thread()
@@ -446,13 +444,13 @@ class EventQueue:
         self._thread = Thread(target=self._serve, name="slidegate-observer", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError as error:  # the process has no more threads, or is at its end; the next event tries again
+        except RuntimeError as error:  # out of threads, or the interpreter is exiting; the next event tries again
             self._thread = None
-            logger.error("events wait, because no thread can be started for an observer: %s", error)
+            logger.error("events stay queued, because no thread can be started for an observer: %s", error)
 
     def _serve(self) -> None:
         calls = self._calls
-        while self._calls is calls:  # until an observer forks, in the child
+        while self._calls is calls:  # it differs in a child, if the observer itself forks
             try:
                 call = calls.get(timeout=IDLE_S)
             except Empty:

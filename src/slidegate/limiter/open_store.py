@@ -1,4 +1,4 @@
-"""Makes a store from its address."""
+"""Creates a store from its address."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _REDIS: Final = re.compile("(rediss?([+](cluster|sentinel))?|unix)://", re.IGNOR
 
 
 def open_store(url: str, *, read_only: bool = False) -> Store:
-    """Make the store that an address names.
+    """Create the store for an address.
 
     Args:
         url: The address.
-        read_only: Whether the store is only looked at, and has to be there.
+        read_only: Whether the store is only read, and must already exist.
 
     Raises:
-        ConfigurationError: The scheme or an option is unknown, a value cannot be read, or the store cannot be opened.
-        StoreUnavailable: The store is to be read only, and cannot be.
+        ConfigurationError: The scheme or an option is unknown, a value is invalid, or the store cannot be opened.
+        StoreUnavailable: `read_only` is true, and the store does not exist or cannot be read.
     """
     if isinstance(url, str) and _REDIS.match(url):
         return _redis(url, read_only)
@@ -67,7 +67,7 @@ def _memory(parts: SplitResult, expected: str) -> Store:
 
 def _lmdb(parts: SplitResult, expected: str, read_only: bool) -> Store:
     if parts.netloc or not parts.path.startswith("/") or not parts.path.strip("/"):
-        raise ConfigurationError(f"{expected}: write the directory's whole path behind lmdb://")
+        raise ConfigurationError(f"{expected}: write the absolute path of the directory after lmdb://")
     options = _options(parts, expected)
     try:
         from ..stores.lmdb import LmdbStore
@@ -94,7 +94,7 @@ def _options(parts: SplitResult, expected: str) -> dict[str, Any]:
 
 
 def _read(kind: str, query: str, where: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """Return the options of a kind of store that a query holds, and the rest of the query."""
+    """Return the options in a query that a kind of store has, and the rest of the query."""
     options, rest = dict[str, Any](), list[tuple[str, str]]()
     for name, value in parse_qsl(query, keep_blank_values=True):
         read = _OPTIONS[kind].get(name)

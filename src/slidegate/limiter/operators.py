@@ -1,4 +1,4 @@
-"""What a limiter asks the files that know the operators of addresses; `slidegate.network` makes keys of such files."""
+"""Lookups in the files that map addresses to operators and countries; `slidegate.network` makes keys from them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _KIND = "asn:"
 
 
 class Place(NamedTuple):
-    """What a file says of an address.
+    """The operator and country of an address.
 
     Attributes:
-        asn: The number of the operator's autonomous system; None if it is not known.
-        country: The ISO 3166 code of the country, two capital letters; empty where it is not known.
-        name: The name of the operator, empty where it is not known.
+        asn: The number of the operator's autonomous system; None if unknown.
+        country: The ISO 3166 code of the country, two capital letters; empty if unknown.
+        name: The name of the operator; empty if unknown.
     """
 
     asn: int | None = None
@@ -29,40 +29,40 @@ class Place(NamedTuple):
 
 
 class NetworkLookup(Protocol):
-    """A file that knows networks."""
+    """A file of networks with their operators or countries."""
 
     has: frozenset[str]
     generation: int
 
     def find(self, client_key: str) -> Place:
-        """Return what the file says of the address of a client, by its key."""
+        """Look up the address of a client, given by its key."""
 
     def look_when_due(self) -> None:
-        """Have the file read again if it has changed, now and then."""
+        """Check periodically whether the file has changed, and reload it then."""
 
     def observe(self, observer: EventListener) -> None:
-        """Send an observer the events of the file, once."""
+        """Subscribe an observer to the events of the file; a second call with it does nothing."""
 
 
 @runtime_checkable
 class NetworkKey(Protocol):
-    """A key that a file of networks makes."""
+    """A key that is looked up in a file of networks."""
 
     file: Any
 
 
 def files_of(networks: Iterable[NetworkKey]) -> tuple[NetworkLookup, ...]:
-    """Return the files of some keys.
+    """Return the files of network keys, without duplicates.
 
     Raises:
-        ConfigurationError: One of them is no such key.
+        ConfigurationError: An item is not such a key.
     """
     keys = check_list("networks", networks, 'a list such as [network("GeoLite2-ASN.mmdb")]', NetworkKey)
     return tuple(dict.fromkeys(key.file for key in keys))
 
 
 def operator_of(client_key: str, files: Sequence[NetworkLookup]) -> str | None:
-    """Return the key by which the operator of a client's address is banned; None if no file knows it."""
+    """Return the ban key of the operator of a client's address; None if no file has it."""
     for file in files:
         asn = file.find(client_key).asn
         if asn is not None:
@@ -71,7 +71,7 @@ def operator_of(client_key: str, files: Sequence[NetworkLookup]) -> str | None:
 
 
 def described(client_key: str, files: Sequence[NetworkLookup]) -> str:
-    """Return what files say of the network of a client, for people: ``AS132203 Tencent, NL``; empty if nothing."""
+    """Describe the network of a client for display: ``AS132203 Tencent, NL``; empty if it is unknown."""
     places = [file.find(client_key) for file in files]
     operator = next((f"AS{place.asn} {place.name}".rstrip() for place in places if place.asn is not None), "")
     country = next((place.country for place in places if place.country), "")
@@ -79,7 +79,7 @@ def described(client_key: str, files: Sequence[NetworkLookup]) -> str:
 
 
 def check_ban(key: object, files: Sequence[NetworkLookup]) -> None:
-    """Check what people ban by hand; an operator only where a file says whose addresses those are.
+    """Validate the key of a manual ban; one of an operator needs a file with operators.
 
     Raises:
         InvalidKey: The key cannot be banned.
@@ -93,6 +93,4 @@ def check_ban(key: object, files: Sequence[NetworkLookup]) -> None:
         raise InvalidKey(f"ban: expected {expected}, not {quoted(key)}", expected)
     if not any("asn" in file.has for file in files):
         written = 'Limiter(networks=[network("GeoLite2-ASN.mmdb")])'
-        raise InvalidKey(
-            f"ban: {quoted(key)} is an operator, and no file says which addresses it has; write {written}", written
-        )
+        raise InvalidKey(f"ban: {quoted(key)} is an operator, and no file maps its addresses; write {written}", written)

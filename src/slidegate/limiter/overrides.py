@@ -1,13 +1,13 @@
-"""Limits that are changed while the application runs: another amount for a while, for all workers of a store.
+"""Overrides: temporary changes of a limit's amount at run time, for all workers that share a store.
 
-An override lies among the rows of the store's `SharedStats`, and goes by itself when its time is over::
+An override is a row of the store's `SharedStats`, and expires with it::
 
     limits    0    digest of the limit's name    JSON: the limit, its end in the store's time, who changed it and why
 
-Every worker looks at these rows twice a second, by a timer of asyncio or a task of trio, and tells those who ask the
-limiter; they replace the `LimitSet` of a limit and never alter one. Nothing of it is on the way of a request. While the
-store does not answer, what was known last holds until its end. A store that keeps no such rows has them in this process
-alone.
+Every worker polls these rows twice a second, by a timer of asyncio or a task of trio, and notifies the callers of the
+limiter, which replace the `LimitSet` of a limit and never modify one. Requests do not wait for any of this. During an
+outage, the last known overrides stay in effect until their end. If a store has no `SharedStats`, overrides apply to
+this process only.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ INTERVAL_S: Final = 0.5
 DEADLINE_S: Final = 1.0
 ROLLUP: Final = CHANGED_LIMITS
 MOST: Final = 10
-"""How many times the amount in the code an override may be."""
+"""The largest allowed ratio of an override to the amount in code."""
 TOOLS: Final = "slidegate-"
-"""What the names of the tools' own limits begin with."""
+"""The prefix of the names of the tools' own limits."""
 _LOG_EVERY_S: Final = 600.0
 _LATEST_US: Final = 2**52
-"""Some hundred years from now, and a moment that `datetime` can hold twice over."""
+"""About the year 2112; the sum of two such times is still valid for `datetime`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """Another amount of a limit for a while.
+    """A temporary change of a limit's amount.
 
     Attributes:
-        name: The name of the limit on the wire.
-        limit: What holds instead of the limit in the code: ``"50/minute"``.
-        by: The person or program that has changed it.
-        reason: Why, for operators.
-        made_us: When, in microseconds of Unix time.
-        length_us: How long it holds.
-        until_us: When it ends, in the store's time.
+        name: The name of the limit in response headers.
+        limit: The limit that replaces the one in code: ``"50/minute"``.
+        by: The person or program that changed it.
+        reason: The reason, for operators.
+        made_us: When it was changed, in microseconds of Unix time.
+        length_us: How long it applies, in microseconds.
+        until_us: When it ends, in microseconds of the store's time.
     """
 
     name: str
@@ -85,17 +85,17 @@ class Override:
 
 
 class NamedLimit(NamedTuple):
-    """A limit as the code says it, by its name on the wire."""
+    """A limit as configured in code, with its name in response headers."""
 
     name: str
     limit: AnyLimit
     cost: int = 1
-    """The most units that one request is known to cost."""
+    """The largest known cost of one request."""
     fixed: str = ""
     """Why its amount cannot be changed; empty if it can."""
 
     def amount_in(self, text: str) -> int:
-        """Return the amount that a text gives this limit.
+        """Return the amount that an override's text sets for this limit.
 
         Raises:
             ConfigurationError: The text has another window, its amount is out of range, or the limit is fixed.
@@ -119,7 +119,7 @@ class NamedLimit(NamedTuple):
         return other.amount
 
     def amount_under(self, overrides: Mapping[str, Override]) -> int:
-        """Return the amount that holds; that of the code where no override can be taken."""
+        """Return the amount in effect; the one in code if there is no applicable override."""
         override = overrides.get(self.name)
         if override is None:
             return self.limit.amount
@@ -134,10 +134,10 @@ class Changing(Protocol):
     """A caller of the limiter whose limits can be changed: a middleware."""
 
     def named_limits(self) -> Iterable[NamedLimit]:
-        """Return its limits as the code says them."""
+        """Return its limits as configured in code."""
 
     def override(self, overrides: Mapping[str, Override]) -> None:
-        """Count by these overrides, by the names of limits, and by the code where there is none."""
+        """Apply these overrides, by limit name; other limits get their amount in code."""
 
     def begin_anew(self) -> None:
         """Call `Overrides.start` with the next request, in a child of `fork`."""
@@ -147,10 +147,10 @@ class Overrides:
     """The overrides of one limiter.
 
     Args:
-        engine: Asks the store.
+        engine: Queries the store.
 
     Attributes:
-        known: Those that hold in this process, by the names of limits.
+        known: The overrides in effect in this process, by limit name.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -163,7 +163,7 @@ class Overrides:
         self._ahead_us = 0
         self._begun = self._heard = 0
         self._home: asyncio.AbstractEventLoop | None = None
-        self._loop: asyncio.AbstractEventLoop | object | None = None  # of trio, the token of its run
+        self._loop: asyncio.AbstractEventLoop | object | None = None  # under trio, the token of its run
         self._task: asyncio.Task[None] | None = None
         self._throttle = Throttle(_LOG_EVERY_S)
         self._lock = Lock()
@@ -172,22 +172,22 @@ class Overrides:
         engine.forgetting.append(self.forget)
 
     def begin_anew(self) -> None:
-        """Look at the store again with the next request, in a child of `fork`."""
+        """In a child of `fork`, start polling again with the next request."""
         self._home = self._loop = self._task = None
         for caller in self._callers():
             caller.begin_anew()
 
     def apply(self, caller: Changing) -> None:
-        """Have a caller, which is listed already, count by the overrides that hold, whatever comes meanwhile."""
+        """Apply the overrides in effect to a caller that is already registered, without missing a concurrent change."""
         with self._lock:
             caller.override(self._taken)
 
     def forget(self) -> None:
-        """Have every limit be as in the code. For tests."""
+        """Drop all overrides in this process. For tests."""
         self._take({})
 
     async def set(self, name: str, limit: str, length_us: int, reason: str, by: str) -> Override:
-        """Change a limit for all workers, and for this one at once.
+        """Change a limit for all workers; for this one immediately.
 
         Raises:
             ConfigurationError: There is no such limit, or it cannot be changed to this.
@@ -196,7 +196,7 @@ class Overrides:
         self._check(name, limit)
         if self._shared is None and not on_loop():
             raise ConfigurationError(
-                "override: in a store of one process a timer of an event loop ends it, and none runs here; write "
+                "override: an override in this store is ended by a timer of an event loop, and none runs here; use "
                 "`await limiter.override(...)` in the application"
             )
         now_us = await self._now_us()
@@ -206,7 +206,7 @@ class Overrides:
         return made
 
     async def unset(self, name: str) -> bool:
-        """Have a limit be as in the code again; False if it is."""
+        """End the override of a limit; False if it has none."""
         await self.refresh()
         if name not in self.known:
             return False
@@ -214,7 +214,7 @@ class Overrides:
         return True
 
     async def refresh(self, deadline_s: float = COMMAND_DEADLINE_S) -> None:
-        """Take over what the store says now.
+        """Read the overrides from the store, and apply them.
 
         Raises:
             StoreError: The store does not answer.
@@ -227,13 +227,13 @@ class Overrides:
         rows = await within(self._shared.read(ROLLUP, 0, 0), deadline_s)
         if rows:
             self._ahead_us = await within(self._shared.time(), deadline_s) - self._engine.now_us()
-        if reading > self._heard:  # else one that began later knows better
+        if reading > self._heard:  # else a read that started later has already returned
             self._heard = reading
             found = filter(None, (_unpacked(value) for _, _, value in rows))
             self._take({one.name: one for one in found})
 
     def start(self) -> None:
-        """Look at the store from now on, in the event loop that was here first: a thread may have one for a moment."""
+        """Start polling, in the first event loop that called this: loops of other threads may be short-lived."""
         if self._home is not None and self._home.is_closed():
             self._home = self._loop = None
         if self._home is None and on_asyncio():
@@ -251,7 +251,7 @@ class Overrides:
             self._engine.ending.append(self.end)
 
     async def end(self) -> None:
-        """Look no more, before the application ends."""
+        """Stop polling, before the application ends."""
         self._home = self._loop = None
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class Overrides:
                 loop.call_later(INTERVAL_S, self._next, loop)
 
     async def _look_under_trio(self, token: object) -> None:
-        """Look until the run of trio ends, which cancels this, or the limiter does."""
+        """Poll until the trio run, which cancels this task, or the limiter ends."""
         try:
             while self._loop is token:
                 await self._look(token)
@@ -278,7 +278,7 @@ class Overrides:
                 self._loop = None
 
     async def _look(self, loop: object) -> None:
-        """Take over what the store says; a store of one process is looked at no more when it holds nothing."""
+        """Refresh the overrides; without `SharedStats`, stop polling when none is left."""
         try:
             await self.refresh(DEADLINE_S)
         except Exception as error:
@@ -290,7 +290,7 @@ class Overrides:
                 self._loop = None
 
     def _lasting(self) -> Mapping[str, Override]:
-        """Return those of the known ones that are not over by the clock of this process."""
+        """Return the known overrides that have not ended, according to the clock of this process."""
         now_us = self._engine.now_us() + self._ahead_us
         return {name: one for name, one in self.known.items() if one.until_us > now_us}
 
@@ -314,7 +314,7 @@ class Overrides:
         return [caller for caller in (*self._engine.callers.listed(), *more) if isinstance(caller, Changing)]
 
     def _named(self) -> dict[str, list[NamedLimit]]:
-        """Return the limits of all callers by name; those that cannot be changed only where no other has their name."""
+        """Return the limits of all callers by name; fixed limits only if no other limit has that name."""
         found: dict[str, list[NamedLimit]] = {}
         for caller in self._callers():
             for one in caller.named_limits():
@@ -322,7 +322,7 @@ class Overrides:
         return {name: [one for one in limits if not one.fixed] or limits for name, limits in found.items()}
 
     def _check(self, name: str, limit: str) -> None:
-        """Check what can be known here: a process without rules takes every name."""
+        """Validate a change, as far as this process knows the limits: one without rules accepts every name."""
         check_name(name, "limit name")
         if name.startswith(TOOLS):
             raise ConfigurationError(f"limit {name!r}: the limits of operators' tools cannot be changed")
@@ -336,7 +336,7 @@ class Overrides:
             )
 
     def _take(self, found: Mapping[str, Override]) -> None:
-        """Have these hold and no others, and tell of those that are new or gone."""
+        """Replace the overrides in effect, and emit events for those that are new or gone."""
         with self._lock:
             before, self.known = self.known, found
             changed = [name for name in {**before, **found} if before.get(name) != found.get(name)]
@@ -366,11 +366,11 @@ class Overrides:
         try:
             amount = in_code if after is None else _amount(own, after.limit) or in_code
         except ConfigurationError as error:
-            logger.warning("a changed limit is not taken: %s", error)
+            logger.warning("an override was not applied: %s", error)
             return
         was = in_code if before is None or not _takes(own, before) else own[0].amount_in(before.limit)
         told = after or before
-        assert told is not None, "one of them is there, or nothing has changed"
+        assert told is not None, "a change has an override before or after it"
         kind, how = "limit_restored", "again"
         if after is not None:
             kind, how = "limit_overridden", f"until {after.until:%Y-%m-%dT%H:%M:%SZ}"
@@ -380,10 +380,10 @@ class Overrides:
 
 
 def _amount(limits: Iterable[NamedLimit], text: str) -> int:
-    """Return the amount that a text gives limits of one name, which all of them take or none; 0 if there are none.
+    """Return the amount that a text sets for limits of the same name; 0 if there are none.
 
     Raises:
-        ConfigurationError: One of them cannot take it.
+        ConfigurationError: It does not apply to one of them; then it applies to none.
     """
     return min([one.amount_in(text) for one in limits], default=0)
 
@@ -397,7 +397,7 @@ def _takes(limits: Iterable[NamedLimit], override: Override) -> bool:
 
 
 def _read_as(limit: AnyLimit, text: str) -> AnyLimit | None:
-    """Read a text as a limit of the kind of another; None if it is of another kind or window."""
+    """Parse a text as a limit of the same kind and window as `limit`; None if it is another."""
     if isinstance(limit, Quota):
         quota = _quota(text)
         return quota if quota is not None and quota.unit == limit.unit else None
@@ -412,7 +412,7 @@ def _read_as(limit: AnyLimit, text: str) -> AnyLimit | None:
 
 
 def _written(limit: AnyLimit, amount: int) -> str:
-    """Return how a limit with another amount is written."""
+    """Return the text of a limit with another amount."""
     if isinstance(limit, Limit):
         return str(limit.with_amount(amount))
     return f"{amount}/{limit.unit}" if isinstance(limit, Quota) else str(amount)
@@ -426,7 +426,7 @@ def _quota(text: str) -> Quota | None:
 
 
 def _check_text(text: object) -> None:
-    """Check that a text is one limit, of whatever kind."""
+    """Check that a text is one limit of any kind."""
     if not isinstance(text, str):
         raise ConfigurationError(f'limit: expected text such as "50/minute", not {quoted(text)}')
     if text.strip().isdigit():
@@ -436,7 +436,7 @@ def _check_text(text: object) -> None:
 
 
 def _unpacked(value: bytes) -> Override | None:
-    """Return the override that a row holds; None if it cannot be read, as that of a later version."""
+    """Return the override in a row; None if it cannot be parsed, for example one of a later version."""
     try:
         found = Override(**json.loads(value))
         _check_text(found.limit)

@@ -1,8 +1,8 @@
-"""One event loop in a thread of its own, for threads that have none.
+"""An event loop in a thread of its own, for threads without one.
 
-A store that is asynchronous is asked on an event loop. Threads without one hand their questions to this one, and wait.
-One thread serves all limiters of a process. It starts with the first question, and ends when the last limiter that used
-it is closed, or with the interpreter, which it does not hold up. `fork` copies no threads, so a child starts its own.
+Asynchronous stores need an event loop. Threads without one run their calls on this loop, and block. One thread serves
+all limiters of a process. It starts with the first call, and ends when the last limiter that used it is closed. As a
+daemon it does not delay the exit of the interpreter. `fork` copies no threads, so a child starts its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ENDED: Final = "the event loop for threads has ended"
 
 
 class SharedPortal:
-    """The portal of this process, while anybody needs it."""
+    """The portal of this process; its thread runs while any user needs it."""
 
     def __init__(self) -> None:
         self._left_behind: list[_Running] = []
@@ -36,17 +36,16 @@ class SharedPortal:
         self.forget()
 
     def run(self, user: object, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Do some work on the loop, and return its answer. A caller that leaves, as with Ctrl-C, cancels it.
+        """Run a coroutine on the loop, and return its result. An interrupt of the caller, as by Ctrl-C, cancels it.
 
         Args:
-            user: The thread stays until `release` is called for every user that is still alive.
-            work: The work.
-            timeout_s: How long to wait. Stores keep deadlines of their own, so only a loop that stands still takes
-                longer.
+            user: The thread runs until `release` is called for every user that is still alive.
+            work: The coroutine.
+            timeout_s: How long to wait. Stores have their own deadlines, so only a blocked loop takes longer.
 
         Raises:
-            StoreTimeout: The answer did not come.
-            StoreUnavailable: The thread cannot be started, or ended meanwhile.
+            StoreTimeout: No result came in time.
+            StoreUnavailable: The thread cannot be started, or has ended.
         """
         try:
             with self._lock:
@@ -57,9 +56,9 @@ class SharedPortal:
             work.close()
             raise
         try:
-            # Not by `result`: a signal handler may raise a TimeoutError of its own.
+            # Not `result(timeout_s)`: its TimeoutError could not be told from one that a signal handler raises.
             if not wait([future], timeout_s).done:
-                raise StoreTimeout(f"the event loop for threads has stood still for {timeout_s:g} s")
+                raise StoreTimeout(f"the event loop for threads has been blocked for {timeout_s:g} s")
             return future.result()
         except CancelledError:
             raise StoreUnavailable(_ENDED) from None
@@ -67,10 +66,10 @@ class SharedPortal:
             future.cancel()
 
     def release(self, user: object) -> None:
-        """End the thread, once nobody else needs it."""
+        """End the thread if no other user needs it."""
         with self._lock:
             if self._running is not None and self._running.thread is current_thread():
-                return  # a limiter is closed there, for somebody who releases it afterwards
+                return  # a limiter is closed on the loop itself; its caller releases afterwards
             self._users.discard(user)
             if self._users:
                 return
@@ -79,47 +78,47 @@ class SharedPortal:
             running.end()
 
     def end(self) -> None:
-        """End the thread, because the interpreter ends."""
+        """End the thread, because the interpreter exits."""
         running, self._running = self._running, None
         if running is not None:
             running.end()
 
     def forget(self) -> None:
-        """Begin anew, as in a child after `fork`: the thread is the parent's."""
+        """Start from scratch, as in a child after `fork`: the thread exists only in the parent."""
         if self._running is not None:
-            # The child shares the file descriptors: a loop that is collected there would unregister them in the parent.
+            # Keep the loop: collecting it in the child would unregister the shared file descriptors for the parent.
             self._left_behind.append(self._running)
         self._lock, self._running = Lock(), None
         self._users: WeakSet[object] = WeakSet()
 
 
 class _Running:
-    """A portal, and the thread that it runs in.
+    """A portal and its thread.
 
     Raises:
-        StoreUnavailable: No thread or no loop can be started.
+        StoreUnavailable: The thread or the loop cannot be started.
     """
 
     def __init__(self) -> None:
         self._started = Future[BlockingPortal]()
-        # A daemon, because the interpreter waits for other threads before it calls what `atexit` knows.
+        # A daemon, because the interpreter joins other threads before it runs the `atexit` handlers.
         self.thread = Thread(target=self._serve, name="slidegate-loop", daemon=True)
         try:
             self.thread.start()
             self._portal = self._started.result()
         except (RuntimeError, OSError) as error:
-            raise StoreUnavailable(f"no event loop can be started for threads: {error}") from error
+            raise StoreUnavailable(f"the event loop for threads cannot be started: {error}") from error
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start some work on the loop."""
+        """Start a coroutine on the loop."""
         try:
             return self._portal.start_task_soon(lambda: work)
         except RuntimeError:
             raise StoreUnavailable(_ENDED) from None
 
     def end(self) -> None:
-        """Cancel what is under way, and end the thread."""
-        with suppress(RuntimeError):  # it has ended
+        """Cancel the running tasks, and end the thread."""
+        with suppress(RuntimeError):  # it has already ended
             self._portal.start_task_soon(self._portal.stop, True)
         self.thread.join(JOIN_S)
 
@@ -138,7 +137,7 @@ class _Running:
 
 
 PORTAL: Final = SharedPortal()
-"""The one of this process."""
+"""The portal of this process."""
 
 begin_anew_in_child(PORTAL.forget)
 atexit.register(PORTAL.end)

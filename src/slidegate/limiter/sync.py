@@ -1,8 +1,8 @@
-"""A limiter for threads that have no event loop: scripts, WSGI, Celery.
+"""The blocking limiter, for threads without an event loop: scripts, WSGI, Celery.
 
-The methods of a limiter are coroutines. A store that answers at once suspends none, so the thread itself runs it to its
-end: a memory store always, and LMDB unless each commit waits for a disk. For all other stores, and for calls that wait
-in line, a thread with an event loop does; see `portal`.
+The methods of a limiter are coroutines. With a synchronous store they never suspend, so the calling thread runs them to
+completion: a memory store always, and LMDB unless each commit waits for a disk. All other stores, and calls that queue,
+use a thread with an event loop; see `portal`.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ T = TypeVar("T")
 
 DEFAULT_RULE: Final = "hit"
 STEPS: Final = 3
-"""The most deadlines in a row that one call may wait for: the question, a refund, and the next question."""
+"""The most deadlines that one call may wait for in sequence: a query, a refund, and another query."""
 GRACE_S: Final = 5.0
-"""How much longer a loop with a lot to do may take."""
+"""The additional time for a busy event loop."""
 _COMMAND_S: Final = STEPS * COMMAND_DEADLINE_S + GRACE_S
 
 
 class SyncLimiter:
-    """The limiter that `Limiter.sync` returns: each method waits for its answer, and decides as its namesake does.
+    """The blocking limiter that `Limiter.sync` returns: each method blocks, and does what the `Limiter` method does.
 
-    Safe to share between threads, and after `fork`. A thread in which an event loop runs must not call it.
+    Safe to share between threads, and after `fork`. A thread with a running event loop must not call it.
 
     All methods may raise:
-        ConfigurationError: An event loop runs in this thread; or a value cannot be used, as for the namesake.
-        StoreTimeout: The thread that asks the store stands still, for example in an observer that blocks.
+        ConfigurationError: An event loop runs in this thread; or a value is invalid, as for the `Limiter` method.
+        StoreTimeout: The thread that queries the store is blocked, for example by an observer.
     """
 
     def __init__(self, limiter: Limiter, without_loop: WithoutLoop) -> None:
@@ -57,7 +57,7 @@ class SyncLimiter:
         return self._without_loop.ask(self._limiter.hit(key, limits, cost, rule=rule))
 
     def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
-        """Say what `hit` would answer now. Changes nothing."""
+        """Return what `hit` would return now. Changes nothing."""
         return self._without_loop.ask(self._limiter.peek(key, limits, cost, rule=rule))
 
     def charge(self, key: AnyKey, limits: Limits, units: int, *, rule: str = DEFAULT_RULE) -> Decision:
@@ -65,7 +65,7 @@ class SyncLimiter:
         return self._without_loop.ask(self._limiter.charge(key, limits, units, rule=rule))
 
     def refund(self, decision: Decision) -> bool:
-        """Hand back the units that `decision` charged; see `Limiter.refund`."""
+        """Refund the units that `decision` charged; see `Limiter.refund`."""
         return self._without_loop.ask(self._limiter.refund(decision))
 
     def reset(self, key: AnyKey) -> bool:
@@ -85,7 +85,7 @@ class SyncLimiter:
         return self._without_loop.command(self._limiter.ban(key, duration, reason=reason, by=by))
 
     def unban(self, key: AnyKey, *, by: str = "manual") -> bool:
-        """Take the ban of exactly this key back, and forgive it; see `Limiter.unban`."""
+        """Lift the ban of exactly this key, and delete its strikes; see `Limiter.unban`."""
         return self._without_loop.command(self._limiter.unban(key, by=by))
 
     def banned(self, key: AnyKey) -> Ban | None:
@@ -115,10 +115,10 @@ class SyncLimiter:
 
 
 class WithoutLoop:
-    """Asks in a thread without an event loop.
+    """Runs the coroutines of a limiter for threads without an event loop.
 
     Args:
-        engine: Asks the store of the limiter.
+        engine: The limiter's engine.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -130,10 +130,10 @@ class WithoutLoop:
         self._max_s = GRACE_S + (0.0 if failover is None else STEPS * failover.deadline_us / 1_000_000)
 
     def ask(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the answer to a question about a request, which has the limiter's deadline.
+        """Run a query of a request, within the limiter's deadline.
 
         Args:
-            work: The coroutine that asks.
+            work: The coroutine.
 
         Raises:
             ConfigurationError: An event loop runs in this thread.
@@ -142,12 +142,12 @@ class WithoutLoop:
         return self._run(work, self._max_s)
 
     def command(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the answer to a command of a person; see `ask`."""
+        """Run a command of an operator; see `ask`."""
         return self._run(work, _COMMAND_S)
 
     def expect_waits(self) -> None:
-        """Be ready to do work that has to wait."""
-        # Most processes need none; and a child that is forked while another thread imports cannot do so later.
+        """Prepare for calls that have to wait."""
+        # Imported here because few processes need it, and now because a child forked during an import could deadlock.
         import anyio._backends._asyncio  # noqa: F401
 
         from .portal import PORTAL
@@ -155,8 +155,8 @@ class WithoutLoop:
         self._portal = PORTAL
 
     def wait(self, work: Coroutine[Any, Any, T], wait_us: int) -> T:
-        """Return the answer to a request that waits in line, at most so long; see `ask`."""
-        assert self._portal is not None, "it was told to expect waits"
+        """Run a call that queues for at most `wait_us`; see `ask`."""
+        assert self._portal is not None, "expect_waits was called"
         _expect_no_loop(work)
         return self._portal.run(self, work, min(self._max_s + wait_us / 1_000_000, TIMEOUT_MAX))
 
@@ -168,7 +168,7 @@ class WithoutLoop:
             self.release()
 
     def release(self) -> None:
-        """Need the event loop no longer."""
+        """Release the thread with the event loop."""
         if self._portal is not None:
             self._portal.release(self)
 
@@ -183,17 +183,17 @@ def _expect_no_loop(work: Coroutine[Any, Any, object]) -> None:
     if on_loop():
         work.close()
         raise ConfigurationError(
-            "limiter.sync waits for its answer, and the event loop that runs in this thread would stand still "
-            "meanwhile; write `await limiter.hit(...)`, or with limiter.limited `async with` or `async def`, or "
-            "call it in a thread, as with asyncio.to_thread"
+            "limiter.sync blocks, and would block the event loop that runs in this thread; write `await "
+            "limiter.hit(...)`, or with limiter.limited `async with` or `async def`, or call it in a thread, for "
+            "example with asyncio.to_thread"
         )
 
 
 def _at_once(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends to its end."""
+    """Run a coroutine that never suspends, and return its result."""
     try:
         work.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
     work.close()
-    raise ConfigurationError("store: its answers_threads() is true, so it must not wait for an event loop")
+    raise ConfigurationError("store: answers_threads() returns True, so the store must not await anything")

@@ -1,22 +1,22 @@
-"""Waiting: requests of this process that may wait for room queue up, first come, first served; or fairly.
+"""Queues of requests that wait for room, within one process: first come, first served, or fair among tenants.
 
-There is a queue for each rule and key, whatever requests lack: units of windows, or permits of concurrency limits::
+There is a queue for each rule and key, whether requests wait for units of windows or for permits::
 
-    let in  <--  first  <--  second  <--  third        at most `LimitSet.wait_max`
-                   |            '-----------'--------- sleep until they are first, or their bound is over
-                   '-- asks the store, sleeps until its retry-after, asks again
+    admitted  <--  first  <--  second  <--  third      at most `LimitSet.wait_max`
+                     |            '-----------'------- sleep until they are first, or time out
+                     '-- queries the store, sleeps for its retry-after, queries again
 
-While a queue exists, newcomers of its key join it and ask nothing. Nothing is charged or reserved before its turn, so a
-queue holds no units, permits or locks. Who leaves it, admitted or not, wakes the next; so does whoever hands something
-back. A permit has no retry-after, so the first asks for one every `PAUSE_S` at the latest. Other processes do not see
-the queue: one of them may come first.
+While a queue exists, new requests of its key join it without a query. Nothing is charged or reserved for a waiter, so a
+queue holds no units, permits or locks. A request that leaves the queue, admitted or not, wakes the next one; so does
+every refund or release. A permit has no retry-after, so the first waiter queries at least every `PAUSE_S`. Other
+processes do not see the queue, and may be admitted first.
 
-Where a rule shares its permits fairly among tenants, the first of a queue is who came first of the tenant that holds
-the fewest permits by this process. A queue that is full then takes a newcomer all the same, if another tenant has more
-requests waiting: the newest of that tenant gives way, and is refused.
+If a rule shares its permits fairly among tenants, the first waiter is the oldest of the tenant that holds the fewest
+permits in this process. A full queue then still accepts a new request if another tenant has more requests in it: the
+newest request of that tenant is removed, and refused.
 
-A request that cannot be admitted before its bound, by the retry-after of the first, is refused at once. Asking again is
-never counted as denied; where refusals count, the last one does, once.
+A request that cannot be admitted in time, according to the retry-after of the first waiter, is refused immediately.
+Repeated queries are not counted as denied; with `count_denied`, a refusal after waiting is counted once.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 PAUSE_S: Final = 0.2
-"""How long the first of a queue waits for a permit before it asks again without having been woken."""
+"""How long the first waiter sleeps before it queries for a permit again, if nothing wakes it."""
 LATE_S: Final = 0.01
-"""How late timers may be, before the bound of a wait counts it: else the second of a burst would miss its turn."""
+"""The tolerance of timeouts for late timers; without it the second request of a burst would miss its turn."""
 
 Name: TypeAlias = tuple[str, str]
 """The identity of a rule, and a key."""
 
 
 class Waiter:
-    """How a request waits in its event loop.
+    """A waiting request, which sleeps in its event loop and can be woken from any thread.
 
     Args:
-        tenant: Whose request it is; None if no rule shares permits fairly.
+        tenant: The tenant of the request; None if no rule shares permits fairly.
 
     Attributes:
-        tenant: The same.
-        gave_way: Whether it was taken out of its queue for the request of another tenant.
+        tenant: The tenant.
+        gave_way: Whether it was removed from its queue in favor of another tenant.
     """
 
     def __init__(self, tenant: str | None) -> None:
@@ -74,26 +74,26 @@ class Waiter:
             self._soon = sys.modules["trio"].lowlevel.current_trio_token().run_sync_soon
 
     def wake(self) -> None:
-        """End the wait, from any thread; an event is set in its own thread alone."""
-        with suppress(RuntimeError):  # its event loop has ended, and it with that
+        """End the wait. Callable from any thread; the event itself is set in its event loop."""
+        with suppress(RuntimeError):  # its event loop has ended
             self._soon(lambda: self._event.set())
 
     async def wait(self, wait_s: float) -> None:
-        """Wait to be woken, for no longer than this."""
+        """Sleep until woken, for at most `wait_s` seconds."""
         with anyio.move_on_after(wait_s):
             await self._event.wait()
         self._event = anyio.Event()
 
 
 class Queue:
-    """The requests that wait under one name.
+    """The waiting requests of one rule and key.
 
     Args:
-        held: How many permits of that name the requests of each tenant hold, where they are shared fairly.
+        held: The number of permits that each tenant holds, if they are shared fairly.
 
     Attributes:
-        waiters: The requests, as they came.
-        asks_s: When the first asks the store, by its event loop's time.
+        waiters: The requests, in order of arrival.
+        asks_s: When the first waiter queries the store next, in its event loop's time.
     """
 
     __slots__ = ("_held", "asks_s", "waiters")
@@ -105,11 +105,11 @@ class Queue:
 
     @property
     def first(self) -> Waiter:
-        """The request that is let in next: who came first of the tenant that holds the fewest permits."""
+        """The request to admit next: the oldest of the tenant that holds the fewest permits."""
         return min(self.waiters, key=lambda waiter: self._held[waiter.tenant]) if self._held else self.waiters[0]
 
     def make_room(self, waiter: Waiter) -> bool:
-        """Take out the newest request of the tenant with the most waiting, unless that is the newcomer's own."""
+        """Remove the newest request of the tenant with the most waiters; False if that is the new request's tenant."""
         waiting = Counter(one.tenant for one in (*self.waiters, waiter))
         most = max(waiting.values())
         if waiting[waiter.tenant] == most:
@@ -121,7 +121,7 @@ class Queue:
         return True
 
     async def turn(self, waiter: Waiter, until_s: float) -> bool:
-        """Wait to be first; False if the time is over before, or the request has given way to another."""
+        """Wait to be first; False if that takes longer than `until_s`, or the request was removed."""
         while not waiter.gave_way and self.first is not waiter:
             left_s = until_s - anyio.current_time()
             if left_s <= 0:
@@ -134,11 +134,11 @@ class Queues:
     """The queues of one limiter.
 
     Args:
-        engine: Asks the store.
+        engine: Queries the store.
 
     Attributes:
-        by_name: The queues in which somebody waits.
-        waiting: How many requests wait now.
+        by_name: The queues that are not empty.
+        waiting: The number of waiting requests.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -151,9 +151,10 @@ class Queues:
         begin_anew_in_child(self.forget)
 
     def decide(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
-        """Charge every check or none, unless a request has to queue first: then nothing is asked yet.
+        """Charge every check or none; return `NotAsked`, without a query, if the request has to queue first.
 
-        Where refusals count, every request that may wait does: it would be charged for a refusal before waiting.
+        With `count_denied`, every request that may wait queues first; otherwise it would be charged for a refusal
+        before waiting.
         """
         fair = False
         for check in checks:
@@ -175,7 +176,7 @@ class Queues:
         return decision
 
     def _hold(self, decision: Decision) -> None:
-        """Count the permits that a decision gives to a tenant."""
+        """Record the permits that a decision grants to a tenant."""
         if not decision.allowed or all(asked.tenant is None for asked, _, _ in decision.checks):
             return
         names = []
@@ -186,10 +187,10 @@ class Queues:
                     self._held.setdefault((asked.rule, key), Counter())[asked.tenant] += 1
                     names.append((asked.rule, key))
         for name in names if self.by_name else ():
-            self._wake(name)  # another one may be first now, and only the first asks
+            self._wake(name)  # another request may be first now, and only the first queries the store
 
     def _let_go(self, name: Name, tenant: str | None) -> None:
-        """Forget a permit of a tenant, and its name when nobody holds or awaits one."""
+        """Remove a permit of a tenant, and the whole entry when no request holds or awaits a permit."""
         with self._lock:
             held = self._held.get(name, Counter())
             held[tenant] -= 1
@@ -199,7 +200,7 @@ class Queues:
                 self._held.pop(name, None)
 
     def forget(self) -> None:
-        """Forget who waits, as in a child of `fork`: those who wait in its parent never come to their turn there."""
+        """Drop all queues, as in a child of `fork`: the requests that wait in the parent never run in the child."""
         self.by_name.clear()
         self._held.clear()
         self.waiting = 0
@@ -210,20 +211,20 @@ class Queues:
             self.waiting += requests
 
     def freed(self, checks: Sequence[Check]) -> None:
-        """Wake the first of those who wait for what some checks had charged: it was handed back."""
+        """Wake the first waiter of each check, because its units or permits were refunded."""
         for asked, key, _ in checks if self.by_name or self._held else ():
             if asked.tenant is not None:
                 self._let_go((asked.rule, key), asked.tenant)
             self._wake((asked.rule, key))
 
     def reset(self, key: str | None = None) -> None:
-        """Wake the first of those who wait under a key, or under any: windows are forgotten, or amounts changed."""
+        """Wake the first waiter of each queue of a key, or of all: windows were reset, or amounts changed."""
         for name in list(self.by_name):
             if key is None or name[1] == key:
                 self._wake(name)
 
     def join(self, name: Name, waiter: Waiter, max_waiting: int) -> Queue | None:
-        """Go to the end of a queue, and return it; None if it is full. `leave` it afterwards."""
+        """Append a waiter to a queue, and return it; None if it is full. Call `leave` afterwards."""
         with self._lock:
             queue = self.by_name.get(name) or Queue(self._held.setdefault(name, Counter()))
             if len(queue.waiters) >= max_waiting and not queue.make_room(waiter):
@@ -233,7 +234,7 @@ class Queues:
             return queue
 
     def leave(self, name: Name, waiter: Waiter) -> None:
-        """Leave a queue, and wake the one who is first then."""
+        """Remove a waiter from its queue, and wake the new first one."""
         with self._lock:
             if waiter.gave_way:
                 return
@@ -252,7 +253,7 @@ class Queues:
                 queue.first.wake()
 
     async def ask(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
-        """Ask the store whether a request may pass. Who is cancelled meanwhile is charged nothing for being let in."""
+        """Query the store. If the caller is cancelled meanwhile, an admission is refunded."""
         answer = self._engine.decide(checks, subjects)
         if not isinstance(answer, Decision):
             return await self._unless_cancelled(answer)
@@ -281,21 +282,21 @@ class Queues:
     async def wait(
         self, refused: Decision, subjects: Sequence[BanSubject] = (), begins: Callable[[], object] | None = None
     ) -> Decision:
-        """Wait for room, as long as the rules of a request allow.
+        """Wait for room, as long as the rules of the request allow.
 
         Args:
             refused: The refusal of the request, or its `NotAsked`.
-            subjects: Further keys whose bans refuse.
-            begins: Called when the request begins to wait, which not every one does.
+            subjects: Further keys whose bans refuse the request.
+            begins: Called when the request starts to sleep, if it has to.
 
         Returns:
-            What the store answered at last. A decision that lets the request through after a wait says `WAITED`.
+            The final decision of the store; an admission after a wait has the reason `WAITED`.
         """
         return await _Request(self, self._engine, refused, subjects, begins).wait()
 
 
 class _Request:
-    """One request that waits."""
+    """The wait of one request, which may pass through several queues."""
 
     def __init__(
         self,
@@ -319,18 +320,18 @@ class _Request:
 
     def _ask_for(self, checks: Sequence[Check]) -> None:
         self._checks = checks
-        # Asking again is not counted as denied.
+        # Repeated queries are not counted as denied.
         self._uncounted = [(asked.uncounted, key, cost) for asked, key, cost in checks]
 
     def _take_changes(self) -> None:
-        """Ask by the amounts that operators have changed meanwhile."""
+        """Apply the overrides that have changed since the last query."""
         self._ask_for([(asked.in_force(), key, cost) for asked, key, cost in self._checks])
 
     async def wait(self) -> Decision:
         """See `Queues.wait`."""
         try:
             decision = None
-            while decision is None:  # it lacks something else now, for which others queue
+            while decision is None:  # it now has to wait in another queue
                 decision = await self._queue()
             if not decision.allowed:
                 decision = await self._refused(decision)
@@ -344,7 +345,7 @@ class _Request:
         return decision
 
     async def _queue(self) -> Decision | None:
-        """Wait in one queue; None to go to another one."""
+        """Wait in one queue; return None to continue in another one."""
         asked, key, _ = self._lacks
         name = asked.rule, key
         self._until_s = self._began_s + asked.wait_us / 1_000_000
@@ -365,7 +366,7 @@ class _Request:
             self._queues.leave(name, self._waiter)
 
     async def _first(self, queue: Queue, name: Name) -> Decision | None:
-        """Ask, and sleep until the answer says, as the first of a queue."""
+        """As the first waiter of a queue, query the store and sleep for its retry-after, until admitted or late."""
         while True:
             decision, self._refusal = self._refusal, None
             if decision is None:
@@ -392,11 +393,11 @@ class _Request:
                 return await self._turned_away(queue.asks_s)
 
     def _is_in_time(self, asks_s: float) -> bool:
-        """Return whether a request may be admitted at a moment: its bound is not over by then."""
+        """Return whether an admission at a time, in seconds of the event loop, would be before the timeout."""
         return max(asks_s, anyio.current_time()) < self._until_s + LATE_S
 
     def _count(self) -> None:
-        """Count it as one that waits, now that it does."""
+        """Count the request as waiting, once."""
         if not self._waits:
             self._waits = True
             self._queues.count(1)
@@ -404,7 +405,7 @@ class _Request:
                 self._begins()
 
     async def _turned_away(self, asks_s: float) -> Decision:
-        """Return the refusal of a request that does not get its turn, whatever the store has room for now."""
+        """Return the refusal of a request that timed out or found no place, even if the store has room by now."""
         self._take_changes()
         decision = await self._engine.peek(self._uncounted, self._subjects)
         if not decision.allowed or not decision.readings:
@@ -420,12 +421,12 @@ class _Request:
         return Decision(False, Reason.LIMITED, decision.now_us, decision.checks, readings)
 
     def _own(self, checks: Sequence[Check]) -> list[Check]:
-        """Return the checks of the rules' own limits for those of their twins that count no refusals."""
+        """Replace the `uncounted` checks by the original ones."""
         own = {(id(twin), key): check for (twin, key, _), check in zip(self._uncounted, self._checks, strict=True)}
         return [own.get((id(check[0]), check[1]), check) for check in checks]
 
     async def _refused(self, decision: Decision) -> Decision:
-        """Return a refusal; where refusals count, it is charged now, once."""
+        """Return the final refusal; with `count_denied` it is charged now, once."""
         counted = [check for check in self._checks if check[0].count_denied]
         if counted and decision.readings and decision.reason is Reason.LIMITED:
             await self._engine.charge(counted)
@@ -434,16 +435,16 @@ class _Request:
 
 
 Lacking: TypeAlias = list[tuple[LimitSet, str, int]]
-"""What a request lacks: the limits, the key, and how long it has to wait there."""
+"""What a request waits for: the limits, the key, and the wait in microseconds."""
 
 
 def may_wait(decision: Decision) -> bool:
-    """Return whether a request may wait: it was not let through, and all that it lacks will come back."""
+    """Return whether a request may wait: it was not admitted, and all that it lacks will become available."""
     return isinstance(decision, NotAsked) or bool(_lacking(decision))
 
 
 def _lacking(decision: Decision) -> Lacking | None:
-    """Return what a refused request lacks; None if it may not wait for it, or something else than limits refuses it."""
+    """Return what a refused request lacks; None if it may not wait for that, or was not refused by limits."""
     if decision.allowed or not decision.readings:
         return None
     lacks: Lacking = []

@@ -104,14 +104,14 @@ async def test_a_tool_that_looks_on_answers_nothing_from_a_store_that_was_emptie
             tool = RedisStore(server.url, prefix=prefix, timeout=PLENTY_S, read_only=True)
             assert await hit(worker)
             assert (await settle(tool.peek(((TEN, "user:ann", 1),)))).remaining == 8
-            with pytest.raises(StoreError, match="nothing of slidegate"):
+            with pytest.raises(StoreError, match="no slidegate data"):
                 await settle(stranger.peek(((TEN, "user:ann", 1),)))
             server.command("FLUSHALL")
             async with asyncio.timeout(PLENTY_S):
                 with suppress(StoreError):
                     while True:
                         await settle(tool.peek(((TEN, "user:ann", 1),)))
-            with pytest.raises(StoreError, match="nothing of slidegate"):
+            with pytest.raises(StoreError, match="no slidegate data"):
                 await settle(tool.peek(((TEN, "user:ann", 1),)))
             assert server.command("DBSIZE") == 0
             assert await hit(worker)

@@ -175,14 +175,14 @@ async def test_an_answer_that_is_none_is_a_clear_error_for_every_method(rng: ran
                 kinds = StoreError, Decision, Ban, Snapshot, bool, list, tuple, int
                 assert isinstance(found, kinds) or found is None, (name, found)
                 errors += [str(found)] if isinstance(found, StoreError) else []
-        assert any("gave an answer that does not fit" in error for error in errors), errors
+        assert any("sent an unexpected answer" in error for error in errors), errors
         await store.close()
 
 
 LONG: Final = {
-    b"$1000000000\r\n" + bytes(200_000): "does not end",
-    b"*3\r\n" + b"$1\r\nx\r\n" * 2 + b"$1000000\r\n" + bytes(200_000): "does not end",
-    packed([b"x" * 90_000]): "does not fit",
+    b"$1000000000\r\n" + bytes(200_000): "of an unfinished answer",
+    b"*3\r\n" + b"$1\r\nx\r\n" * 2 + b"$1000000\r\n" + bytes(200_000): "of an unfinished answer",
+    packed([b"x" * 90_000]): "an unexpected answer",
 }
 
 
@@ -193,7 +193,7 @@ async def test_long_answers_are_read_and_those_without_end_are_not_kept(
     monkeypatch.setattr(link, "MAX_UNREAD", 100_000)
     async with server_that_says(lambda command: says) as url:
         store = RedisStore(url)
-        for _ in range(20 if told == "does not fit" else 1):
+        for _ in range(20 if told == "an unexpected answer" else 1):
             found = await outcome(lambda: store.reset("user:2"))
             assert isinstance(found, StoreUnavailable)
             assert told in str(found)

@@ -112,7 +112,7 @@ async def test_where_too_many_wait_further_ones_are_turned_away(server: RedisSer
         await asyncio.wait(futures)
         failed = [future for future in futures if future.exception() is not None]
         assert len(failed) == 7  # three waited
-        with pytest.raises(StoreUnavailable, match="3 requests wait"):
+        with pytest.raises(StoreUnavailable, match="3 requests are already queued"):
             failed[0].result()
         assert (await hit(store, "ann", "100/minute", 0)).remaining == 97
 

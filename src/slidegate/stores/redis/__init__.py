@@ -1,4 +1,4 @@
-"""All hosts, through Redis, Valkey or Redis Cluster: `store` is where to begin."""
+"""The store shared by many hosts: Redis, Valkey or Redis Cluster. Start reading at `store`."""
 
 from __future__ import annotations
 

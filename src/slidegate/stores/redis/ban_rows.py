@@ -1,6 +1,6 @@
-"""How bans and strike records are packed for Redis; ``lua/banned.lua`` reads the moments that they begin with.
+"""The stored format of bans and strike records; ``lua/banned.lua`` reads the times at their start.
 
-A stored ban begins with the latest moment at which a script looked at it, which only the scripts read and write.
+A stored ban is preceded by the time at which a script last checked it, which only the scripts read and write.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _TIMES: Final = Struct("<qq")
 _OVER: Final = Struct("<q")
 _MOMENT_BYTES: Final = 8
 NO_BAN: Final = (ValueError, TypeError, AttributeError, StructError)
-"""What reading a row raises that is somebody else's."""
+"""Exceptions of unpacking a row that another program wrote."""
 _FOR_EVER: Final = -1
 FOR_EVER_MS: Final = 100 * 365 * 86_400_000
 _LENGTH: Final = Struct("<H")
 
 
 class StruckRecord(NamedTuple):
-    """A strike record, its key, and the names of the strikes that it counted lately.
+    """A strike record, its key, and the batches that it counted recently.
 
     Attributes:
         key: The key.
         record: The record.
-        heard: (name, moment) of each sum of strikes that was counted in the last `KNOWN_US`.
+        heard: (name, time in microseconds) of each batch of strikes that was counted in the last `KNOWN_US`.
     """
 
     key: str
@@ -41,7 +41,7 @@ class StruckRecord(NamedTuple):
 
 
 def pack_ban(ban: Ban | None) -> bytes:
-    """Pack a ban; nothing for none."""
+    """Pack a ban; None becomes empty bytes."""
     if ban is None:
         return b""
     text = json.dumps([ban.key, ban.reason, ban.by, ban.level, ban.wall_us], separators=(",", ":")).encode()
@@ -49,11 +49,11 @@ def pack_ban(ban: Ban | None) -> bytes:
 
 
 def unpack_ban(packed: bytes) -> Ban | None:
-    """Read what `pack_ban` packed.
+    """Unpack what `pack_ban` packed.
 
     Raises:
-        ValueError: It is no ban.
-        struct.error: It is no ban either.
+        ValueError: The bytes are not a ban.
+        struct.error: They are too short for one.
     """
     if not packed:
         return None
@@ -63,12 +63,12 @@ def unpack_ban(packed: bytes) -> Ban | None:
 
 
 def unpack_stored(packed: bytes | None) -> Ban | None:
-    """Read the field of a hash that holds a ban; None if there is none that can be read."""
+    """Unpack the hash field of a ban; None if it is missing or cannot be read."""
     return read_ban((packed or b"")[_MOMENT_BYTES:])
 
 
 def read_ban(packed: bytes) -> Ban | None:
-    """Read what `pack_ban` packed; None for what it did not."""
+    """Unpack what `pack_ban` packed; None for anything else."""
     try:
         return unpack_ban(packed)
     except NO_BAN:
@@ -76,7 +76,7 @@ def read_ban(packed: bytes) -> Ban | None:
 
 
 def unpack_bans(packed: bytes) -> list[Ban]:
-    """Read the bans of an answer, each behind its length."""
+    """Unpack the bans of an answer, each preceded by its length."""
     bans, at = [], 0
     while at < len(packed):
         (length,) = _LENGTH.unpack_from(packed, at)
@@ -88,7 +88,7 @@ def unpack_bans(packed: bytes) -> list[Ban]:
 
 
 def pack_record(struck: StruckRecord | None) -> bytes:
-    """Pack a strike record; nothing for none."""
+    """Pack a strike record; None becomes empty bytes."""
     if struck is None:
         return b""
     text = json.dumps(struck, separators=(",", ":")).encode()
@@ -96,10 +96,10 @@ def pack_record(struck: StruckRecord | None) -> bytes:
 
 
 def unpack_record(packed: bytes) -> StruckRecord | None:
-    """Read what `pack_record` packed.
+    """Unpack what `pack_record` packed.
 
     Raises:
-        ValueError: It is no record.
+        ValueError: The bytes are not a record.
     """
     if not packed:
         return None
@@ -108,7 +108,7 @@ def unpack_record(packed: bytes) -> StruckRecord | None:
 
 
 def read_record(packed: bytes) -> StruckRecord | None:
-    """Read what `pack_record` packed; None for what it did not."""
+    """Unpack what `pack_record` packed; None for anything else."""
     try:
         return unpack_record(packed)
     except NO_BAN:
@@ -116,5 +116,5 @@ def read_record(packed: bytes) -> StruckRecord | None:
 
 
 def left_ms(end_us: int | None, now_us: int, slack_ms: int) -> int:
-    """Return how long what ends at a moment has to be kept; a hundred years for what never ends."""
+    """Return the TTL in ms of data that is needed until `end_us`; a hundred years if that is None."""
     return FOR_EVER_MS if end_us is None else min(max(end_us - now_us, 0) // 1_000 + slack_ms, FOR_EVER_MS)

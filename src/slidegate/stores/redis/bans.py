@@ -1,14 +1,14 @@
-"""The bans of a Redis store: the commands of users, the refusal of requests, and what changes.
+"""The bans of a Redis store: the commands of users, the refusal of requests, and polling for changes.
 
-The ban of a key and its strikes lie beside its windows, see ``lua/banned.lua``, and the script of windows looks for the
-bans of a request's keys where it decides about it. Strikes are counted by the rules of `core.bans` on rows that were
-read, and written back where these rows are still what is there; who loses such a race reads again.
+The ban of a key and its strikes are in the cluster slot of its windows, see ``lua/banned.lua``. The windows script
+reads the bans of a request's keys when it decides the request. Strikes are counted by the rules of `core.bans` on rows
+that were read, and written back by compare-and-set; a worker that loses the race reads again.
 
-The bans of networks are a short list: every worker has all of it, asks once a second whether it has changed, and reads
-it again then. A list of the keys of all bans, by their end, says how many there are and lets them be listed.
+The bans of networks are a short list. Every worker keeps a copy, polls its version once a second, and reads it again
+when the version has changed. A sorted set of all banned keys, by end, counts and lists the bans.
 
-A worker hears as well which life of the data this is. Another life begins after Redis has lost its data: then a worker
-says how many bans it knew of.
+The poll also returns the identity of the data, called its life. It changes when Redis has lost its data; a worker then
+reports how many bans it knew of.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CHUNK: Final = 200
-"""How many bans to read or write without letting others go on: some 2 ms of an event loop, or of Redis."""
+"""How many bans are read or written in one step, which blocks an event loop, or Redis, for about 2 ms."""
 TRIES: Final = 3
-"""How often a strike is decided anew because another worker has changed the rows of its key meanwhile."""
+"""How often a strike is decided, if another worker changes the rows of its key each time."""
 _TIME: Final = Struct("<q")
 
 
 class _Rows(NamedTuple):
-    """The rows of a key and a policy at a moment of the server's time."""
+    """The ban of a key and its strike record under a policy, and the server's time when they were read."""
 
     now_us: int
     packed_ban: bytes
@@ -78,7 +78,7 @@ class _Rows(NamedTuple):
 
 
 class _Change(NamedTuple):
-    """What is written in the place of the rows of a key, and the events to emit then."""
+    """The new rows of a key, and the events to emit when they are written."""
 
     ban: Ban | None
     struck: StruckRecord | None
@@ -92,8 +92,8 @@ class RedisBans(BanStore):
         shared: The parts of the store.
 
     Attributes:
-        networks: The bans of networks, as Redis has said last.
-        version: Which version of `networks` that is; they are read again where Redis says that it has another one.
+        networks: The bans of networks, as last read from Redis.
+        version: The version of `networks`; they are read again when Redis reports another one.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -104,7 +104,7 @@ class RedisBans(BanStore):
         self._batcher = shared.batcher
         self._names = meta, meta + b":index", meta + b":networks"
         self._sums = StrikeSums(self._strike)
-        # Nothing sums strikes up by the clock of a test, so they come one after the other.
+        # With a test clock strikes are not batched, so they are sent one after another.
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
         self._throttle = Throttle(LOG_EVERY_US)
         self.version = b""
@@ -113,14 +113,14 @@ class RedisBans(BanStore):
 
     @property
     def index_name(self) -> bytes:
-        """The name of the sorted set with the keys of all bans."""
+        """The name of the sorted set with all banned keys, by end."""
         return self._names[1]
 
     # -- commands of users ------------------------------------------------------------------------------------------
 
     @sensible
     async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
-        """Return the ban in force that refuses one of `subjects`, the one that lasts longest. Changes nothing."""
+        """Return the longest-lasting ban in force on any of `subjects`; None if there is none. Changes nothing."""
         await self.read_networks(self._batcher().ask)
         keys = dict.fromkeys(subject for subject in subjects if isinstance(subject, str))
         found = await asyncio.gather(*map(self._read, keys))
@@ -128,10 +128,9 @@ class RedisBans(BanStore):
         return longest([*bans, *self._of_networks(subjects, self._time.now_us())])
 
     async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
-        """Count a strike, and ban the key if that is one too many; return the ban that was made by it.
+        """Count a strike; return the ban if it caused one.
 
-        Where others of the key and policy were sent less than 100 ms ago, it is sent later, together with those that
-        come meanwhile, unless they may be enough for a ban.
+        Strikes of a key and policy within 100 ms are sent together, later, unless they could trigger a ban.
         """
         if self._time.is_real:
             return await self._sums.strike(self._batcher().loop, Strike(policy, key, reason), weight)
@@ -141,12 +140,12 @@ class RedisBans(BanStore):
 
     def strike_later(self, policy: BanPolicy, key: str, weight: int, reason: str) -> bool:
         """Count a strike as soon as Redis answers again, if that is within ten seconds; False if it is lost."""
-        # Strikes wait for a moment of the server's time.
+        # With a test clock strikes are not queued.
         return self._time.is_real and self._sums.add(self._batcher().loop, Strike(policy, key, reason), weight)
 
     @sensible
     async def _strike(self, strike: Strike, weight: int, name: str) -> tuple[Ban | None, int]:
-        """Count strikes in Redis, once under a name; return the ban that was made, and how many the next one takes."""
+        """Count strikes in Redis, once per `name`; return the ban they caused, and how many more trigger one."""
         policy, key = strike.policy, strike.key
 
         async def decide(rows: _Rows) -> _Change | None:
@@ -176,7 +175,7 @@ class RedisBans(BanStore):
 
     @sensible
     async def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
-        """Ban a key by hand, None for ever; a ban that it has is replaced."""
+        """Ban a key manually, permanently if `length_us` is None; replaces a ban of the key."""
         now_us = await self._now_us()
         made = Ban(key, reason, by, 0, now_us, None if length_us is None else now_us + length_us, self._time.unix_us())
         await self._put(made)
@@ -185,7 +184,7 @@ class RedisBans(BanStore):
 
     @sensible
     async def unban(self, key: str, by: str) -> bool:
-        """Take the ban of exactly this key back, and forget its strikes and levels; False if there was neither."""
+        """Lift the ban of exactly this key, and delete its strikes and levels; False if it had none of these."""
         unsent = self._sums.forget(key)
         _, own, remembered = await self._command("forget", [], self._names_of(key))
         now_us, network = await self._command("lift", [key.encode(), os.urandom(8)], self._names)
@@ -214,18 +213,18 @@ class RedisBans(BanStore):
         return list(found.values())
 
     def count(self) -> int:
-        """Return how many bans Redis had when it was heard last: those in force, and those that ended lately."""
+        """Return how many bans Redis last reported: those in force, and some that have ended since."""
         return self._count
 
     @sensible
     async def dump(self) -> list[Row]:
-        """Return everything known about bans, strikes and levels, as `core.bans.rows` writes it."""
+        """Return all bans, strikes and levels, in the format of `core.bans.rows`."""
         bans, records = await self.active(), await self._records()
         return list(to_rows(Bans(bans, records), await self._now_us(), self._time.unix_us()))
 
     @sensible
     async def load(self, rows: Sequence[Row]) -> int:
-        """Take over rows that `dump` returned; of two bans of a key the one that lasts longer stays."""
+        """Import rows that `dump` returned; of two bans of a key the longer-lasting one is kept."""
         stored = from_rows(rows, await self._now_us(), self._time.unix_us())
         in_force = await self.active()
         new = {ban.key for ban in stored.bans if ban.level} - {ban.key for ban in in_force}
@@ -234,7 +233,7 @@ class RedisBans(BanStore):
         longer = [ban for ban in stored.bans if ban.key not in known or lasts_longer(ban, known[ban.key])]
         of_networks, networks = [ban for ban in longer if ban.network() is not None], self.networks
         for ban in of_networks:
-            networks = networks.with_ban(ban)  # it raises the error where there are too many
+            networks = networks.with_ban(ban)  # raises if there are too many
         for ban in of_networks:
             await self._put(ban)
         async for bans in in_steps([ban for ban in longer if ban.network() is None]):
@@ -246,7 +245,7 @@ class RedisBans(BanStore):
     # -- refusals of requests ---------------------------------------------------------------------------------------
 
     def refused_by_network(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> BanRefusal | None:
-        """Return the refusal of a question by the ban of a network that is known here, None if there is none."""
+        """Return the refusal of a question by a network ban that this worker knows; None if there is none."""
         now_us = self._time.now_us()
         ban = longest(self._of_networks(subjects_of(checks, subjects), now_us))
         return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
@@ -255,18 +254,18 @@ class RedisBans(BanStore):
 
     @sensible
     async def hear(self, ask: Callable[..., Awaitable[Any]]) -> None:
-        """Ask what has changed: how many bans there are, the bans of networks, and the life of the data.
+        """Poll for changes: the number of bans, the bans of networks, and the identity of the data.
 
         Args:
             ask: Sends a command about bans.
 
         Raises:
-            StoreUnavailable: Nothing of slidegate stands there, and nothing may be made.
+            StoreUnavailable: The store is read-only, and Redis has no slidegate data.
         """
         begins = b"" if self._shared.read_only else os.urandom(8).hex().encode()
         count, version, life = await self._ask_about_all(ask, b"news", begins)
         if self._shared.read_only and not life:
-            raise StoreUnavailable(f"redis: nothing of slidegate stands under {self._names[0].decode()}")
+            raise StoreUnavailable(f"redis: no slidegate data under {self._names[0].decode()}")
         known, self._count = self._count, count
         before, self._life = self._life, life
         if before not in (b"", life):
@@ -284,7 +283,7 @@ class RedisBans(BanStore):
         self._shared.refusals.bans.clear()
 
     async def _ask_about_all(self, ask: Callable[..., Awaitable[Any]], *asked: bytes) -> list[Any]:
-        """Run a command about all bans on a server that need not know the script; return what it answers."""
+        """Run a command about all bans by EVAL, since the script may not be loaded yet; return its answer."""
         name, *more = asked
         names, time = (len(self._names), *self._names), self._time.for_script()
         answer: list[Any]
@@ -297,18 +296,18 @@ class RedisBans(BanStore):
     async def _update(
         self, key: str, policy: str, decide: Callable[[_Rows], Awaitable[_Change | None]]
     ) -> tuple[_Rows, _Change | None]:
-        """Change the ban of a key, and its strike record under a policy, by what stands there.
+        """Change the ban of a key, and its strike record under a policy, by compare-and-set.
 
         Args:
             key: The key.
-            policy: The policy; empty where no record is changed.
-            decide: Returns what to write; None for nothing. It is asked again where another worker was faster.
+            policy: The name of the policy.
+            decide: Returns the change for the current rows; None for none. Called again if another worker was faster.
 
         Returns:
-            What stands there now, and what was written.
+            The rows afterwards, and the change.
 
         Raises:
-            StoreUnavailable: Others were faster each time.
+            StoreUnavailable: Other workers were faster in each of `TRIES` attempts.
         """
         field, rows = policy.encode(), await self._read(key, policy)
         for _ in range(TRIES):
@@ -325,7 +324,7 @@ class RedisBans(BanStore):
             if written:
                 self._shared.tell(change.events)
                 return rows, change
-        raise StoreUnavailable("redis: the strikes of a key change with every answer", concerns="key")
+        raise StoreUnavailable(f"redis: {TRIES} updates of a key's strikes lost to other workers", concerns="key")
 
     async def _read(self, key: str, policy: str = "") -> _Rows:
         now_us, ban, record = await self._command("read", [policy.encode()], self._names_of(key))
@@ -335,7 +334,7 @@ class RedisBans(BanStore):
         return self._shared.packing.name_of(key), self._shared.packing.strikes_name(key)
 
     async def _put(self, ban: Ban) -> None:
-        """Put a ban in force, in the place of one of its key."""
+        """Store a ban; replaces one of the same key."""
         await self._note(ban)
         row, lives_ms = pack_ban(ban), left_ms(ban.ends_us, self._time.now_us(), self._time.slack_ms)
         if ban.network() is None:
@@ -359,7 +358,7 @@ class RedisBans(BanStore):
         await self._update(key, policy, decide)
 
     async def _records(self) -> list[tuple[str, str, StrikeRecord]]:
-        """Return (policy, key, record) of all keys that have one, which are searched for among all names."""
+        """Return (policy, key, record) of all strike records, found by SCAN."""
         batcher, found = self._batcher(), dict[tuple[str, str], StrikeRecord]()
         now_us = await self._now_us()
         async for names in batcher.names(self._shared.packing.strikes, CHUNK):
@@ -372,7 +371,7 @@ class RedisBans(BanStore):
         return [(*whose, record) for whose, record in found.items()]
 
     async def _has_room(self, ban: Ban) -> bool:
-        """Note an automatic ban; where there are too many, take the note back and return False."""
+        """Add an automatic ban to the index; if there are too many, remove it again and return False."""
         if await self._note(ban) <= self._shared.max_bans:
             return True
         await self._batcher().ask(b"ZREM", self.index_name, ban.key.encode())
@@ -381,7 +380,7 @@ class RedisBans(BanStore):
         return False
 
     async def _note(self, ban: Ban) -> int:
-        """Note the key of a ban and its end; return how many bans there are."""
+        """Add the key and the end of a ban to the index; return the number of bans."""
         end: bytes | int = b"+inf" if ban.ends_us is None else ban.ends_us
         _, self._count = await self._command("note", [ban.key.encode(), end], self._names)
         return self._count
@@ -391,7 +390,7 @@ class RedisBans(BanStore):
         return int(now_us)
 
     async def _command(self, name: str, asked: Sequence[bytes | int], keys: Sequence[bytes]) -> list[Any]:
-        """Run a command of ``lua/bans.lua``; return the server's time, and what else it answers."""
+        """Run a command of ``lua/bans.lua``; return the server's time and the rest of its answer."""
         packed, *answer = await self._batcher().run(BANS_SCRIPT, keys, [name.encode(), self._time.for_script(), *asked])
         (now_us,) = _TIME.unpack(packed)
         self._time.saw(now_us)
@@ -411,14 +410,14 @@ class RedisBans(BanStore):
 
 
 def _begun_by(ban: Ban, now_us: int) -> Ban:
-    """Return a ban that begins no later than now: a server whose clock was set back does not prolong it."""
+    """Return a ban shifted to begin no later than now, so that setting the server's clock back does not prolong it."""
     if ban.made_us <= now_us:
         return ban
     return ban._replace(made_us=now_us, ends_us=None if ban.ends_us is None else ban.ends_us - ban.made_us + now_us)
 
 
 async def in_steps(many: Iterable[T], step: int = CHUNK) -> AsyncIterator[list[T]]:
-    """Yield parts of a long iterable, and let other tasks go on in between."""
+    """Yield parts of a long iterable, and let other tasks run in between."""
     rest = iter(many)
     while part := list(islice(rest, step)):
         yield part

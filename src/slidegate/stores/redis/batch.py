@@ -1,15 +1,14 @@
-"""Requests to Redis are sent in batches.
+"""Batching of requests to Redis.
 
-Each event loop has a batcher with a connection of its own. The requests of one turn of the loop are sent together at
-its end, in calls of at most `MAX_IN_CALL`. While `max_calls` calls are unanswered requests wait in line, and where the
-line is full they are refused. A request that is given up before it was sent is not sent; later it is charged all the
-same.
+Each event loop has a batcher with its own connection. The requests of one loop iteration are sent together at its end,
+in calls of at most `MAX_IN_CALL`. While `max_calls` calls are unanswered, requests are queued; when the queue is full,
+they fail. A request that is cancelled before it is sent is dropped; after that it is charged nevertheless.
 
-A connection that was lost, or could not be made, is opened by the next request: how soon that is, is for the circuit
-breaker of the limiter to decide. An attempt goes on when the request that began it is given up, so the next one finds
-the connection open.
+A connection that was lost, or could not be opened, is opened by the next request; the limiter's circuit breaker decides
+when that is. An attempt to connect continues when the request that started it is cancelled, so that the next request
+finds the connection open.
 
-`ServerBatcher` sends to one server. A cluster has one for each node, and a batcher before them, see `cluster`.
+`ServerBatcher` sends to one server. A cluster has one for each node, behind a `ClusterBatcher`; see `cluster`.
 """
 
 from __future__ import annotations
@@ -47,29 +46,29 @@ _HEAD: Final = Struct("<qII")
 _TIME: Final = Struct("<q")
 
 NEWS_S: Final = 1.0
-"""How often it is asked what has changed: bans of networks, and the life of the data."""
+"""How often to poll for changes: the bans of networks, and the identity of the data."""
 MAX_IN_CALL: Final = 64
-"""A request takes the server some 5 us, and nobody else is served while a call runs."""
+"""A request takes the server about 5 us, and a call blocks its other clients."""
 SCAN_PART: Final = 500
 
 
 @dataclass
 class Shared:
-    """The parts of a store that need each other.
+    """The parts of a store that depend on each other.
 
     Attributes:
-        server: Connects.
-        max_waiting: How many requests may wait in a line.
-        max_bans: How many bans to hold.
-        read_only: Whether nothing is made where nothing of slidegate stands.
-        time: The time.
-        tell: Passes events on.
+        server: Opens connections.
+        max_waiting: The most requests in a queue.
+        max_bans: The most bans in force.
+        read_only: Whether to write nothing where Redis has no slidegate data.
+        time: The store's clock.
+        tell: Emits events.
         packing: Packs requests.
         batcher: Returns the batcher of the running event loop.
-        hand_back: Hands back, without waiting for it.
+        hand_back: Refunds reservations without waiting.
         bans: The bans of the store.
-        refusals: The refusals that are known here.
-        renewals: Holds permits, and renews them.
+        refusals: The cached refusals.
+        renewals: Holds and renews permits.
     """
 
     server: Server
@@ -87,14 +86,14 @@ class Shared:
 
 
 def fail(requests: Sequence[Request], error: StoreError) -> None:
-    """Raise an error in the tasks that still wait."""
+    """Raise an error in the tasks that still await these requests."""
     for request in requests:
         if not request.future.done():
             request.future.set_exception(error)
 
 
 class Batcher(ABC):
-    """The requests of one event loop, and the tasks that carry them.
+    """The queued requests of one event loop, and the tasks that send them.
 
     Args:
         loop: The loop.
@@ -114,26 +113,26 @@ class Batcher(ABC):
     @property
     @abstractmethod
     def _is_ready(self) -> bool:
-        """Whether it is known where requests go."""
+        """Whether requests can be sent."""
 
     @abstractmethod
     def _go(self) -> None:
-        """Send the requests in line."""
+        """Send the queued requests."""
 
     @abstractmethod
     async def _get_ready(self) -> None:
-        """Find out where requests go."""
+        """Connect, or learn the nodes of the cluster."""
 
     @abstractmethod
-    def _doubt(self, error: StoreError) -> None:
-        """Let nothing be answered before it has got ready again."""
+    def _invalidate(self, error: StoreError) -> None:
+        """Answer nothing until `_get_ready` has run again."""
 
     @abstractmethod
     async def ask_about(self, name: bytes, *command: bytes | int) -> Any:
-        """Send a command about a name by itself and return its answer.
+        """Send one command, outside the batches, to the server with the slot of `name`; return its answer.
 
         Raises:
-            StoreError: None comes, or it is an error.
+            StoreError: No answer came, or it is an error.
         """
 
     @abstractmethod
@@ -145,28 +144,28 @@ class Batcher(ABC):
         """
 
     async def names(self, pattern: bytes, step: int) -> AsyncIterator[list[bytes]]:
-        """Yield the names that match a pattern, so many at a time at most; one may come twice.
+        """Yield the keys that match a pattern, at most `step` at a time; SCAN may return a key twice.
 
         Raises:
             StoreError: Redis cannot be reached, or answers with an error.
         """
         for connection in await self.servers():
-            place: bytes | None = b"0"
-            while place is not None:
-                place, found = await connection.ask(b"SCAN", place, b"MATCH", pattern, b"COUNT", SCAN_PART)
+            cursor: bytes | None = b"0"
+            while cursor is not None:
+                cursor, found = await connection.ask(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCAN_PART)
                 for first in range(0, len(found), step):
                     yield found[first : first + step]
-                place = None if place == b"0" else place
+                cursor = None if cursor == b"0" else cursor
 
     async def ask(self, *command: bytes | int) -> Any:
-        """Send a command about what lies beside the numbers, as `ask_about` does."""
+        """Send a command about keys in the slot of `Packing.meta`, as `ask_about` does."""
         return await self.ask_about(self._shared.packing.meta, *command)
 
     def add(self, request: Request) -> None:
-        """Send a request, now or later."""
+        """Queue a request to be sent at the end of this loop iteration; fail it if the queue is full or closed."""
         line = self._line
         if self._closed or len(line) >= self._shared.max_waiting:
-            why = CLOSED if self._closed else f"redis: {len(line)} requests wait for an answer already"
+            why = CLOSED if self._closed else f"redis: {len(line)} requests are already queued"
             fail((request,), StoreUnavailable(why))
             return
         line.append(request)
@@ -175,10 +174,10 @@ class Batcher(ABC):
             self.loop.call_soon(self._go)
 
     async def run(self, script: Script, keys: Sequence[bytes], asked: Sequence[bytes | int]) -> Any:
-        """Run a script by itself and return its answer.
+        """Run a script, outside the batches, and return its answer.
 
         Raises:
-            StoreError: None comes, or it is an error.
+            StoreError: No answer came, or it is an error.
         """
         try:
             return await self.ask_about(keys[0], b"EVALSHA", script.name, len(keys), *keys, *asked)
@@ -197,10 +196,10 @@ class Batcher(ABC):
     # -- getting ready -----------------------------------------------------------------------------------------------
 
     async def ready(self) -> None:
-        """Come back when it is known where requests go.
+        """Wait until requests can be sent.
 
         Raises:
-            StoreError: That cannot be found out.
+            StoreError: The server or the cluster cannot be reached.
         """
         while not self._is_ready:
             await self._settled(self._open())
@@ -217,40 +216,40 @@ class Batcher(ABC):
         except Exception as error:
             failed = store_error(error)
             self._fail_line(failed)
-            if failed is error:  # nothing is its own cause
+            if failed is error:  # an exception cannot be its own cause
                 raise
             raise failed from error
         finally:
             self._opening = None
 
     async def _begin(self, ask: Callable[..., Awaitable[Any]]) -> None:
-        """Do what has to be done before the first answer: look whether to answer at all, and for banned networks."""
+        """Poll before the first answer: read the banned networks, and raise if a read-only store has no data."""
         self._news_from_s = monotonic() + NEWS_S
         await self._shared.bans.hear(ask)
 
-    def _hear(self) -> None:
-        """Have it learnt now and then what has changed."""
+    def _poll_when_due(self) -> None:
+        """Poll for changes in a task, at most once in `NEWS_S`."""
         if monotonic() >= self._news_from_s:
             self._news_from_s = monotonic() + NEWS_S
-            self._start(self._learn_news())
+            self._start(self._poll())
 
-    async def _learn_news(self) -> None:
+    async def _poll(self) -> None:
         try:
             await self._shared.bans.hear(self.ask)
         except StoreError as error:
-            self._unheard(error)
+            self._poll_failed(error)
 
-    def _unheard(self, error: StoreError) -> None:
-        """Deal with that it is not known what has changed."""
-        if self._shared.read_only:  # there may be nothing to answer from any more
-            self._doubt(error)
+    def _poll_failed(self, error: StoreError) -> None:
+        """Handle a poll that failed."""
+        if self._shared.read_only:  # the data may be gone
+            self._invalidate(error)
 
     def _fail_line(self, error: StoreError) -> None:
-        """Deal with the requests that have not gone, where it cannot get ready."""
+        """Handle the queued requests after `_get_ready` has failed."""
         fail(self._taken(), error)
 
     def _taken(self) -> list[Request]:
-        """Return the requests in line, and take them out."""
+        """Empty the queue, and return its requests."""
         requests = list(self._line)
         self._line.clear()
         return requests
@@ -258,7 +257,7 @@ class Batcher(ABC):
     # -- tasks -------------------------------------------------------------------------------------------------------
 
     def _carry(self, requests: Sequence[Request], work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine for requests that stand in no line meanwhile. If it fails, or is cancelled, they fail."""
+        """Run a coroutine for requests that are not in the queue. They fail if it fails or is cancelled."""
 
         def ended(task: asyncio.Task[None]) -> None:
             error = StoreUnavailable(CLOSED) if task.cancelled() else task.exception()
@@ -268,8 +267,8 @@ class Batcher(ABC):
         self._start(work).add_done_callback(ended)
 
     async def _settled(self, task: asyncio.Task[Any]) -> None:
-        """Wait for a shared task: giving up here does not cancel it; if it is cancelled, that is an error here."""
-        assert task is not asyncio.current_task(), "a task that waits for itself never ends"
+        """Wait for a shared task without cancelling it; if it was cancelled itself, raise StoreUnavailable."""
+        assert task is not asyncio.current_task(), "a task that awaits itself never ends"
         await asyncio.wait((task,))
         if task.cancelled():
             raise StoreUnavailable(CLOSED)
@@ -287,7 +286,7 @@ class Batcher(ABC):
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, StoreError):  # of which those who wait have been told
+        if error is not None and not isinstance(error, StoreError):  # waiters have raised a StoreError
             self.loop.call_exception_handler({"message": "slidegate: a batcher to Redis failed", "exception": error})
 
 
@@ -295,7 +294,7 @@ class ServerBatcher(Batcher):
     """The requests of one event loop to one server.
 
     Attributes:
-        max_calls: How many calls may be unanswered.
+        max_calls: The most calls in flight.
     """
 
     max_calls = 16
@@ -321,16 +320,16 @@ class ServerBatcher(Batcher):
     def close(self) -> None:
         """See `Batcher.close`."""
         super().close()
-        self._doubt(StoreUnavailable(CLOSED))
+        self._invalidate(StoreUnavailable(CLOSED))
 
     async def reached(self) -> Connection:
-        """Return the connection, opened if need be.
+        """Return the connection, opening it if necessary.
 
         Raises:
-            StoreError: That failed.
+            StoreError: It cannot be opened.
         """
         await self.ready()
-        assert self._connection is not None, "it is ready"
+        assert self._connection is not None, "ready() has returned"
         return self._connection
 
     def _go(self) -> None:
@@ -340,7 +339,7 @@ class ServerBatcher(Batcher):
             if line:
                 self._open()
             return
-        self._hear()
+        self._poll_when_due()
         while line and self._calls < self.max_calls:
             requests: list[Request] = []
             while line and len(requests) < MAX_IN_CALL:
@@ -355,11 +354,11 @@ class ServerBatcher(Batcher):
         return (requests,) if requests else ()
 
     def call(self, connection: Connection, requests: Sequence[Request], how: bytes = b"EVALSHA") -> None:
-        """Write a call.
+        """Write a script call.
 
         Args:
             connection: The connection.
-            requests: The requests, which go together.
+            requests: The requests of the call.
             how: The command that runs the script.
         """
         done = partial(self._answered, connection, requests, monotonic())
@@ -368,7 +367,7 @@ class ServerBatcher(Batcher):
         try:
             names = dict[bytes, int]()
             packed = b"".join([request.pack(names) for request in requests])
-        except Exception as error:  # of one of them, which nobody but whoever asked it can know
+        except Exception as error:  # from packing one request: send each by itself, so that only that one fails
             if len(requests) > 1:
                 for request in requests:
                     self.call(connection, (request,), how)
@@ -391,14 +390,14 @@ class ServerBatcher(Batcher):
             self._go()
 
     def _deliver(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
-        """Give the answers of a call to the tasks that wait for them."""
+        """Deliver the answers of a call to the tasks that await them."""
         try:
             time, *parts = answer
             (now_us,) = _TIME.unpack(time)
             if len(parts) != len(requests):
                 raise ValueError
         except (TypeError, ValueError, LookupError, StructError):
-            # This server cannot be relied on, whatever it is.
+            # Later answers of this server cannot be trusted either.
             error = unexpected(connection.name, answer)
             fail(requests, error)
             connection.close(error)
@@ -416,21 +415,21 @@ class ServerBatcher(Batcher):
                     future.set_exception(error)
                     if any(word in str(error) for word in SICK):
                         connection.close(error)
-                except Exception:  # of any kind: one task waits for this answer, and others for the rest
+                except Exception:  # a malformed answer fails one request, and not the rest of the call
                     future.set_exception(unexpected(connection.name, part))
             elif isinstance(request, Question):
                 request.missed(part, now_us)
 
     def _tell_step(self, connection: Connection, step_us: int) -> None:
-        """Forget what was known in the time of a server whose clock was set, and tell of it."""
+        """Drop what was cached by the time of a server whose clock was set, and emit an event."""
         self._shared.refusals.clear()
-        self._shared.bans.version = b""  # the server moves the ends of those that it shows
+        self._shared.bans.version = b""  # the server shifts the ends of the bans that it returns
         way = "forward, so windows opened early" if step_us > 0 else "back"
         message = f"redis: the clock of {connection.name} was set {abs(step_us) / 1_000_000:.1f} s {way}"
         self._shared.tell((Event("clock_stepped", message, {"server": connection.name, "step_us": step_us}),))
 
     def _refused(self, connection: Connection, requests: Sequence[Request], error: str) -> None:
-        """Deal with an error that Redis gives instead of running the script."""
+        """Handle an error that Redis returned instead of running the script."""
         if error.startswith("NOSCRIPT"):
             self.call(connection, requests, b"EVAL")
             return
@@ -443,17 +442,17 @@ class ServerBatcher(Batcher):
     async def _get_ready(self) -> None:
         connection = await self._connect()
         with connection.closed_on_error():
-            # Close it when the loop ends, which cancels tasks also before they began.
+            # Close it when the loop ends: that cancels this task, even before its first step.
             guard = self._start(_until_lost(connection))
             guard.add_done_callback(lambda _: connection.close(StoreUnavailable("redis: the event loop has ended")))
-            # At once, because the request that began this waits for it within its deadline.
+            # Concurrently, because the deadline of the request that started this includes it.
             await asyncio.gather(self._shared.server.prepare(connection), self._begin(connection.ask))
         self._connection, self._clock = connection, ServerClock()
 
     async def _connect(self) -> Connection:
         return await self._shared.server.open()
 
-    def _doubt(self, error: StoreError) -> None:
+    def _invalidate(self, error: StoreError) -> None:
         if self._connection is not None:
             self._connection.close(error)
 

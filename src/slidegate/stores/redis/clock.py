@@ -1,4 +1,4 @@
-"""The time of a store in Redis, and steps of a server's clock, seen from here."""
+"""The time of a Redis store, estimated locally between answers, and the detection of clock steps on a server."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from ...core.store import Clock
 from ..system_clock import system_us
 
 STEP_US: Final = 1_000_000
-"""A difference of clocks that a network does not explain."""
+"""A clock difference too large to be explained by network delays."""
 SLACK_MS: Final = 1_000
-"""A key lives this much longer than anything in it counts, so that its end need not be moved with every hit."""
+"""How much longer than its contents a key lives, so that not every hit has to extend its TTL."""
 TEST_SLACK_MS: Final = 86_400_000
 _SERVER_TIME: Final = -1
 
 
 def monotonic_us() -> int:
-    """Return the time of a clock that never runs back, in microseconds."""
+    """Return the monotonic time in microseconds."""
     return monotonic_ns() // 1_000
 
 
 class StoreTime:
-    """The time of a store: that of its server, or that of a test's clock.
+    """The time of a store: the server's, or that of a test clock.
 
     Args:
-        clock: The clock of a test.
+        clock: The test clock; None to use the server's time.
 
     Attributes:
-        is_real: Whether it is the server's.
-        local_us: Returns the time of a clock that nobody has to be asked for.
-        unix_us: Returns Unix time, as this process sees it.
-        slack_ms: How much longer keys live than anything in them counts.
+        is_real: Whether the server's time is used.
+        local_us: Returns the time of a local clock: the monotonic clock, or the test clock.
+        unix_us: Returns Unix time, by the clock of this process.
+        slack_ms: How much longer than their contents keys live.
     """
 
     def __init__(self, clock: Clock | None) -> None:
@@ -43,15 +43,15 @@ class StoreTime:
         self.slack_ms = SLACK_MS if clock is None else TEST_SLACK_MS
 
     def for_script(self) -> int:
-        """Return the time that a script is told; -1 has it ask the server."""
+        """Return the time argument of a script; -1 makes the script use the server's TIME."""
         return _SERVER_TIME if self._clock is None else self._clock()
 
     def now_us(self) -> int:
-        """Return the server's time, as far as it is known here."""
+        """Return the server's time, estimated from its last answer."""
         return self.local_us() + self._ahead_us
 
     def saw(self, now_us: int) -> None:
-        """Note the time of the server."""
+        """Record the server's time, in an answer received now."""
         if self.is_real:
             self._ahead_us = now_us - monotonic_us()
 
@@ -59,8 +59,8 @@ class StoreTime:
 class ServerClock:
     """The clock of one server.
 
-    An answer carries the server's time, which was read at some moment between sending and receiving. So the server's
-    clock is ahead of the one here by no less than at the receipt, and by no more than at the sending.
+    An answer contains the server's time, read between the sending of the request and the receipt of the answer. So the
+    offset of the server's clock is at least that time minus the receipt, and at most that time minus the sending.
     """
 
     __slots__ = ("_least_ahead_us", "_most_ahead_us")
@@ -69,10 +69,10 @@ class ServerClock:
         self._least_ahead_us = self._most_ahead_us = 0
 
     def saw(self, now_us: int, sent_us: int) -> int:
-        """Record the server's time in an answer to a question that was sent at `sent_us` (monotonic).
+        """Record the server's time, in an answer to a request that was sent at `sent_us` (monotonic).
 
         Returns:
-            By how many microseconds the server's clock was set meanwhile; 0 where it was not.
+            The step of the server's clock since the last answer, in microseconds; 0 if there was none.
         """
         least_us, most_us = now_us - monotonic_us(), now_us - sent_us
         forward_us, back_us = least_us - self._most_ahead_us, self._least_ahead_us - most_us

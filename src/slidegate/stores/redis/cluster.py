@@ -1,14 +1,14 @@
-"""A batcher to a cluster: which node has which slot, and what each of them is asked.
+"""The batcher for a cluster: it keeps the slot map, and routes each request to the node that owns its slot.
 
-redis-py asks the cluster which node has which slot, at first and after a connection was lost or could not be made; the
-known owners hold meanwhile. Errors of nodes tell of changes: ``MOVED`` says that a slot has another node now, ``ASK``
-that a key has while its slot is on the move; it is asked there then. Each node has a batcher of its own, so that a node
-that hangs holds up no other, and a call is about one slot.
+redis-py reads the slot map, initially and after a connection was lost or could not be opened; until it is read, the
+known owners are used. Nodes redirect requests: ``MOVED`` means that the slot has a new owner, ``ASK`` that a key of a
+migrating slot is already on the next node, which is asked once. Each node has a batcher of its own, so that a hanging
+node blocks no other, and every call has one slot.
 
-The ban of a key lies in the slot of its windows. The numbers and the bans of networks lie in a slot of their own.
+The ban of a key is in the slot of its windows. The shared keys and the bans of networks are in a slot of their own.
 
-Tasks wait for each other in a tree, so that none ever waits for itself: commands wait for the batcher to be ready, and
-`_get_ready`, which makes it ready, uses only `_ask` and `_look`, which wait for connections alone.
+Tasks never wait for each other in a cycle: commands wait until the batcher is ready, and `_get_ready`, which makes it
+ready, uses only `_ask` and `_look`, which wait for nothing but connections.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NodeAddress: TypeAlias = tuple[str, int]
 
 MAX_REDIRECTIONS: Final = 5
 NODES_IN_TURN: Final = 3
-"""A node that does not answer may use up a third of the timeout before the next is asked who has which slot."""
+"""A node that does not answer may use a third of the timeout before the next one is asked for the slot map."""
 TRY_AGAIN_S: Final = 0.02
 SAY_EVERY_S: Final = 60.0
 
@@ -50,8 +50,8 @@ class NodeBatcher(ServerBatcher):
     """The requests of one event loop to one node of a cluster.
 
     Args:
-        front: The batcher to the cluster.
-        address: Where the node is.
+        front: The batcher of the cluster.
+        address: Host and port of the node.
     """
 
     max_calls = 256
@@ -63,14 +63,14 @@ class NodeBatcher(ServerBatcher):
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody waits for it, and there is no connection."""
+        """Whether no request waits for it, and there is no connection."""
         return not (self._calls or self._line or self._opening or self._is_ready)
 
     async def ask_for(self, requests: Sequence[Request]) -> None:
-        """Write a call about a slot that is still on its way here."""
+        """Write a call for a slot that is migrating to this node."""
         connection = await self.reached()
         connection.send(_ignore, b"ASKING")
-        self.call(connection, requests, b"EVAL")  # nobody would ask once more where the script is unknown
+        self.call(connection, requests, b"EVAL")  # a retry after NOSCRIPT would lack the ASKING
 
     async def _connect(self) -> Connection:
         there: Any = ClusterNode(*self.address, **self._shared.server.client.connection_kwargs)
@@ -81,13 +81,13 @@ class NodeBatcher(ServerBatcher):
         return connection
 
     async def _begin(self, ask: Any) -> None:
-        """Do nothing: the batcher to the cluster does, where the numbers are."""
+        """Do nothing: the batcher of the cluster polls, at the node with the shared keys."""
 
-    def _hear(self) -> None:
+    def _poll_when_due(self) -> None:
         """Do nothing; see `_begin`."""
 
     def _fail_line(self, error: StoreError) -> None:
-        """Send the requests that never went to the nodes that have their slots by now."""
+        """Send the unsent requests to the current owners of their slots."""
         if requests := self._taken():
             self._front.send_elsewhere(requests, self.address, error)
 
@@ -102,7 +102,7 @@ class NodeBatcher(ServerBatcher):
         if moved is not None:
             self._front.redirect(requests, moved, connection, refusal(connection.name, error))
         elif error.startswith("TRYAGAIN") and len(requests) > 1:
-            # Some keys of the slot are here, and some on its next node: those of one request may be on one of them.
+            # The slot is migrating, and its keys are on two nodes. Those of a single request may be on one of them.
             for request in requests:
                 request.group = request
             self._front.send(requests)
@@ -115,7 +115,7 @@ class NodeBatcher(ServerBatcher):
 
 
 class ClusterBatcher(Batcher):
-    """The requests of one event loop to a cluster."""
+    """The queued requests of one event loop to a cluster."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
         super().__init__(loop, shared)
@@ -135,7 +135,7 @@ class ClusterBatcher(Batcher):
     async def servers(self) -> Sequence[Connection]:
         """See `Batcher.servers`."""
         await self.ready()
-        await self._look()  # nodes may have come and gone
+        await self._look()  # nodes may have joined or left
         return [await self._node(address).reached() for address in {*self._serving}]
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class ClusterBatcher(Batcher):
             node.close()
 
     def part_of(self, keys: Iterable[str]) -> str | None:
-        """Return which nodes hold keys, or the bans where there are none; None while that is not known."""
+        """Return the nodes with these keys, or with the bans if there are no keys; None if not known yet."""
         if not self._knows_slots:
             return None
         names = [self._shared.packing.name_of(key) for key in keys] or [self._shared.packing.meta]
@@ -162,11 +162,11 @@ class ClusterBatcher(Batcher):
             return
         if self._owners_in_doubt:
             self.look_soon()
-        self._hear()
+        self._poll_when_due()
         self.send(self._taken())
 
     def send(self, requests: Sequence[Request]) -> None:
-        """Send requests to the nodes that have their slots."""
+        """Send requests to the owners of their slots."""
         if self._closed:
             fail(requests, StoreUnavailable(CLOSED))
             return
@@ -184,7 +184,7 @@ class ClusterBatcher(Batcher):
     def redirect(
         self, requests: Sequence[Request], moved: re.Match[str], connection: Connection, error: StoreError
     ) -> None:
-        """Send requests where a node says that they belong."""
+        """Follow a redirection by a node; a request fails after `MAX_REDIRECTIONS`."""
         address = self._follow(moved, connection)
         lost = [request for request in requests if request.redirections == MAX_REDIRECTIONS]
         fail(lost, error)
@@ -197,11 +197,11 @@ class ClusterBatcher(Batcher):
             self._carry(others, self._node(address).ask_for(others))
 
     def send_elsewhere(self, requests: Sequence[Request], address: NodeAddress | None, error: StoreError) -> None:
-        """Send requests that never went to the nodes of their slots by now, unless that is the one that failed."""
+        """Send unsent requests to the current owners of their slots, except to `address`, which failed."""
         self._carry(requests, self._look_and_send(requests, address, error))
 
     def send_apart(self, request: Question) -> None:
-        """Look for the bans of a request by themselves, and send it without: their keys lie on two nodes."""
+        """Read the bans of a request separately, then send it without them: its keys are on two nodes."""
         self._carry([request], self._look_apart(request))
 
     async def _look_apart(self, request: Question) -> None:
@@ -209,7 +209,7 @@ class ClusterBatcher(Batcher):
             self.send([request])
 
     async def _look_and_send(self, requests: Sequence[Request], address: NodeAddress | None, error: StoreError) -> None:
-        with suppress(StoreError):  # the known owners hold, and the requests fail with the first error
+        with suppress(StoreError):  # the known owners stay in use, and the requests fail with the first error
             await self._look()
         for request in requests:
             owner = self._owners.get(key_slot(request.name or self._shared.packing.meta))
@@ -222,11 +222,11 @@ class ClusterBatcher(Batcher):
     # -- nodes -------------------------------------------------------------------------------------------------------
 
     def doubt_owners(self, lost: object = None) -> None:
-        """Look for the owners of slots at the next request, because a connection to one of them was lost."""
+        """Read the slot map again with the next request, because a connection to a node was lost."""
         self._owners_in_doubt = True
 
     def look_soon(self) -> asyncio.Task[Any]:
-        """Have nodes asked which of them has which slot."""
+        """Start to read the slot map, unless that is in progress; return the task."""
         self._owners_in_doubt = False
         if self._looking is None:
             self._looking = self._start(self._learn_owners())
@@ -241,7 +241,7 @@ class ClusterBatcher(Batcher):
         await self._begin(partial(self._ask, self._shared.packing.meta))
         self._knows_slots = True
 
-    def _doubt(self, error: StoreError) -> None:
+    def _invalidate(self, error: StoreError) -> None:
         self._knows_slots = False
 
     def _node(self, address: NodeAddress) -> NodeBatcher:
@@ -251,7 +251,7 @@ class ClusterBatcher(Batcher):
         return node
 
     async def _look(self) -> None:
-        """Learn which node has which slots."""
+        """Read the slot map, and wait for it."""
         await self._settled(self.look_soon())
 
     async def _learn_owners(self) -> None:
@@ -265,7 +265,7 @@ class ClusterBatcher(Batcher):
             self._looking = None
 
     def _follow(self, moved: re.Match[str], connection: Connection) -> NodeAddress | None:
-        """Record the node of a slot; if the slot is still on its way, return the node to ask this once."""
+        """Record the new owner of a slot; for ASK, return the node to ask just once."""
         address = moved[3] or connection.name.rpartition(":")[0], int(moved[4])
         if moved[1] == "ASK":
             return address
@@ -276,7 +276,7 @@ class ClusterBatcher(Batcher):
     # -- commands ----------------------------------------------------------------------------------------------------
 
     async def _ask(self, name: bytes, *command: bytes | int) -> Any:
-        """Send a command to the node with the slot of a name, wherever that is; waits for connections alone."""
+        """Send a command to the owner of a name's slot, following redirections; waits only for connections."""
         slot, asking, error = key_slot(name), None, StoreError()
         until_s = monotonic() + self._shared.server.timeout_s
         for _ in range(MAX_REDIRECTIONS):
@@ -303,7 +303,7 @@ class ClusterBatcher(Batcher):
     async def _ask_there(
         self, connection: Connection, command: Sequence[bytes | int], asking: bool, until_s: float
     ) -> Any:
-        """Ask a node, again and again while some keys of the slot are there and some are not."""
+        """Send a command to a node, and retry on TRYAGAIN: the keys of a migrating slot are on two nodes."""
         while True:
             if asking:
                 connection.send(_ignore, b"ASKING")
@@ -314,25 +314,25 @@ class ClusterBatcher(Batcher):
                     raise
             await asyncio.sleep(TRY_AGAIN_S)
 
-    def _unheard(self, error: StoreError) -> None:
-        """See `Batcher`: nodes that are well go on answering, so this is told."""
-        super()._unheard(error)
+    def _poll_failed(self, error: StoreError) -> None:
+        """See `Batcher`. The other nodes still answer, so only an event reports the failure."""
+        super()._poll_failed(error)
         if self._throttle.left_out("bans_unread", monotonic()) is not None:
-            message = f"redis: bans of networks cannot be read, so those that are known hold: {error}"
+            message = f"redis: network bans cannot be read, so the last known ones stay in force: {error}"
             self._shared.tell((Event("bans_unread", message, {"error": str(error)}),))
 
 
 @sensible
 async def owners_of(client: Any, known: Iterable[NodeAddress], timeout_s: float) -> dict[int, NodeAddress]:
-    """Return the node of each slot, as the first node that answers knows it.
+    """Return the node of each slot, according to the first node that answers.
 
-    redis-py asks, with nodes that are made for this: its connections belong to one event loop, and wait as long as its
-    user says.
+    redis-py asks, through new node objects: those of the client may belong to another event loop, and have the
+    user's timeouts.
 
     Args:
         client: The client of redis-py.
-        known: Nodes that may be asked besides those that the client was made with.
-        timeout_s: How long that may take.
+        known: Nodes to ask besides those that the client was created with.
+        timeout_s: How long all of it may take.
 
     Raises:
         StoreError: No node answers.
@@ -347,13 +347,11 @@ async def owners_of(client: Any, known: Iterable[NodeAddress], timeout_s: float)
         async with asyncio.timeout(timeout_s):
             await manager.initialize()
     except TimeoutError as error:
-        raise StoreTimeout(
-            f"redis: no node of the cluster has said within {timeout_s:g} s who has which slot"
-        ) from error
+        raise StoreTimeout(f"redis: no node of the cluster returned the slot map within {timeout_s:g} s") from error
     except (RedisError, RedisClusterException, OSError) as error:  # the second is not one of the first
         raise StoreUnavailable(f"redis: {error}") from error
     finally:
-        # Shielded, because the store may be closed while this waits, and a connection that is never closed warns.
+        # Shielded: the store may be closed during this wait, and an unclosed connection emits a ResourceWarning.
         await asyncio.shield(asyncio.gather(*(node.disconnect() for node in asked), return_exceptions=True))
     return {slot: (nodes[0].host, int(nodes[0].port)) for slot, nodes in manager.slots_cache.items()}
 
@@ -363,4 +361,4 @@ def _shown(address: NodeAddress | None) -> str:
 
 
 def _ignore(answer: Any) -> None:
-    """Take the answer to ASKING, which is always the same."""
+    """Discard the answer to ASKING, which is always OK."""

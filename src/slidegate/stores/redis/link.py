@@ -1,11 +1,10 @@
-"""One connection to a server of Redis, which many requests share.
+"""One pipelined connection to a Redis server, shared by many requests.
 
-Commands are written one behind the other, and answers come in the same order. So each answer belongs to the command
-that has waited longest. A command that was given up is still counted: its answer is read and dropped, and no other
-command gets it.
+Commands are pipelined, and Redis answers them in order, so each answer belongs to the oldest unanswered command. A
+cancelled command keeps its position: its answer is read and discarded, never delivered to another command.
 
-redis-py says how to connect: hosts, sentinels, nodes, TLS, credentials. Its own connections are not used, because they
-wait for each answer in a coroutine, which costs several times as much as the command, and keep an answer of any length.
+redis-py provides the connection settings: hosts, sentinels, nodes, TLS, credentials. Its own connections are not used:
+they await each answer in a coroutine, which costs several times as much as the command, and buffer answers of any size.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ from ...core.errors import StoreError, StoreTimeout, StoreUnavailable
 from .errors import refusal
 
 Settings: TypeAlias = Any
-"""A connection of redis-py that is never opened; it says how to connect."""
+"""A redis-py connection that is never opened; only its settings are read."""
 
 MAX_UNREAD: Final = 2**26
-"""How many bytes of one answer to keep; the longest asked for, stats of a thousand workers, is a tenth of that."""
+"""The most bytes of one answer; the longest expected, the stats of a thousand workers, has a tenth of that."""
 
 
 class Connection(asyncio.Protocol):
-    """A connection; made by `open_connection`.
+    """A connection; opened by `open_connection`.
 
     Args:
         loop: The event loop that it belongs to.
-        name: What to call the server in messages.
-        timeout_s: How long an answer may take. One that takes longer means that the connection is dead.
+        name: The server's name in messages.
+        timeout_s: How long an answer may take before the connection counts as dead and is closed.
 
     Attributes:
         open: Whether commands can be sent.
-        lost: Done when they cannot any more.
+        lost: A future that is done when the connection is closed.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str, timeout_s: float) -> None:
@@ -60,18 +59,18 @@ class Connection(asyncio.Protocol):
         self._transport = transport
 
     def keep_alive(self, settings: Settings) -> None:
-        """Have the system look now and then whether the server is still there, where the settings ask for that."""
+        """Enable TCP keepalive if the settings ask for it."""
         if getattr(settings, "socket_keepalive", False):
-            known = self._transport.get_extra_info("socket")
-            known.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            tcp = self._transport.get_extra_info("socket")
+            tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in settings.socket_keepalive_options.items():
-                known.setsockopt(socket.IPPROTO_TCP, option, value)
+                tcp.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def send(self, done: Callable[[Any], None], *command: bytes | int) -> None:
         """Write a command.
 
         Args:
-            done: Called with the answer, which may be Redis's error; or with a `StoreError` where none comes.
+            done: Called with the answer, which may be a Redis error; or with a `StoreError` if there is none.
             command: The command and its arguments.
         """
         if not self.open:
@@ -81,13 +80,13 @@ class Connection(asyncio.Protocol):
         self._waiting.append((done, self._loop.time() + self._timeout_s))
         self._transport.write(packed)
         if self._timer is None:
-            self._timer = self._loop.call_later(self._timeout_s, self._look)
+            self._timer = self._loop.call_later(self._timeout_s, self._check_timeout)
 
     async def ask(self, *command: bytes | int) -> Any:
         """Send a command and return its answer.
 
         Raises:
-            StoreError: None comes, or it is an error.
+            StoreError: No answer came, or it is an error.
         """
         future = self._loop.create_future()
         self.send(lambda answer: None if future.done() else future.set_result(answer), *command)
@@ -99,7 +98,7 @@ class Connection(asyncio.Protocol):
         return answer
 
     def data_received(self, data: bytes) -> None:
-        """Give the answers in `data` to those who wait for them."""
+        """Deliver the answers in `data` to their commands."""
         reader = self._reader
         reader.feed(data)
         self._unread += len(data)
@@ -108,19 +107,19 @@ class Connection(asyncio.Protocol):
                 self._unread = 0
                 done, _ = self._waiting.popleft()
                 done(answer)
-        except Exception as error:  # of any kind: no later answer can be matched to its command
+        except Exception as error:  # after any error, later answers cannot be matched to their commands
             self.close(StoreUnavailable(f"redis: {self.name} does not speak Redis: {error!r}"))
         if self._unread > MAX_UNREAD:
-            self.close(StoreUnavailable(f"redis: {self.name} gave {self._unread} bytes of an answer that does not end"))
+            self.close(StoreUnavailable(f"redis: {self.name} sent {self._unread} bytes of an unfinished answer"))
 
     def connection_lost(self, error: BaseException | None) -> None:
-        """Tell all who wait."""
+        """Close the connection, and fail all unanswered commands."""
         why = f": {error}" if error else ""
         self.close(StoreUnavailable(f"redis: {self.name} closed the connection{why}"))
 
     @contextmanager
     def closed_on_error(self) -> Iterator[None]:
-        """Close the connection where something fails that has to be done before it is used."""
+        """Close the connection if the block, which prepares it for use, raises."""
         try:
             yield
         except BaseException:
@@ -128,10 +127,10 @@ class Connection(asyncio.Protocol):
             raise
 
     def close(self, error: StoreError | None = None) -> None:
-        """Close the connection. Tasks that still wait for an answer get the error."""
+        """Close the connection. All unanswered commands fail with `error`."""
         if not self.open:
             return
-        error = error or StoreUnavailable(f"redis: {self.name}: not in use")
+        error = error or StoreUnavailable(f"redis: {self.name}: the connection was closed")
         self.open = False
         if not self.lost.done():
             self.lost.set_result(None)
@@ -143,15 +142,15 @@ class Connection(asyncio.Protocol):
             done, _ = self._waiting.popleft()
             done(error)
 
-    def _look(self) -> None:
-        """Close the connection if the oldest command has waited too long."""
+    def _check_timeout(self) -> None:
+        """Close the connection if the oldest command has timed out; else set the timer again."""
         self._timer = None
         if self._waiting:
             left_s = self._waiting[0][1] - self._loop.time()
             if left_s <= 0:
                 self.close(StoreTimeout(f"redis: {self.name} has not answered for {self._timeout_s:g} s"))
             else:
-                self._timer = self._loop.call_later(left_s, self._look)
+                self._timer = self._loop.call_later(left_s, self._check_timeout)
 
 
 async def open_connection(
@@ -160,14 +159,14 @@ async def open_connection(
     """Connect to a server.
 
     Args:
-        settings: How.
-        timeout_s: How long that, and later any answer, may take.
-        name: What to call the server in messages; by default its address.
-        address: Its host and port, where the settings do not say them.
+        settings: The connection settings.
+        timeout_s: How long connecting, and later each answer, may take.
+        name: The server's name in messages; by default its address.
+        address: Its host and port, if the settings do not have them.
 
     Raises:
-        StoreUnavailable: That failed.
-        StoreTimeout: It took too long.
+        StoreUnavailable: The server cannot be reached, or refused the credentials.
+        StoreTimeout: The server did not answer in time.
     """
     loop, path = asyncio.get_running_loop(), getattr(settings, "path", "")
     host, port = ("", 0) if path else address or (settings.host, settings.port)
@@ -186,14 +185,14 @@ async def open_connection(
         connection.close()
         if isinstance(error, TimeoutError):
             raise StoreTimeout(f"redis: {name} could not be reached within {timeout_s:g} s") from error
-        if isinstance(error, (OSError, RedisError)):  # the latter of a provider of credentials
+        if isinstance(error, (OSError, RedisError)):  # a credential provider may raise a RedisError
             raise StoreUnavailable(f"redis: {name}: {error}") from error
         raise
     return connection
 
 
 async def _greeting(settings: Settings) -> list[tuple[bytes, ...]]:
-    """Return the commands that authenticate, say the client's name and choose the database."""
+    """Return the commands that authenticate, set the client's name and select the database."""
     commands: list[tuple[bytes, ...]] = []
     credentials: Sequence[str] = ()
     if settings.credential_provider is not None:

@@ -1,8 +1,8 @@
-"""Questions with several keys on a cluster. They lie in different slots, which no script can see together.
+"""Questions with several keys on a cluster. The keys are in different slots, which no single script can access.
 
-Units are charged in order, key after key. Where one refuses, fails or is given up, those before it are handed back:
-never do more pass than the limits allow, though somebody else may be refused by units that are handed back a moment
-later. Where a process dies in between, units stay charged for a window.
+Units are charged in order, key by key. If one key refuses, fails or is cancelled, those charged before it are refunded.
+So no limit is ever exceeded, but another client may be refused because of units that are refunded a moment later. If
+the process dies in between, the units stay charged for one window.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ HandBack: TypeAlias = Callable[[Sequence[Reservation]], object]
 
 
 class MultiSlot:
-    """A question in parts, one for each key.
+    """A question split into parts, one for each key.
 
     Args:
-        checks: The question.
-        keys: The keys that it names, and those whose bans refuse it.
-        ask: Asks for a part.
-        hand_back: Hands a part back, without waiting for it.
+        checks: The checks of the question.
+        keys: The keys of the checks, and those whose bans refuse the question.
+        ask: Sends a part.
+        hand_back: Refunds a part, without waiting.
     """
 
     def __init__(self, checks: Sequence[Check], keys: Sequence[str], ask: Ask, hand_back: HandBack) -> None:
         self._checks = checks
         self._ask = ask
         self._hand_back = hand_back
-        # The places of the checks of each key; none for a key that is only looked up among the bans, which comes first.
+        # The indexes of each key's checks. Keys without checks, which are only looked up for bans, come first.
         groups = {key: [at for at, check in enumerate(checks) if check[1] == key] for key in keys}
         self._groups = dict(sorted(groups.items(), key=lambda group: bool(group[1])))
 
     async def decide(self, what: int) -> Decision:
-        """Return the answer to the whole question.
+        """Return the decision on the whole question.
 
         Raises:
-            StoreError: A part got none; nothing stays charged, as far as Redis can be reached.
+            StoreError: A part failed; what was charged is refunded, as far as Redis can be reached.
         """
         if what == PEEK:
             parts = await self._ask_all(LOOK)
@@ -64,12 +64,12 @@ class MultiSlot:
         return self._whole(parts, Reason.LIMITED)
 
     async def _charge(self, what: int) -> tuple[list[Decision], Decision | None]:
-        """Charge part after part; return those that were charged, and the one that was refused."""
+        """Charge one part after another; return the charged parts, and the refused one or None."""
         charged: list[Decision] = []
         for key in self._groups:
             future = self._part(what, key)
             try:
-                await asyncio.wait((future,))  # giving up here does not cancel it: it may be charged on its way
+                await asyncio.wait((future,))  # a cancellation here leaves it running: it may already be charged
                 part = future.result()
             except BaseException:
                 future.add_done_callback(self._undo)
@@ -93,11 +93,11 @@ class MultiSlot:
         return self._ask(what, checks, () if checks else (key,))
 
     def _whole(self, parts: Sequence[Decision], least: Reason = Reason.OK, *, charged: bool = False) -> Decision:
-        """Put parts together.
+        """Merge the decisions on the parts.
 
         Args:
-            parts: Their answers, in the order of the keys.
-            least: The reason where no part refuses by now.
+            parts: The decisions, in the order of the keys.
+            least: The reason to use if no part refuses any more.
             charged: Whether the parts stay charged.
         """
         for part in parts:

@@ -1,9 +1,8 @@
-"""The permits of concurrency limits that requests of this process hold in Redis, and how they are renewed.
+"""The concurrency permits that requests of this process hold in Redis, and their renewal.
 
-A permit in Redis carries the moment until which it is held, and its worker puts that off as long as the request is
-under way, that of all its permits in one command; see `stores.leases`. That a request has ended is a fact of this
-process: from then on its permits are not renewed, even if Redis cannot be reached. A permit that was taken for a
-request whose answer never came is free after the length of a lease.
+A permit in Redis has an expiry time. Its worker extends it while the request is in progress, for all its permits in one
+command; see `stores.leases`. When a request has ended, its permits are no longer renewed, even if Redis cannot be
+reached to release them. A permit that was taken for a request whose answer was lost expires with its lease.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ _LOST, _FAILED = 0, 2
 
 
 class Renewals:
-    """Holds the permits that requests of a process have taken, and renews them.
+    """Holds the permits of the requests of this process, and renews them.
 
     Args:
         held: The permits.
         shared: The parts of the store.
-        by_row: Whether each set takes a command of its own, because they may lie on different nodes of a cluster.
+        by_row: Whether to send one command for each set, because sets may be on different nodes of a cluster.
     """
 
     def __init__(self, held: HeldPermits, shared: Shared, *, by_row: bool) -> None:
@@ -43,13 +42,13 @@ class Renewals:
         self._renewer = LeaseRenewer(held, self.renew)
 
     def close(self) -> None:
-        """Renew no more."""
+        """Stop renewing."""
         self._renewer.close()
 
     def hold(self, decision: Decision) -> None:
-        """Put permits among the charges of a decision, and renew them from now on.
+        """Add the permits of a decision to its reservations, and renew them from now on.
 
-        Redis has told their serials where other limits have moments.
+        The answer has their serial numbers where other limits have times.
         """
         held = self.held
         states, at = list(decision.readings), 0
@@ -67,7 +66,7 @@ class Renewals:
         self._renewer.start()
 
     async def renew(self) -> None:
-        """Renew the permits of this process, and tell how many are lost.
+        """Renew the permits of this process, and report how many are lost.
 
         Raises:
             StoreError: Redis did not renew all of them.
@@ -79,7 +78,7 @@ class Renewals:
         answers = await asyncio.gather(*map(self._renew, parts), return_exceptions=True)
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
         fates = [told for answer in answers if not isinstance(answer, BaseException) for told in answer]
-        # Those of a request that has ended were handed back, and another event loop may have found out before.
+        # Permits of ended requests were released, and another event loop may have reported a loss first.
         lost = [permit for permit, fate in fates if fate == _LOST and permit in self.held and not permit.ended]
         for permit in lost:
             self.held.discard(permit)
@@ -88,11 +87,11 @@ class Renewals:
         if errors:
             raise errors[0]
         if any(fate == _FAILED for _, fate in fates):
-            raise StoreUnavailable("redis: permits of requests under way were not renewed")
+            raise StoreUnavailable("redis: permits of requests in progress were not renewed")
 
     @sensible
     async def _renew(self, permits: Sequence[Permit]) -> list[tuple[Permit, int]]:
-        """Renew some permits by one command; return how each has fared."""
+        """Renew some permits by one command; return each with its result."""
         rows, lease_us, time = _rows(permits), self.held.lease_us, self._shared.time
         members = [b"".join([permit.member for permit in row]) for row in rows.values()]
         asked: list[bytes | int] = [b"renew", time.for_script(), lease_us, lease_us // 1_000 + time.slack_ms, *members]
@@ -101,7 +100,7 @@ class Renewals:
 
 
 def _rows(permits: Sequence[Permit]) -> dict[bytes, list[Permit]]:
-    """Return permits by the set that they are in."""
+    """Group permits by their set."""
     rows: dict[bytes, list[Permit]] = {}
     for permit in permits:
         rows.setdefault(permit.row, []).append(permit)

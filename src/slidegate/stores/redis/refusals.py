@@ -1,12 +1,12 @@
-"""Refusals that are given here, without asking Redis.
+"""A cache of refusals, which are repeated without asking Redis.
 
-A question that was refused is refused again until something leaves its windows, or is handed back; a client that was
-banned, until the ban ends. A refusal is given from here until then, and for `TRUST_US` after Redis was asked at most: a
-refund or an unban by another worker is known after that time. What this process hands back, resets or charges is known
-at once: it forgets the refusals that name its keys, and remembers none that was asked for before Redis had answered.
+A refused question would be refused again until units expire or are refunded; a banned client, until the ban ends. A
+refusal is answered from the cache until then, but for at most `TRUST_US` after Redis was asked: that is the delay with
+which a refund or an unban by another worker takes effect. Refunds, resets and charges by this process take effect
+immediately: they drop the refusals of their keys, and prevent caching of answers to questions sent before them.
 
-A refusal that counts (`count_denied`) is given from here for `PAUSE_S`, and how often it was is charged then: a flood
-of one client costs ten commands a second for each key.
+A refusal that counts (`count_denied`) is answered from the cache for `PAUSE_S`, and then the refusals given in that
+time are charged together: a flood by one client costs ten commands a second for each key.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from .clock import StoreTime
 from .strikes import PAUSE_S
 
 TRUST_US: Final = 1_000_000
-"""How long what Redis has said holds here."""
+"""The longest time that a cached refusal is valid."""
 _PAUSE_US: Final = int(PAUSE_S * 1_000_000)
 
 
 class CachedRefusal:
-    """A remembered refusal, until when it is given, and how often it was given from here.
+    """A cached refusal, when it expires, and how often it was given.
 
     Args:
-        decision: The refusal. Its time is that of the server, somewhere between the sending and the receipt here.
-        between_us: When it was asked for, and when it came, by the clock of the cache.
-        lasts_us: How long it lasts by itself.
+        decision: The refusal. Its time is the server's, at some moment between sending and receipt.
+        between_us: When the question was sent and when the answer came, by the cache's clock.
+        lasts_us: How long the refusal itself would last.
         counts: Whether refusals are charged.
     """
 
@@ -46,29 +46,29 @@ class CachedRefusal:
         if counts:
             self.ends_us = min(self.ends_us, self._received_us + _PAUSE_US)
         self.given = 0
-        self.reset: set[str] = set()  # the keys whose windows were forgotten meanwhile
+        self.reset: set[str] = set()  # the keys that were reset since it was cached
 
     def lasts(self, at_us: int) -> bool:
-        """Return whether Redis would give it again, as far as is known here."""
+        """Return whether the refusal is valid at a time of the cache's clock."""
         return self._sent_us <= at_us < self.ends_us
 
     def now_us(self, at_us: int) -> int:
-        """Return the server's time at a moment of the clock of the cache, or somewhat less."""
+        """Return the server's time at a time of the cache's clock; it may be slightly too early."""
         return self.decision.now_us + max(at_us - self._received_us, 0)
 
 
 class RefusalCache:
-    """The refusals that are known to last; bounded, and emptied when full.
+    """The cached refusals; bounded, and emptied when full.
 
     Args:
         charge: Charges checks whatever their limits, for refusals that count.
-        time: The time; by that of a test, refusals that count are not given from here.
+        time: The store's clock. With a test clock, refusals that count are not cached.
 
     Attributes:
-        bans: The refusals by bans, by the keys and addresses that were banned.
-        known: The refusals by limits, by their questions.
-        changes: How many refunds, resets and charges this process has sent, and had answered.
-        latest_us: The latest time of a server that this process has seen, or worked out.
+        bans: The refusals by bans, by banned keys and addresses.
+        known: The refusals by limits, by question.
+        changes: A counter of the refunds, resets and charges that this process has sent, and of their answers.
+        latest_us: The latest time of a server that this process has seen or estimated.
     """
 
     def __init__(self, charge: Callable[[Sequence[Check]], object], time: StoreTime) -> None:
@@ -79,18 +79,18 @@ class RefusalCache:
         self.known: dict[Sequence[Check], CachedRefusal] = {}
         self.changes = 0
         self.latest_us = 0
-        self._about: dict[str, set[Sequence[Check]]] = {}  # the questions that name a key
-        self._changed: dict[str, int] = {}  # the number of the last change of a key
-        self._all_changed = 0  # the number of the last change of a key that is not among them
+        self._about: dict[str, set[Sequence[Check]]] = {}  # the questions about a key
+        self._changed: dict[str, int] = {}  # the value of `changes` at a key's last change
+        self._all_changed = 0  # the same for all keys that are not in `_changed`
 
     def learn(self, decision: Decision, sent_us: int, changes: int, *, lasts: bool) -> None:
-        """Remember the answer to a hit where it is a refusal that `lasts`; one for want of a permit does not.
+        """Cache the answer to a hit if it is a refusal that lasts; an admission drops the refusals of its keys.
 
         Args:
             decision: The answer.
-            sent_us: When it was asked for (monotonic).
-            changes: What `changes` was when the hit was asked for.
-            lasts: Whether it lasts until something leaves the windows.
+            sent_us: When the hit was sent (monotonic).
+            changes: The value of `changes` when the hit was sent.
+            lasts: Whether it lasts until units expire; a refusal for lack of a permit does not.
         """
         checks = tuple(decision.checks)
         if decision.reason is not Reason.LIMITED:
@@ -99,7 +99,7 @@ class RefusalCache:
             return
         counts = any(bucket.count_denied for bucket, _, _ in checks)
         if counts:
-            self.forget(checks)  # the charge has changed what other questions see
+            self.forget(checks)  # the charge may have changed the answers to other questions
         if not lasts or (counts and not self._is_real) or self._have_changed(checks, changes):
             return
         if max(len(self.known), len(self._about)) >= MEMO_SIZE:
@@ -112,7 +112,7 @@ class RefusalCache:
             self._about.setdefault(key, set()).add(checks)
 
     def answer(self, checks: Sequence[Check]) -> Decision | None:
-        """Return the refusal of a question that is known to last."""
+        """Return the cached refusal of a question; None if there is none."""
         checks = tuple(checks)
         known, at_us = self.known.get(checks), self._clock()
         if known is None or not known.lasts(at_us):
@@ -126,23 +126,23 @@ class RefusalCache:
         return refused_later(before.readings, before.now_us, now_us, checks)
 
     def saw(self, now_us: int) -> None:
-        """Note the time of a server."""
+        """Record the time of a server."""
         if now_us > self.latest_us:
             self.latest_us = now_us
 
     def forget(self, checks: Sequence[Check]) -> None:
-        """Forget the refusals that name a key of a question."""
+        """Drop the refusals of all keys of a question."""
         for _, key, _ in checks if self.known else ():
             self._forget_key(key)
 
     def change(self, checks: Sequence[Check]) -> None:
-        """Forget the refusals that name a key whose units are handed back or charged, also those on their way."""
+        """Drop the refusals, cached or in flight, of keys whose units are refunded or charged."""
         for _, key, _ in checks:
             self._note(key)
             self._forget_key(key)
 
     def change_key(self, key: str) -> None:
-        """Forget the refusals of a key whose windows are reset, and their charges that were not sent yet."""
+        """Drop the refusals of a key whose windows are reset, and their unsent charges."""
         self._note(key)
         for checks in self._about.get(key, ()):
             if checks in self.known:
@@ -150,32 +150,32 @@ class RefusalCache:
         self._forget_key(key)
 
     def change_all(self) -> None:
-        """Forget all refusals and their unsent charges, because the windows of all keys are reset."""
+        """Drop all refusals and their unsent charges, because the windows of all keys are reset."""
         for known in self.known.values():
             known.reset.update(key for _, key, _ in known.decision.checks)
         self._clear_windows()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         self._clear_windows()
         self.bans.clear()
 
     def learn_ban(self, subjects: Sequence[BanSubject], refusal: BanRefusal, sent_us: int, changes: int) -> None:
-        """Remember a refusal of keys and addresses by a ban, unless this process has lifted one since; see `learn`."""
+        """Cache the refusal of keys and addresses by a ban, unless this process has lifted one since; see `learn`."""
         if self._all_changed > changes:
             return
         lasts_us = TRUST_US if refusal.retry_after_us is None else refusal.retry_after_us
         remember(self.bans, repr(subjects), CachedRefusal(refusal, self._between(refusal, sent_us), lasts_us))
 
     def banned(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> BanRefusal | None:
-        """Return the refusal by a ban that is known to last."""
+        """Return the cached refusal by a ban; None if there is none."""
         known, at_us = self.bans.get(repr(subjects)), self._clock()
         if known is None or not known.lasts(at_us):
             return None
         return BanRefusal(known.decision.by, known.decision.ban, known.now_us(at_us), checks)
 
     def _between(self, decision: Decision, sent_us: int) -> tuple[int, int]:
-        """Return when a question was asked that is answered now, by the clock of this cache."""
+        """Return when an answer that came now was asked for and received, by the cache's clock."""
         return (sent_us, self._clock()) if self._is_real else (decision.now_us, decision.now_us)
 
     def _note(self, key: str) -> None:
@@ -186,7 +186,7 @@ class RefusalCache:
         self._changed[key] = self.changes
 
     def _have_changed(self, checks: Sequence[Check], changes: int) -> bool:
-        """Return whether units of a question were refunded, reset or charged since a number of changes."""
+        """Return whether units of a question were refunded, reset or charged since `changes` had a value."""
         return max(self._all_changed, *(self._changed.get(key, 0) for _, key, _ in checks)) > changes
 
     def _forget_key(self, key: str) -> None:

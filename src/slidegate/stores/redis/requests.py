@@ -1,4 +1,4 @@
-"""The requests to Redis: questions, and commands about the windows and permits of a key."""
+"""The requests that a batcher sends: questions, and commands about the windows and permits of one key."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class _Carried:
-    """What a batcher carries.
+    """The state that a batcher keeps for a request.
 
     Args:
-        future: Gets the result.
+        future: Receives the result.
 
     Attributes:
-        group: Requests of one group go in one call to a node of a cluster: a slot, or itself; None if none is known.
-        redirections: How often a cluster has sent it elsewhere.
+        group: Requests of one group share a call to a cluster node: a slot, or the request itself; None if not set yet.
+        redirections: How often a node has redirected the request.
     """
 
     __slots__ = ("future", "group", "redirections")
@@ -36,13 +36,13 @@ class _Carried:
 
 
 class Command(_Carried):
-    """A request about one key; no ban refuses it, and it changes nothing more once it was given up.
+    """A request about one key; no ban refuses it, and its result is dropped if it was cancelled.
 
     Args:
-        future: Gets the result.
-        name: A name in Redis that it is about; all others lie in its slot of a cluster.
-        pack: Returns the request for the script; it is given the names in its call with their places, and adds its own.
-        read: Returns the result, given the answer and the server's time.
+        future: Receives the result.
+        name: A key in Redis that the request uses; all its keys are in the same cluster slot.
+        pack: Returns the packed request. Its argument maps the names in the call to indexes; `pack` adds its own names.
+        read: Returns the result, given the answer and the server's time in microseconds.
     """
 
     __slots__ = ("_read", "name", "pack")
@@ -60,12 +60,12 @@ class Command(_Carried):
         self._read = read
 
     def answered(self, answer: bytes, now_us: int, sent_us: int) -> Any:
-        """Return the result for the task that awaits the request; an error that is raised here is raised there.
+        """Return the result for the task that awaits the request; an exception raised here is raised there.
 
         Args:
-            answer: What the script says.
-            now_us: The server's time.
-            sent_us: When the call was sent (monotonic).
+            answer: The answer of the script.
+            now_us: The server's time, in microseconds.
+            sent_us: When the call was sent, in microseconds of the monotonic clock.
         """
         raise_failure(answer)
         return self._read(answer, now_us)
@@ -89,14 +89,14 @@ class Question(_Carried):
         self.what = what
         self.checks = checks
         self._subjects = subjects
-        # The keys whose bans the script looks for.
+        # The keys whose bans the script reads.
         self.banned = () if what == CHARGE else tuple(keys_of(checks, subjects))
         self._changes = shared.refusals.changes
         self._holds = any(bucket.held for bucket, _, _ in checks)
 
     @property
     def name(self) -> bytes | None:
-        """See `Command`; None if it names no key."""
+        """See `Command`; None if the question has no keys."""
         key = self.checks[0][1] if self.checks else next((one for one in self._subjects if isinstance(one, str)), None)
         return None if key is None else self._shared.packing.name_of(key)
 
@@ -112,7 +112,7 @@ class Question(_Carried):
         if self._holds and decision.reservations:
             self._shared.renewals.hold(decision)
         refusals = self._shared.refusals
-        if self.what in (HIT, CHARGE):  # a look changes nothing
+        if self.what in (HIT, CHARGE):  # others change nothing
             refusals.saw(now_us)
         if self.what == HIT and (refusals.known or not decision.allowed):
             refusals.learn(decision, sent_us, self._changes, lasts=answer[0] != UNSETTLED)
@@ -121,7 +121,7 @@ class Question(_Carried):
         return decision
 
     def _refused(self, packed: bytes, now_us: int, sent_us: int) -> BanRefusal:
-        """Return the refusal by the bans that Redis has found; see `answered`."""
+        """Return the refusal by the bans in an answer; see `answered`."""
         try:
             ban = longest(unpack_bans(packed))
         except NO_BAN:
@@ -134,10 +134,10 @@ class Question(_Carried):
         return refusal
 
     async def look_apart(self, ask_about: Callable[..., Awaitable[Any]]) -> bool:
-        """Look for its bans by themselves, and not with its windows any more; answer it and return True if it has one.
+        """Read the bans of this question in separate commands. If one refuses it, answer it and return True.
 
         Args:
-            ask_about: Sends a command about a name.
+            ask_about: Sends a command to the slot of a name.
         """
         names = [self._shared.packing.name_of(key) for key in self.banned]
         self.banned = ()
@@ -150,7 +150,7 @@ class Question(_Carried):
         return ban is not None
 
     def missed(self, answer: bytes, now_us: int) -> None:
-        """Hand back the permits that were taken for a request that was given up; units of windows stay charged."""
+        """Release the permits of a cancelled request; units of windows stay charged."""
         if not self._holds or answer[0] != OK:
             return
         decision = decision_of(answer, self.what, self.checks, now_us)
@@ -163,7 +163,7 @@ Request: TypeAlias = Command | Question
 
 
 def keys_of(checks: Sequence[Check], subjects: Sequence[BanSubject]) -> dict[str, None]:
-    """Return the keys whose own bans refuse a question, each once."""
+    """Return the keys whose own bans refuse a question, without duplicates."""
     keys = dict.fromkeys([one for one in subjects if isinstance(one, str)])
     keys.update(dict.fromkeys([key for _, key, _ in checks]))
     return keys

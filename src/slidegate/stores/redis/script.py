@@ -1,8 +1,8 @@
-"""The scripts that Redis runs, and how requests and answers are packed for it.
+"""The Lua scripts, and the binary format of their requests and answers.
 
-A request is a byte for the operation, the number of its asks, the indexes of the keys whose bans refuse it, and the
-asks: the index of the key, the cost and the limit. The requests of a call are concatenated. An answer is a byte for
-the outcome and a reading for each ask; see ``lua/windows.lua``.
+A request has a byte for the operation, the number of its asks, the indexes of the keys whose bans refuse it, and the
+asks; each ask has the index of its key, the cost and the limit. The requests of a call are concatenated. An answer has
+a byte for the status and a reading for each ask; see ``lua/windows.lua``.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from ..leases import WORKER_BYTES, HeldPermits
 from .errors import refusal, unexpected
 
 LAYOUT: Final = 7
-"""The version of everything that is stored: that of another one lies under other names."""
+"""The version of the stored format, a part of every key: other versions use other keys."""
 DIGEST_BYTES: Final = 16
-"""Nobody can look for two keys that have one digest."""
+"""Long enough that nobody can search for two keys with the same digest."""
 
 HIT, PEEK, CHARGE, REFUND, RESET, LOOK, INSPECT = 1, 2, 3, 4, 5, 6, 7
 OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, BANNED, UNSETTLED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
 QUOTA: Final = 2
-"""The mode of a limit that is a quota; that of counting refusals may be added to it."""
+"""The mode of a quota; the mode of counting refusals, 1, may be added to it."""
 PERMITS: Final = 4
-"""The mode of a limit of permits; the name of their set says the rest."""
+"""The mode of a concurrency limit; key and rule are in the name of its sorted set."""
 
 REQUEST: Final = Struct("<BHB")
 _BAN_OF: Final = Struct("<H")
@@ -50,7 +50,7 @@ _LENGTH: Final = Struct("<I")
 _DAMAGED: Final = "data string too short"
 _PERMITS_FIELD: Final = b"permits "
 MEMBER: Final = Struct(f"<{WORKER_BYTES}sI")
-"""The name of a permit: its worker, and its number among those of this worker."""
+"""The member of a permit: its worker, and its serial number within that worker."""
 _REASONS: Final = {
     OK: Reason.OK,
     LIMITED: Reason.LIMITED,
@@ -60,7 +60,7 @@ _REASONS: Final = {
 
 
 class Script(NamedTuple):
-    """A script, and the name that Redis gives it."""
+    """A script and its SHA-1 digest in hex, by which EVALSHA names it."""
 
     source: bytes
     name: bytes
@@ -72,26 +72,27 @@ def _script(*parts: str) -> Script:
     return Script(source, sha1(source).hexdigest().encode())
 
 
-# They are read now, because a child that is forked while a thread reads them would wait for its lock for ever.
+# Read at import: a child that is forked while a thread imports could deadlock on the import lock.
 WINDOWS_SCRIPT: Final = _script("locals", "banned", "ring", "counts", "windows")
-"""The script that decides about windows."""
+"""The script that decides about windows, quotas and permits."""
 BANS_SCRIPT: Final = _script("locals", "banned", "bans")
 """The script that reads and writes bans and strikes, renews permits, and writes stats."""
 
 
 class Packing:
-    """Names keys, and packs requests for calls. It remembers nothing but how keys and limits are spelled.
+    """Builds the names of keys in Redis, and packs requests. Its only state is a memo of packed keys and limits.
 
     Args:
-        prefix: The beginning of all names.
-        held: The permits that are held here.
-        unix_us: Returns Unix time in microseconds, as this process sees it.
-        readable: Whether keys are readable in names; otherwise they are digests.
+        prefix: The start of all names.
+        held: The permits that this process holds.
+        unix_us: Returns Unix time in microseconds, by the clock of this process.
+        readable: Whether names contain readable keys; otherwise digests.
 
     Attributes:
-        meta: The hash with the numbers; the names of everything about bans begin with it.
-        windows: The pattern of the hashes of windows.
-        strikes: The pattern of the hashes of strike records.
+        meta: The hash with the identity of the data and the version of the network bans; a prefix of all names that
+            are shared by all keys.
+        windows: The SCAN pattern of the hashes of windows.
+        strikes: The SCAN pattern of the hashes of strike records.
     """
 
     def __init__(self, prefix: str, held: HeldPermits, unix_us: Clock, *, readable: bool) -> None:
@@ -123,13 +124,13 @@ class Packing:
         return self._strikes_prefix + self.name_of(key)[len(self._windows_prefix) :]
 
     def question(self, what: int, checks: Sequence[Check], banned: Iterable[str], names: dict[bytes, int]) -> bytes:
-        """Pack checks.
+        """Pack a request with checks.
 
         Args:
             what: The operation.
             checks: The checks.
             banned: The keys whose bans refuse the question.
-            names: Those in the call with their places; it gets the names of the keys.
+            names: The names in the call with their indexes; names that it lacks are added.
         """
         bans = b"".join([_BAN_OF.pack(names.setdefault(self.name_of(key), len(names))) for key in banned])
         asks, many = b"", 0
@@ -145,11 +146,11 @@ class Packing:
         return REQUEST.pack(what, many, len(bans) // _BAN_OF.size) + bans + asks
 
     def refund(self, reservations: Sequence[Reservation], latest_us: int, names: dict[bytes, int]) -> bytes:
-        """Pack a refund of everything that was charged and has not left.
+        """Pack a refund of the charges that have not expired.
 
         Args:
-            reservations: What was charged.
-            latest_us: The latest moment that is known of, see `core.decide.refund_all`.
+            reservations: The charges.
+            latest_us: The latest known time of the server, in microseconds; see `core.decide.refund_all`.
             names: As for `question`.
         """
         parts = []
@@ -169,13 +170,13 @@ class Packing:
         return REQUEST.pack(REFUND, len(parts), 0) + b"".join(parts)
 
     def reset(self, name: bytes, latest_us: int, every: bool, names: dict[bytes, int]) -> bytes:
-        """Pack a reset of the windows in the hash of a name.
+        """Pack a reset of the windows in one hash.
 
         Args:
-            name: The name.
+            name: The name of the hash.
             latest_us: As for `refund`.
-            every: Whether all other keys are reset, too.
-            names: As for `refund`.
+            every: Whether this is one step of a reset of all keys.
+            names: As for `question`.
         """
         return REQUEST.pack(RESET, names.setdefault(name, len(names)), 0) + _RESET.pack(latest_us, every)
 
@@ -204,26 +205,26 @@ class Packing:
             else:
                 plans.append(self._plan_of_quota(field, limit, bucket.count_denied))
         if not all(isinstance(limit, Limit) for limit in bucket.limits):
-            return tuple(plans)  # other periods come
+            return tuple(plans)  # not memoized: a quota's period changes
         return remember(self._plans, bucket, tuple(plans))
 
     def _plan_of_quota(self, field: bytes, quota: AnyLimit, count_denied: bool) -> bytes:
-        """Pack a quota: the ends of three periods where a ring has lengths."""
-        assert isinstance(quota, Quota), "there are two kinds of limits"
+        """Pack a quota, with period boundaries in the fields that a ring uses for lengths."""
+        assert isinstance(quota, Quota), "only limits and quotas have plans"
         start_us, end_us, next_end_us = quota.period_at(self._unix_us())
         return _PLAN.pack(field, quota.amount, start_us, end_us, next_end_us, 0, QUOTA | count_denied)
 
 
 def _field(rule: str, limit: AnyLimit) -> bytes:
-    """Return the name of a window, whatever its amount, among those of a key."""
+    """Return the hash field of a window; it does not depend on the amount."""
     return blake2b("\n".join((rule, *map(str, limit.same_window))).encode(), digest_size=8).digest()
 
 
 def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) -> Decision:
-    """Read the answer to a question.
+    """Unpack the decision in an answer.
 
     Raises:
-        StoreUnavailable: There is none.
+        StoreUnavailable: The answer is a failure, or cannot be parsed.
     """
     status, asked = answer[0], 0
     if status == FAILED:
@@ -247,10 +248,10 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
 
 
 def windows_of(answer: bytes, many: int) -> list[bytes]:
-    """Read the windows that answer an inspection.
+    """Unpack the windows in the answer to INSPECT.
 
     Raises:
-        StoreUnavailable: There are none.
+        StoreUnavailable: The answer cannot be parsed.
     """
     windows: list[bytes] = []
     at = 1
@@ -264,13 +265,13 @@ def windows_of(answer: bytes, many: int) -> list[bytes]:
 
 
 def raise_failure(answer: bytes) -> None:
-    """Raise the error that Redis gave to one request alone.
+    """Raise the error of a request that failed while the others of its call may have succeeded.
 
     Raises:
-        StoreUnavailable: It is a failure.
+        StoreUnavailable: The answer is a failure.
     """
     if answer[0] == FAILED:
         said = answer[1:].decode(errors="replace")
         if _DAMAGED in said:
-            raise StoreUnavailable(f"redis: what is stored at a key cannot be read: {said}", concerns="key")
+            raise StoreUnavailable(f"redis: the data stored at a key cannot be read: {said}", concerns="key")
         raise refusal("", said)

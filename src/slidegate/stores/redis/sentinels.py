@@ -1,7 +1,7 @@
-"""The master of a service, as sentinels know it.
+"""Finds the master of a service through Redis Sentinel.
 
-redis-py asks a sentinel and judges its answer. Every sentinel is asked with a client that is made for it, because
-connections of redis-py belong to one event loop, and wait as long as its user says.
+redis-py queries a sentinel and validates its answer. Each sentinel is queried through a new client, because the
+connections of the user's client may belong to another event loop, and have the user's timeouts.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .link import Connection, open_connection
 
 
 async def open_master(pool: Any, timeout_s: float) -> Connection:
-    """Connect to the master of the service of a pool of redis-py.
+    """Connect to the master of the service that a redis-py pool names.
 
-    Sentinels are asked one after the other: one that hangs may use up its share of the timeout, and one that is out of
-    date may name a server that is no master any more.
+    Sentinels are queried one after another: each has an equal share of the timeout, and an outdated one may name a
+    server that is no longer the master.
 
     Args:
         pool: The pool.
-        timeout_s: How long all sentinels together may take, and the server.
+        timeout_s: How long all sentinels together may take, and then the server.
 
     Raises:
         StoreError: No sentinel leads to a master.
@@ -45,16 +45,16 @@ async def open_master(pool: Any, timeout_s: float) -> Connection:
             failed = error
         else:
             return connection
-    told = str(failed).removeprefix("redis: ")
-    raise type(failed)(f"redis: no sentinel leads to a master of service {name!r}: {told}") from failed
+    reason = str(failed).removeprefix("redis: ")
+    raise type(failed)(f"redis: no sentinel leads to a master of service {name!r}: {reason}") from failed
 
 
 @sensible
 async def _ask(sentinel: Any, manager: Any, service: str, timeout_s: float) -> tuple[str, int]:
-    """Return where a sentinel says that the master is.
+    """Return the address of the master according to one sentinel.
 
     Raises:
-        StoreError: It does not, or it sees the master down, or too few other sentinels.
+        StoreError: The sentinel does not answer, sees the master as down, or sees too few other sentinels.
     """
     known = sentinel.connection_pool
     bounds = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": Retry(NoBackoff(), 0)}
@@ -69,15 +69,15 @@ async def _ask(sentinel: Any, manager: Any, service: str, timeout_s: float) -> t
     finally:
         await client.aclose(close_connection_pool=True)
     if not manager.check_master_state(state, service):
-        raise StoreUnavailable(f"redis: a sentinel of {service!r} does not trust {state['ip']}:{state['port']}")
+        raise StoreUnavailable(f"redis: a sentinel of {service!r} does not confirm {state['ip']}:{state['port']}")
     return str(state["ip"]), int(state["port"])
 
 
 async def _check_role(connection: Connection) -> None:
-    """See that a server is a master, unless it does not let us ask.
+    """Check that a server is a master, if the user may run ROLE.
 
     Raises:
-        StoreUnavailable: It is not.
+        StoreUnavailable: The server is not a master.
     """
     try:
         role = await connection.ask(b"ROLE")
@@ -86,4 +86,4 @@ async def _check_role(connection: Connection) -> None:
             return
         raise
     if not isinstance(role, list) or role[:1] != [b"master"]:
-        raise StoreUnavailable(f"redis: {connection.name} is no master by now")
+        raise StoreUnavailable(f"redis: {connection.name} is no longer a master")

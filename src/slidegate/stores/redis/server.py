@@ -1,4 +1,4 @@
-"""How a store connects to its servers."""
+"""Connecting to a server, and preparing it for the store."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _BOUNDED: Final = re.compile(r"^maxmemory:[1-9]", re.MULTILINE)
 
 
 class Server:
-    """Where a store connects to, and what is done there first.
+    """Opens and prepares the connections of a store.
 
     Args:
-        client: The client of redis-py, which says where to connect and how.
-        timeout_s: How long a server may take to be connected to, and later to answer.
-        tell: Passes events on.
+        client: The client of redis-py, which has the connection settings.
+        timeout_s: How long connecting, and later each answer, may take.
+        tell: Emits events.
 
     Attributes:
-        evicts: Which server evicts keys by which policy; empty where none does, as far as is known.
+        evicts: The server that evicts keys, and its policy; empty if none is known to evict.
     """
 
     def __init__(self, client: Any, timeout_s: float, tell: Callable[[Sequence[Event]], None]) -> None:
@@ -41,10 +41,10 @@ class Server:
         self._told: set[tuple[str, str]] = set()
 
     async def open(self) -> Connection:
-        """Connect to the only server, or to the master that sentinels name.
+        """Connect to the server, or to the master that sentinels name.
 
         Raises:
-            StoreError: That failed.
+            StoreError: It cannot be reached.
         """
         pool = self.client.connection_pool
         if isinstance(pool, SentinelConnectionPool):
@@ -52,16 +52,16 @@ class Server:
         return await open_connection(pool.make_connection(), self.timeout_s)
 
     async def prepare(self, connection: Connection) -> None:
-        """Have a server learn the scripts, and look whether it evicts keys when it is full: limits and bans with them.
+        """Load the scripts into a server, and check whether it evicts keys, and so limits and bans, when it is full.
 
         Raises:
-            StoreError: That failed.
+            StoreError: The server did not load the scripts.
         """
         loads = [connection.ask(b"SCRIPT", b"LOAD", script.source) for script in (WINDOWS_SCRIPT, BANS_SCRIPT)]
         await asyncio.gather(*loads, self._look_for_eviction(connection))
 
     async def _look_for_eviction(self, connection: Connection) -> None:
-        """Look at the policy of a server, and tell of it once. A user who may not ask for it finds nothing."""
+        """Read a server's eviction policy, and report it once. If the user may not run INFO, nothing is reported."""
         said: object = b""
         with suppress(StoreError):
             said = await connection.ask(b"INFO", b"memory")
@@ -73,5 +73,5 @@ class Server:
         if (server, policy) not in self._told:
             self._told.add((server, policy))
             self.evicts = f"{server} evicts keys when it is full (maxmemory-policy {policy})"
-            message = f"redis: {self.evicts}: limits and bans that it evicts are forgotten; set {_KEEPS}"
+            message = f"redis: {self.evicts}, so limits and bans are lost; set maxmemory-policy {_KEEPS}"
             self._tell((Event("store_evicts", message, {"server": server, "policy": policy}),))

@@ -1,10 +1,9 @@
-"""The rows of stats in Redis: a hash for each rollup and number, with a field for each worker.
+"""The statistics in Redis: a hash for each rollup and number, with a field for each worker.
 
-All of them lie in the slot of the bans, so that one script call writes the rows of a worker, and a client that reaches
-the bans reaches the stats. They are small and seldom: each worker sends some kilobytes every few seconds.
+All hashes are in the slot of the bans, so that one script call writes the rows of a worker, and a client that reaches
+the bans also reaches the stats. The load is small: each worker sends a few kilobytes every few seconds.
 
-The command stands in ``lua/bans.lua``. A hash goes by its TTL; the moment until which a row in it is kept stands
-before its value.
+The command is in ``lua/bans.lua``. A hash expires by its TTL; each row in it starts with the time at which it expires.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
     from .batch import Shared
 
 AT_ONCE: Final = 32
-"""How many hashes are asked for before the first answer, so that requests go in between."""
+"""How many hashes are read concurrently, so that requests of clients are sent in between."""
 UNTIL_BYTES: Final = 20
 
 
 class RedisSharedStats(SharedStats):
-    """Writes and reads the rows.
+    """Writes and reads the rows of all workers.
 
     Args:
         shared: The parts of the store.
@@ -70,6 +69,6 @@ class RedisSharedStats(SharedStats):
 
 
 def _kept(fields: Any, now_us: int) -> list[tuple[bytes, bytes]]:
-    """Return worker and value of the rows of a hash that are kept still."""
+    """Return the worker and value of each row of a hash that has not expired."""
     pairs = zip(fields[::2], fields[1::2], strict=True)
     return [(worker, row[UNTIL_BYTES:]) for worker, row in pairs if int(row[:UNTIL_BYTES]) > now_us]

@@ -1,10 +1,10 @@
-"""Many hosts.
+"""The store for many hosts, in Redis or Valkey.
 
-Windows are rows of Redis or Valkey: a hash for each key that is counted, a field for each rule and window. One script
-call decides about all requests that come in one turn of an event loop, by the server's time.
+Each counted key is a hash, with a field for each rule and window. One script call decides all requests that arrive in
+one iteration of an event loop, using the server's time.
 
-The script stands in ``lua/``; `script` packs requests for it, `batch` says when they go, `link` sends them, and `urls`
-reads addresses.
+The scripts are in ``lua/``. `script` packs requests for them, `batch` schedules the requests, `link` sends them, and
+`urls` parses addresses.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ DEFAULT_TIMEOUT: Final = "1s"
 
 
 class RedisStore(Store):
-    """Remembers windows and bans in Redis or Valkey, for every process of every host that shares it.
+    """Stores windows and bans in Redis or Valkey, shared by all processes of all hosts that use it.
 
-    Safe to use from several threads and event loops at once, and after `fork`; each event loop has a connection of its
-    own, made when it is first needed.
+    Safe to share between threads and event loops, and after `fork`. Each event loop opens its own connection on first
+    use.
 
     Args:
         client: An address such as ``"redis://localhost:6379/0"``, see `urls`; or a client of
-            `redis.asyncio`, whose settings say where to connect and how.
-        prefix: What all keys in Redis begin with. Stores with other prefixes know nothing of each other.
+            `redis.asyncio`, whose connection settings are used.
+        prefix: The start of all keys in Redis. Stores with different prefixes are independent.
         readable: Whether keys in Redis are readable; by default they are digests.
-        timeout: How long Redis may take to answer or to be connected to, before the connection is given up. How long a
-            request may take is the limiter's `deadline`.
-        permit_lease: How long the permits of a process that is gone stay taken, 1 s to 10 minutes. A process renews its
-            permits three times as often.
-        max_bans: How many bans in force. Beyond, automatic bans are not recorded.
-        max_waiting: How many requests of an event loop may wait in line for a slow server.
-        read_only: Whether nothing is made where nothing of slidegate stands under the prefix: every answer is
-            `StoreUnavailable` then. For tools that look on.
-        clock: For tests: returns microseconds; by default the server's time counts.
+        timeout: How long connecting, or one reply, may take before the connection is closed. The time limit of a
+            request is the limiter's `deadline`.
+        permit_lease: How long the permits of a dead process stay taken, 1 s to 10 minutes. A process renews its permits
+            three times in that time.
+        max_bans: The most bans in force. Beyond that, automatic bans are not recorded.
+        max_waiting: The most requests of one event loop that may be queued for a slow server.
+        read_only: Whether to write nothing where Redis has no slidegate data under the prefix; every call then raises
+            `StoreUnavailable`. For tools that only read.
+        clock: For tests: returns microseconds; by default the server's time is used.
 
     Raises:
         ConfigurationError: The address or an option cannot be used.
@@ -90,7 +90,7 @@ class RedisStore(Store):
     ) -> None:
         _check(client, prefix, max_bans, max_waiting, clock)
         super().__init__()
-        # It never connects: it says where to connect, and how.
+        # Used for its connection settings only; this client itself never connects.
         self._client: Any = open_client(client) if isinstance(client, str) else client
         self._is_cluster = isinstance(self._client, RedisCluster)
         self._prefix = prefix
@@ -122,7 +122,7 @@ class RedisStore(Store):
 
     @property
     def evicts(self) -> str:
-        """Which server evicts keys by which policy; empty where none does, as far as is known yet."""
+        """The server that evicts keys, and its policy; empty if none is known to evict."""
         return self._shared.server.evicts
 
     async def close(self) -> None:
@@ -139,17 +139,17 @@ class RedisStore(Store):
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
-            running = None  # under trio, where nothing is open
+            running = None  # under trio, where no connection is open
         for loop, batcher in batchers.items():
             if loop is running:
                 batcher.close()
             elif not loop.is_closed():
                 loop.call_soon_threadsafe(batcher.close)
         if running is not None:
-            await asyncio.sleep(0)  # lets the loop take note
+            await asyncio.sleep(0)  # lets the loop process the closed connections
 
     def part_of(self, checks: Sequence[Check]) -> str | None:
-        """Return which nodes of a cluster are asked about checks, or about bans where there are no checks."""
+        """Return the cluster nodes that answer for checks, or for bans if there are no checks."""
         try:
             batcher = self._batchers.get(asyncio.get_running_loop())
         except RuntimeError:
@@ -157,12 +157,12 @@ class RedisStore(Store):
         return batcher.part_of(key for _, key, _ in checks) if isinstance(batcher, ClusterBatcher) else None
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
-        """Charge every check or none, in one step, and say everything about it."""
+        """Charge every check or none, atomically, and return the complete decision."""
         refusals = self._shared.refusals
         if refusals.bans and (refusal := refusals.banned(checks, subjects_of(checks, subjects))) is not None:
             return refusal
         if self.bans.networks.bans and self.bans.refused_by_network(checks, subjects) is not None:
-            return self.peek(checks, subjects)  # its own ban may last longer
+            return self.peek(checks, subjects)  # the key's own ban may last longer
         if refusals.known and (refused := refusals.answer(checks)) is not None:
             return refused
         if self._is_cluster:
@@ -170,14 +170,14 @@ class RedisStore(Store):
         return self._ask(HIT, checks, subjects)
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Awaitable[Decision]:
-        """Say what `hit` would answer now. Changes nothing."""
+        """Return what `hit` would return now. Changes nothing."""
         asked = self._question(PEEK, checks, subjects)
         return self._beside_networks(asked, checks, subjects) if self.bans.networks.bans else asked
 
     async def _beside_networks(
         self, asked: Awaitable[Decision], checks: Sequence[Check], subjects: Sequence[BanSubject]
     ) -> Decision:
-        """Return the answer to a peek, or the refusal by a banned network if that lasts longer."""
+        """Return the decision of a peek, or the refusal by a banned network if that lasts longer."""
         decision, refusal = await asked, self.bans.refused_by_network(checks, subjects)
         if refusal is None or refusal.ban is None:
             return decision
@@ -188,13 +188,13 @@ class RedisStore(Store):
         return refusal
 
     def charge(self, checks: Sequence[Check]) -> Awaitable[Decision]:
-        """Record every cost in one step, whatever the limits, and say what is left."""
+        """Record every cost atomically, whatever the limits, and return what is left."""
         return self._question(CHARGE, checks, ())
 
     def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
-        """Hand back what was charged; False if all of it has aged out, or was handed back before.
+        """Refund what was charged; False if all of it has expired or was already refunded.
 
-        A refund whose connection breaks may be lost, so that the units stay charged; they are never handed back twice.
+        If the connection breaks, a refund may be lost, and the units stay charged. Nothing is ever refunded twice.
         """
         if not reservations:
             return False
@@ -215,7 +215,7 @@ class RedisStore(Store):
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule; False if there were none. Permits stay taken.
 
-        Redis is searched a part at a time, and goes on serving: units that are counted meanwhile may stay.
+        Keys are found by SCAN, so Redis keeps serving; units charged during the scan may remain.
         """
         shared, forgotten = self._shared, False
         shared.refusals.change_all()
@@ -226,12 +226,12 @@ class RedisStore(Store):
         return forgotten
 
     def _reset(self, name: bytes, *, every: bool) -> asyncio.Future[bool]:
-        """Forget the windows in the hash of a name, alone or with those of every other."""
+        """Forget the windows in one hash; `every` tells the script that all other hashes are reset too."""
         pack = partial(self._shared.packing.reset, name, self._shared.refusals.latest_us, every)
         return self._command(name, pack, lambda answer, now_us: answer[0] == CHANGED)
 
     def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Awaitable[Snapshot]:
-        """Return the windows that count `key` under each limit of some buckets. Changes nothing."""
+        """Return the windows of `key` under each limit of `buckets`. Changes nothing."""
         packing, checks = self._shared.packing, [(bucket, key, 0) for bucket in buckets]
         many = sum(len(bucket.limits) for bucket in buckets)
         pack = partial(packing.question, INSPECT, checks, ())
@@ -240,17 +240,17 @@ class RedisStore(Store):
         )
 
     def permits_held(self) -> int:
-        """Return how many permits of concurrency limits requests of this process hold."""
+        """Return the number of concurrency permits that requests of this process hold."""
         return self._shared.renewals.held.count()
 
     def renew_permits(self) -> Awaitable[None]:
-        """Renew the permits of this process, which the store does by itself where asyncio runs."""
+        """Renew the permits of this process. Under asyncio the store does so automatically."""
         return self._shared.renewals.renew()
 
     def _command(
         self, name: bytes, pack: Callable[[dict[bytes, int]], bytes], read: Callable[[bytes, int], Any]
     ) -> asyncio.Future[Any]:
-        """Send a request about what a name in Redis names; see `Command`."""
+        """Send a request about one key in Redis; see `Command`."""
         batcher = self._batcher()
         request = Command(batcher.loop.create_future(), name, pack, read)
         batcher.add(request)
@@ -280,18 +280,18 @@ class RedisStore(Store):
         return any(changed)
 
     def _hand_back_unheard(self, reservations: Sequence[Reservation]) -> None:
-        """Hand a part of a question back; if Redis does not take that, it stays charged."""
+        """Refund a part of a question without waiting; if that fails, it stays charged."""
         end_permits(reservations)
         if reservations:
-            with suppress(StoreError):  # the store has been closed meanwhile
-                self._hand_back(reservations).add_done_callback(_look_at)
+            with suppress(StoreError):  # the store has been closed
+                self._hand_back(reservations).add_done_callback(_retrieve_exception)
 
     def _count_denied(self, checks: Sequence[Check]) -> None:
-        """Charge refusals that were given here; if Redis does not take that, they are lost."""
+        """Charge refusals that were answered from the cache; if that fails, they are lost."""
         for part in [(check,) for check in checks] if self._is_cluster else [checks]:
             if self.closed:
                 return
-            self._ask(CHARGE, part, ()).add_done_callback(_look_at)
+            self._ask(CHARGE, part, ()).add_done_callback(_retrieve_exception)
 
     def _question(self, what: int, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Awaitable[Decision]:
         keys = keys_of(checks, subjects)
@@ -302,9 +302,9 @@ class RedisStore(Store):
     def _ask(self, what: int, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> asyncio.Future[Decision]:
         batcher, shared = self._batcher(), self._shared
         if what == CHARGE:
-            shared.refusals.change(checks)  # a refusal that is on its way knows nothing of these units
+            shared.refusals.change(checks)  # a refusal in flight was decided without these units
         elif what == HIT and shared.refusals.known:
-            shared.refusals.forget(checks)  # they may be other ones when this has been answered
+            shared.refusals.forget(checks)  # the answer to this hit may change them
         request = Question(batcher.loop.create_future(), shared, what, checks, subjects)
         batcher.add(request)
         return request.future
@@ -316,8 +316,8 @@ class RedisStore(Store):
             loop = asyncio.get_running_loop()
         except RuntimeError:
             raise ConfigurationError(
-                "redis: a store in Redis needs asyncio, which does not run here; write MemoryStore() under trio, "
-                "and ask through limiter.sync in a thread"
+                "redis: RedisStore needs asyncio, and no asyncio event loop runs in this thread; under trio use "
+                "MemoryStore(), in a thread without a loop use limiter.sync"
             ) from None
         last, batcher = self._last
         if batcher is None or last is not loop:
@@ -332,14 +332,14 @@ class RedisStore(Store):
         return batcher
 
 
-def _look_at(future: asyncio.Future[Any]) -> None:
-    """Look at an error that nobody waits for, so that it is not reported as forgotten."""
+def _retrieve_exception(future: asyncio.Future[Any]) -> None:
+    """Mark the exception of a future that is never awaited as retrieved, so that asyncio does not log it."""
     if not future.cancelled():
         future.exception()
 
 
 def _check(client: object, prefix: object, max_bans: object, max_waiting: object, clock: Clock | None) -> None:
-    """Refuse arguments that cannot work; see `RedisStore`."""
+    """Raise for invalid arguments; see `RedisStore`."""
     if not isinstance(prefix, str) or not 0 < len(prefix) <= 64 or re.search(r"[{}*?\[\]\\\ud800-\udfff]", prefix):
         raise ConfigurationError(
             f'prefix: expected 1 to 64 characters, none of {{}}*?[]\\, for example "slidegate", not {quoted(prefix)}'

@@ -1,8 +1,8 @@
 """Strikes, batched for 100 ms: a flood of one client costs one command for each key and batch.
 
 A batch that could trigger a ban is sent immediately, and awaited. A batch without an answer is resent for
-`AGAIN_FOR_S`; Redis recognises it by its id and counts it once. So are strikes during an outage, while Redis is not
-asked. Strikes that have not been sent when a process ends are lost.
+`AGAIN_FOR_S`; Redis recognises it by its name and counts it once. Strikes during an outage are resent in the same way.
+Strikes that are unsent when a process ends are lost.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .errors import store_error
 
 PAUSE_S: Final = 0.1
 AGAIN_S: Final = 0.5
-"""How soon strikes are sent again that were not answered ..."""
+"""The pause before a batch without an answer is resent."""
 AGAIN_FOR_S: Final = 10.0
-"""... and for how long: they count from when they arrive, so they must not arrive much later."""
+"""How long a batch is resent. It counts from its arrival, so it must not arrive much later."""
 KNOWN_US: Final = 30_000_000
-"""How long Redis knows what it has counted."""
+"""How long Redis remembers the names of counted batches."""
 MAX_UNHEARD: Final = 10_000
-"""Unanswered strikes of more keys than this are lost."""
+"""The most keys with unanswered strikes; those of further keys are lost."""
 
 
 class Strike(NamedTuple):
@@ -40,7 +40,7 @@ class Strike(NamedTuple):
 
 
 def new_name() -> str:
-    """Return a name that no other strikes have."""
+    """Return a unique name for a batch."""
     return os.urandom(8).hex()
 
 
@@ -48,10 +48,10 @@ class _Batch:
     """Strikes that are sent together.
 
     Attributes:
-        name: What Redis knows them by.
-        weight: How many there are.
-        sent_s: When they were sent first; 0.0 if they were not.
-        waiting: Gets the ban that they made, or an error, for those who wait.
+        name: The name by which Redis recognises the batch.
+        weight: The number of strikes.
+        sent_s: When the batch was first sent (monotonic); 0.0 if it was not.
+        waiting: The futures of callers, which receive the ban that the batch caused, or an error.
     """
 
     __slots__ = ("name", "sent_s", "waiting", "weight")
@@ -77,16 +77,16 @@ Send: TypeAlias = Callable[[Strike, int, str], Awaitable[tuple[Ban | None, int]]
 
 
 class _Sum:
-    """Strikes of a key: those on their way, and those to be sent next.
+    """The unanswered strikes of a key under a policy.
 
     Attributes:
-        strike: The last one.
-        sent: Those that were sent, and not answered yet.
-        next: Those to be sent next.
-        missing: How many the next ban took when Redis answered last.
-        next_s: When to send again, if nobody waits for that.
-        sends: Whether Redis is being asked; if not, those that were sent were not answered.
-        task: Sends as long as anything is owed.
+        strike: The most recent strike.
+        sent: The batch that was sent and is not answered yet.
+        next: The batch to be sent next.
+        missing: How many strikes a ban lacked at the last answer of Redis.
+        next_s: When to send next (monotonic), if no caller waits.
+        sends: Whether a call is in flight; if not, `sent` got no answer.
+        task: The task that sends until nothing is owed.
         hurry: Ends the pause before `next_s`.
     """
 
@@ -108,14 +108,14 @@ class _Sum:
         return self.sent is not None or self.next.weight > 0
 
     def may_wait(self) -> bool:
-        """Return whether no ban can come of what is owed, and others were sent a moment ago, or are being sent."""
+        """Return whether the owed strikes cannot trigger a ban, and the last batch is recent or in flight."""
         if self.sent is not None and not self.sends:
             return False
         unanswered = self.next.weight + (0 if self.sent is None else self.sent.weight)
         return unanswered < self.missing and (self.sends or monotonic() < self.next_s)
 
     async def pause(self) -> None:
-        """Come back at `next_s`, or when there is hurry."""
+        """Sleep until `next_s`, or until `hurry` is set."""
         self.hurry.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(self.next_s - monotonic()):
@@ -123,11 +123,11 @@ class _Sum:
 
 
 class StrikeSums:
-    """Sums of strikes.
+    """The unanswered strikes of all keys and policies.
 
     Args:
-        send: Counts strikes in Redis once under a name; returns the ban that was made, and how many are missing for the
-            next.
+        send: Counts a batch in Redis, once per name; returns the ban that it caused, and how many strikes the next ban
+            lacks.
     """
 
     def __init__(self, send: Send) -> None:
@@ -135,10 +135,10 @@ class StrikeSums:
         self._sums: dict[tuple[asyncio.AbstractEventLoop, str, str], _Sum] = {}
 
     async def strike(self, loop: asyncio.AbstractEventLoop, strike: Strike, weight: int) -> Ban | None:
-        """Count strikes now or later; return the ban that they made, if they were sent now.
+        """Count strikes now or later; return the ban that they caused, if they were sent now.
 
         Raises:
-            StoreError: They were sent and not answered; they are sent again.
+            StoreError: No answer came; they will be resent.
         """
         known = self._noted(loop, strike, weight)
         if known.may_wait():
@@ -149,7 +149,7 @@ class StrikeSums:
         return await answer
 
     def add(self, loop: asyncio.AbstractEventLoop, strike: Strike, weight: int) -> bool:
-        """Count strikes later: Redis has just not answered, so it is left alone for a while; False for no room."""
+        """Count strikes `AGAIN_S` later, because Redis has just failed; False if there is no room for them."""
         if len(self._sums) >= MAX_UNHEARD and (loop, strike.policy.name, strike.key) not in self._sums:
             return False
         known = self._noted(loop, strike, weight)
@@ -157,12 +157,12 @@ class StrikeSums:
         return True
 
     def forget(self, key: str) -> bool:
-        """Forget the strikes of a key that were not sent yet; False if there were none."""
+        """Discard the unsent strikes of a key; False if there were none."""
         forgotten = [_forget(known) for (_, _, struck), known in self._sums.copy().items() if struck == key]
         return any(forgotten)
 
     def _noted(self, loop: asyncio.AbstractEventLoop, strike: Strike, weight: int) -> _Sum:
-        """Add strikes to those that are sent next, and return the sum."""
+        """Add strikes to the next batch of their key."""
         name = loop, strike.policy.name, strike.key
         known = self._sums.get(name)
         if known is None:
@@ -176,10 +176,10 @@ class StrikeSums:
         return known
 
     def _tidy(self) -> None:
-        """Let go of sums of which nothing is owed, and of those of event loops that have ended."""
+        """Drop the entries of keys that owe nothing, and of closed event loops."""
         for name, known in self._sums.copy().items():
             if name[0].is_closed() or known.task is None:
-                self._sums.pop(name, None)  # another event loop may be faster
+                self._sums.pop(name, None)  # another thread may be faster
 
     async def _send_owed(self, known: _Sum) -> None:
         try:
@@ -192,7 +192,7 @@ class StrikeSums:
             known.task = None
 
     async def _flush(self, known: _Sum) -> None:
-        """Send a sum; where an earlier one was not answered, that one."""
+        """Send the next batch, or resend the one that was not answered."""
         if known.sent is None:
             known.sent, known.next = known.next, _Batch()
             known.sent.sent_s = monotonic()
@@ -213,13 +213,13 @@ class StrikeSums:
             known.sent = None
             batch.tell(ban)
             if known.next.weight >= known.missing:
-                known.next_s = 0.0  # a ban may come of them
+                known.next_s = 0.0  # they may trigger a ban
         finally:
             known.sends = False
 
 
 def _forget(known: _Sum) -> bool:
-    """Forget strikes that were not counted yet, as far as is known; False if there were none."""
+    """Discard strikes that are not known to be counted; False if there were none."""
     owed = known.owed
     known.next.weight = 0
     known.next.tell(None)

@@ -1,17 +1,16 @@
-"""Addresses of Redis and Valkey, and the clients that they name::
+"""Addresses of Redis and Valkey, and their clients::
 
     redis://[user:password@]host[:6379][/0]            one server; rediss:// over TLS
-    unix:///run/redis.sock[?db=0]                      one server, by its socket file
-    redis+cluster://[user:password@]h1[:6379],h2,…     a cluster; the hosts named are asked for the others
+    unix:///run/redis.sock[?db=0]                      one server, by its Unix socket
+    redis+cluster://[user:password@]h1[:6379],h2,…     a cluster; the other nodes are discovered from these
     redis+sentinel://[user:password@]h1[:26379],h2,…/service[/0]
-                                                       the master of a service, as the sentinels at these hosts know it
+                                                       the master of a service, found through these sentinels
 
-``rediss+cluster://`` and ``rediss+sentinel://`` speak TLS to servers and sentinels. Options follow a question mark:
-`ssl_ca_certs`, `ssl_certfile` and `ssl_keyfile` name files, ``ssl_check_hostname=false`` accepts a certificate for
-another name.
+``rediss+cluster://`` and ``rediss+sentinel://`` use TLS for servers and sentinels. Options follow a question mark:
+`ssl_ca_certs`, `ssl_certfile` and `ssl_keyfile` are paths of files, ``ssl_check_hostname=false`` accepts a certificate
+for another name.
 
-A message about an address never shows what stands between ``//`` and the path: that is where passwords are, and where
-a slip of the pen puts them.
+Error messages never include the part between ``//`` and the path: it holds the password, also in a mistyped address.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ _TLS_OPTIONS: Final = (*_FILES, "ssl_check_hostname")
 
 
 def open_client(url: str, **options: Any) -> Client:
-    """Make the client that an address names. It connects when it is used.
+    """Create the client for an address. It does not connect before it is used.
 
     Args:
         url: For example ``"redis://localhost:6379/0"``.
-        options: What the client is told besides, for example ``socket_timeout``, in seconds.
+        options: Further arguments of the client, for example ``socket_timeout``, in seconds.
 
     Raises:
-        ConfigurationError: The address cannot be read.
+        ConfigurationError: The address is invalid.
     """
     scheme, authority, path, query = _split(url)
     wrong = partial(_wrong, scheme)
@@ -62,7 +61,7 @@ def open_client(url: str, **options: Any) -> Client:
     options = {**(_credentials(user, wrong) if at else {}), **options}
     if kind == "unix":
         if place or len(path) < 2:
-            raise wrong("expected the path of a socket file, for example unix:///run/redis.sock")
+            raise wrong("expected the path of a Unix socket, for example unix:///run/redis.sock")
         return Redis(unix_socket_path=unquote(path), db=_database(found.get("db", ""), wrong), **options)
     if tls:
         options = {"ssl": True, "ssl_check_hostname": True, **found, **options}
@@ -73,19 +72,19 @@ def open_client(url: str, **options: Any) -> Client:
         return _master(hosts, service, database, options, wrong)
     if kind == "cluster":
         if database:
-            raise wrong(f"a cluster has database 0 alone, not {database}")
+            raise wrong(f"a cluster has only database 0, not {database}")
         return RedisCluster(startup_nodes=[ClusterNode(host, port) for host, port in hosts], **options)
     if len(hosts) != 1:
-        raise wrong(f"expected one host, not {len(hosts)}; several belong to {scheme}+cluster or {scheme}+sentinel")
+        raise wrong(f"expected one host, not {len(hosts)}; for several, use {scheme}+cluster or {scheme}+sentinel")
     ((host, port),) = hosts
     return Redis(host=host, port=port, db=database, **options)
 
 
 def _master(hosts: Hosts, service: str, database: int, options: dict[str, Any], wrong: Wrong) -> Redis:
-    """Return the client of the master of a service."""
+    """Return the client for the master of a Sentinel service."""
     if not service or "@" in service:
         raise wrong(f"expected the name of a service, for example redis+sentinel://localhost:26379/mymaster; {ESCAPES}")
-    # Sentinels have users of their own, if any: the password here is the servers'.
+    # The credentials are those of the servers; sentinels have separate users.
     own = {name: value for name, value in options.items() if name not in ("username", "password")}
     sentinel = Sentinel(list(hosts), sentinel_kwargs=own)  # type: ignore[no-untyped-call]
     master: Redis = sentinel.master_for(unquote(service), db=database, **options)
@@ -102,7 +101,7 @@ def _split(url: str) -> tuple[str, str, str, str]:
     scheme = name.lower()
     if scheme not in SCHEMES:
         raise ConfigurationError(
-            f"store address: expected one like {EXAMPLE!r}, that starts with {', '.join(SCHEMES)}"
+            f"store address: expected one like {EXAMPLE!r}, with a scheme of {', '.join(SCHEMES)}"
             f"{closest(scheme, SCHEMES)}"
         )
     shape = _SHAPE.fullmatch(rest)

@@ -1,13 +1,13 @@
--- The ban of a key is the field "b" of the hash with its windows, so that one key of Redis says all about a request, also
--- while its slot is on the way to another node. A stored ban begins with the latest moment at which somebody looked at it;
--- behind that stands its row: its end, -1 for never, its beginning, and what is decided in core/bans and is nothing to the
--- scripts, as are the strike records, which lie in a hash of their own, one for each policy.
+-- The ban of a key is the field "b" of the hash with its windows, so that one Redis key has all that a request needs, even
+-- while its slot migrates to another node. A stored ban starts with the time at which a script last checked it. Its row
+-- follows: the end (-1 for never), the start, and data that is opaque to the scripts and belongs to core/bans. So are the
+-- strike records, which are in a separate hash, with a field for each policy.
 
 local BAN = "b"
 local MOMENT_BYTES, LOOK_EVERY_US = 8, 100000
 
--- The row of a stored ban, a field of a hash; "" where it is over. Where the server's clock was set back, its moments go
--- back with it, so that it lasts as long as it would have. One that is over goes, so that no such step brings it back.
+-- Return the row of a stored ban; "" if it has ended. If the server's clock was set back, its times are shifted back too,
+-- so that its remaining time does not change. An ended ban is deleted, so that such a step cannot revive it.
 local function row_in_force(name, field, stored, now)
   local seen, ends, made = unpack_from("<i8i8i8", stored)
   local row = sub(stored, MOMENT_BYTES + 1)
@@ -25,7 +25,7 @@ local function row_in_force(name, field, stored, now)
   return row
 end
 
--- The row of the ban of a key that is in force; "" where there is none.
+-- Return the row of a key's ban in force; "" if there is none.
 local function ban_in_force(name, now)
   local stored = redis.call("HGET", name, BAN)
   return stored and row_in_force(name, BAN, stored, now) or ""

@@ -1,5 +1,5 @@
--- What is asked besides the questions of requests, one command a call: ARGV[1] is its name, and ARGV[2] the time, -1 for the
--- server's. Each answers with the time first.
+-- The commands about bans, strikes, permits and stats, one in each call: ARGV[1] is its name, and ARGV[2] the time, -1 for
+-- the server's. Every answer starts with the time.
 
 local LONGEST_MS = 400 * 86400000
 local now = time_of(ARGV[2])
@@ -9,7 +9,7 @@ local function answer(...)
   return { pack("<i8", now), ... }
 end
 
--- Of a key whose windows are KEYS[1] and whose strike records are KEYS[2]: its ban, and its record in the field ARGV[3].
+-- Return the ban of a key, and its strike record in the field ARGV[3]. KEYS: the hash of its windows, that of its records.
 function commands.read()
   return answer(ban_in_force(KEYS[1], now), redis.call("HGET", KEYS[2], ARGV[3]) or "")
 end
@@ -27,8 +27,8 @@ local function put_ban(name, field, row, left_ms)
   put(name, field, row ~= "" and pack("<i8", now) .. row or "", left_ms)
 end
 
--- Write the ban ARGV[6] and the record ARGV[8] of a key in the place of ARGV[4] and ARGV[5], where these are what is there,
--- and let them live for ARGV[7] and ARGV[9] ms; answer with what is there, and whether it was written.
+-- Compare and set: if ban and record of a key are still ARGV[4] and ARGV[5], replace them by ARGV[6] and ARGV[8], with TTLs
+-- of ARGV[7] and ARGV[9] ms. Return the ban and the record as stored now, and 1 if they were written.
 function commands.write()
   local ban, record = ban_in_force(KEYS[1], now), redis.call("HGET", KEYS[2], ARGV[3]) or ""
   if ban ~= ARGV[4] or record ~= ARGV[5] then
@@ -39,13 +39,13 @@ function commands.write()
   return answer(ARGV[6], ARGV[8], 1)
 end
 
--- Put the ban ARGV[3], which lives for ARGV[4] ms, in the place of the one that a key has; "" for none.
+-- Replace the ban of a key by ARGV[3], "" for none, with a TTL of ARGV[4] ms.
 function commands.put()
   put_ban(KEYS[1], BAN, ARGV[3], ARGV[4])
   return answer()
 end
 
--- Forget the ban and the records of a key; answer with its ban, and whether a record had anything to remember.
+-- Delete the ban and the strike records of a key; return its ban, and 1 if a record had not expired.
 function commands.forget()
   local ban, remembered = ban_in_force(KEYS[1], now), 0
   local fields = redis.call("HGETALL", KEYS[2])
@@ -71,8 +71,8 @@ local function renew(name, member, ends)
   return RENEWED
 end
 
--- Let permits that have not run out be held for ARGV[3] us from now: ARGV[4 + n] are those in the set KEYS[n], one behind
--- the other, which lives for ARGV[4] ms at least. Answer how each has fared.
+-- Extend permits that have not expired to ARGV[3] us from now: ARGV[4 + n] has those in the set KEYS[n], concatenated. Each
+-- set gets a TTL of at least ARGV[4] ms. Return the result for each permit.
 function commands.renew()
   local ends, fates = now + tonumber(ARGV[3]), {}
   for place, name in ipairs(KEYS) do
@@ -86,11 +86,11 @@ function commands.renew()
   return answer(table.concat(fates))
 end
 
--- Write the rows of statistics of the worker ARGV[3]: KEYS are their hashes, and behind the worker stand for each row its
--- value and for how many microseconds it is kept.
+-- Write statistics rows of the worker ARGV[3]: KEYS are their hashes; for each row, the value and the microseconds for
+-- which it is kept follow the worker.
 --
--- A hash holds the rows of all workers under one rollup and number. It goes by its TTL; a row in it begins with the
--- moment until which it is kept, because a hash that other workers go on writing would keep the rows of the dead.
+-- A hash has the rows of all workers under one rollup and number, and a TTL. Each row also starts with its own expiry time,
+-- because a hash that other workers keep writing to would retain the rows of dead workers.
 function commands.write_stats()
   for place, key in ipairs(KEYS) do
     local value, kept = ARGV[2 * place + 2], tonumber(ARGV[2 * place + 3])
@@ -110,7 +110,7 @@ function commands.write_stats()
   return answer()
 end
 
--- The rest is about all bans. KEYS: the hash with the numbers, the keys of bans by their end, the bans of networks by key.
+-- The commands about all bans. KEYS: the hash with identity and version, the banned keys by end, the network bans by key.
 local META, INDEX, NETWORKS = 1, 2, 3
 
 local function count_bans()
@@ -121,7 +121,7 @@ local function networks_in_force()
   local rows, fields = {}, try("HGETALL", KEYS[NETWORKS]) or {}
   for at = 1, #fields, 2 do
     local fine, row = pcall(row_in_force, KEYS[NETWORKS], fields[at], fields[at + 1], now)
-    if fine and row ~= "" then -- what is no ban refuses nobody
+    if fine and row ~= "" then -- an unreadable value bans nobody
       rows[#rows + 1] = fields[at]
       rows[#rows + 1] = row
     end
@@ -133,7 +133,7 @@ local function note(field, value)
   return try("HSET", KEYS[META], field, value) and redis.call("PEXPIRE", KEYS[META], LONGEST_MS)
 end
 
--- Note a ban of the key ARGV[3] that ends at ARGV[4], "+inf" for never, if one is given; answer with how many there are.
+-- Add the key ARGV[3], if given, to the index, with its ban's end ARGV[4], "+inf" for never. Return the number of bans.
 function commands.note()
   if ARGV[3] and try("ZADD", KEYS[INDEX], ARGV[4], ARGV[3]) then
     live_for(KEYS[INDEX], LONGEST_MS, 0)
@@ -142,8 +142,8 @@ function commands.note()
   return answer(count_bans())
 end
 
--- Ban the network ARGV[3] by the row ARGV[4] that lives for ARGV[5] ms, where there are fewer than ARGV[6] others; ARGV[7]
--- is the name of this version. Answer with whether it was written.
+-- Store the network ban ARGV[4] of ARGV[3], with a TTL of ARGV[5] ms, unless there are ARGV[6] others; ARGV[7] names the new
+-- version of the list. Return 1 if it was written.
 function commands.ban_network()
   local rows = networks_in_force()
   if #rows / 2 >= tonumber(ARGV[6]) and redis.call("HEXISTS", KEYS[NETWORKS], ARGV[3]) == 0 then
@@ -154,7 +154,7 @@ function commands.ban_network()
   return answer(1)
 end
 
--- Lift the ban of the key ARGV[3]; ARGV[4] is the name of this version. Answer with the row, where it was a network's.
+-- Lift the ban of the key ARGV[3]; ARGV[4] names the new version of the network list. Return the row of a network ban.
 function commands.lift()
   local stored = try("HGET", KEYS[NETWORKS], ARGV[3])
   try("ZREM", KEYS[INDEX], ARGV[3])
@@ -163,15 +163,15 @@ function commands.lift()
   return answer(stored and sub(stored, MOMENT_BYTES + 1) or "")
 end
 
--- How many bans there are, the version of those of networks, and the life of the data; one begins as ARGV[3] where there is
--- none, unless that is "".
+-- Return the number of bans, the version of the network list, and the identity of the data. If the data has none, it becomes
+-- ARGV[3], unless that is "".
 function commands.news()
   local stored = try("HMGET", KEYS[META], "networks", "life") or {}
   local life = stored[2] or (ARGV[3] ~= "" and note("life", ARGV[3]) and ARGV[3]) or ""
   return answer(count_bans(), stored[1] or "", life)
 end
 
--- The version of the bans of networks, and their keys and rows.
+-- Return the version of the network list, and the keys and rows of its bans.
 function commands.networks()
   return answer(try("HGET", KEYS[META], "networks") or "", networks_in_force())
 end

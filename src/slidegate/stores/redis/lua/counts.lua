@@ -1,11 +1,11 @@
--- What is counted and is no window: quotas and permits. Their tables are asked as rings are.
+-- Quotas and permits. They have the same functions as rings.
 
--- The count of a quota, as core/quotas.py. A quota has `ends`, the ends of three periods that follow each other as the
--- caller's clock sees them; the server's chooses. The server's time is Unix time, so none is ahead of the other.
+-- The count of a quota, as in core/quotas.py. `limit.ends` are the ends of three successive periods, chosen by the caller's
+-- clock; the server's clock decides which period it is. Its time is Unix time, so the two need no offset.
 
 local PERIOD_KEPT_US = 3600000000
 local MAX_COUNT = 2 ^ 52
-local PERIOD, PERIOD_BYTES = "<i8i8i8i8x", 33 -- no ring is as long
+local PERIOD, PERIOD_BYTES = "<i8i8i8i8x", 33 -- a length that no ring has
 
 local periods = {}
 
@@ -23,7 +23,7 @@ function periods.pack(w)
   return pack(PERIOD, w.newest, 0, w.floor, w.spent)
 end
 
--- Enter the period of now, unless the count is in a later one.
+-- Advance the count to the period of now, unless it is in a later one.
 function periods.settle(w, limit, now)
   local place = 1
   while limit.ends[place] and limit.ends[place] <= now do
@@ -31,10 +31,10 @@ function periods.settle(w, limit, now)
   end
   local at = limit.ends[place]
   if not at then
-    error("the clock of a worker is behind the server's by more than a period of a quota; set it", 0)
+    error("the clock of a worker is behind the server's by more than a period of a quota; synchronize it", 0)
   end
   if at > w.newest then
-    w.dirty = w.dirty or w.newest > 0 -- what is new need not be stored until something is spent
+    w.dirty = w.dirty or w.newest > 0 -- a new count is stored when units are spent
     w.spent, w.newest = 0, at
   end
 end
@@ -72,15 +72,15 @@ function periods.reset(w, now, latest)
 end
 
 function periods.expires(w)
-  return w.newest > 0 and w.newest + PERIOD_KEPT_US or 0 -- also without units: the period before must not come again
+  return w.newest > 0 and w.newest + PERIOD_KEPT_US or 0 -- even without units, so that an earlier period cannot return
 end
 
--- Permits, as core/concurrency.py: at most `amount` requests of a key at a time. They lie in a sorted set of their own
--- for each key and rule. Each permit is a member, the name of its worker and a serial, and its score is the moment until
--- which it is held unless its worker renews it. So a permit that nobody renews is free when that moment has come.
+-- Permits, as in core/concurrency.py: at most `amount` concurrent requests of a key. Each key and rule has a sorted set. A
+-- permit is a member of it, the name of its worker and a serial number. Its score is its expiry time, which its worker
+-- extends; a permit that is not renewed expires and is free again.
 
 local OPEN = -2
-local serials, slack_ms -- the serial of the next permit; how much longer keys live than what is in them
+local serials, slack_ms -- the next serial number; how much longer than their contents keys live
 
 local permits = {}
 
@@ -97,7 +97,7 @@ function permits.wait(w, limit, _, cost, ahead)
   return w.spent + ahead + cost > limit.amount and OPEN or 0
 end
 
--- The serial of the permit that was taken last stands where others have a moment.
+-- The third number, a time for other limits, is the serial number of the last permit taken.
 function permits.state(w)
   return w.spent, 0, w.serial
 end

@@ -1,4 +1,4 @@
--- What the other parts share.
+-- Functions shared by the other parts.
 
 local floor, max, min = math.floor, math.max, math.min
 local sub, match = string.sub, string.match
@@ -8,7 +8,7 @@ local function text_of(moment)
   return string.format("%.0f", moment)
 end
 
--- The server's time, or that of a test.
+-- The server's time in microseconds, or that of a test clock.
 local function time_of(given)
   local now = tonumber(given)
   if now < 0 then
@@ -18,7 +18,7 @@ local function time_of(given)
   return now
 end
 
--- Call a command about what all keys share; nil where a value of somebody else stands there, which concerns no other key.
+-- Run a command on data that all keys share; nil if another program's value is stored there, which must fail no other key.
 local function try(...)
   local answer = redis.pcall(...)
   if type(answer) ~= "table" or not answer.err then
@@ -28,7 +28,7 @@ local function try(...)
   end
 end
 
--- Let a key live for so long at least; where it does not, some time longer, so that its end need not be moved each time.
+-- Make a key live for at least left_ms; extend it by longer_ms more than that, so that not every call has to extend it.
 local function live_for(name, left_ms, longer_ms)
   if redis.call("PTTL", name) < left_ms then
     redis.call("PEXPIRE", name, math.ceil(left_ms) + longer_ms)

@@ -1,9 +1,9 @@
--- The ring, as core/ring.py: what one key has spent under one limit. A window is a table with the numbers of the head,
--- `older` (the entries before the newest, packed), and `dirty` once it differs from what is stored.
+-- The ring, as in core/ring.py: what one key has spent under one limit. A window is a table with the numbers of the head,
+-- `older` (the entries before the newest, packed), and `dirty`, which is set when it differs from the stored value.
 --
 -- A limit has `amount`, `resolution`, `step` and `span`. Numbers are doubles. Times are microseconds below 2^53, which
--- is the year 2255, so sums and differences of them are exact, and so is `a % b`: the quotient is at least 1/b below the
--- next whole number, which is more than rounding can add to it while a < 2^53.
+-- is the year 2255, so their sums and differences are exact. So is `a % b`: the quotient is at least 1/b below the next
+-- integer, which is more than its rounding error while a < 2^53.
 
 local NEVER = -1
 local MAX_UNITS = 4294967295
@@ -34,7 +34,7 @@ local function clear(w)
   w.spent, w.units, w.newest, w.oldest, w.older = 0, 0, 0, 0, ""
 end
 
--- Drop the entries up to a moment; there are some.
+-- Drop the entries up to `moment`; there must be at least one.
 local function drop(w, moment)
   w.dirty = true
   if w.newest <= moment then
@@ -52,7 +52,7 @@ local function drop(w, moment)
   w.oldest, w.older = oldest, sub(w.older, at)
 end
 
--- Move units ahead of the slice of now into it.
+-- The server's clock stepped back: move units from the slices ahead of now into the current slice.
 local function step_back(w, limit, now)
   local latest, at = moment_of(limit, now), #w.older - ENTRY_BYTES + 1
   w.floor = max(w.floor, w.newest)
@@ -69,7 +69,7 @@ local function step_back(w, limit, now)
   end
 end
 
--- Bring a ring to now; everything else is asked of one that is.
+-- Drop expired entries, and handle a clock step. The other functions expect a settled ring.
 function ring.settle(w, limit, now)
   if w.spent > 0 then
     if now >= w.oldest + limit.span then
@@ -84,7 +84,7 @@ function ring.settle(w, limit, now)
   end
 end
 
--- How long a cost has to wait behind `ahead` units of the same question.
+-- Return how long a cost has to wait, in microseconds, after `ahead` units of the same question.
 function ring.wait(w, limit, now, cost, ahead)
   local wanted = max(cost, 1)
   local excess = w.spent + ahead + wanted - limit.amount
@@ -106,14 +106,14 @@ function ring.wait(w, limit, now, cost, ahead)
   return 0
 end
 
--- Let the oldest units leave with those after them.
+-- Merge the oldest entry into the next one, so that its units expire with those.
 local function merge_oldest(w)
   local _, first = unpack_from(ENTRY, w.older)
   local moment, second = unpack_from(ENTRY, w.older, 1 + ENTRY_BYTES)
   w.older, w.oldest = pack(ENTRY, moment, first + second) .. sub(w.older, 1 + 2 * ENTRY_BYTES), moment
 end
 
--- Spend units, whatever the limit; return how many could be counted.
+-- Charge units, whatever the limit; return how many were counted.
 function ring.charge(w, limit, now, units)
   units = min(units, MAX_UNITS - w.spent)
   if units == 0 then
@@ -137,7 +137,7 @@ function ring.charge(w, limit, now, units)
   return units
 end
 
--- Hand back units of the entry `mark`, which were spent at `spent_at`; false if they cannot be distinguished from others.
+-- Refund units of the entry `mark`, charged at `spent_at`; false if they cannot be told apart from other units.
 function ring.remove(w, now, spent_at, mark, units)
   if w.spent == 0 or units == 0 or spent_at <= w.floor then
     return false
@@ -175,12 +175,12 @@ function ring.remove(w, now, spent_at, mark, units)
   return true
 end
 
--- The numbers of a state: units spent, when the oldest leave, and the newest moment.
+-- Return the state: the units spent, when the oldest expire, and the newest moment.
 function ring.state(w, limit)
   return w.spent, w.spent > 0 and w.oldest + limit.span or 0, w.newest
 end
 
--- Where the server's clock has stepped back, charges lie ahead of now: `latest` is the latest time of it that is known.
+-- After a step back of the server's clock, charges may be later than now: `latest` is its latest known time.
 function ring.reset(w, now, latest)
   if w.spent > 0 or w.floor >= 0 then
     w.floor = max(now, w.floor, min(latest, w.newest))
@@ -189,7 +189,7 @@ function ring.reset(w, now, latest)
   w.dirty = true
 end
 
--- When nothing is left; 0 if that is so already.
+-- Return when the ring can be deleted; 0 if it can be now.
 function ring.expires(w, limit)
   return (w.spent > 0 or w.floor >= 0) and max(w.newest, w.floor) + limit.span or 0
 end

@@ -1,10 +1,10 @@
--- Windows in Redis: a hash for each key that is counted, a field for each rule and window. A call reads each at most
--- once, works on the copy, and writes what has changed at its end. A stored value is the bytes of core.
+-- Windows in Redis: a hash for each counted key, with a field for each rule and window. A call reads each field at most
+-- once, works on the copy, and writes the changed ones at its end. Values have the format of core.
 
--- The limits of a call, each unpacked once, and found again by its bytes: the field, the amount, three numbers, the
--- resolution and the modes.
+-- The limits of a call, unpacked once and cached by their bytes: the field, the amount, three numbers, the resolution and
+-- the modes.
 local LIMIT_BYTES = 39
-local COUNT_DENIED, QUOTA, PERMITS = 1, 2, 4 -- modes; the first two may be added up
+local COUNT_DENIED, QUOTA, PERMITS = 1, 2, 4 -- modes; the first two may be combined
 local limits = {}
 
 local function limit_at(arg, at)
@@ -27,9 +27,9 @@ local function limit_at(arg, at)
   return limit
 end
 
-local rows = {} -- by place in KEYS, then by field
+local rows = {} -- by index in KEYS, then by field
 
--- The window of a key as it was when it was last asked, new if there is none.
+-- Return the window of a key, as earlier requests of this call left it; a new one if there is none.
 local function window(place, limit, now)
   rows[place] = rows[place] or {}
   local w = rows[place][limit.field]
@@ -44,7 +44,7 @@ local function window(place, limit, now)
   return w
 end
 
--- A window for a question that changes nothing.
+-- Return a copy of a window, for a question that changes nothing.
 local function copy_of(w)
   local copy = {}
   for name, value in pairs(w) do
@@ -54,8 +54,8 @@ local function copy_of(w)
   return copy
 end
 
--- Forget what a key has spent in its windows; return whether that was anything. Where it is one of all keys, what is
--- charged behind the latest moment can be handed back, also where a clock that stepped back had put an end to that.
+-- Reset the windows of a key; return whether any units were spent. When all keys are reset, charges after the latest known
+-- time become refundable again, even if an earlier clock step had ended that.
 local function forget(place, now, latest, every)
   local row, fields, found = rows[place] or {}, redis.call("HGETALL", KEYS[place]), false
   for at = 1, #fields, 2 do
@@ -75,7 +75,7 @@ local function forget(place, now, latest, every)
   return found
 end
 
--- Write the rows that have changed. If Redis takes no writes, this raises its error.
+-- Write the changed fields. If Redis accepts no writes, this raises its error.
 local function save(now)
   for place, row in pairs(rows) do
     local ends = 0
@@ -85,7 +85,7 @@ local function save(now)
         redis.call("HDEL", KEYS[place], field)
       elseif w.dirty then
         redis.call("HSET", KEYS[place], field, w.kind.pack(w))
-        ends = max(ends, expires or 0) -- what is only forgotten keeps its TTL
+        ends = max(ends, expires or 0) -- a reset alone does not extend the TTL
       end
     end
     if ends > 0 then
@@ -94,7 +94,7 @@ local function save(now)
   end
 end
 
--- The operations on all windows of a question at once, as core/decide.py: all of them are charged or none.
+-- The operations on all windows of a question, as in core/decide.py: all of them are charged, or none.
 
 local OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, BANNED, UNSETTLED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
 local HIT, PEEK, CHARGE, REFUND, RESET, LOOK, INSPECT = 1, 2, 3, 4, 5, 6, 7
@@ -104,8 +104,8 @@ local function reading(w, limit, wait)
   return pack("<I8i8i8i8", spent, leaves, newest, wait)
 end
 
--- An ask: window `w`, `stored` of which it may be a copy, `limit`, `cost`, `ahead` (units that the question asks of the same
--- window before), and `wait`, how long the window holds the question up.
+-- An ask: the window `w`, the window `stored` that `w` may be a copy of, `limit`, `cost`, `ahead` (the units of earlier asks
+-- of the question on the same window), and `wait`, how long the question has to wait for this window.
 local function asks_of(arg, at, many, now, imagined)
   local asks = {}
   for place = 1, many do
@@ -125,8 +125,8 @@ local function asks_of(arg, at, many, now, imagined)
   return asks
 end
 
--- Find these waits, and charge nothing; return the status of the answer. A refusal for want of a permit is UNSETTLED: it
--- may end at any moment, so no worker may give it from memory.
+-- Compute the waits without charging; return the status of the answer. A refusal for lack of a permit is UNSETTLED: a permit
+-- may be released at any moment, so workers must not cache it.
 local function look(asks, now)
   local status = OK
   for _, ask in ipairs(asks) do
@@ -151,7 +151,7 @@ local function answer(status, asks)
   return told
 end
 
--- Charge whatever the limits. Return an answer, each reading as it is behind its own charge, and how much was counted.
+-- Charge, whatever the limits. Return an answer with each reading taken after its own charge, and the units counted.
 local function charge(asks, now)
   local told, counted = pack("<B", OK), ""
   for _, ask in ipairs(asks) do
@@ -198,7 +198,7 @@ local function refund(arg, at, many, now)
   return pack("<B", changed and CHANGED or NOTHING)
 end
 
--- The windows in the bytes of core, each behind its length; permits as how many are taken.
+-- Return the windows in the format of core, each preceded by its length; for permits, the number taken.
 local function inspect(asks)
   local told = pack("<B", OK)
   for _, ask in ipairs(asks) do
@@ -221,14 +221,14 @@ local function judge(what, arg, at, many, now)
     local told, counted = charge(asks, now)
     return told .. counted
   elseif what == LOOK then
-    return answer(look(asks, now), asks) -- of a part of a question whose other keys lie elsewhere
+    return answer(look(asks, now), asks) -- a part of a question whose other keys are in other slots
   end
   return hit(asks, now)
 end
 
 local ASK_BYTES, NOTE_BYTES, RESET_BYTES = 6, 22, 9
 
--- How many bytes a request takes behind its head.
+-- Return the length of a request without its head and its ban keys.
 local function bytes_of(what, many)
   if what == RESET then
     return RESET_BYTES
@@ -236,15 +236,15 @@ local function bytes_of(what, many)
   return many * ((what == REFUND and NOTE_BYTES or ASK_BYTES) + LIMIT_BYTES)
 end
 
--- One call: ARGV[1] is the head, and ARGV[2] the requests; they are decided in order. Each begins with its operation, how
--- many asks it has, and in which of KEYS bans that refuse it would stand. The answer is {time, answers ...}.
+-- One call: ARGV[1] is the head, and ARGV[2] the requests, which are decided in order. Each starts with its operation, the
+-- number of its asks, and the indexes of the KEYS whose bans refuse it. The answer is {time, answers ...}.
 
 local now
 now, serials, slack_ms = unpack_from("<i8I4I4", ARGV[1])
 now = time_of(now)
 local replies = { pack("<i8", now) }
 local requests = ARGV[2]
-local banned = {} -- by place in KEYS
+local banned = {} -- by index in KEYS
 
 local function answer_to(what, many, bans, at)
   local told = ""
