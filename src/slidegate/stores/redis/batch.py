@@ -32,7 +32,7 @@ from ...core.reservation import Reservation
 from ...core.store import Event
 from .clock import ServerClock, StoreTime
 from .errors import CLOSED, SICK, refusal, store_error, unexpected
-from .link import Connection
+from .link import Connection, pack_command
 from .refusals import RefusalCache
 from .requests import Question, Request
 from .script import WINDOWS_SCRIPT, Packing, Script
@@ -153,6 +153,8 @@ class Batcher(ABC):
             cursor: bytes | None = b"0"
             while cursor is not None:
                 cursor, found = await connection.ask(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCAN_PART)
+                if not all(isinstance(name, bytes) for name in found):
+                    raise unexpected(connection.name, found)
                 for first in range(0, len(found), step):
                     yield found[first : first + step]
                 cursor = None if cursor == b"0" else cursor
@@ -367,6 +369,8 @@ class ServerBatcher(Batcher):
         try:
             names = dict[bytes, int]()
             packed = b"".join([request.pack(names) for request in requests])
+            head = _HEAD.pack(self._shared.time.for_script(), getrandbits(32), self._shared.time.slack_ms)
+            command = pack_command(how, what, len(names), *names, head, packed)
         except Exception as error:  # from packing one request: send each by itself, so that only that one fails
             if len(requests) > 1:
                 for request in requests:
@@ -375,8 +379,7 @@ class ServerBatcher(Batcher):
                 fail(requests, StoreUnavailable(f"redis: a request cannot be sent: {error!r}", concerns="key"))
             return
         self._calls += 1
-        head = _HEAD.pack(self._shared.time.for_script(), getrandbits(32), self._shared.time.slack_ms)
-        connection.send(done, how, what, len(names), *names, head, packed)
+        connection.send(done, command)
 
     def _answered(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
         self._calls -= 1

@@ -32,7 +32,7 @@ from ...core.logs import Throttle
 from ...core.store import Event
 from .batch import Batcher, ServerBatcher, Shared, fail
 from .errors import CLOSED, refusal, sensible
-from .link import Connection, open_connection
+from .link import Connection, open_connection, pack_command
 from .requests import Question, Request
 
 NodeAddress: TypeAlias = tuple[str, int]
@@ -69,7 +69,7 @@ class NodeBatcher(ServerBatcher):
     async def ask_for(self, requests: Sequence[Request]) -> None:
         """Write a call for a slot that is migrating to this node."""
         connection = await self.reached()
-        connection.send(_ignore, b"ASKING")
+        connection.send(_ignore, pack_command(b"ASKING"))
         self.call(connection, requests, b"EVAL")  # a retry after NOSCRIPT would lack the ASKING
 
     async def _connect(self) -> Connection:
@@ -306,7 +306,7 @@ class ClusterBatcher(Batcher):
         """Send a command to a node, and retry on TRYAGAIN: the keys of a migrating slot are on two nodes."""
         while True:
             if asking:
-                connection.send(_ignore, b"ASKING")
+                connection.send(_ignore, pack_command(b"ASKING"))
             try:
                 return await connection.ask(*command)
             except StoreUnavailable as error:

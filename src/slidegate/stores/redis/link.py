@@ -29,6 +29,15 @@ MAX_UNREAD: Final = 2**26
 """The most bytes of one answer; the longest expected, the stats of a thousand workers, has a tenth of that."""
 
 
+def pack_command(*command: bytes | int) -> bytes:
+    """Return a command and its arguments in the protocol of Redis.
+
+    Raises:
+        TypeError: An argument, which may come from an earlier answer, is neither bytes nor a number.
+    """
+    return hiredis.pack_command(command)  # type: ignore[arg-type]
+
+
 class Connection(asyncio.Protocol):
     """A connection; opened by `open_connection`.
 
@@ -66,19 +75,18 @@ class Connection(asyncio.Protocol):
             for option, value in settings.socket_keepalive_options.items():
                 tcp.setsockopt(socket.IPPROTO_TCP, option, value)
 
-    def send(self, done: Callable[[Any], None], *command: bytes | int) -> None:
+    def send(self, done: Callable[[Any], None], command: bytes) -> None:
         """Write a command.
 
         Args:
             done: Called with the answer, which may be a Redis error; or with a `StoreError` if there is none.
-            command: The command and its arguments.
+            command: The command, packed by `pack_command`.
         """
         if not self.open:
             done(StoreUnavailable(f"redis: {self.name} has closed the connection"))
             return
-        packed = hiredis.pack_command(command)  # type: ignore[arg-type]
         self._waiting.append((done, self._loop.time() + self._timeout_s))
-        self._transport.write(packed)
+        self._transport.write(command)
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._check_timeout)
 
@@ -89,7 +97,8 @@ class Connection(asyncio.Protocol):
             StoreError: No answer came, or it is an error.
         """
         future = self._loop.create_future()
-        self.send(lambda answer: None if future.done() else future.set_result(answer), *command)
+        packed = pack_command(*command)
+        self.send(lambda answer: None if future.done() else future.set_result(answer), packed)
         answer = await future
         if isinstance(answer, StoreError):
             raise answer
