@@ -39,12 +39,11 @@ def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> D
     if len(refs) == 1:
         counter, cost, windows, key = refs[0]
         windows[key], state = counter.spend(windows[key], now_us, cost)
-        states = [state]
+        states, refused = [state], state[3] != 0
     else:
-        states = _spend_all(refs, now_us)
-    for state in states:
-        if state[3]:
-            return _refuse(checks, refs, states, now_us)
+        states, refused = _spend_all(refs, now_us)
+    if refused:
+        return _refuse(checks, refs, states, now_us)
     for bucket, _, _ in checks:
         if not bucket.plain:
             units = [cost for _, cost, _, _ in refs]
@@ -52,8 +51,8 @@ def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> D
     return Decision(True, OK, now_us, checks, states, None)
 
 
-def _spend_all(refs: Sequence[WindowRef], now_us: int) -> list[WindowState]:
-    """Charge all of several windows, or none; return their states."""
+def _spend_all(refs: Sequence[WindowRef], now_us: int) -> tuple[list[WindowState], bool]:
+    """Charge all of several windows, or none; return their states, and whether one has no room."""
     before: list[bytes] = []
     states: list[WindowState] = []
     refused = False
@@ -70,7 +69,7 @@ def _spend_all(refs: Sequence[WindowRef], now_us: int) -> list[WindowState]:
                 counter, _, windows, key = refs[at]
                 windows[key] = window = counter.settle(before[at], now_us)
                 states[at] = counter.state(window)
-    return states
+    return states, refused
 
 
 def _refuse(checks: Sequence[Check], refs: Sequence[WindowRef], states: list[WindowState], now_us: int) -> Decision:

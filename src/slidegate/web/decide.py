@@ -127,6 +127,15 @@ class Decider:
         self._peers_named = False
         self._shadows = ShadowRules(limiter, calls, self._hit)
 
+    def enter(self, scope: Scope, exchange: Exchange) -> Decision | Awaitable[Decision] | None:
+        """Decide a request, and record the decision if it is available immediately and admits the request.
+
+        Returns:
+            None if so, else the refusal, or an awaitable of the decision.
+        """
+        answer = self.decide(scope, exchange)
+        return None if isinstance(answer, Decision) and exchange.enter(answer) else answer
+
     def decide(self, scope: Scope, exchange: Exchange) -> Decision | Awaitable[Decision]:
         """Decide a request.
 

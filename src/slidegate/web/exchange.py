@@ -99,6 +99,8 @@ class Parts:
 
 Entry: TypeAlias = tuple[Parts, Decision]
 """A decision, and the parts of the middleware that made it or that wraps the endpoint that did."""
+Above: TypeAlias = tuple[Parts, int]
+"""The parts of the middleware around another one, and the number of hooks that were registered further out."""
 
 
 class Decided:
@@ -319,16 +321,18 @@ class Exchange(Decided):
 
     def _started(self, message: Message, kind: str) -> Message:
         """Return the first message of the response with the header fields added."""
-        self.status = message.get("status") or STATUS[kind]
-        self._trailers = bool(message.get("trailers", False))  # an application may set any value
+        started = {**message}  # a copy: an application may reuse one prepared message
+        self.status = started.get("status") or STATUS[kind]
+        self._trailers = bool(started.get("trailers", False))  # an application may set any value
         if kind == "websocket.close":
-            return message
-        fields, entries = message.get("headers", ()), self.entries
+            return started
+        fields, entries = started.get("headers", ()), self.entries
         if self.raised is not None:
             fields = completed(fields, self.raised.needed)
-        fields = self._headers.add(fields, entries[0][1]) if len(entries) == 1 else add_several(fields, entries)
-        # A copy: an application may reuse one prepared message.
-        return {**message, "headers": fields}
+        started["headers"] = (
+            self._headers.add(fields, entries[0][1]) if len(entries) == 1 else add_several(fields, entries)
+        )
+        return started
 
     async def start(self, scope: Scope, status: Any, fields: Iterable[tuple[bytes, bytes]], first: int = 0) -> None:
         """Call the hooks, starting at index `first`, with the status and header fields of the response."""
@@ -373,12 +377,21 @@ class Exchange(Decided):
         """Whether `end` has anything to do if the application has not raised."""
         return self.holds or self.raised is not None or self.outcomes is not None
 
-    def leave(self) -> None:
-        """Replace the exchange in the scope by its decisions."""
+    def leave(self, above: Above | None) -> None:
+        """Leave a middleware; the outermost replaces the exchange in the scope by its decisions.
+
+        Args:
+            above: What `begin` returned for the middleware.
+        """
+        if above is not None:
+            self.parts = above[0]  # the application further out may go on, with limits at endpoints of its own
+            return
+        scope = self.scope
         # If the scope is used again, by a retry for example, that is a new request.
-        self.scope.pop(SCOPE_KEY, None)
+        if SCOPE_KEY in scope:
+            del scope[SCOPE_KEY]
         # `Decided` does not refer to the scope, so there is no reference cycle.
-        self.scope[ENDED_KEY] = Decided(self.parts, self.entries, self.exempt)
+        scope[ENDED_KEY] = Decided(self.parts, self.entries, self.exempt)
 
     async def end(self, error: BaseException | None = None) -> None:
         """Release everything that the request holds, and report its outcome: the application has returned or raised.
@@ -400,20 +413,25 @@ class Exchange(Decided):
                 outcomes.left(self, error)
 
 
-def begin(parts: Parts, scope: Scope, send: Send, outer: Exchange | None) -> Exchange:
-    """Return the exchange of a request that enters a middleware.
+def begin(parts: Parts, scope: Scope, send: Send) -> tuple[Exchange, Send, Above | None]:
+    """Let a request enter a middleware.
 
     Args:
         parts: The parts of the middleware.
         scope: The scope of the request.
         send: Sends to the client.
-        outer: The exchange that an outer middleware has created; None if there is none.
+
+    Returns:
+        The exchange of the request, the `send` for the application, and what the middleware further out goes on with,
+        if there is one.
     """
+    outer: Exchange | None = scope.get(SCOPE_KEY)
     if outer is None:
         exchange = scope[SCOPE_KEY] = Exchange(parts, scope, send)
-        return exchange
+        return exchange, exchange.send, None
+    above = outer.parts, len(outer.on_start)
     outer.parts = parts
-    return outer
+    return outer, send, above
 
 
 def hand_back_uncounted(

@@ -35,16 +35,12 @@ Fields: TypeAlias = list[tuple[bytes, bytes]]
 
 _DRAFT: Final = frozenset({b"ratelimit", b"ratelimit-policy"})
 _LEGACY: Final = frozenset({b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"})
-OURS: Final = _DRAFT | _LEGACY
-"""The names of the fields in all styles."""
 NOT_STORED: Final = (b"cache-control", b"no-store")
 """Keeps refusals out of caches."""
 MAX_FIELD: Final = 8_192
 """The most characters of a field that are read, counted from the right end, where trusted proxies append."""
 MAX_SHOWN: Final = 4
 """How many limits RateLimit lists, the tightest first; RateLimit-Policy lists all."""
-_LENGTHS: Final = frozenset(map(len, OURS))
-"""Compare lengths first: lower-casing every field name is slower."""
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110, section 5.6.2."""
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
@@ -54,12 +50,51 @@ _FEW: Final = 4_096
 _NUMBERS: Final = tuple([b"%d" % number for number in range(_FEW)])
 """Small numbers, formatted in advance: in compiled code a look-up is faster than formatting."""
 
-_ONE: Final = [0]
-"""The order of a single reading."""
 _MORE: Final = f";{MORE_AFTER_S}=".encode()
 
-_Shown: TypeAlias = tuple[AnyLimit, bytes, bool]
-"""A limit, its RateLimit item up to the remaining amount, and whether the time until more is available is known."""
+
+class _Item:
+    """The item of RateLimit for one limit.
+
+    Args:
+        limit: The limit.
+        name: Its name in this response.
+    """
+
+    __slots__ = ("amount", "limit", "start", "timed")
+
+    def __init__(self, limit: AnyLimit, name: str) -> None:
+        self.limit = limit
+        self.amount = limit.amount
+        self.start = f"{quote(name)};{REMAINING}=".encode()
+        self.timed = not isinstance(limit, Concurrency)  # the release time of a permit is unknown
+
+    def value(self, reading: WindowState, now_us: int) -> bytes:
+        """Return the item with its current numbers."""
+        spent, leaves_us, _, _ = reading
+        left = self.amount - spent if self.amount > spent else 0
+        value = self.start + (_NUMBERS[left] if left < _FEW else b"%d" % left)
+        if not self.timed:
+            return value
+        more_s = (leaves_us - now_us + 999_999) // 1_000_000 if spent else 0
+        return value + _MORE + (_NUMBERS[more_s] if 0 <= more_s < _FEW else b"%d" % more_s)
+
+
+class _Rendered:
+    """Everything in the fields that depends only on the buckets of a request.
+
+    Args:
+        buckets: The buckets.
+    """
+
+    __slots__ = ("amounts", "items", "policy")
+
+    def __init__(self, buckets: Sequence[LimitSet]) -> None:
+        limited = [(limit, bucket.unit) for bucket in buckets for limit in bucket.limits]
+        named = [(name, *one) for name, one in zip(distinct_names(buckets), limited, strict=True)]
+        self.policy: Field = b"ratelimit-policy", ", ".join([_policy_item(*item) for item in named]).encode()
+        self.items = [_Item(limit, name) for name, limit, _ in named]
+        self.amounts = [limit.amount for _, limit, _ in named]
 
 
 class HeaderWriter:
@@ -83,7 +118,7 @@ class HeaderWriter:
         self._draft = style in ("draft", "both")
         self._legacy = style in ("legacy", "both")
         self._own = (_DRAFT if self._draft else frozenset()) | (_LEGACY if self._legacy else frozenset())
-        self._known: dict[Buckets, tuple[tuple[bytes, bytes], list[_Shown], list[int]]] = {}
+        self._known: dict[Buckets, _Rendered] = {}
 
     def add(self, theirs: Iterable[Field], decision: Decision) -> list[Field]:
         """Return the fields of a response, the application's first. RateLimit shows the tightest limits.
@@ -99,36 +134,29 @@ class HeaderWriter:
         if not readings or not self._own:
             return fields
         for field in fields:
-            if len(field[0]) in _LENGTHS:
+            # The lengths of our names. Compare these first: lower-casing every field name is slower.
+            if len(field[0]) in (9, 16, 17, 21):
                 fields = [field for field in fields if lowered(field[0]) not in self._own]
                 break
-        asked = checks[0][0] if len(checks) == 1 else asked_buckets(checks)
-        policy, limits, amounts = self._known.get(asked) or self._learn(asked)
-        places = _ONE
-        if len(readings) > 1:
-            places = tightest_first(amounts, readings, () if len(checks) == 1 else unequal_costs(checks))
-        first = places[0]
-        value = _value(limits[first], amounts[first], readings[first], now_us)
-        for at in places[1:MAX_SHOWN]:
-            value += b", " + _value(limits[at], amounts[at], readings[at], now_us)
+        asked = asked_buckets(checks)
+        rendered = self._known.get(asked)
+        if rendered is None:
+            buckets = (asked,) if isinstance(asked, LimitSet) else asked
+            rendered = remember(self._known, asked, _Rendered(buckets))
+        first, items = 0, rendered.items
+        if len(items) == 1:
+            value = items[0].value(readings[0], now_us)
+        else:
+            costs = () if len(checks) == 1 else unequal_costs(checks)
+            order = tightest_first(rendered.amounts, readings, costs)
+            value = b", ".join([items[at].value(readings[at], now_us) for at in order[:MAX_SHOWN]])
+            first = order[0]
         if self._draft:
-            fields += (policy, (b"ratelimit", value))
+            fields.append(rendered.policy)
+            fields.append((b"ratelimit", value))
         if self._legacy:
-            fields += _legacy_fields(limits[first][0], readings[first], now_us)
+            fields += _legacy_fields(items[first].limit, readings[first], now_us)
         return fields
-
-    def _learn(self, asked: Buckets) -> tuple[tuple[bytes, bytes], list[_Shown], list[int]]:
-        """Render and cache everything that depends only on the buckets of a request."""
-        buckets = (asked,) if isinstance(asked, LimitSet) else asked
-        limited = [(limit, bucket.unit) for bucket in buckets for limit in bucket.limits]
-        named = [(name, *one) for name, one in zip(distinct_names(buckets), limited, strict=True)]
-        items = [_policy_item(*item) for item in named]
-        limits = []
-        for name, limit, _ in named:
-            timed = not isinstance(limit, Concurrency)  # the release time of a permit is unknown
-            limits.append((limit, f"{quote(name)};{REMAINING}=".encode(), timed))
-        policy = b"ratelimit-policy", ", ".join(items).encode()
-        return remember(self._known, asked, (policy, limits, [limit.amount for _, limit, _ in named]))
 
 
 def add_several(theirs: Iterable[Field], entries: Sequence[Entry]) -> list[Field]:
@@ -148,18 +176,6 @@ def add_several(theirs: Iterable[Field], entries: Sequence[Entry]) -> list[Field
 @cache
 def _writer(style: HeaderStyle) -> HeaderWriter:
     return HeaderWriter(style)
-
-
-def _value(shown: _Shown, amount: int, reading: WindowState, now_us: int) -> bytes:
-    """Return the item of RateLimit for one limit."""
-    _, name, timed = shown
-    spent, leaves_us, _, _ = reading
-    left = amount - spent if amount > spent else 0
-    value = name + (_NUMBERS[left] if left < _FEW else b"%d" % left)
-    if not timed:
-        return value
-    more_s = (leaves_us - now_us + 999_999) // 1_000_000 if spent else 0
-    return value + _MORE + (_NUMBERS[more_s] if 0 <= more_s < _FEW else b"%d" % more_s)
 
 
 def _joined(decisions: Sequence[Decision]) -> Decision:

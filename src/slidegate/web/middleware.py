@@ -9,7 +9,7 @@ adds the header fields (`headers.py`) and reports the outcome to observers, if t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, Unpack
@@ -39,6 +39,7 @@ from .endpoints import EndpointBuckets, check_decorator_order, limits_below
 from .exchange import (
     DISABLED_KEY,
     SCOPE_KEY,
+    Above,
     Exchange,
     Parts,
     allowlisted,
@@ -280,31 +281,35 @@ class RateLimitMiddleware(FailsAtStartup):
         """Decide one request, then call the application or refuse the request."""
         if scope["type"] not in self._guarded and not await self._begin(scope, receive, send):
             return
-        outer: Exchange | None = scope.get(SCOPE_KEY)
-        above = None if outer is None else outer.parts
-        exchange = begin(self._parts, scope, send, outer)
-        if outer is None:
-            send = exchange.send
-        hooks = 0 if outer is None else len(outer.on_start)
+        exchange, send, above = begin(self._parts, scope, send)
         try:
-            answer = self._decider.decide(scope, exchange)
-            decision = answer if isinstance(answer, Decision) else await answer
-            allowed = exchange.enter(decision)
-            if allowed or await self._refuse(exchange, scope, receive, send, decision):
+            answer = self._decider.enter(scope, exchange)
+            if answer is None or await self._admits(exchange, scope, receive, send, answer):
                 if self._hooked or scope["type"] == "websocket":
                     receive, send = self._prepare(exchange, scope, receive, send)
                 await self.app(scope, receive, send)
-            if outer is None and exchange.is_open:
+            if above is None and exchange.is_open:
                 await answer_unanswered(None, exchange, scope, receive, send)
                 await exchange.end()
         except BaseException as error:
-            if not await self._fail(exchange, scope, receive, send, error, hooks, outermost=outer is None):
+            if not await self._fail(exchange, scope, receive, send, error, above):
                 raise
         finally:
-            if above is None:
-                exchange.leave()
-            else:
-                exchange.parts = above  # the application further out may go on, with limits at endpoints of its own
+            exchange.leave(above)
+
+    async def _admits(
+        self,
+        exchange: Exchange,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        answer: Decision | Awaitable[Decision],
+    ) -> bool:
+        """Return whether a request is admitted, waiting for the decision if necessary; if not, it has been refused."""
+        if isinstance(answer, Decision):
+            return await self._refuse(exchange, scope, receive, send, answer)
+        decision = await answer
+        return exchange.enter(decision) or await self._refuse(exchange, scope, receive, send, decision)
 
     async def _refuse(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send, decision: Decision) -> bool:
         """Let a request wait if it may; if it stays refused, count strikes, notify observers and answer it.
@@ -332,9 +337,7 @@ class RateLimitMiddleware(FailsAtStartup):
         receive: Receive,
         send: Send,
         error: BaseException,
-        hooks: int,
-        *,
-        outermost: bool,
+        above: Above | None,
     ) -> bool:
         """Clean up after an exception; return whether it is handled, so that it must not be raised again.
 
@@ -344,17 +347,17 @@ class RateLimitMiddleware(FailsAtStartup):
             receive: Its receive channel.
             send: Sends to the client.
             error: The exception.
-            hooks: The number of hooks that belong to outer middlewares.
-            outermost: Whether this is the outermost middleware.
+            above: The middleware further out, if there is one.
         """
         answered = False
         try:
             if isinstance(error, Exception):
                 if is_failure(error) and exchange.refusal is None and not exchange.status:
-                    await exchange.start(scope, 500, (), hooks)  # the server will answer 500
+                    # The server will answer 500.
+                    await exchange.start(scope, 500, (), 0 if above is None else above[1])
                 answered = await answer_unanswered(error, exchange, scope, receive, send)
         finally:
-            if outermost:
+            if above is None:
                 await exchange.end(None if answered else error)
         return answered
 

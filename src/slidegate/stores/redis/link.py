@@ -35,7 +35,8 @@ def pack_command(*command: bytes | int) -> bytes:
     Raises:
         TypeError: An argument, which may come from an earlier answer, is neither bytes nor a number.
     """
-    return hiredis.pack_command(command)  # type: ignore[arg-type]
+    packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]
+    return packed
 
 
 class Connection(asyncio.Protocol):
