@@ -1,7 +1,7 @@
 """Decides requests: the allowlist first, then the blocklist, then bans and all matching rules.
 
-Bans and limits are checked together, in one call to the limiter. `Decider.decide` is not a coroutine function: it
-returns a decision that is available immediately, else an awaitable of one.
+Bans and limits are checked together, in one call to the limiter. `Decider.enter` is not a coroutine function: it
+awaits no decision that is available immediately.
 """
 
 from __future__ import annotations
@@ -130,30 +130,31 @@ class Decider:
     def enter(self, scope: Scope, exchange: Exchange) -> Decision | Awaitable[Decision] | None:
         """Decide a request, and record the decision if it is available immediately and admits the request.
 
-        Returns:
-            None if so, else the refusal, or an awaitable of the decision.
-        """
-        answer = self.decide(scope, exchange)
-        return None if isinstance(answer, Decision) and exchange.enter(answer) else answer
-
-    def decide(self, scope: Scope, exchange: Exchange) -> Decision | Awaitable[Decision]:
-        """Decide a request.
-
         Args:
             scope: Its scope.
             exchange: The decisions of outer middlewares. If this one exempts the request, it is added to `exempt`.
+
+        Returns:
+            None if the request is admitted, else the refusal, or an awaitable of the decision.
         """
-        before = exchange.entries
+        entries = exchange.entries
         client = self.client(scope)
-        if before and allowlisted(before):
-            return _ALLOWLISTED
-        if client.verdict is not None:
-            return client.verdict
-        matched = self._rules.match(scope)
-        question = client.question if client.matched is matched else client.find(matched)
-        if question is not None and not before:
-            return self._engine.decide(question, client.subjects)
-        return self._decide_uncached(matched, scope, exchange, client)
+        answer: Decision | Awaitable[Decision]
+        if entries and allowlisted(entries):
+            answer = _ALLOWLISTED
+        elif client.verdict is not None:
+            answer = client.verdict
+        else:
+            matched = self._rules.match(scope)
+            question = client.question if client.matched is matched else client.find(matched)
+            if question is not None and not entries:
+                answer = self._engine.decide(question, client.subjects)
+            else:
+                answer = self._decide_uncached(matched, scope, exchange, client)
+        if isinstance(answer, Decision) and answer.allowed:
+            entries.append((exchange.parts, answer))
+            return None
+        return answer
 
     def _decide_uncached(
         self, matched: Matched, scope: Scope, exchange: Exchange, client: Client

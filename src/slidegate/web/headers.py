@@ -138,7 +138,7 @@ class HeaderWriter:
             if len(field[0]) in (9, 16, 17, 21):
                 fields = [field for field in fields if lowered(field[0]) not in self._own]
                 break
-        asked = asked_buckets(checks)
+        asked = checks[0][0] if len(checks) == 1 else asked_buckets(checks)
         rendered = self._known.get(asked)
         if rendered is None:
             buckets = (asked,) if isinstance(asked, LimitSet) else asked
