@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,10 +12,13 @@ from fastapi import Depends, FastAPI
 from hypothesis import given, note
 from hypothesis import strategies as st
 from starlette.applications import Starlette
+from starlette.exceptions import WebSocketException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.routing import Mount, Route
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from slidegate import (
     ConfigurationError,
@@ -343,3 +346,115 @@ async def test_a_middleware_that_has_returned_is_above_nothing_any_more() -> Non
     app = RateLimitMiddleware(cascade, rules=[], limiter=Limiter())
     assert await statuses(app, 1) == [200]
     assert await statuses(app, 2, method="POST") == [429, 429]
+
+
+# -- a request that asks again after a refusal -------------------------------------------------------------------------
+
+
+class Patient:
+    """An application that asks until it is admitted, at most so many times for each request."""
+
+    def __init__(self) -> None:
+        self.pauses: list[int] = []
+        self.admitted: list[bool] = []
+        self.clock = FakeClock()
+
+    async def ask(self, admitted: Callable[[], Awaitable[bool]]) -> None:
+        self.admitted = [await admitted()]
+        for pause in self.pauses:
+            if self.admitted[-1]:
+                return
+            self.clock.advance(f"{pause}s")
+            self.admitted.append(await admitted())
+
+    def at_endpoint(self, **options: Any) -> ASGIApp:
+        limit = RateLimit(**options)
+
+        async def endpoint(request: Request) -> PlainTextResponse:
+            async def admitted() -> bool:
+                with suppress(RateLimitExceeded):
+                    await limit.check(request)
+                    return True
+                return False
+
+            await self.ask(admitted)
+            return PlainTextResponse("hi", 200 if self.admitted[-1] else 429)
+
+        return Starlette(routes=[Route("/", endpoint)])
+
+    def around_a_middleware(self, limiter: Limiter, **options: Any) -> ASGIApp:
+        inner = RateLimitMiddleware(hello, rules=[Rule("*", **options)], limiter=limiter)
+
+        async def around(scope: Scope, receive: Receive, send: Send) -> None:
+            messages: list[Message] = []
+
+            async def keep(message: Message) -> None:
+                messages.append(message)
+
+            async def admitted() -> bool:
+                messages.clear()
+                await inner(scope, receive, keep)
+                return bool(messages[0]["status"] == 200)
+
+            await self.ask(admitted)
+            for message in messages:
+                await send(message)
+
+        return around
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "named": {"limits": "2/minute", "name": "asked"},
+    "unnamed": {"limits": "2/minute"},
+    "by a function": {"limits": lambda request: "2/minute"},
+    "everyone": {"limits": "2/minute", "key": everyone, "cost": lambda request: 1},
+}
+
+
+@pytest.mark.parametrize("at", ["endpoint", "middleware"])
+@pytest.mark.parametrize("how", ASKED)
+@given(pauses=st.lists(st.lists(st.sampled_from([1, 10, 30, 60]), max_size=4), max_size=8))
+async def test_a_refused_request_that_asks_again_is_decided_again(at: str, how: str, pauses: list[list[int]]) -> None:
+    patient, spent = Patient(), list[int]()
+    limiter = Limiter(MemoryStore(clock=patient.clock))
+    below = (
+        patient.at_endpoint(**ASKED[how]) if at == "endpoint" else patient.around_a_middleware(limiter, **ASKED[how])
+    )
+    app = RateLimitMiddleware(below, rules=[Rule("*", "1000/minute", name="outer")], limiter=limiter)
+    for request in pauses:
+        patient.pauses = request
+        now_s = patient.clock() // 1_000_000
+        expected = []
+        for pause in (0, *request):
+            now_s += pause
+            expected.append(sum(at_s > now_s - 60 for at_s in spent) < 2)
+            if expected[-1]:
+                spent.append(now_s)
+                break
+        answer = await call(app)
+        assert patient.admitted == expected
+        assert answer.status == (200 if expected[-1] else 429)
+        shown = answer.headers["ratelimit-policy"].split(", ")
+        assert len(shown) == 2, "an earlier refusal is not shown beside the decision that follows it"
+
+
+async def test_a_request_that_was_refused_a_permit_passes_with_one_alone() -> None:
+    """A message of a websocket asks again and again, while another websocket holds the only permit."""
+    limit = RateLimit(concurrency=1, key=everyone)
+    taken: list[bool] = []
+
+    async def endpoint(socket: WebSocket) -> None:
+        await socket.accept()
+        for _ in range(3):
+            try:
+                await limit.check(socket)
+            except WebSocketException:
+                taken.append(False)
+            else:
+                taken.append(True)
+        if len(taken) == 3:
+            await call(app, type="websocket")
+
+    app = RateLimitMiddleware(Starlette(routes=[WebSocketRoute("/", endpoint)]), rules=[])
+    await call(app, type="websocket")
+    assert taken == [True] * 3 + [False] * 3

@@ -25,7 +25,7 @@ from .bans import BanSignals, Signal
 from .callbacks import ShadowRules, UserCallbacks
 from .client_ip import ClientAddress, may_be_gone
 from .endpoint_refusals import wait_at_endpoint
-from .exchange import Entry, Exchange, allowlisted, asked_checks, is_asked, is_preflight
+from .exchange import Entry, Exchange, allowlisted, has_passed, is_preflight, passed_checks
 from .headers import field_value
 from .lists import ListFiles
 from .rule_set import BoundRule, Matched, RuleSet
@@ -282,8 +282,8 @@ class Decider:
             await self._shadows.look(bound, scope, self.client(scope).key)
 
     def _uncharged(self, bound: BoundRule, checks: Sequence[Check], before: Sequence[Entry]) -> Sequence[Check]:
-        """Return the checks of a rule without those that rules of the same name have already made on this request."""
-        left = bound.uncharged(checks, asked_checks(before, self._limiter))
+        """Return the checks of a rule without those that the request has passed under rules of the same name."""
+        left = bound.uncharged(checks, passed_checks(before, self._limiter))
         if bound.rule.count_if is not None:
             self._rules.reserving.update({bucket.rule: bound.rule for bucket, _, _ in left})
         return left
@@ -340,7 +340,7 @@ class Decider:
             subjects = self._signals.subjects(request.scope, client_key, client.address)
         if bound.plain and not bound.rule.wait_us and bound.rule.action == "limit" and bound.rule.on_exceeded is None:
             checks: Sequence[Check] = (bound.check(request.scope, self._limiter, client_key),)
-            if is_asked(before, bound.bucket.rule):
+            if has_passed(before, bound.bucket.rule):
                 checks = self._uncharged(bound, checks, before)
             return self._engine.decide(checks, subjects) if checks else None
         return self._decide_at_endpoint(bound, request, client_key, subjects, before)

@@ -217,7 +217,7 @@ class RateLimit:
             return
         if not decision.allowed:
             raise await refuse(connection, decision)
-        exchange.entries.append((parts, decision))
+        exchange.record(decision)
         exchange.holds |= rule.concurrency is not None
         if rule.count_if is not None:
             settle = hand_back_uncounted(parts.endpoints.calls, bound.rule, parts.limiter, decision)

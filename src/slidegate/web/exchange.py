@@ -200,8 +200,19 @@ class Exchange(Decided):
     def enter(self, decision: Decision) -> bool:
         """Record a decision of the current middleware if it admits the request; return whether it does."""
         if decision.allowed:
-            self.entries.append((self.parts, decision))
+            self.record(decision)
         return decision.allowed
+
+    def record(self, decision: Decision) -> None:
+        """Record a decision of the current middleware. It replaces a refusal of the same checks, asked for again."""
+        if self.entries:
+            own = self.parts, windows_of(decision)
+            self.entries = [
+                (parts, before)
+                for parts, before in self.entries
+                if before.allowed or (parts, windows_of(before)) != own
+            ]
+        self.entries.append((self.parts, decision))
 
     def turn(self, limit: object, rule: str) -> int:
         """Return how many other limits at endpoints have used this identity on this request; 0 for the first.
@@ -287,8 +298,8 @@ class Exchange(Decided):
             refusal: The refusal.
         """
         parts = self.parts
-        answer = parts.refusals.answer(refusal, self.entries)
-        self.entries.append((parts, refusal))
+        self.record(refusal)
+        answer = parts.refusals.answer(refusal, self.entries[:-1])
         if not self.status:
             self.refusal = refusal
             if not self._reported:
@@ -504,15 +515,21 @@ def no_middleware(who: str) -> ConfigurationError:
     )
 
 
-def asked_checks(entries: Iterable[Entry], limiter: Limiter) -> list[Check]:
-    """Return the checks that a limiter has made on this request so far."""
-    return [check for parts, decision in entries if parts.limiter is limiter for check in decision.checks]
+def windows_of(decision: Decision) -> list[tuple[str, str]]:
+    """Return the identity of the rule and the key of each check of a decision."""
+    return [(bucket.rule, key) for bucket, key, _ in decision.checks]
 
 
-def is_asked(entries: Iterable[Entry], rule: str) -> bool:
-    """Return whether a rule with this identity was already checked on this request."""
+def passed_checks(entries: Iterable[Entry], limiter: Limiter) -> list[Check]:
+    """Return the checks that this request has passed so far. A refusal has charged nothing: it is asked for again."""
+    passed = [decision for parts, decision in entries if decision.allowed and parts.limiter is limiter]
+    return [check for decision in passed for check in decision.checks]
+
+
+def has_passed(entries: Iterable[Entry], rule: str) -> bool:
+    """Return whether this request has already passed a rule with this identity."""
     for _, decision in entries:
-        for bucket, _, _ in decision.checks:
+        for bucket, _, _ in decision.checks if decision.allowed else ():
             if bucket.rule == rule:
                 return True
     return False
