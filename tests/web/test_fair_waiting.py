@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,20 @@ TENANT = header("X-Tenant")
 class Model:
     """An application whose requests stay under way until they are told to end."""
 
-    def __init__(self, permits: int, *, limiter: Limiter | None = None, at_endpoint: bool = False, **options: Any):
+    def __init__(
+        self,
+        permits: int,
+        *,
+        others: Sequence[Rule] = (),
+        limiter: Limiter | None = None,
+        at_endpoint: bool = False,
+        **options: Any,
+    ) -> None:
         options = {"key": everyone, "wait": "30s", "fair": TENANT} | options
         self.limiter = limiter or Limiter()
         self.inside: list[tuple[str, asyncio.Event]] = []
         self.tasks: list[asyncio.Task[Answer]] = []
-        rules = [] if at_endpoint else [Rule("/", concurrency=permits, **options)]
+        rules = [*others] if at_endpoint else [*others, Rule("/", concurrency=permits, **options)]
         app: Any = Starlette(routes=[Route("/", self.page)])
         if at_endpoint:
             app = FastAPI()
@@ -143,6 +151,36 @@ async def test_without_fair_requests_are_let_in_as_they_came() -> None:
     model = Model(1, fair=None)
     await model.ask("big", "big", "big", "small")
     assert [await model.end(0) for _ in range(4)] == ["big", "big", "big", "small"]
+
+
+BESIDE = {
+    "fair by another key": {"concurrency": 100, "fair": everyone},
+    "fair by a function": {"concurrency": 100, "fair": lambda request: "one"},
+    "not fair": {"limits": "100/minute"},
+}
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+async def test_a_rule_is_as_fair_beside_others(beside: str) -> None:
+    alone, model = Model(2), Model(2, others=[Rule("*", key=everyone, wait="30s", **BESIDE[beside])])
+    orders = []
+    for one in (alone, model):
+        await one.ask(*["big"] * 6, "small", "small")
+        orders.append([await one.end(0) for _ in range(8)])
+    assert orders[0] == orders[1]
+
+
+async def test_a_queue_for_units_is_first_come_first_served_beside_a_fair_rule() -> None:
+    model = Model(9, others=[Rule("*", "1/hour", key=everyone, wait="2h", wait_max=2, name="units")])
+    await model.ask("big", "big", "big")
+    (newcomer,) = await model.ask("small")
+    assert newcomer.done(), "a queue that is not shared fairly makes no room"
+    assert (await newcomer).status == 429
+    await model.limiter.reset("everyone")
+    await settled()
+    assert model.held == {"big": 2}
+    for task in model.tasks:
+        task.cancel()
 
 
 async def test_requests_without_a_value_are_one_tenant() -> None:

@@ -55,16 +55,13 @@ Name: TypeAlias = tuple[str, str]
 class Waiter:
     """A waiting request, which sleeps in its event loop and can be woken from any thread.
 
-    Args:
-        tenant: The tenant of the request; None if no rule shares permits fairly.
-
     Attributes:
-        tenant: The tenant.
+        tenant: Its tenant under the rule of its queue; None if that rule does not share permits fairly.
         gave_way: Whether it was removed from its queue in favor of another tenant.
     """
 
-    def __init__(self, tenant: str | None) -> None:
-        self.tenant = tenant
+    def __init__(self) -> None:
+        self.tenant: str | None = None
         self.gave_way = False
         self._event = anyio.Event()
         self._soon: Callable[[Callable[[], object]], object]
@@ -310,7 +307,7 @@ class _Request:
         self._engine = engine
         self._ask_for(refused.checks)
         self._subjects = subjects
-        self._waiter = Waiter(next((asked.tenant for asked, *_ in refused.checks if asked.tenant is not None), None))
+        self._waiter = Waiter()
         self._began_s = anyio.current_time()
         self._until_s = self._began_s
         self._begins = begins
@@ -350,6 +347,7 @@ class _Request:
         name = asked.rule, key
         self._until_s = self._began_s + asked.wait_us / 1_000_000
         self._waiter.gave_way = False
+        self._waiter.tenant = self._tenant_under(name)
         queue = self._queues.join(name, self._waiter, asked.wait_max)
         if queue is None:
             return await self._turned_away(0)
@@ -391,6 +389,11 @@ class _Request:
             await self._waiter.wait(queue.asks_s - anyio.current_time())
             if not await queue.turn(self._waiter, self._until_s + LATE_S):
                 return await self._turned_away(queue.asks_s)
+
+    def _tenant_under(self, name: Name) -> str | None:
+        """Return the tenant of the request under the rule of a queue: each rule may share its permits by another key."""
+        own = (asked.tenant for asked, key, _ in self._checks if (asked.rule, key) == name)
+        return next((tenant for tenant in own if tenant is not None), None)
 
     def _is_in_time(self, asks_s: float) -> bool:
         """Return whether an admission at a time, in seconds of the event loop, would be before the timeout."""
