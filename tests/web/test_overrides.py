@@ -471,6 +471,7 @@ async def test_a_change_that_comes_while_a_limit_is_bound_is_not_missed(limiter:
     app = guarded(limiter, Rule("*", "9/minute", name="own"))
     if where == "endpoint":
         app = guarded(limiter, app=Starlette(routes=[Route("/", RateLimit("9/minute", name="own")(page))]))
+    await call(app, "/none", client=("192.0.2.1", 1))  # the first request of an application looks at its routes
     await change(limiter, "own", "5/minute")
     before = ChangedMeanwhile(limiter.engine.overrides.known)
     await change(limiter, "own", "2/minute")
@@ -683,6 +684,56 @@ async def test_rules_that_are_read_again_take_what_is_known(tmp_path: Path) -> N
     assert await passed(app, 5) == 2
     assert await limiter.restore("api")
     assert await passed(app, 9) == 4
+
+
+FILES = ["5/second", "10/minute", "100/minute", "1/minute", "10/minute; 500/hour"]
+CHANGES = ["50/minute", "3/minute", "7/second", "900/minute"]
+
+
+@pytest.mark.parametrize("kind", ["lmdb"])
+@pytest.mark.parametrize("seed", range(RUNS))
+async def test_rules_that_are_read_again_count_as_those_of_a_worker_that_starts_now(
+    seed: int, workers: Workers, tmp_path: Path
+) -> None:
+    """Which changes apply depends on the limits in code, and these may come before or after the changes."""
+    rng, script = random.Random(seed), workers.limiter()
+    files = FollowedFiles(tmp_path)
+
+    def written() -> Path:
+        text = f'[[rules]]\npath = "*"\nlimits = "{rng.choice(FILES)}"\nname = "api"\n'
+        return files.write("slidegate.toml", text)
+
+    async def policy(app: ASGIApp) -> str:
+        workers.clock.advance("1m")
+        return (await call(app)).headers["ratelimit-policy"]
+
+    path = written()
+    app = RateLimitMiddleware.from_file(hello, path, limiter=workers.limiter(), clock=files.seconds)
+    for _ in range(8):
+        if rng.random() < 0.5:
+            written()
+            await files.visit(app)
+        else:
+            await script.override("api", rng.choice(CHANGES), duration="1h")
+        await workers.look()
+        starts = RateLimitMiddleware.from_file(hello, path, limiter=workers.limiter())
+        await workers.look()
+        assert await policy(app) == await policy(starts)
+
+
+async def test_limits_that_are_made_later_decide_which_changes_apply(limiter: Limiter) -> None:
+    """What cannot hold for all limits of a name holds for none, also where one of them was not known at first."""
+    dear = RateLimit("10/minute", name="api", cost=6)
+    app = guarded(limiter, Rule("/cheap", "10/minute", name="api"), app=Starlette(routes=[Route("/dear", dear(page))]))
+    await change(limiter, "api", "5/minute")
+    for path in ("/cheap", "/dear"):
+        assert (await call(app, path)).headers["ratelimit-policy"] == '"api";q=10;w=60'
+    await change(limiter, "api", "7/minute")
+    for path in ("/cheap", "/dear"):
+        assert (await call(app, path)).headers["ratelimit-policy"] == '"api";q=7;w=60'
+    other = guarded(limiter, Rule("*", "1/second", name="api"))
+    assert (await call(app, "/cheap")).headers["ratelimit-policy"] == '"api";q=10;w=60'
+    assert (await call(other)).headers["ratelimit-policy"] == '"api";q=1;w=1'
 
 
 async def test_a_child_of_fork_looks_at_its_first_request_as_its_parent_did(limiter: Limiter) -> None:

@@ -178,9 +178,18 @@ class Overrides:
             caller.begin_anew()
 
     def apply(self, caller: Changing) -> None:
-        """Apply the overrides in effect to a caller that is already registered, without missing a concurrent change."""
+        """Apply the overrides in effect to a caller that is already registered, without missing a concurrent change.
+
+        Its limits help to decide which overrides apply, so the other callers may gain or lose some, too.
+        """
         with self._lock:
-            caller.override(self._taken)
+            before, limits = self._taken, self._named() if self.known else {}
+            self._spread(limits, caller)
+            changed = [one for name, one in self.known.items() if (name in before) is not (name in self._taken)]
+        if changed:
+            self._engine.queues.reset()
+        for one in changed:
+            self._tell(one.name, limits, None, one)
 
     def forget(self) -> None:
         """Drop all overrides in this process. For tests."""
@@ -342,13 +351,17 @@ class Overrides:
             changed = [name for name in {**before, **found} if before.get(name) != found.get(name)]
             limits = self._named() if changed else {}
             if changed:
-                self._taken = {name: one for name, one in found.items() if _takes(limits.get(name, ()), one)}
-                for caller in self._callers(*self._engine.callers.replaced):
-                    caller.override(self._taken)
+                self._spread(limits)
         if changed:
             self._engine.queues.reset()
         for name in changed if limits else ():
             self._tell(name, limits, before.get(name), found.get(name))
+
+    def _spread(self, limits: Mapping[str, Sequence[NamedLimit]], *more: Changing) -> None:
+        """Apply the known overrides that the limits in code allow to all callers, and to `more`."""
+        self._taken = {name: one for name, one in self.known.items() if _takes(limits.get(name, ()), one)}
+        for caller in self._callers(*self._engine.callers.replaced, *more):
+            caller.override(self._taken)
 
     def _tell(
         self,

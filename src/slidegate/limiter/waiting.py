@@ -391,7 +391,7 @@ class _Request:
                 return await self._turned_away(queue.asks_s)
 
     def _tenant_under(self, name: Name) -> str | None:
-        """Return the tenant of the request under the rule of a queue: each rule may share its permits by another key."""
+        """Return the tenant of the request under the rule of a queue: each rule may have tenants of its own."""
         own = (asked.tenant for asked, key, _ in self._checks if (asked.rule, key) == name)
         return next((tenant for tenant in own if tenant is not None), None)
 

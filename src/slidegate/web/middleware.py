@@ -426,6 +426,7 @@ class RateLimitMiddleware(FailsAtStartup):
         below = list(limits_below(self.app, self.limiter))
         check_names([*self._named_rules(), *below])
         self._below = [rule for rule, _ in below if rule.name is not None]
+        self.limiter.engine.overrides.apply(self)
         self._checks.say(about_routes(self, app))
 
     def _named_rules(self) -> list[tuple[Rule, str]]:

@@ -137,6 +137,7 @@ class ReloadingMiddleware(FailsAtStartup):
         self._network_files = loader.network_files
         self._watcher.versions = loader.versions
         self.limiter.engine.callers.add(self.app)
+        self.limiter.engine.overrides.apply(self.app)
 
     @property
     def limiter(self) -> Limiter:
