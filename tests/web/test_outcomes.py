@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
@@ -252,6 +252,46 @@ async def test_a_client_that_leaves_before_its_refusal_is_told_of_once(at: str) 
     with pytest.raises(OSError, match="left"):
         await site.app(scope_of(), receive, send)
     assert [details["status"] for details in site.refused] == [403]
+
+
+async def ended(app: Any, how: str) -> None:
+    """Send a request that ends in some way."""
+    left = "the client has left"
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if how == left:
+            raise ClientDisconnect
+
+    with suppress(ZeroDivisionError, ClientDisconnect):
+        await app(scope_of(how if how.startswith("/") else "/items/200"), receive, send)
+
+
+ENDS = ["/items/200", "/items/404", "/none", "/limited", "/swallowing", "/raises", "/silent", "the client has left"]
+
+
+@given(st.lists(st.sampled_from(ENDS), max_size=9))
+async def test_observers_of_each_limiter_hear_of_each_request_that_comes_to_its_middleware(ends: list[str]) -> None:
+    """Whatever the outer one refuses does not come to the inner one; two on one limiter are heard once."""
+
+    async def odd(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/raises":
+            raise ZeroDivisionError
+        if scope["path"] != "/silent":
+            await outer.inside(scope, receive, send)
+
+    clock = FakeClock()
+    outer = Site(Limiter(MemoryStore(clock=clock)), rules=[])
+    inner = Site(Limiter(MemoryStore(clock=clock)), rules=[])
+    app = RateLimitMiddleware(odd, limits="5/hour", limiter=inner.limiter)
+    app = RateLimitMiddleware(app, limits="9/hour", limiter=inner.limiter)
+    app = RateLimitMiddleware(app, limits="7/hour", limiter=outer.limiter)
+    for how in ends:
+        await ended(app, how)
+    assert len(outer.seen) == len(ends)
+    assert inner.seen == outer.seen[:7]
 
 
 OPTIONS = st.fixed_dictionaries(

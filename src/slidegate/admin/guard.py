@@ -187,7 +187,7 @@ def _exclude_from_stats(exchange: Exchange | None) -> None:
     A request that a rule counted stays, so that the total matches the stats of the rules.
     """
     if exchange is not None and not any(decision.checks for decision in exchange.decisions):
-        exchange.outcomes = None
+        exchange.outcomes = ()
 
 
 def _failure(error: Exception) -> AdminError:

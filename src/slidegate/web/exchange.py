@@ -153,8 +153,8 @@ class Exchange(Decided):
 
     Attributes:
         scope: The scope of the request.
-        outcomes: Reports the outcome of the request; None once it is reported, or if no observer wants it.
-        began_us: When the request arrived; 0 if no observer wants outcomes.
+        outcomes: Report the outcome of the request to the observers that want it, each with the time of its arrival, in
+            microseconds; empty once it is reported.
     """
 
     exempt: Sequence[Parts] = ()
@@ -193,9 +193,18 @@ class Exchange(Decided):
         self._send = send
         self._headers = parts.headers
         outcomes = parts.outcomes
-        wanted = outcomes.observers.requests
-        self.outcomes: Outcomes | None = outcomes if wanted else None
-        self.began_us = outcomes.now_us() if wanted else 0
+        self.outcomes: Sequence[tuple[Outcomes, int]] = ()
+        if outcomes.observers.requests:
+            self.outcomes = ((outcomes, outcomes.now_us()),)
+
+    def go_on(self, parts: Parts) -> None:
+        """Enter an inner middleware. If it has a limiter of its own, observers of that hear of the request, too."""
+        observers = parts.outcomes.observers
+        if observers.requests and not self.status:
+            is_heard = any(outcomes.observers is observers for outcomes, _ in self.outcomes)
+            if not is_heard and all(other.limiter is not parts.limiter for other, _ in self.entries):
+                self.outcomes = (*self.outcomes, (parts.outcomes, parts.outcomes.now_us()))
+        self.parts = parts
 
     def enter(self, decision: Decision) -> bool:
         """Record a decision of the current middleware if it admits the request; return whether it does."""
@@ -320,7 +329,7 @@ class Exchange(Decided):
             message = self._started(message, kind)
             if kind != "websocket.close":  # the only message that both starts and ends a response
                 return self._send(message)
-        if (self.holds or self.outcomes is not None) and is_last(message, self._trailers):
+        if (self.holds or self.outcomes) and is_last(message, self._trailers):
             return self._send_and_end(message)
         return self._send(message)
 
@@ -359,9 +368,9 @@ class Exchange(Decided):
         await self._send(message)
         if self.holds:
             await self.release()
-        outcomes, self.outcomes = self.outcomes, None
-        if outcomes is not None:
-            outcomes.answered(self)
+        reported, self.outcomes = self.outcomes, ()
+        for outcomes, began_us in reported:
+            outcomes.answered(self, began_us)
 
     # -- resources -----------------------------------------------------------------------------------------------------
 
@@ -386,7 +395,7 @@ class Exchange(Decided):
     @property
     def is_open(self) -> bool:
         """Whether `end` has anything to do if the application has not raised."""
-        return self.holds or self.raised is not None or self.outcomes is not None
+        return self.holds or self.raised is not None or bool(self.outcomes)
 
     def leave(self, above: Above | None) -> None:
         """Leave a middleware; the outermost replaces the exchange in the scope by its decisions.
@@ -419,9 +428,9 @@ class Exchange(Decided):
             elif self.holds:
                 await self.release()
         finally:
-            outcomes, self.outcomes = self.outcomes, None
-            if outcomes is not None:
-                outcomes.left(self, error)
+            reported, self.outcomes = self.outcomes, ()
+            for outcomes, began_us in reported:
+                outcomes.left(self, error, began_us)
 
 
 def begin(parts: Parts, scope: Scope, send: Send) -> tuple[Exchange, Send, Above | None]:
@@ -441,7 +450,7 @@ def begin(parts: Parts, scope: Scope, send: Send) -> tuple[Exchange, Send, Above
         exchange = scope[SCOPE_KEY] = Exchange(parts, scope, send)
         return exchange, exchange.send, None
     above = outer.parts, len(outer.on_start)
-    outer.parts = parts
+    outer.go_on(parts)
     return outer, send, above
 
 

@@ -38,21 +38,21 @@ class Outcomes:
         self.now_us = engine.now_us
         self._routes = routes
 
-    def answered(self, exchange: Exchange) -> None:
+    def answered(self, exchange: Exchange, began_us: int) -> None:
         """Report a request whose response was sent completely."""
-        self._report(exchange, "success", exchange.status)
+        self._report(exchange, "success", exchange.status, began_us)
 
-    def left(self, exchange: Exchange, error: BaseException | None) -> None:
+    def left(self, exchange: Exchange, error: BaseException | None, began_us: int) -> None:
         """Report a request that the application has left, by returning or raising, before its response was complete."""
         status = exchange.status
         if error is not None and is_failure(error):
-            self._report(exchange, "exception", status or _FAILED)
+            self._report(exchange, "exception", status or _FAILED, began_us)
             return
         is_told = error is None or isinstance(error, WebSocketDisconnect)
         is_done = is_told and status and exchange.scope["type"] == "websocket"
-        self._report(exchange, "success" if is_done else "cancelled", status)
+        self._report(exchange, "success" if is_done else "cancelled", status, began_us)
 
-    def _report(self, exchange: Exchange, ended: Ended, status: Any) -> None:
+    def _report(self, exchange: Exchange, ended: Ended, status: Any, began_us: int) -> None:
         """Report a request. `ended` and `status` apply only if it was not refused."""
         decisions, refusal, waiting = exchange.decisions, exchange.refusal, exchange.waiting
         if refusal is not None:  # the status is 0 if there was no response
@@ -65,7 +65,7 @@ class Outcomes:
             allowed, reason = bool(decisions) and waiting is None, decisions[-1].reason if decisions else Reason.EXEMPT
             rules = tuple([asked.label for decision in decisions for asked, _, _ in decision.checks])
             route = self._routes.label(exchange.scope)
-        shadows, began_us = exchange.shadow_rules, exchange.began_us
+        shadows = exchange.shadow_rules
         duration_us = max(self.now_us() - began_us, 0)  # a user-supplied clock may step back
         waited_us, number = exchange.waited_us, status if isinstance(status, int) else _number(status)
         self.observers.request(
