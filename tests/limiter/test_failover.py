@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import weakref
@@ -114,6 +115,20 @@ async def test_after_a_failure_a_request_passes_both_so_recovery_is_no_burst(inl
     ward.clock.advance("1h")
     ward.clock.advance("1m")
     assert [(await ward.hit()).allowed for _ in range(4)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("all_keys", [False, True])
+async def test_a_reset_forgets_what_was_counted_here_too(inline: bool, all_keys: bool) -> None:
+    ward = Ward("local", inline=inline)
+    ward.fall_ill()
+    await ward.hit(cost=3)
+    ward.recover()
+    assert not await ward.hit()
+    forget = ward.limiter.reset_all if all_keys else functools.partial(ward.limiter.reset, "ann")
+    assert await forget()
+    assert [(await ward.hit()).allowed for _ in range(4)] == [True, True, True, False]
+    assert await forget()
+    assert not await forget()
 
 
 async def test_allow_lets_everything_pass_uncounted(inline: bool) -> None:

@@ -264,10 +264,14 @@ class Limiter:
         return await self.engine.refund(decision.take_back())
 
     async def reset(self, key: AnyKey) -> bool:
-        """Forget the windows of `key` under every rule. Returns False if there were none."""
+        """Forget the windows of `key` under every rule. Returns False if there were none.
+
+        Other workers keep what they have counted locally during an outage of the store.
+        """
         text = self.key_for(key)
         try:
-            return await self.engine.command(lambda: self.store.reset(text))
+            found = [await self.engine.command(partial(store.reset, text)) for store in self._stores()]
+            return any(found)
         finally:
             self.engine.queues.reset(text)
 
@@ -275,13 +279,15 @@ class Limiter:
         """Forget the windows of all keys under every rule, quotas too. Returns False if there were none.
 
         Bans, strikes and the permits of requests in progress are kept. The first waiter of each queue of this process
-        asks again immediately. Other workers may repeat cached refusals for up to a second.
+        asks again immediately. Other workers may repeat cached refusals for up to a second, and keep what they have
+        counted locally during an outage of the store.
 
         Raises:
             StoreError: The store does not answer; some windows may have been reset.
         """
         try:
-            return await self.engine.command(self.store.reset_all)
+            found = [await self.engine.command(store.reset_all) for store in self._stores()]
+            return any(found)
         finally:
             self.engine.queues.reset()
 
@@ -573,11 +579,15 @@ class Limiter:
             remember(self._buckets, (rule, limits), bucket)
         return bucket
 
-    def _books(self) -> list[BanStore]:
-        """Return the bans made locally during an outage, if any, and then those of the store."""
+    def _stores(self) -> list[Store]:
+        """Return the local store of an outage while its counts or bans may still apply, and then the store."""
         failover = self.engine.failover
         local = None if failover is None else failover.local
-        return [self.store.bans] if local is None else [local.bans, self.store.bans]
+        return [self.store] if local is None else [local, self.store]
+
+    def _books(self) -> list[BanStore]:
+        """Return the bans made locally during an outage, if any, and then those of the store."""
+        return [store.bans for store in self._stores()]
 
     def _ban_key(self, key: AnyKey) -> str:
         if isinstance(key, KeyOf):
