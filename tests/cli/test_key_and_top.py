@@ -70,6 +70,26 @@ def test_rules_may_stand_in_the_configuration_file(
     assert run("key", "show", "api", "--value", "k", "--store", url) == 2
 
 
+@pytest.mark.parametrize("rules", ["file", "words"])
+@pytest.mark.parametrize(
+    ("changed", "limit", "remaining"),
+    [("9/hour", "9/1h", 2), ("3/hour", "3/1h", 0), ("50/minute", "100/1h", 93), ("5000/hour", "100/1h", 93)],
+)
+def test_the_amounts_that_operators_have_changed_are_shown(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], rules: str, changed: str, limit: str, remaining: int
+) -> None:
+    """What the rules of the workers cannot take is not in force there, and is not shown here."""
+    fill(url, used_by_a_client)
+    assert run("limits", "set", "api", changed, "--for", "1h", "--store", url) == 0
+    file = tmp_path / "slidegate.toml"
+    file.write_text('[[rules]]\npath = "*"\nname = "api"\nlimits = "100/hour"\n')
+    given = ("--rules", str(file)) if rules == "file" else ("--rule", "api=100/hour")
+    capsys.readouterr()
+    assert run("key", "show", "203.0.113.7", *given, "--store", url, "--format", "json") == 0
+    (window,) = shown(capsys)["windows"]
+    assert (window["limit"], window["used"], window["remaining"]) == (limit, 7, remaining)
+
+
 def test_the_windows_of_a_key_are_forgotten_once(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     fill(url, used_by_a_client)
     words = ("key", "reset", "header:X-API-Key", "--value", "k123", "--store", url)

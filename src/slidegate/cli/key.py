@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import click
 
 from ..admin import views
 from ..admin.activity import SECTION, WINDOW_S, ClusterActivity, parts_of_others
+from ..core.decision import wire_names
 from ..core.errors import ConfigurationError
+from ..core.limits import AnyLimit, parse_limits
 from ..limiter import Limiter
 from ..limiter.inspect import KeyView
 from ..limiter.keys import AnyKey
+from ..limiter.overrides import NamedLimit, Override
 from ..stats.statistics import onlooker
 from .output import note, show, table, time_of, with_format
 from .store import ask, end_of, middleware_of, said_of, view_of, with_key, with_store
@@ -97,15 +100,24 @@ def _named(named: Sequence[str]) -> dict[str, str]:
 
 
 async def _windows(limiter: Limiter, target: AnyKey, rules: str | None, limits: dict[str, str]) -> list[KeyView]:
+    """Return the windows of a key under the given rules, with the amounts that operators have changed."""
     windows = []
+    overrides = {override.name: override for override in await limiter.overrides()}
     if rules is not None:
         middleware = middleware_of(rules)
         limiter.engine.callers.add(middleware)  # a weak reference, so `del` removes it again
+        limiter.engine.overrides.apply(middleware)
         windows.append(await limiter.inspect(target))
         del middleware
     if limits:
-        windows.append(await limiter.inspect(target, rules=limits))
+        in_force = {rule: _in_force(rule, parse_limits(text), overrides) for rule, text in limits.items()}
+        windows.append(await limiter.inspect(target, rules=in_force))
     return windows
+
+
+def _in_force(rule: str, limits: Sequence[AnyLimit], overrides: Mapping[str, Override]) -> list[AnyLimit]:
+    named = zip(wire_names(rule, limits), limits, strict=True)
+    return [limit.with_amount(NamedLimit(name, limit).amount_under(overrides)) for name, limit in named]
 
 
 async def _activity(limiter: Limiter, key: str) -> dict[str, Any]:
