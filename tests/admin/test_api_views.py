@@ -131,6 +131,32 @@ async def test_busy_clients_come_in_the_order_that_is_asked_for_with_the_limit_t
     assert names((await operator.get("clients"))["clients"], "banned")[0]
 
 
+@pytest.mark.parametrize(
+    ("client", "target"),
+    [
+        ("198.51.100.1", "198.51.100.1"),
+        ("198.51.100.1", "198.51.100.0/24"),
+        ("2001:db8:1:2::3", "2001:db8:1:2::3"),
+        ("2001:db8:1:2::3", "2001:db8::/32"),
+    ],
+)
+@pytest.mark.parametrize("times", [0, 3])
+async def test_a_client_is_shown_as_banned_whatever_ban_refuses_it(
+    admin: AdminClient, operator: Operator, client: str, target: str, times: int
+) -> None:
+    """Also one that no rule has counted, because it was banned from the start."""
+    await operator.get("clients")
+    await admin.visit(times=times, client=client)
+    assert names((await operator.get("clients"))["clients"], "banned") == [False][:times]
+    await admin.limiter.ban(target, "1h")
+    assert await admin.visit(times=2, client=client) == [403, 403]
+    (shown,) = (await operator.get("clients"))["clients"]
+    assert (shown["banned"], shown["refused"]) == (True, 2)
+    assert (await operator.get("client", key=shown["key"]))["ban"] is not None
+    await admin.limiter.unban(target)
+    assert names((await operator.get("clients"))["clients"], "banned") == [False]
+
+
 async def test_clients_leave_when_their_window_has_passed(admin: AdminClient, operator: Operator) -> None:
     await operator.get("clients")
     await admin.visit()

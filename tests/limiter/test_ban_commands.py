@@ -29,6 +29,8 @@ from ..virtual_time import VirtualTime
 SECOND_US = 1_000_000
 HOUR_US = 3_600 * SECOND_US
 POLICY = BanPolicy("3/10m", "1h")
+NETWORKS = {4: [22, 23, 24, 25, 26], 6: [44, 46, 48, 50]}
+"""Prefix lengths, few of them, so that networks meet."""
 
 
 @pytest.fixture(params=[MemoryStore, SlowStore])
@@ -110,6 +112,30 @@ async def test_what_applications_call_a_client_is_banned_as_it_is_counted(limite
         assert await limiter.unban(name)
         assert (await limiter.hit(name, "5/minute")).allowed
         assert await limiter.strike(name, BanPolicy("1/10m", "1h"))
+
+
+async def test_a_network_is_refused_by_the_bans_of_wider_ones(limiter: Limiter, rng: random.Random) -> None:
+    """As the key of an IPv6 client, for example, which is its /64."""
+    whole = [ipaddress.ip_network("2001:db8::/44"), ipaddress.ip_network("198.51.100.0/22", strict=False)]
+    for _ in range(200):
+        around = rng.choice(whole)
+        own = [
+            rng.choice([*around.subnets(new_prefix=prefix)]) for prefix in rng.choices(NETWORKS[around.version], k=3)
+        ]
+        key, *banned = own
+        for network in banned:
+            await limiter.ban(str(network), "1h")
+        refused = any(key.subnet_of(network) for network in banned)
+        assert (await limiter.banned(str(key)) is not None) is refused, (key, banned)
+        for network in banned:
+            await limiter.unban(str(network))
+    await limiter.ban("198.51.100.0/25", "2h")
+    await limiter.ban("198.51.100.0/24", "1h")
+    found = await limiter.banned("198.51.100.0/24")
+    assert found is not None
+    assert found.key == "198.51.100.0/24"
+    await limiter.unban("198.51.100.0/24")
+    assert await limiter.banned("198.51.100.0/24") is None
 
 
 def test_commands_of_threads_refuse_what_was_meant_as_an_address() -> None:

@@ -309,20 +309,17 @@ class AdminService:
         key = client.key
         buckets = [named.get(name) or self._activity.bucket(name) for name in client.rules]
         checks = tuple((bucket, key, 1) for bucket in buckets if bucket is not None and bucket.limits)
-        nearest, banned = None, False
         engine = self._limiter.engine
         operator = operator_of(key, engine.networks)
-        if checks:
-            decided = await engine.peek(checks, () if operator is None else (operator,))
-            banned = decided.ban is not None
-            nearest = views.Nearest.of(decided)
+        subjects = (key, *engine.keys.learn(key)[1], *(() if operator is None else (operator,)))
+        decided = await engine.peek(checks, subjects)
         return views.BusyClient(
             key=key,
             network=described(key, engine.networks),
             requests=client.requests,
             refused=client.refused,
-            nearest=nearest,
-            banned=banned,
+            nearest=views.Nearest.of(decided),
+            banned=decided.ban is not None or (_is_network(key) and await self._limiter.banned(key) is not None),
         )
 
     def _is_own(self, target: str, by: Sender) -> bool:
@@ -337,6 +334,14 @@ class AdminService:
         except ConfigurationError:
             return False
         return version == by.address[0] and first <= by.address[1] <= last
+
+
+def _is_network(key: str) -> bool:
+    """Return whether a client is counted by its network, as those of IPv6 are."""
+    try:
+        return "/" in key and bool(parse_network(key))
+    except ConfigurationError:
+        return False
 
 
 def release() -> str:

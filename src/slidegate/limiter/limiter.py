@@ -9,6 +9,7 @@ from functools import partial
 from inspect import isawaitable
 from typing import Any, Final, Self
 
+from ..core.addresses import parse_network
 from ..core.arguments import check_flag, check_list, names_checked
 from ..core.bans.ban import Ban, BanSubject, ban_key, clean_reason
 from ..core.bans.policy import BanPolicy, NetworkSet, hand_ban_key, may_ban
@@ -398,6 +399,8 @@ class Limiter:
     async def banned(self, key: AnyKey) -> Ban | None:
         """Return the ban that refuses a key or address now, its own or a network's; None if there is none.
 
+        A network, such as the /64 by which an IPv6 client is counted, is refused by a ban of a wider one.
+
         Raises:
             ConfigurationError: The key is invalid; see `ban`.
             StoreError: The store does not answer.
@@ -406,8 +409,11 @@ class Limiter:
         _, guards = self.engine.keys.learn(key)
         operator = operator_of(known, self.engine.networks)
         subjects = (known, *guards) if operator is None else (known, *guards, operator)
-        found = [await self.engine.command(partial(book.find, subjects)) for book in self._books()]
-        return next((ban for ban in found if ban is not None), None)
+        for book in self._books():
+            ban = await self.engine.command(partial(book.find, subjects)) or await self._ban_around(book, known)
+            if ban is not None:
+                return ban
+        return None
 
     async def bans(self) -> AsyncIterator[Ban]:
         """Yield the bans in force."""
@@ -589,11 +595,32 @@ class Limiter:
         """Return the bans made locally during an outage, if any, and then those of the store."""
         return [store.bans for store in self._stores()]
 
+    async def _ban_around(self, book: BanStore, key: str) -> Ban | None:
+        """Return a ban that refuses all addresses of a network; None if there is none, or the key is no network."""
+        network = _network(key)
+        if network is None:
+            return None
+        version, first, last = network
+        for end in (first, last):  # at one end, the longest ban may be of a smaller network
+            ban = await self.engine.command(partial(book.find, ((version, end),)))
+            around = None if ban is None else _network(ban.key)
+            if around is not None and around[1] <= first and last <= around[2]:
+                return ban
+        return None
+
     def _ban_key(self, key: AnyKey) -> str:
         if isinstance(key, KeyOf):
             return hand_ban_key(self.engine.keys.learn(key)[0])
         ban_key(key)
         return self.engine.keys.learn(key)[0]
+
+
+def _network(key: str) -> tuple[int, int, int] | None:
+    """Return (version, first address, last address) of a key that is a network with a prefix length; else None."""
+    try:
+        return parse_network(key) if "/" in key else None
+    except ConfigurationError:
+        return None
 
 
 def _checked(checks: object, what: str = "cost") -> tuple[Check, ...]:
