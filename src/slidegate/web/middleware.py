@@ -21,6 +21,7 @@ from ..core.bans.ban import BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Decision, LimitSet, Reason
 from ..core.errors import ConfigurationError
+from ..core.logs import logger
 from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.observers import AnyObserver
@@ -423,11 +424,19 @@ class RateLimitMiddleware(FailsAtStartup):
     def _check_routes(self, app: ASGIApp) -> None:
         """Check the limits at endpoints, and report probable mistakes that the routes reveal."""
         check_decorator_order(app)
+        self.check_below()
+        self.limiter.engine.overrides.apply(self)
+        self._checks.say(about_routes(self, app))
+
+    def check_below(self) -> None:
+        """Check that the rules and the limits at endpoints with the same name have the same limits.
+
+        Raises:
+            ConfigurationError: Two of them differ.
+        """
         below = list(limits_below(self.app, self.limiter))
         check_names([*self._named_rules(), *below])
         self._below = [rule for rule, _ in below if rule.name is not None]
-        self.limiter.engine.overrides.apply(self)
-        self._checks.say(about_routes(self, app))
 
     def _named_rules(self) -> list[tuple[Rule, str]]:
         """Return the rules of this middleware, and those of inner middlewares with the same limiter."""
@@ -466,10 +475,20 @@ class _Read(RateLimitMiddleware):
     def __init__(self, app: ASGIApp, shared: ReloadingMiddleware, options: Mapping[str, Any]) -> None:
         self._shared = shared
         self.file = shared.file
+        self._replaces = shared.has_started
         super().__init__(app, **options)
 
     def _unique_id(self, identity: str) -> str:
         return self._shared.unique_id(identity, self.limiter)
+
+    def _check_routes(self, app: ASGIApp) -> None:
+        """Check the routes. A file that is read again stops no application that is serving already."""
+        try:
+            super()._check_routes(app)
+        except ConfigurationError as error:
+            if not self._replaces:
+                raise
+            logger.error("%s: %s", self.file, error)
 
     def _register(self) -> None:
         """Do nothing: the `ReloadingMiddleware` registers the middleware that it activates."""

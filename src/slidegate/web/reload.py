@@ -140,6 +140,11 @@ class ReloadingMiddleware(FailsAtStartup):
         self.limiter.engine.overrides.apply(self.app)
 
     @property
+    def has_started(self) -> bool:
+        """Whether a first middleware is active."""
+        return "app" in vars(self)
+
+    @property
     def limiter(self) -> Limiter:
         """The limiter that counts."""
         return self.app.limiter
@@ -200,7 +205,9 @@ class ReloadingMiddleware(FailsAtStartup):
         made: RateLimitMiddleware | None = None
         message = ""
         try:
-            made = self._made_of(loader)
+            new = self._made_of(loader)
+            new.check_below()
+            made = new
         except ConfigurationError as error:
             message = f"the active rules are kept: {error}"
         except Exception as error:
