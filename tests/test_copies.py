@@ -13,7 +13,7 @@ import slidegate
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, MessageLimits, Networks, Quota, Rule
 from slidegate.core import CounterWindow, Decision, InvalidKey, Limit, LimitSet, MetricWindow, Reason
 from slidegate.core.decision import BanRefusal, Check, RuleRefusal, StruckRefusal
-from slidegate.limiter.decisions import NotAsked, StoreDown
+from slidegate.limiter.decisions import LocalRefusal, NotAsked, StoreDown
 from slidegate.stats.report import Stats, Traffic
 
 LIMIT = Limit(5, "1m")
@@ -35,6 +35,7 @@ SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
     (RuleRefusal("nobody", 404), (*OF_DECISION, "status")),
     (StoreDown(False, (CHECK,), 9), OF_DECISION),
     (NotAsked(CHECK, (CHECK, CHECK)), (*OF_DECISION, "check")),
+    (LocalRefusal(NotAsked(CHECK, (CHECK,)), (CHECK, CHECK)), (*OF_DECISION, "question")),
     (SUMMARY, ("start_us", "span_us", "events", "rt")),
     (Traffic(SUMMARY), ("seen",)),
     (Stats({"api": Traffic(SUMMARY)}, {}, Traffic(SUMMARY)), ("rules", "routes", "total")),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, RateLimitMiddleware, Rule, everyone
@@ -12,7 +14,7 @@ from slidegate.core import LimitSet, parse_limits
 from slidegate.core.errors import StoreUnavailable
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..asgi import call, hello
+from ..asgi import Slow, call, hello
 from ..remote_stores import SickStore
 
 WORDS = ("local", "allow", "deny")
@@ -110,6 +112,33 @@ async def test_who_waits_under_a_rule_that_is_counted_here_waits_for_no_other() 
     answers = [await call(app) for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 200, 429]
     assert "rule3" not in answers[2].headers["ratelimit"]
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_who_begins_to_wait_in_an_outage_is_counted_by_all_rules_after_it(first: bool) -> None:
+    """Also by those that let requests pass uncounted in the outage."""
+    clock, slow = FakeClock(1_000_000_000), Slow()
+    store = SickStore(clock)
+    store.error = StoreUnavailable("gone")
+    permits = Rule("*", concurrency=1, wait="20s", name="permits", on_error="local")
+    units = Rule("*", "2/hour", name="units", on_error="allow")
+    limiter = Limiter(store, deadline="60s")
+    limiter.engine.failover._clock = clock  # type: ignore[union-attr]
+    app = RateLimitMiddleware(slow, rules=[permits, units] if first else [units, permits], limiter=limiter)
+    answers: list[int] = []
+
+    async def visit() -> None:
+        answers.append((await call(app)).status)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(6):
+            tasks.start_soon(visit)
+        while limiter.engine.queues.waiting < 5:
+            await anyio.lowlevel.checkpoint()
+        store.error = None
+        clock.advance("2s")
+        slow.goes_on.set()
+    assert sorted(answers) == [200] * 3 + [429] * 3, "one was let in while the store was away, and two after that"
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,24 @@ class StoreDown(Decision):
         return 0 if self.allowed else self._wait_us
 
 
+class LocalRefusal(Decision):
+    """A refusal of the local store of an outage, which was asked for some checks alone: others pass uncounted.
+
+    Args:
+        refused: The refusal.
+        question: All checks of the request: if it waits, the store that answers by then is asked for them.
+    """
+
+    __slots__ = ("question",)
+
+    def __init__(self, refused: Decision, question: Sequence[Check]) -> None:
+        super().__init__(False, refused.reason, refused.now_us, refused.checks, refused.readings)
+        self.question = question
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.__class__, (Decision(False, self.reason, self.now_us, self.checks, self.readings), self.question)
+
+
 class NotAsked(Decision):
     """The provisional refusal of a request that has to queue, before the store was queried.
 

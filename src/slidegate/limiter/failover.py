@@ -43,7 +43,7 @@ from ..core.store import Clock, Event, Store
 from ..stores.forks import hold_over_fork
 from ..stores.memory.store import MemoryStore
 from .aio import Deadline, to_the_end, within
-from .decisions import StoreDown
+from .decisions import LocalRefusal, StoreDown
 
 OnError: TypeAlias = Literal["local", "allow", "deny"]
 FailurePolicy: TypeAlias = tuple[str, OnError]
@@ -326,17 +326,18 @@ class Failover:
                     return found
             open_us = max([breaker.open_until_us - now_us for breaker in self._breakers(checks)], default=0)
             return StoreDown("deny" not in choices or what == "charge", checks, max(open_us, MIN_RETRY_US))
-        checks = [check for check, choice in zip(checks, choices, strict=False) if choice == "local"]
+        counted = [check for check, choice in zip(checks, choices, strict=False) if choice == "local"]
         if what == "peek":
-            return self._local.keep().peek(checks, subjects)
-        spans_us = [limit.span_us + limit.slice_us for bucket, _, _ in checks for limit in bucket.limits]
+            return self._local.keep().peek(counted, subjects)
+        spans_us = [limit.span_us + limit.slice_us for bucket, _, _ in counted for limit in bucket.limits]
         local, decision = self._local.ask(
-            lambda store: store.charge(checks) if what == "charge" else store.hit(checks, subjects),
+            lambda store: store.charge(counted) if what == "charge" else store.hit(counted, subjects),
             max(spans_us, default=0),
         )
         for reservation in decision.reservations:
             reservation.store = local
-        return decision
+        is_partial = decision.readings and not decision.allowed and len(counted) < len(checks)
+        return LocalRefusal(decision, checks) if is_partial else decision
 
     def _strictly(
         self, shared: Decision, checks: Sequence[Check], subjects: Sequence[BanSubject]

@@ -38,7 +38,7 @@ from ..core.quotas import Quota
 from ..core.ring import NEVER, OPEN
 from ..stores.forks import begin_anew_in_child, hold_over_fork
 from .aio import on_asyncio, to_the_end
-from .decisions import NotAsked
+from .decisions import LocalRefusal, NotAsked
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -305,7 +305,7 @@ class _Request:
     ) -> None:
         self._queues = queues
         self._engine = engine
-        self._ask_for(refused.checks)
+        self._ask_for(refused.question if isinstance(refused, LocalRefusal) else refused.checks)
         self._subjects = subjects
         self._waiter = Waiter()
         self._began_s = anyio.current_time()
