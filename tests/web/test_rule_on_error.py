@@ -141,6 +141,31 @@ async def test_who_begins_to_wait_in_an_outage_is_counted_by_all_rules_after_it(
     assert sorted(answers) == [200] * 3 + [429] * 3, "one was let in while the store was away, and two after that"
 
 
+@pytest.mark.parametrize("shadow", [False, True])
+@pytest.mark.parametrize("own", ["local", "deny"])
+async def test_who_exceeds_a_limit_is_told_of_once_for_each_window_whichever_store_decides(
+    own: Any, shadow: bool
+) -> None:
+    told: list[str] = []
+    clock = FakeClock(1_800_000_000_000_000)
+    store = SickStore(clock)
+    limiter = Limiter(store, deadline="60s")
+    limiter.engine.now_us = limiter.engine.failover._clock = clock  # type: ignore[union-attr]
+    limiter.engine.failover._local._clock = lambda: clock() % 86_400_000_000  # type: ignore[union-attr]
+    rule = Rule("*", "2/minute", on_error=own, shadow=shadow, on_exceeded=lambda key, decision: told.append(key))
+    app = RateLimitMiddleware(hello, rules=[rule], limiter=limiter)
+    expected = 0
+    for error in (None, StoreUnavailable("gone"), None, StoreUnavailable("gone")):
+        store.error = error
+        clock.advance("1h")
+        for pause, is_news in (("1s", True), ("30s", False), ("2m", False), ("1s", True)):
+            for _ in range(5):
+                await call(app)
+            expected += is_news and (error is None or own == "local" or shadow)
+            assert len(told) == expected, (error, pause)
+            clock.advance(pause)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

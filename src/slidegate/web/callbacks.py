@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from inspect import isawaitable
+from math import inf
 from operator import index
 from typing import Any, Final, NoReturn, SupportsIndex, TypeAlias, TypeVar
 
@@ -235,10 +236,13 @@ class ShadowRules:
         if function is None:
             return
         known = bound.bucket.rule, key
-        last_us = self._exceeded.get(known)
-        remember(self._exceeded, known, decision.now_us)
-        span_us = max((state.limit.span_us for state in decision.violated), default=0)
-        if last_us is None or decision.now_us - last_us > span_us:
+        # Not the time of the decision: in an outage, another store decides, by another clock.
+        last_us, now_us = self._exceeded.get(known), self.limiter.engine.now_us()
+        remember(self._exceeded, known, now_us)
+        # A refusal without a limit, because the store does not answer for example, has the windows of the rule.
+        limits = [state.limit for state in decision.violated] or bound.bucket.limits
+        span_us = max([limit.span_us for limit in limits], default=inf)
+        if last_us is None or now_us - last_us > span_us:
             await self.calls.ask("on_exceeded", bound.rule.label, function, (key, decision), lambda _: None, None)
 
 
