@@ -26,7 +26,7 @@ from ..core.logs import logger
 from ..limiter import Limiter
 from ..limiter.observers import Outcome
 from ..web.checks import Finding, many_workers
-from .definitions import BOUNDS_S, METRICS, READ, Labels, LimiterMetrics, Metric
+from .definitions import BOUNDS_S, METRICS, STORE, Labels, LimiterMetrics, Metric
 
 DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 READ_EVERY_S: Final = 5.0
@@ -94,7 +94,7 @@ class PrometheusMetrics(LimiterMetrics):
         labels = ("process",) if self._process else ()
         try:
             for metric in METRICS:
-                self._made[metric] = _make(metric, (*metric.attributes, *labels), self.registry)
+                self._made[metric] = _make(metric, (*metric.attributes, STORE, *labels), self.registry)
         except ValueError as error:
             self._unregister()
             raise ConfigurationError(
@@ -111,7 +111,8 @@ class PrometheusMetrics(LimiterMetrics):
         """Return the labelled child of a metric; cached, because `labels` is slower than counting."""
         known = self._labelled.get((metric, labels))
         if known is None:
-            known = self._labelled[metric, labels] = self._made[metric].labels(*labels, *self._process)
+            labelled = self._made[metric].labels(*labels, self._store, *self._process)
+            known = self._labelled[metric, labels] = labelled
         return known
 
     def _add(self, metric: Metric, labels: Labels, amount: int) -> None:
@@ -123,15 +124,20 @@ class PrometheusMetrics(LimiterMetrics):
     def _read_all(self) -> None:
         """Set the gauges, and raise the counters to the values read."""
         self._read_again_s = monotonic() + READ_EVERY_S
-        for metric in READ:
-            for labels, value in self._read(metric).items():
+        for metric in METRICS:
+            values = {} if metric.read is None else self._read(metric.read)
+            for labels, value in values.items():
                 if metric.kind == "gauge":
                     self._of(metric, labels).set(value)
-                    continue
-                with self._reading:
-                    before = self._counted.get((metric, labels), 0)
-                    self._counted[metric, labels] = max(value, before)
-                self._add(metric, labels, max(value - before, 0))
+                else:
+                    self._raise(metric, labels, value)
+
+    def _raise(self, metric: Metric, labels: Labels, value: int) -> None:
+        """Raise a counter to a value; several threads may have read it."""
+        with self._reading:
+            before = self._counted.get((metric, labels), 0)
+            self._counted[metric, labels] = max(value, before)
+        self._add(metric, labels, max(value - before, 0))
 
     def _answer(self, request: Request) -> Response:
         """Answer a scrape. A sync endpoint, so it runs in a thread: thousands of series would block the event loop."""
