@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
@@ -26,7 +26,8 @@ from slidegate import (
     Rule,
     header,
 )
-from slidegate.limiter.observers import KINDS
+from slidegate.core import Reason
+from slidegate.limiter.observers import KINDS, Outcome
 from slidegate.metrics.definitions import BOUNDS_S
 from slidegate.prometheus import PrometheusMetrics
 from slidegate.stats.recorder import MAX_SERIES
@@ -34,8 +35,9 @@ from slidegate.testing import FakeClock
 
 from ..asgi import call, page
 from ..limiter.test_failover import Ward
-from .reading import asked, documented, parsed, scraped
+from .reading import Exposition, asked, documented, parsed, scraped
 
+PASS = Outcome(True, Reason.OK, ("api",), (), "GET /items/{id}", 200, "success", 0, 0, None, ())
 BOUNDS_US = [round(bound_s * 1_000_000) for bound_s in BOUNDS_S]
 
 
@@ -175,6 +177,10 @@ async def test_every_kind_of_event_is_counted_from_the_start_but_those_of_each_r
     assert told.value("slidegate_shared_hits_total") == 1
 
 
+def test_metrics_create_no_event_for_each_refused_request() -> None:
+    assert not Site().limiter.engine.observers.wants_refusals()
+
+
 async def test_a_store_that_fails_is_down_until_it_answers() -> None:
     ward = Ward("deny", inline=True)
     metrics = metrics_of(ward.limiter)
@@ -304,3 +310,31 @@ async def test_what_is_read_is_read_every_five_seconds_while_requests_come(monke
     now_s[0] += 5
     await call(site.app, "/other")
     assert keys() == 1
+
+
+def test_a_worker_that_is_forked_names_itself_and_starts_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEB_CONCURRENCY", "2")
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    limiter = Limiter()
+    metrics = metrics_of(limiter)
+
+    def request() -> None:
+        limiter.engine.observers.request(PASS)
+
+    def told() -> Exposition:
+        return parsed(generate_latest(metrics.registry).decode())
+
+    request()
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            request()
+            processes = {dict(labels)["process"] for _, labels in told().series()}
+            os.write(write, f"{processes == {str(os.getpid())}} {told().value('slidegate_requests_total')}".encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 100) == b"True 1.0"
+    request()
+    assert told().value("slidegate_requests_total", process=str(os.getpid())) == 2

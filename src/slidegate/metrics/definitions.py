@@ -211,9 +211,13 @@ class LimiterMetrics(Observer):
 
     def _begin(self) -> None:
         """Start counting."""
-        for kind in COUNTED_KINDS:  # start at 0, so that the first event of a kind shows as an increase
-            self._add(EVENTS, (kind,), 0)
+        self._count_from_zero()
         self._subscription = self._limiter.observe(self, kinds=COUNTED_KINDS)
+
+    def _count_from_zero(self) -> None:
+        """Export all kinds of events, so that the first event of a kind shows as an increase."""
+        for kind in COUNTED_KINDS:
+            self._add(EVENTS, (kind,), 0)
 
     def close(self) -> None:
         """Stop counting."""

@@ -25,6 +25,7 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.logs import logger
 from ..limiter import Limiter
 from ..limiter.observers import Outcome
+from ..stores.forks import begin_anew_in_child
 from ..web.checks import Finding, many_workers
 from .definitions import BOUNDS_S, METRICS, STORE, Labels, LimiterMetrics, Metric
 
@@ -64,9 +65,10 @@ class PrometheusMetrics(LimiterMetrics):
                 f"limiter: with {DIRECTORY} a process can export the metrics of only one limiter, because its files "
                 "do not distinguish limiters; it already exports those of another one"
             )
-        self._process = (str(os.getpid()),) if self.findings else ()
+        self._process = _own_process() if self.findings else ()
         self._made: dict[Metric, Counter | Histogram | Gauge] = {}
-        self._labelled: dict[tuple[Metric, Labels], Any] = {}
+        self.begin_anew()
+        begin_anew_in_child(self.begin_anew)
         self._make_all()
         self._counted: dict[tuple[Metric, Labels], int] = {}
         self._reading = Lock()
@@ -77,6 +79,10 @@ class PrometheusMetrics(LimiterMetrics):
             _in_this_process.add(self)
         for finding in self.findings:
             logger.warning("%s", finding)
+
+    def begin_anew(self) -> None:
+        """Forget the labelled children, which in a child of `fork` are those of the parent."""
+        self._labelled: dict[tuple[Metric, Labels], Any] = {}
 
     def close(self) -> None:
         """Stop counting and unregister the metrics."""
@@ -111,9 +117,18 @@ class PrometheusMetrics(LimiterMetrics):
         """Return the labelled child of a metric; cached, because `labels` is slower than counting."""
         known = self._labelled.get((metric, labels))
         if known is None:
+            if self._process and self._process != _own_process():
+                self._leave_parent()
             labelled = self._made[metric].labels(*labels, self._store, *self._process)
             known = self._labelled[metric, labels] = labelled
         return known
+
+    def _leave_parent(self) -> None:
+        """Replace the series of the process that has forked this one, as a server does that preloads, by own ones."""
+        for made in self._made.values():
+            made.clear()
+        self._process = _own_process()
+        self._count_from_zero()
 
     def _add(self, metric: Metric, labels: Labels, amount: int) -> None:
         self._of(metric, labels).inc(amount)
@@ -161,6 +176,11 @@ class PrometheusMetrics(LimiterMetrics):
 
 
 _in_this_process: Final[WeakSet[PrometheusMetrics]] = WeakSet()
+
+
+def _own_process() -> Labels:
+    """Return the value of the label ``process``."""
+    return (str(os.getpid()),)
 
 
 def _finding(workers: str) -> Finding:
