@@ -114,6 +114,12 @@ def test_top_shows_what_workers_have_published_and_is_no_worker(url: str, capsys
     assert re.search(r"^api +\S+ +5 +7 ", text, re.MULTILINE)
 
 
+def test_top_counts_nothing_before_a_worker_has_published(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(url, touch)
+    assert run("top", "--once", "--store", url) == 0
+    assert re.fullmatch("no worker publishes statistics: .* after five seconds\n", capsys.readouterr().out)
+
+
 def test_top_is_written_anew_on_a_terminal_until_ctrl_c(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/store"
     fill(url, touch)

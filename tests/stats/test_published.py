@@ -17,9 +17,10 @@ from slidegate.core import Reason
 from slidegate.core.store import StatsRow
 from slidegate.limiter.observers import Outcome
 from slidegate.stats import Statistics, Traffic
-from slidegate.stats.published import ALIVE_US, VERSION, WORKERS, unpacked
+from slidegate.stats.publisher import ALIVE_US, MAX_SECTION_BYTES
 from slidegate.stats.recorder import MAX_SERIES
 from slidegate.stats.report import Span
+from slidegate.stats.rows import VERSION, WORKERS, unpacked
 
 from .shared_store import Board, Staff
 
@@ -168,20 +169,33 @@ async def test_what_was_published_is_not_written_again(board: Board, ann: Staff)
     assert [rollup for rollup, _, _ in board.rows] == [WORKERS]
 
 
-async def test_sections_are_those_of_live_workers_as_they_were_published(board: Board, ann: Staff, bob: Staff) -> None:
+async def test_sections_are_those_of_other_live_workers_as_they_were_published(
+    board: Board, ann: Staff, bob: Staff
+) -> None:
     events = [{"at": 1.5, "kind": "<script>"}]
-    ann.publisher.add_section("events", lambda: events)
-    bob.publisher.add_section("events", lambda: "bob")
+    ann.publish_section("events", events)
+    bob.publish_section("events", "bob")
     for staff in (ann, bob):
         await staff.publisher.publish()
-    found = {one.worker.here: one.value for one in await bob.sections("events")}
-    assert found == {True: "bob", False: events}
+    ((worker, value),) = await bob.sections("events")
+    assert (worker.here, value) == (False, events)
+    assert [value for _, value in await ann.sections("events")] == ["bob"]
     assert await bob.sections("nobody") == []
     for _ in range(2):
         await ann.publisher.end()
-        assert [one.value for one in await bob.sections("events")] == ["bob"]
+        assert await bob.sections("events") == []
+    assert [value for _, value in await ann.sections("events")] == ["bob"]
     board.clock.advance(us=ALIVE_US)
-    assert await bob.sections("events") == []
+    assert await ann.sections("events") == []
+
+
+async def test_a_section_that_cannot_be_published_is_left_out(board: Board, ann: Staff, bob: Staff) -> None:
+    for value in (object(), "x" * MAX_SECTION_BYTES, ZeroDivisionError):
+        ann.publish_section("events", value)
+        note(ann, PASS)
+        await ann.publisher.publish()
+        assert await bob.sections("events") == []
+    assert (await bob.statistics.stats_all("1m")).total.passed == 3
 
 
 async def test_a_store_that_is_away_loses_nothing_but_time(board: Board, ann: Staff, bob: Staff) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from ..admin import views
-from ..admin.activity import SECTION, WINDOW_S, ClusterActivity, parts_of_others
+from ..admin.activity import SECTION, WINDOW_S, ClusterActivity, published_in
 from ..core.errors import ConfigurationError
 from ..limiter import Limiter
 from ..limiter.inspect import KeyView
@@ -111,11 +111,11 @@ async def _windows(limiter: Limiter, target: AnyKey, rules: str | None, limits: 
 async def _activity(limiter: Limiter, key: str) -> dict[str, Any]:
     """Return the requests and refusals of a key, as published by the workers that record clients."""
     sections = await onlooker(limiter).sections(SECTION)
-    seen = [one for one in ClusterActivity(parts_of_others(sections)).clients if one.key == key]
+    seen = [one for one in ClusterActivity(published_in(sections)).clients if one.key == key]
     return {
         "requests": sum(one.requests for one in seen),
         "refused": sum(one.refused for one in seen),
-        "workers": [views.Worker.model_validate(section.worker).model_dump() for section in sections],
+        "workers": [views.Worker.model_validate(worker).model_dump() for worker, _ in sections],
     }
 
 

@@ -8,7 +8,8 @@ from typing import Final
 
 from ..core.errors import ConfigurationError, quoted
 from ..limiter import Limiter
-from .published import AllWorkers, Publisher
+from .all_workers import AllWorkers
+from .publisher import Publisher
 from .recorder import Recorder
 from .report import Chart, RecentStats, Stats
 

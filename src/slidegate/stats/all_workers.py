@@ -1,0 +1,99 @@
+"""Reads and sums the statistics of all workers that publish to one store."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from ..core.store import Clock, SharedStats
+from ..core.windows.slices import Slice
+from ..limiter.aio import let_others_run, within
+from .publisher import Publisher
+from .recorder import Recorder
+from .report import Parts, RecentStats, Span, Worker
+from .rows import ROLLUPS, WORKERS, read_section, read_worker, unpacked
+from .series import SeriesName
+
+
+class AllWorkers:
+    """Reads and sums the stats of all workers.
+
+    Args:
+        store: The store that the workers publish to; None for one that only this process uses.
+        recorder: The statistics of this process.
+        now_us: Returns the time of the recorder in microseconds.
+        publisher: The publisher of this process.
+        here: Whether this process is a worker itself; if not, it only reads.
+    """
+
+    def __init__(
+        self, store: SharedStats | None, recorder: Recorder, now_us: Clock, publisher: Publisher, *, here: bool = True
+    ) -> None:
+        self._store = store
+        self._recorder = recorder
+        self._now_us = now_us
+        self._publisher = publisher
+        self._is_worker = here
+
+    async def workers(self) -> tuple[Worker, ...]:
+        """Return the live workers that record statistics, this one first."""
+        others = sorted((await self._others()).values(), key=lambda worker: worker.name)
+        return (*((self._publisher.here(),) if self._is_worker else ()), *others)
+
+    async def sections(self, name: str) -> list[tuple[Worker, Any]]:
+        """Return the section of each other live worker, decoded from JSON as last published."""
+        if self._store is None:
+            return []
+        self._publisher.start()
+        workers = await self._others()
+        rows = await within(self._store.read(f"s-{name}", 0, 0))
+        read = [(workers[worker], read_section(value)) for _, worker, value in rows if worker in workers]
+        return [(worker, value) for worker, value in read if value is not None]
+
+    async def recent(self, window: str | float | timedelta) -> RecentStats:
+        """Return the slices of all workers by their numbers in the store."""
+        span, now_us = Span.of(window), self._now_us()
+        if self._store is None:
+            first = span.first(now_us)
+            return RecentStats(span, first, first * span.step_us, await self._own(span, first))
+        self._publisher.start()
+        store_us = await within(self._store.time())
+        first = span.first(store_us)
+        last = first + span.steps - 1
+        parts: Parts = {}
+
+        def add(name: SeriesName, number: int, some: Slice) -> None:
+            # Rounding the clock offset can move a slice to the row after the current one.
+            parts.setdefault(name, {}).setdefault(min(number, last), Slice()).add(some)
+
+        shift = self._publisher.shift(span.step_us, store_us)
+        for name, slices in (await self._own(Span(span.step_us, span.steps + 1), first - shift)).items():
+            for number, some in slices.items():
+                add(name, number + shift, some)
+        rows = await within(self._store.read(ROLLUPS[span.step_us], max(first, 0), last + 1))
+        for number, worker, value in rows:
+            for name, some in unpacked(value) if worker != self._publisher.worker else ():
+                add(name, number, some)
+                await let_others_run()
+        return RecentStats(span, first, first * span.step_us + now_us - store_us, parts)
+
+    async def _own(self, span: Span, first: int) -> Parts:
+        """Return the slices of this worker; yields to other tasks between two series."""
+        parts: Parts = {}
+        for series in self._recorder.listed():
+            if slices := series.read(span.step_us, first, span.steps):
+                parts[series.name] = slices
+            await let_others_run()
+        return parts
+
+    async def _others(self) -> dict[bytes, Worker]:
+        """Return the other live workers."""
+        if self._store is None:
+            return {}
+        store_us = await within(self._store.time())
+        others = {}
+        for _, worker, value in await within(self._store.read(WORKERS, 0, 0)):
+            other = None if worker == self._publisher.worker else read_worker(worker, value, store_us)
+            if other is not None:
+                others[worker] = other
+        return others
