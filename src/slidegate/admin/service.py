@@ -216,7 +216,7 @@ class AdminService:
     async def restore_limit(self, params: parameters.LimitQuery, by: Sender) -> views.Restored:
         """Restore a limit to the amount configured in code."""
         if not await self._limiter.restore(params.name):
-            raise AdminError(404, "missing", f"the limit {params.name!r} is not changed")
+            raise AdminError(404, "missing", f"{parameters.in_json(params.name)} is not the name of a changed limit")
         return views.Restored(name=params.name)
 
     # -- what there is -------------------------------------------------------------------------------------------------
