@@ -18,7 +18,7 @@ from starlette.routing import Mount, Route
 
 from slidegate import BanPolicy, Limiter, MemoryStore, Networks, Quota, RateLimit, RateLimitMiddleware, Rule, everyone
 from slidegate.admin import AdminRoutes
-from slidegate.admin.activity import KEPT_EVENTS, KEPT_REFUSALS, MAX_REFUSALS_PER_SECOND
+from slidegate.admin.activity import KEPT_EVENTS, KEPT_REFUSALS, MAX_REFUSALS_PER_SECOND, ActivityRecorder
 from slidegate.core.store import Event
 from slidegate.stats.statistics import recording_of
 from slidegate.stores.lmdb.store import LmdbStore
@@ -311,3 +311,27 @@ async def test_others_run_between_the_parts_that_a_worker_publishes() -> None:
     done = True
     await counting
     assert turns >= len(json.loads(board.rows["s-activity", 0, staff.publisher.worker][0]))
+
+
+def test_a_child_of_fork_shows_nothing_of_its_parent() -> None:
+    admin = AdminClient(Staff(Board()))
+
+    async def act() -> None:
+        await admin.visit(times=30)
+        await admin.limiter.ban("user:1", "1h")
+
+    def shown() -> tuple[int, int, int]:
+        found = asyncio.run(ActivityRecorder.of(admin.limiter).all_workers())
+        return len(found.clients), len(found.refusals), len(found.events)
+
+    asyncio.run(act())
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(write, str(shown()).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 100) == b"(0, 0, 0)"
+    assert shown() == (1, 10, 1)

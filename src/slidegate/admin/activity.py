@@ -31,6 +31,7 @@ from ..limiter.aio import let_others_run
 from ..limiter.observers import KINDS, Observer, Outcome, Subscription
 from ..stats import Worker
 from ..stats.statistics import recording_of
+from ..stores.forks import begin_anew_in_child
 from .messages import AnyText, View
 
 WINDOW_S: Final = 300
@@ -195,6 +196,18 @@ class ActivityRecorder(Observer):
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
         self._clock = limiter.engine.now_us
+        self._subscription: Subscription | None = None
+        self.begin_anew()
+        begin_anew_in_child(self.begin_anew)
+        recording = recording_of(limiter)
+        self._publisher = recording.publisher
+        self._all_workers = recording.all_workers
+        limiter.observe(self, kinds=_KINDS)
+        self._subscribe()
+        self._publisher.add_section(SECTION, self._published)
+
+    def begin_anew(self) -> None:
+        """Discard everything recorded, which in a child of `fork` is the activity of the parent."""
         self._lock = Lock()
         self._requests = HotKeys(_MAX_CLIENTS, _NEVER_HOT, WINDOW_S)
         self._refused = HotKeys(_MAX_CLIENTS, _NEVER_HOT, WINDOW_S)
@@ -206,15 +219,8 @@ class ActivityRecorder(Observer):
         self._number = 0
         self._refusals: deque[Refusal] = deque(maxlen=KEPT_REFUSALS)
         self._second, self._this_second = -1, 0
-        self._subscription: Subscription | None = None
         self._unread: deque[Decision] = deque()
         self._reading = Lock()
-        recording = recording_of(limiter)
-        self._publisher = recording.publisher
-        self._all_workers = recording.all_workers
-        limiter.observe(self, kinds=_KINDS)
-        self._subscribe()
-        self._publisher.add_section(SECTION, self._published)
 
     @classmethod
     def of(cls, limiter: Limiter) -> ActivityRecorder:
