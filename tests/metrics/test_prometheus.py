@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import os
 import random
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 import slidegate
@@ -35,6 +37,7 @@ from slidegate.testing import FakeClock
 
 from ..asgi import call, page
 from ..limiter.test_failover import Ward
+from ..virtual_time import VirtualTime
 from .reading import Exposition, asked, documented, parsed, scraped
 
 PASS = Outcome(True, Reason.OK, ("api",), (), "GET /items/{id}", 200, "success", 0, 0, None, ())
@@ -264,6 +267,30 @@ def test_a_second_limiter_of_a_process_is_refused_where_processes_share_files(
     metrics_of(Limiter()).close()
 
 
+async def test_the_gauges_of_a_worker_that_gets_no_further_request_are_right_five_seconds_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    time = VirtualTime()
+    monkeypatch.setattr("slidegate.metrics.prometheus.monotonic", lambda: time.passed_s)
+    site = Site([Rule("*", concurrency=5, name="service")])
+
+    async def slow(request: Any) -> PlainTextResponse:
+        await asyncio.sleep(float(request.path_params["seconds"]))
+        return PlainTextResponse("done")
+
+    def permits() -> float | None:
+        return site.metrics.registry.get_sample_value("slidegate_active_permits", {"store": "memory"})
+
+    site.app.routes.append(Route("/slow/{seconds}", slow))
+    long = asyncio.create_task(call(site.app, "/slow/8"))
+    await asyncio.sleep(6)
+    await call(site.app, "/other")
+    assert permits() >= 1
+    await long
+    await asyncio.sleep(5.1)
+    assert permits() == 0
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -304,12 +331,12 @@ async def test_what_is_read_is_read_every_five_seconds_while_requests_come(monke
     def keys() -> float | None:
         return site.metrics.registry.get_sample_value("slidegate_keys", {"store": "memory"})
 
-    for _ in range(2):
-        await call(site.app, "/other")
-    assert keys() == 0
+    for number in range(3):
+        await call(site.app, "/other", client=(f"192.0.2.{number}", 1))
+        assert keys() == 1
     now_s[0] += 5
-    await call(site.app, "/other")
-    assert keys() == 1
+    await call(site.app, "/other", client=("192.0.2.9", 1))
+    assert keys() == 4
 
 
 def test_a_worker_that_is_forked_names_itself_and_starts_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:

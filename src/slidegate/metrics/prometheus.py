@@ -7,8 +7,10 @@ its own values, with the label ``process``.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import os
+from contextlib import suppress
 from glob import glob
 from threading import Lock
 from time import monotonic
@@ -72,6 +74,7 @@ class PrometheusMetrics(LimiterMetrics):
         self._make_all()
         self._counted: dict[tuple[Metric, Labels], int] = {}
         self._reading = Lock()
+        self._read_again_s = 0.0
         self._read_all()
         self._begin()
         self.app: Final = Route("/{path:path}", self._answer)
@@ -91,10 +94,17 @@ class PrometheusMetrics(LimiterMetrics):
         _in_this_process.discard(self)
 
     def request(self, outcome: Outcome, /) -> None:
-        """Count a request, and update the gauges if the last update is `READ_EVERY_S` old."""
+        """Count a request, and set the gauges, at most every `READ_EVERY_S`.
+
+        They are set again that much later: if no further request comes, the last values must not be those of a moment
+        at which requests were in progress.
+        """
         super().request(outcome)
         if monotonic() >= self._read_again_s:
+            self._read_again_s = monotonic() + READ_EVERY_S
             self._read_all()
+            with suppress(RuntimeError):  # no event loop of asyncio runs in this thread
+                asyncio.get_running_loop().call_later(READ_EVERY_S, self._read_all)
 
     def _make_all(self) -> None:
         labels = ("process",) if self._process else ()
@@ -138,8 +148,7 @@ class PrometheusMetrics(LimiterMetrics):
 
     def _read_all(self) -> None:
         """Set the gauges, and raise the counters to the values read."""
-        self._read_again_s = monotonic() + READ_EVERY_S
-        for metric in METRICS:
+        for metric in list(self._made):  # none after `close`
             values = {} if metric.read is None else self._read(metric.read)
             for labels, value in values.items():
                 if metric.kind == "gauge":
