@@ -129,6 +129,11 @@ def _text(view: dict[str, Any]) -> Iterator[str]:
     if view["workers"]:
         seen = f"{view['requests']:,} requests, {view['refused']:,} refused"
         yield f"last {WINDOW_S} s: {seen}; {said_of(view['workers'])}"
+    else:
+        yield (
+            "no worker publishes its clients: add a dashboard or an admin API to the application; the first are "
+            "published after five seconds"
+        )
     if view["windows"]:
         yield from ("", "windows:", *table(_WINDOW_COLUMNS, view["windows"]))
     slices = [
