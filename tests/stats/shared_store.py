@@ -68,4 +68,4 @@ class Staff(Limiter):
                 raise value
             return value
 
-        self.publisher.add_section(name, read)
+        self.publisher.add_section(name, read, list)

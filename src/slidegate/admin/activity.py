@@ -31,7 +31,6 @@ from ..limiter.aio import let_others_run
 from ..limiter.observers import KINDS, Observer, Outcome, Subscription
 from ..stats import Worker
 from ..stats.statistics import recording_of
-from ..stores.forks import begin_anew_in_child
 from .messages import AnyText, View
 
 WINDOW_S: Final = 300
@@ -197,16 +196,15 @@ class ActivityRecorder(Observer):
         self._limiter = limiter
         self._clock = limiter.engine.now_us
         self._subscription: Subscription | None = None
-        self.begin_anew()
-        begin_anew_in_child(self.begin_anew)
+        self.discard()
         recording = recording_of(limiter)
         self._publisher = recording.publisher
         self._all_workers = recording.all_workers
         limiter.observe(self, kinds=_KINDS)
         self._subscribe()
-        self._publisher.add_section(SECTION, self._published)
+        self._publisher.add_section(SECTION, self._published, self.discard)
 
-    def begin_anew(self) -> None:
+    def discard(self) -> None:
         """Discard everything recorded, which in a child of `fork` is the activity of the parent."""
         self._lock = Lock()
         self._requests = HotKeys(_MAX_CLIENTS, _NEVER_HOT, WINDOW_S)

@@ -70,13 +70,15 @@ class Publisher:
         self._store = store
         self._recorder = recorder
         self._now_us = now_us
-        self._sections: dict[str, ReadSection] = {}
+        self._sections: dict[str, tuple[ReadSection, Callable[[], object]]] = {}
         self._throttle = Throttle(LOG_EVERY_S)
         self.begin_anew()
         begin_anew_in_child(self.begin_anew)
 
     def begin_anew(self) -> None:
         """Become a new worker with nothing pending, as in a child of `fork`."""
+        for _, discard in self._sections.values():
+            discard()
         self._worker = b""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writing = False
@@ -94,15 +96,16 @@ class Publisher:
         """Return this worker."""
         return worker_of(self.worker, socket.gethostname(), os.getpid(), 0.0, here=True)
 
-    def add_section(self, name: str, read: ReadSection) -> None:
+    def add_section(self, name: str, read: ReadSection, discard: Callable[[], object]) -> None:
         """Publish another value together with the stats.
 
         Args:
             name: The name of the section. A second section of the same name replaces the first.
             read: Returns the value, at most 32 KiB as JSON; awaited at each write. If it raises, or the value is
                 larger, the section is skipped and a warning logged, at most every 10 minutes.
+            discard: Discards what the value is made of, in a child of `fork`. It must not acquire locks.
         """
-        self._sections[name] = read
+        self._sections[name] = read, discard
         self.start()
 
     async def _section(self, name: str, read: ReadSection) -> bytes | None:
@@ -211,7 +214,7 @@ class Publisher:
         here, kept_us = self.here(), 0 if gone else ALIVE_US
         heartbeat = {"host": here.host, "pid": here.pid, "at_us": store_us}
         yield StatsRow(WORKERS, 0, json.dumps(heartbeat).encode(), kept_us)
-        for name, read in list(self._sections.items()):
+        for name, (read, _) in list(self._sections.items()):
             value = b"" if gone else await self._section(name, read)
             if value is not None:
                 yield StatsRow(f"s-{name}", 0, value, kept_us)
