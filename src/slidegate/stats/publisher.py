@@ -41,7 +41,6 @@ ALIVE_US: Final = 45_000_000
 DEADLINE_S: Final = 5.0
 LAST_S: Final = 2.0
 """How long the final write may take when the limiter is closed."""
-MAX_SECTION_BYTES: Final = 32_768
 ROWS_AT_ONCE: Final = 32
 LOG_EVERY_S: Final = 600.0
 WORKER_BYTES: Final = 8
@@ -101,24 +100,20 @@ class Publisher:
 
         Args:
             name: The name of the section. A second section of the same name replaces the first.
-            read: Returns the value, at most 32 KiB as JSON; awaited at each write. If it raises, or the value is
-                larger, the section is skipped and a warning logged, at most every 10 minutes.
+            read: Returns the value, which becomes JSON; it is awaited at each write, and bounds its own size. If it
+                raises, the section is skipped and a warning logged, at most every 10 minutes.
             discard: Discards what the value is made of, in a child of `fork`. It must not acquire locks.
         """
         self._sections[name] = read, discard
         self.start()
 
     async def _section(self, name: str, read: ReadSection) -> bytes | None:
-        """Return a section as JSON; None if it cannot be read, or is too large."""
+        """Return a section as JSON; None if it cannot be read."""
         try:
-            value = json.dumps(await read(), separators=(",", ":")).encode()
+            return json.dumps(await read(), separators=(",", ":")).encode()
         except Exception:
             self._log("section %r cannot be read", name)
             return None
-        if len(value) > MAX_SECTION_BYTES:
-            self._log("section %r is larger than %d bytes", name, MAX_SECTION_BYTES)
-            return None
-        return value
 
     def start(self) -> None:
         """Publish periodically from the running event loop, unless another loop already does."""
