@@ -6,6 +6,7 @@ import asyncio
 import os
 import zlib
 from collections import Counter
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from slidegate.limiter.observers import Outcome
 from slidegate.stats import Statistics, Traffic
 from slidegate.stats.publisher import ALIVE_US
 from slidegate.stats.recorder import MAX_SERIES
-from slidegate.stats.report import Span
+from slidegate.stats.report import RecentStats, Span
 from slidegate.stats.rows import VERSION, WORKERS, unpacked
 
 from .shared_store import Board, Staff
@@ -277,6 +278,23 @@ async def test_others_run_between_two_series_while_it_publishes(board: Board, an
     await counting
     slices = 3  # slices of five seconds, a minute and five minutes
     assert turns >= MAX_SERIES * (1 + slices)
+
+
+async def test_sums_of_all_workers_are_made_in_a_thread(ann: Staff, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    for name in ("stats", "chart"):
+        method = getattr(RecentStats, name)
+
+        def noted(*given: Any, method: Any = method) -> Any:
+            threads.append(get_ident())
+            return method(*given)
+
+        monkeypatch.setattr(RecentStats, name, noted)
+    note(ann, PASS)
+    assert (await ann.statistics.stats_all("24h")).total.passed == 1
+    assert sum(point.passed for point in (await ann.statistics.chart_all("24h")).points) == 1
+    assert len(threads) == 2
+    assert get_ident() not in threads
 
 
 def test_it_goes_on_with_another_loop_when_the_first_has_ended(board: Board, ann: Staff) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Final, Literal, TypeVar, get_type_hints
 
-import anyio
+import anyio.to_thread
 
 from .. import core
 from ..core.addresses import address_key, parse_network
@@ -90,7 +90,8 @@ class AdminService:
     @operation("GET", "/stats")
     async def get_stats(self, params: parameters.StatsQuery, by: Sender) -> views.Stats:
         """Stats of all workers, by rule and by route."""
-        return views.Stats.model_validate(await self._statistics.stats_all(params.window))
+        stats = await self._statistics.stats_all(params.window)
+        return await anyio.to_thread.run_sync(views.Stats.model_validate, stats)
 
     @operation("GET", "/history")
     async def get_history(self, params: parameters.HistoryQuery, by: Sender) -> views.History:

@@ -59,7 +59,7 @@ def top(store: str, window: str, every: float, once: bool, as_json: bool) -> Non
 async def _stats(limiter: Limiter, window: str) -> dict[str, Any]:
     """Return the published stats of all workers of a store, and their busiest clients."""
     workers = onlooker(limiter)
-    stats = (await workers.recent(window)).stats(await workers.workers())
+    stats = await workers.stats(window)
     sections = await workers.sections(SECTION)
     view = views.Stats.model_validate(stats).model_dump()
     return {

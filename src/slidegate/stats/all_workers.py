@@ -5,12 +5,14 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from anyio.to_thread import run_sync
+
 from ..core.store import Clock, SharedStats
 from ..core.windows.slices import Slice
 from ..limiter.aio import let_others_run, within
 from .publisher import Publisher
 from .recorder import Recorder
-from .report import Parts, RecentStats, Span, Worker
+from .report import Chart, Parts, RecentStats, Span, Stats, Worker
 from .rows import ROLLUPS, WORKERS, read_section, read_worker, unpacked
 from .series import SeriesName
 
@@ -49,6 +51,16 @@ class AllWorkers:
         rows = await within(self._store.read(f"s-{name}", 0, 0))
         read = [(workers[worker], read_section(value)) for _, worker, value in rows if worker in workers]
         return [(worker, value) for worker, value in read if value is not None]
+
+    async def stats(self, window: str | float | timedelta) -> Stats:
+        """Return the stats of all workers; see `Statistics.stats_all`."""
+        recent, workers = await self.recent(window), await self.workers()
+        return await run_sync(recent.stats, workers)  # sums of a day take 0.2 seconds
+
+    async def chart(self, window: str | float | timedelta, rule: str | None, route: str | None) -> Chart:
+        """Return the stats of all workers as a time series; see `Statistics.chart_all`."""
+        recent = await self.recent(window)
+        return await run_sync(recent.chart, rule, route)
 
     async def recent(self, window: str | float | timedelta) -> RecentStats:
         """Return the slices of all workers by their numbers in the store."""

@@ -103,8 +103,7 @@ class Statistics:
             ConfigurationError: The window is longer than 24 hours.
             StoreError: The store does not answer.
         """
-        workers = self._recording.all_workers
-        return (await workers.recent(window)).stats(await workers.workers())
+        return await self._recording.all_workers.stats(window)
 
     def chart(
         self, window: str | float | timedelta = "1h", *, rule: str | None = None, route: str | None = None
@@ -130,7 +129,7 @@ class Statistics:
             ConfigurationError: The window is longer than 24 hours.
             StoreError: The store does not answer.
         """
-        return (await self._recording.all_workers.recent(window)).chart(rule, route)
+        return await self._recording.all_workers.chart(window, rule, route)
 
     def _own(self, window: str | float | timedelta) -> RecentStats:
         return RecentStats.of(self._recording.listed(), window, self._recording.now_us())
