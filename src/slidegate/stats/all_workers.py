@@ -7,11 +7,10 @@ from typing import Any
 
 from anyio.to_thread import run_sync
 
-from ..core.store import Clock, SharedStats
+from ..core.store import SharedStats
 from ..core.windows.slices import Slice
 from ..limiter.aio import let_others_run, within
 from .publisher import Publisher
-from .recorder import Recorder
 from .report import Chart, Parts, RecentStats, Span, Stats, Worker
 from .rows import ROLLUPS, WORKERS, read_section, read_worker, unpacked
 from .series import SeriesName
@@ -21,20 +20,13 @@ class AllWorkers:
     """Reads and sums the stats of all workers.
 
     Args:
-        store: The store that the workers publish to; None for one that only this process uses.
-        recorder: The statistics of this process.
-        now_us: Returns the time of the recorder in microseconds.
         publisher: The publisher of this process.
         here: Whether this process is a worker itself; if not, it only reads.
     """
 
-    def __init__(
-        self, store: SharedStats | None, recorder: Recorder, now_us: Clock, publisher: Publisher, *, here: bool = True
-    ) -> None:
-        self._store = store
-        self._recorder = recorder
-        self._now_us = now_us
+    def __init__(self, publisher: Publisher, *, here: bool = True) -> None:
         self._publisher = publisher
+        self._store = publisher.store
         self._is_worker = here
 
     async def workers(self) -> tuple[Worker, ...]:
@@ -46,7 +38,6 @@ class AllWorkers:
         """Return the section of each other live worker, decoded from JSON as last published."""
         if self._store is None:
             return []
-        self._publisher.start()
         workers = await self._others()
         rows = await within(self._store.read(f"s-{name}", 0, 0))
         read = [(workers[worker], read_section(value)) for _, worker, value in rows if worker in workers]
@@ -64,12 +55,11 @@ class AllWorkers:
 
     async def recent(self, window: str | float | timedelta) -> RecentStats:
         """Return the slices of all workers by their numbers in the store."""
-        span, now_us = Span.of(window), self._now_us()
+        span, now_us = Span.of(window), self._publisher.now_us()
         if self._store is None:
             first = span.first(now_us)
             return RecentStats(span, first, first * span.step_us, await self._own(span, first))
-        self._publisher.start()
-        store_us = await within(self._store.time())
+        store_us = await self._time(self._store)
         first = span.first(store_us)
         last = first + span.steps - 1
         parts: Parts = {}
@@ -92,7 +82,7 @@ class AllWorkers:
     async def _own(self, span: Span, first: int) -> Parts:
         """Return the slices of this worker; yields to other tasks between two series."""
         parts: Parts = {}
-        for series in self._recorder.listed():
+        for series in self._publisher.recorder.listed():
             if slices := series.read(span.step_us, first, span.steps):
                 parts[series.name] = slices
             await let_others_run()
@@ -102,10 +92,16 @@ class AllWorkers:
         """Return the other live workers."""
         if self._store is None:
             return {}
-        store_us = await within(self._store.time())
+        store_us = await self._time(self._store)
         others = {}
         for _, worker, value in await within(self._store.read(WORKERS, 0, 0)):
             other = None if worker == self._publisher.worker else read_worker(worker, value, store_us)
             if other is not None:
                 others[worker] = other
         return others
+
+    async def _time(self, store: SharedStats) -> int:
+        """Return the time of the store. A worker that reads publishes too, so that the others list it."""
+        if self._is_worker:
+            self._publisher.start()
+        return await within(store.time())

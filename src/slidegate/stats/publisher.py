@@ -61,14 +61,17 @@ class Publisher:
         now_us: Returns the time of the recorder in microseconds.
 
     Attributes:
+        store: The store.
+        recorder: The source.
+        now_us: Returns the time of the recorder.
         interval_s: The pause between two writes, in seconds.
     """
 
     def __init__(self, store: SharedStats | None, recorder: Recorder, now_us: Clock) -> None:
         self.interval_s = INTERVAL_S
-        self._store = store
-        self._recorder = recorder
-        self._now_us = now_us
+        self.store = store
+        self.recorder = recorder
+        self.now_us = now_us
         self._sections: dict[str, tuple[ReadSection, Callable[[], object]]] = {}
         self._throttle = Throttle(LOG_EVERY_S)
         self.begin_anew()
@@ -117,7 +120,7 @@ class Publisher:
 
     def start(self) -> None:
         """Publish periodically from the running event loop, unless another loop already does."""
-        if self._store is None:
+        if self.store is None:
             return
         if self._loop is not None and not self._loop.is_closed():
             return
@@ -133,7 +136,7 @@ class Publisher:
 
         A store that does not answer in time is logged, not retried.
         """
-        if self._store is None or not self._worker:
+        if self.store is None or not self._worker:
             return  # nothing was recorded here, or only by the parent process
         self._loop = None
         if not on_loop():
@@ -159,12 +162,12 @@ class Publisher:
         Raises:
             StoreError: The store does not answer.
         """
-        assert self._store is not None, "a store of one process has no other workers"
+        assert self.store is not None, "a store of one process has no other workers"
         worker, self._writing = self.worker, True
         try:
-            store_us = await within(self._store.time(), DEADLINE_S)
+            store_us = await within(self.store.time(), DEADLINE_S)
             moved = self._shift_all(store_us)
-            listed = self._recorder.listed()
+            listed = self.recorder.listed()
             for series in listed:
                 self._pending |= series.take_changed(every=moved)
                 await let_others_run()
@@ -177,7 +180,7 @@ class Publisher:
                     row = await packed(listed, step_us, number)
                     rows.append(StatsRow(ROLLUPS[step_us], row_number, row, kept_us))
             for first in range(0, len(rows), ROWS_AT_ONCE):
-                await within(self._store.write(worker, rows[first : first + ROWS_AT_ONCE]), DEADLINE_S)
+                await within(self.store.write(worker, rows[first : first + ROWS_AT_ONCE]), DEADLINE_S)
             self._pending -= pending
             del self._misplaced[:misplaced]
         finally:
@@ -185,7 +188,7 @@ class Publisher:
 
     def shift(self, step_us: int, store_us: int) -> int:
         """Return the offset from the number of a slice here to its number in the store."""
-        exactly = (store_us - self._now_us()) / step_us
+        exactly = (store_us - self.now_us()) / step_us
         before = self._shifts.get(step_us)
         if before is None or abs(exactly - before) > _WRONG:
             return round(exactly)
@@ -198,7 +201,7 @@ class Publisher:
             before, shift = self._shifts.get(step_us), self.shift(step_us, store_us)
             self._shifts[step_us] = shift
             if before is not None and before != shift:
-                last = self._now_us() // step_us + before
+                last = self.now_us() // step_us + before
                 numbers = range(max(last - KEPT[step_us], 0), last + 2)
                 self._misplaced += [StatsRow(ROLLUPS[step_us], number, b"", 0) for number in numbers]
                 changed = True
