@@ -29,7 +29,7 @@ async def test_an_operator_changes_a_limit_and_takes_that_back(admin: AdminClien
     taken_back = await operator.ask("DELETE", "limits", name="all")
     assert (taken_back.status_code, taken_back.json()) == (200, {"name": "all"})
     again = await operator.ask("DELETE", "limits", name="all")
-    assert (again.status_code, again.json()["detail"]) == (404, "the limit 'all' is not changed")
+    assert (again.status_code, again.json()["detail"]) == (404, 'the string "all" is not the name of a changed limit')
     assert await admin.visit(times=20) == [200] * 16 + [429] * 4
     assert await operator.get("limits") == {"limits": []}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -17,7 +18,7 @@ from starlette.routing import Mount, Route
 
 from slidegate import BanPolicy, Limiter, MemoryStore, Networks, Quota, RateLimit, RateLimitMiddleware, Rule, everyone
 from slidegate.admin import AdminRoutes
-from slidegate.admin.activity import KEPT_EVENTS, KEPT_REFUSALS, MAX_REFUSALS_PER_SECOND
+from slidegate.admin.activity import KEPT_EVENTS, KEPT_REFUSALS, MAX_REFUSALS_PER_SECOND, ActivityRecorder
 from slidegate.core.store import Event
 from slidegate.stats.statistics import recording_of
 from slidegate.stores.lmdb.store import LmdbStore
@@ -107,6 +108,10 @@ async def test_lists_in_files_are_shown_with_what_became_of_their_last_change(tm
     assert holds(loaded, entries=3, status="loaded")
     assert holds(rejected, entries=2, status="rejected")
     assert "line 1" in rejected["message"]
+    for number in range(KEPT_EVENTS + 5):
+        await admin.limiter.ban(f"user:{number}", "1h")
+    loaded, rejected = (await operator.get("lists"))["lists"]
+    assert [found["status"] for found in (loaded, rejected)] == ["loaded", "rejected"], "after other events, too"
 
 
 async def test_busy_clients_come_in_the_order_that_is_asked_for_with_the_limit_that_they_are_nearest_to(
@@ -238,11 +243,11 @@ async def test_what_a_worker_publishes_for_the_others_is_bounded_whatever_its_cl
     assert len((await operator.get("events", limit=500))["events"]) == KEPT_EVENTS
 
 
-@pytest.mark.parametrize("part", [7, {}, {"version": 1, "clients": []}, {"version": 2, "clients": [{"key": 5}]}])
+@pytest.mark.parametrize("part", [7, {}, {"version": 2, "clients": []}, {"version": 3, "clients": [{"key": 5}]}])
 async def test_what_another_worker_has_published_in_another_form_is_passed_over(part: Any) -> None:
     board = Board()
     admin, other = AdminClient(Staff(board)), Staff(board)
-    other.publisher.add_section("activity", lambda: part)
+    other.publish_section("activity", part)
     await other.publisher.publish()
     await admin.visit(times=3)
     operator = admin.operator()
@@ -313,3 +318,46 @@ async def test_a_client_is_shown_its_own_plan_and_one_that_did_not_ask_the_fall_
         windows = (await operator.get("client", key=client))["windows"]
         shown[client] = [(window["amount"], window["fallback"]) for window in windows]
     assert shown == {"192.0.2.1": [(5, False)], "192.0.2.2": [(10, False)], "192.0.2.3": [(2, True)]}
+
+
+async def test_others_run_between_the_parts_that_a_worker_publishes() -> None:
+    board = Board()
+    staff = Staff(board)
+    AdminRoutes(staff, token=TOKEN)
+    turns, done = 0, False
+
+    async def count() -> None:
+        nonlocal turns
+        while not done:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await staff.publisher.publish()
+    done = True
+    await counting
+    assert turns >= len(json.loads(board.rows["s-activity", 0, staff.publisher.worker][0]))
+
+
+def test_a_child_of_fork_shows_nothing_of_its_parent() -> None:
+    admin = AdminClient(Staff(Board()))
+
+    async def act() -> None:
+        await admin.visit(times=30)
+        await admin.limiter.ban("user:1", "1h")
+
+    def shown() -> tuple[int, int, int]:
+        found = asyncio.run(ActivityRecorder.of(admin.limiter).all_workers())
+        return len(found.clients), len(found.refusals), len(found.events)
+
+    asyncio.run(act())
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(write, str(shown()).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 100) == b"(0, 0, 0)"
+    assert shown() == (1, 10, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from threading import get_ident
 from typing import Any
 
 import anyio
@@ -14,6 +15,7 @@ from slidegate import Limiter, RateLimitMiddleware, Rule
 from slidegate.admin.dashboard import LINE_POINTS, thinned
 from slidegate.admin.parameters import WINDOWS
 from slidegate.dashboard import Dashboard
+from slidegate.stats.report import RecentStats
 from slidegate.testing import FakeClock
 
 from ..asgi import hello, statuses
@@ -51,6 +53,20 @@ async def test_rules_lines_and_history_of_a_snapshot_agree(site: Site) -> None:
     rows = found["stats"]["rules"]
     assert set(found["lines"]["rules"]) == set(rows) == {rule.label for rule in rules}
     assert sum(found["history"]["passed"]) == sum(row["passed"] for row in rows.values()) == 35
+
+
+async def test_a_snapshot_is_made_in_a_thread(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    stats = RecentStats.stats
+
+    def noted(*given: Any) -> Any:
+        threads.append(get_ident())
+        return stats(*given)
+
+    monkeypatch.setattr(RecentStats, "stats", noted)
+    await snapshot(Browser(site.app))
+    assert len(threads) == 1
+    assert get_ident() not in threads
 
 
 @pytest.mark.parametrize("window", WINDOWS)

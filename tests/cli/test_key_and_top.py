@@ -134,6 +134,17 @@ def test_top_shows_what_workers_have_published_and_is_no_worker(url: str, capsys
     assert re.search(r"^api +\S+ +5 +7 ", text, re.MULTILINE)
 
 
+def test_nothing_is_said_of_requests_before_a_worker_has_published(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(url, touch)
+    assert run("top", "--once", "--store", url) == 0
+    assert re.fullmatch("no worker publishes statistics: .* after five seconds\n", capsys.readouterr().out)
+    assert run("key", "show", "203.0.113.7", "--store", url) == 0
+    nothing = "key: 203.0.113.7\nban: none\nno worker publishes its clients: .* after five seconds\n"
+    assert re.fullmatch(nothing, capsys.readouterr().out)
+
+
 def test_top_is_written_anew_on_a_terminal_until_ctrl_c(tmp_path: Path) -> None:
     url = f"lmdb://{tmp_path}/store"
     fill(url, touch)

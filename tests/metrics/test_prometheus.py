@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import os
 import random
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 import slidegate
@@ -26,7 +28,8 @@ from slidegate import (
     Rule,
     header,
 )
-from slidegate.limiter.observers import KINDS
+from slidegate.core import Reason
+from slidegate.limiter.observers import KINDS, Outcome
 from slidegate.metrics.definitions import BOUNDS_S
 from slidegate.prometheus import PrometheusMetrics
 from slidegate.stats.recorder import MAX_SERIES
@@ -34,8 +37,10 @@ from slidegate.testing import FakeClock
 
 from ..asgi import call, page
 from ..limiter.test_failover import Ward
-from .reading import asked, documented, parsed, scraped
+from ..virtual_time import VirtualTime
+from .reading import Exposition, asked, documented, parsed, scraped
 
+PASS = Outcome(True, Reason.OK, ("api",), (), "GET /items/{id}", 200, "success", 0, 0, None, ())
 BOUNDS_US = [round(bound_s * 1_000_000) for bound_s in BOUNDS_S]
 
 
@@ -175,6 +180,10 @@ async def test_every_kind_of_event_is_counted_from_the_start_but_those_of_each_r
     assert told.value("slidegate_shared_hits_total") == 1
 
 
+def test_metrics_create_no_event_for_each_refused_request() -> None:
+    assert not Site().limiter.engine.observers.wants_refusals()
+
+
 async def test_a_store_that_fails_is_down_until_it_answers() -> None:
     ward = Ward("deny", inline=True)
     metrics = metrics_of(ward.limiter)
@@ -258,6 +267,30 @@ def test_a_second_limiter_of_a_process_is_refused_where_processes_share_files(
     metrics_of(Limiter()).close()
 
 
+async def test_the_gauges_of_a_worker_that_gets_no_further_request_are_right_five_seconds_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    time = VirtualTime()
+    monkeypatch.setattr("slidegate.metrics.prometheus.monotonic", lambda: time.passed_s)
+    site = Site([Rule("*", concurrency=5, name="service")])
+
+    async def slow(request: Any) -> PlainTextResponse:
+        await asyncio.sleep(float(request.path_params["seconds"]))
+        return PlainTextResponse("done")
+
+    def permits() -> float | None:
+        return site.metrics.registry.get_sample_value("slidegate_active_permits", {"store": "memory"})
+
+    site.app.routes.append(Route("/slow/{seconds}", slow))
+    long = asyncio.create_task(call(site.app, "/slow/8"))
+    await asyncio.sleep(6)
+    await call(site.app, "/other")
+    assert permits() >= 1
+    await long
+    await asyncio.sleep(5.1)
+    assert permits() == 0
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -298,9 +331,37 @@ async def test_what_is_read_is_read_every_five_seconds_while_requests_come(monke
     def keys() -> float | None:
         return site.metrics.registry.get_sample_value("slidegate_keys", {"store": "memory"})
 
-    for _ in range(2):
-        await call(site.app, "/other")
-    assert keys() == 0
+    for number in range(3):
+        await call(site.app, "/other", client=(f"192.0.2.{number}", 1))
+        assert keys() == 1
     now_s[0] += 5
-    await call(site.app, "/other")
-    assert keys() == 1
+    await call(site.app, "/other", client=("192.0.2.9", 1))
+    assert keys() == 4
+
+
+def test_a_worker_that_is_forked_names_itself_and_starts_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEB_CONCURRENCY", "2")
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    limiter = Limiter()
+    metrics = metrics_of(limiter)
+
+    def request() -> None:
+        limiter.engine.observers.request(PASS)
+
+    def told() -> Exposition:
+        return parsed(generate_latest(metrics.registry).decode())
+
+    request()
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            request()
+            processes = {dict(labels)["process"] for _, labels in told().series()}
+            os.write(write, f"{processes == {str(os.getpid())}} {told().value('slidegate_requests_total')}".encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 100) == b"True 1.0"
+    request()
+    assert told().value("slidegate_requests_total", process=str(os.getpid())) == 2

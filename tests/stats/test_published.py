@@ -6,6 +6,7 @@ import asyncio
 import os
 import zlib
 from collections import Counter
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -17,9 +18,10 @@ from slidegate.core import Reason
 from slidegate.core.store import StatsRow
 from slidegate.limiter.observers import Outcome
 from slidegate.stats import Statistics, Traffic
-from slidegate.stats.published import ALIVE_US, VERSION, WORKERS, unpacked
+from slidegate.stats.publisher import ALIVE_US
 from slidegate.stats.recorder import MAX_SERIES
-from slidegate.stats.report import Span
+from slidegate.stats.report import RecentStats, Span
+from slidegate.stats.rows import VERSION, WORKERS, unpacked
 
 from .shared_store import Board, Staff
 
@@ -168,20 +170,33 @@ async def test_what_was_published_is_not_written_again(board: Board, ann: Staff)
     assert [rollup for rollup, _, _ in board.rows] == [WORKERS]
 
 
-async def test_sections_are_those_of_live_workers_as_they_were_published(board: Board, ann: Staff, bob: Staff) -> None:
+async def test_sections_are_those_of_other_live_workers_as_they_were_published(
+    board: Board, ann: Staff, bob: Staff
+) -> None:
     events = [{"at": 1.5, "kind": "<script>"}]
-    ann.publisher.add_section("events", lambda: events)
-    bob.publisher.add_section("events", lambda: "bob")
+    ann.publish_section("events", events)
+    bob.publish_section("events", "bob")
     for staff in (ann, bob):
         await staff.publisher.publish()
-    found = {one.worker.here: one.value for one in await bob.sections("events")}
-    assert found == {True: "bob", False: events}
+    ((worker, value),) = await bob.sections("events")
+    assert (worker.here, value) == (False, events)
+    assert [value for _, value in await ann.sections("events")] == ["bob"]
     assert await bob.sections("nobody") == []
     for _ in range(2):
         await ann.publisher.end()
-        assert [one.value for one in await bob.sections("events")] == ["bob"]
+        assert await bob.sections("events") == []
+    assert [value for _, value in await ann.sections("events")] == ["bob"]
     board.clock.advance(us=ALIVE_US)
-    assert await bob.sections("events") == []
+    assert await ann.sections("events") == []
+
+
+async def test_a_section_that_cannot_be_published_is_left_out(board: Board, ann: Staff, bob: Staff) -> None:
+    for value in (object(), ZeroDivisionError):
+        ann.publish_section("events", value)
+        note(ann, PASS)
+        await ann.publisher.publish()
+        assert await bob.sections("events") == []
+    assert (await bob.statistics.stats_all("1m")).total.passed == 2
 
 
 async def test_a_store_that_is_away_loses_nothing_but_time(board: Board, ann: Staff, bob: Staff) -> None:
@@ -263,6 +278,23 @@ async def test_others_run_between_two_series_while_it_publishes(board: Board, an
     await counting
     slices = 3  # slices of five seconds, a minute and five minutes
     assert turns >= MAX_SERIES * (1 + slices)
+
+
+async def test_sums_of_all_workers_are_made_in_a_thread(ann: Staff, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    for name in ("stats", "chart"):
+        method = getattr(RecentStats, name)
+
+        def noted(*given: Any, method: Any = method) -> Any:
+            threads.append(get_ident())
+            return method(*given)
+
+        monkeypatch.setattr(RecentStats, name, noted)
+    note(ann, PASS)
+    assert (await ann.statistics.stats_all("24h")).total.passed == 1
+    assert sum(point.passed for point in (await ann.statistics.chart_all("24h")).points) == 1
+    assert len(threads) == 2
+    assert get_ident() not in threads
 
 
 def test_it_goes_on_with_another_loop_when_the_first_has_ended(board: Board, ann: Staff) -> None:

@@ -14,10 +14,9 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from hashlib import blake2b
 from operator import attrgetter
 from threading import Lock
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, ValidationError
 
@@ -28,8 +27,9 @@ from ..core.logs import escaped, logger
 from ..core.store import Event
 from ..core.windows.hot_keys import HotKeys
 from ..limiter import Limiter
+from ..limiter.aio import let_others_run
 from ..limiter.observers import KINDS, Observer, Outcome, Subscription
-from ..stats.published import Section
+from ..stats import Worker
 from ..stats.statistics import recording_of
 from .messages import AnyText, View
 
@@ -43,6 +43,8 @@ MAX_REFUSALS_PER_SECOND: Final = 100
 MAX_UNREAD: Final = 256
 SECTION: Final = "activity"
 """The name of the published section."""
+VERSION: Final = 3
+"""The version of its format: workers of two releases share a store during an upgrade."""
 
 _MAX_DETAILS: Final = 16
 _MAX_BUCKETS: Final = 16
@@ -50,16 +52,18 @@ _MAX_CLIENTS: Final = 1_000
 _MAX_SHADOWED: Final = 500
 _MAX_KEYS: Final = 4_096
 _NEVER_HOT: Final = 2**31 - 1
-_SHARED_CLIENTS: Final = 60
+_OWN: Final = 600
+"""How many clients with the most requests, and with the most refusals, are read of this worker."""
+_SHARED: Final = 60
+"""How many of them are published."""
 _SHARED_BYTES: Final = {"clients": 8_000, "refusals": 8_000, "events": 8_000, "shadowed": 4_000}
 _BETWEEN: Final = "\n"
 """Separates a rule from a key; no name of a rule contains it."""
 _ONLY_LOOKS: Final = re.compile(r":shadow(?:#\d+)?$")
-_LOGGED: Final = frozenset(KINDS) - {"refused", "shadow_refused"}
-"""The kinds of events that are kept; events of every request would displace all others."""
+_KINDS: Final = frozenset(KINDS) - {"refused"}
+"""The kinds of events that are always recorded; refusals are recorded in part."""
+_RELOADS: Final = ("list_reloaded", "list_rejected")
 _starting: Final = Lock()
-
-T = TypeVar("T")
 
 
 class ClientActivity(View):
@@ -113,24 +117,38 @@ class Refusal(View):
 
 
 class LoggedEvent(View):
-    """An event, with its number in the log of its worker."""
+    """An event; `seq` identifies it among the events of all workers."""
 
-    number: int
+    seq: str
     at: float
     kind: str
     message: AnyText
     details: dict[str, str]
+    worker: str = ""
+
+
+class ShadowRefusals(View):
+    """How often a shadow rule would have refused a key."""
+
+    rule: AnyText
+    key: AnyText
+    times: int
+
+    @classmethod
+    def of(cls, name: str, times: int) -> Self:
+        """Return the count of a rule and a key, which are recorded under one name."""
+        rule, _, key = name.partition(_BETWEEN)
+        return cls(rule=rule, key=key, times=times)
 
 
 class WorkerActivity(View):
     """The published activity of a worker, newest entries first."""
 
-    version: Literal[2] = 2
-    """The version of the format: workers of two releases share a store during an upgrade."""
+    version: Literal[3] = VERSION
     clients: list[ClientActivity]
     refusals: list[Refusal]
     events: list[LoggedEvent]
-    shadowed: list[tuple[str, AnyText, int]]
+    shadowed: list[ShadowRefusals]
 
 
 class ClusterActivity:
@@ -142,13 +160,13 @@ class ClusterActivity:
     Attributes:
         clients: The busiest clients, each once, the most requests first.
         refusals: The latest refusals, newest first.
-        events: The events of each worker, oldest first.
+        events: The latest events, newest first.
         shadowed: (rule, key) -> how often the shadow rule would have refused the key.
     """
 
     def __init__(self, parts: Iterable[tuple[str, WorkerActivity]]) -> None:
         self.refusals: list[Refusal] = []
-        self.events: dict[str, list[LoggedEvent]] = {}
+        self.events: list[LoggedEvent] = []
         self.shadowed: Counter[tuple[str, str]] = Counter()
         clients: dict[str, ClientActivity] = {}
         for worker, part in parts:
@@ -158,10 +176,12 @@ class ClusterActivity:
                 client.refused += one.refused
                 client.rules = list(dict.fromkeys([*client.rules, *one.rules]))
             self.refusals += [refusal.model_copy(update={"worker": worker}) for refusal in part.refusals]
-            self.events[worker] = sorted(part.events, key=attrgetter("number"))
-            for rule, key, times in part.shadowed:
-                self.shadowed[rule, key] += times
+            self.events += [event.model_copy(update={"worker": worker}) for event in part.events]
+            for shadowed in part.shadowed:
+                self.shadowed[shadowed.rule, shadowed.key] += shadowed.times
+        # The entries of one worker are in order, which a stable sort keeps where times are equal.
         self.refusals.sort(key=attrgetter("at"), reverse=True)
+        self.events.sort(key=attrgetter("at"), reverse=True)
         self.clients = sorted(clients.values(), key=lambda one: (-one.requests, one.key))
 
 
@@ -175,6 +195,17 @@ class ActivityRecorder(Observer):
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
         self._clock = limiter.engine.now_us
+        self._subscription: Subscription | None = None
+        self.discard()
+        recording = recording_of(limiter)
+        self._publisher = recording.publisher
+        self._all_workers = recording.all_workers
+        limiter.observe(self, kinds=_KINDS)
+        self._subscribe()
+        self._publisher.add_section(SECTION, self._published, self.discard)
+
+    def discard(self) -> None:
+        """Discard everything recorded, which in a child of `fork` is the activity of the parent."""
         self._lock = Lock()
         self._requests = HotKeys(_MAX_CLIENTS, _NEVER_HOT, WINDOW_S)
         self._refused = HotKeys(_MAX_CLIENTS, _NEVER_HOT, WINDOW_S)
@@ -182,20 +213,12 @@ class ActivityRecorder(Observer):
         self._counted_by: dict[str, dict[str, None]] = {}
         self._buckets: dict[str, LimitSet] = {}
         self._events: deque[LoggedEvent] = deque(maxlen=KEPT_EVENTS)
+        self._reloads: dict[str, LoggedEvent] = {}
         self._number = 0
         self._refusals: deque[Refusal] = deque(maxlen=KEPT_REFUSALS)
         self._second, self._this_second = -1, 0
-        self._subscription: Subscription | None = None
-        self._subscribing = Lock()
         self._unread: deque[Decision] = deque()
         self._reading = Lock()
-        recording = recording_of(limiter)
-        self._all_workers = recording.all_workers
-        limiter.observe(self)
-        limiter.observe(self._record_event, kinds=_LOGGED)
-        limiter.observe(self._record_shadow, kinds=["shadow_refused"])
-        self._subscribe()
-        recording.publisher.add_section(SECTION, self._published)
 
     @classmethod
     def of(cls, limiter: Limiter) -> ActivityRecorder:
@@ -211,21 +234,20 @@ class ActivityRecorder(Observer):
         except StoreError as error:
             logger.warning("admin: the activity of other workers cannot be read: %s", error)
             sections = []
-        return ClusterActivity([(self._all_workers.here().name, self._own(10)), *parts_of_others(sections)])
+        return ClusterActivity([(self._publisher.here().name, self._own()), *published_in(sections)])
 
-    def rules_of(self, key: str) -> list[str]:
-        """Return the names of the limit sets that recently counted a key."""
+    def rules_of(self, key: str) -> set[str]:
+        """Return the identities of the rules that recently counted a key."""
         with self._lock:
-            return list(self._counted_by.get(key, ()))
+            return {self._buckets[name].rule for name in self._counted_by.get(key, ())}
 
     def bucket(self, name: str) -> LimitSet | None:
         """Return a limit set that recently counted a key, by its name."""
         return self._buckets.get(name)
 
-    def events(self) -> list[LoggedEvent]:
-        """Return the latest events of this worker, oldest first."""
-        with self._lock:
-            return list(self._events)
+    def last_reload(self, name: str) -> LoggedEvent | None:
+        """Return the last event of this worker about a list in a file; None if it has not changed."""
+        return self._reloads.get(name)
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
@@ -283,10 +305,33 @@ class ActivityRecorder(Observer):
 
     # -- events --------------------------------------------------------------------------------------------------------
 
+    def event(self, event: Event, /) -> None:
+        """Record an event."""
+        if event.kind != "shadow_refused":
+            self._record(event)
+            return
+        rule, key = _text(event.details.get("rule")), _key(event.details.get("key"))
+        self._shadow.hit(f"{rule}{_BETWEEN}{key}", self._clock())
+
+    def _record(self, event: Event) -> None:
+        details = list(event.details.items())[:_MAX_DETAILS]
+        with self._lock:
+            self._number += 1
+            logged = LoggedEvent(
+                seq=f"{self._publisher.worker[:4].hex()}.{self._number}",
+                at=_at(event),
+                kind=event.kind,
+                message=event.message[:1_024],
+                details={escaped(str(name), 64): _text(value) for name, value in details},
+            )
+            self._events.append(logged)
+            if event.kind in _RELOADS:
+                self._reloads[logged.details.get("list", "")] = logged
+
     def _subscribe(self) -> None:
         """Subscribe to refusals, unless this second has reached `MAX_REFUSALS_PER_SECOND`."""
         if self._subscription is None and self._clock() // 1_000_000 != self._second:
-            with self._subscribing:
+            with self._lock:
                 if self._subscription is None:
                     self._subscription = self._limiter.observe(self._record_refusal, kinds=["refused"])
 
@@ -297,49 +342,36 @@ class ActivityRecorder(Observer):
         self._this_second += 1
         self._refusals.append(Refusal.of(event))
         if self._this_second >= MAX_REFUSALS_PER_SECOND:
-            with self._subscribing:
+            with self._lock:
                 if self._subscription is not None:
                     self._subscription.remove()
                     self._subscription = None
 
-    def _record_shadow(self, event: Event) -> None:
-        rule, key = _text(event.details.get("rule")), _key(event.details.get("key"))
-        self._shadow.hit(f"{rule}{_BETWEEN}{key}", self._clock())
-
-    def _record_event(self, event: Event) -> None:
-        details = list(event.details.items())[:_MAX_DETAILS]
-        with self._lock:
-            self._number += 1
-            self._events.append(
-                LoggedEvent(
-                    number=self._number,
-                    at=_at(event),
-                    kind=event.kind,
-                    message=event.message[:1_024],
-                    details={escaped(str(name), 64): _text(value) for name, value in details},
-                )
-            )
-
     # -- publishing ----------------------------------------------------------------------------------------------------
 
-    def _own(self, factor: int) -> WorkerActivity:
+    def _own(self) -> WorkerActivity:
         """Return the activity of this worker."""
-        return WorkerActivity(
-            clients=self._busiest(factor * _SHARED_CLIENTS),
-            refusals=[*reversed(self._refusals.copy())],
-            events=self.events()[::-1],
-            shadowed=[
-                (rule, key, times)
-                for name, times in self._shadow.top(self._clock(), factor * _SHARED_CLIENTS)
-                for rule, _, key in [name.partition(_BETWEEN)]
-            ],
-        )
+        return WorkerActivity.model_validate(dict(self._parts(_OWN)))
 
-    def _published(self) -> dict[str, Any]:
-        """Return the extract for other workers, less than 32 KiB as JSON."""
+    async def _published(self) -> dict[str, Any]:
+        """Return the extract for other workers, less than 32 KiB as JSON; yields to other tasks between its parts."""
         self._catch_up()
-        own = self._own(1).model_dump()
-        return {**own, **{name: _fitting(own[name], most_bytes) for name, most_bytes in _SHARED_BYTES.items()}}
+        await let_others_run()
+        published: dict[str, Any] = {"version": VERSION}
+        for name, entries in self._parts(_SHARED):
+            published[name] = _fitting(entries, _SHARED_BYTES[name])
+            await let_others_run()
+        return published
+
+    def _parts(self, most: int) -> Iterator[tuple[str, list[Any]]]:
+        """Yield the parts of a `WorkerActivity`, each when it is asked for."""
+        yield "clients", self._busiest(most)
+        yield "refusals", [*reversed(self._refusals.copy())]
+        with self._lock:
+            events = [*reversed(self._events)]
+        yield "events", events
+        shadowed = self._shadow.top(self._clock(), _MAX_SHADOWED)[:most]
+        yield "shadowed", [ShadowRefusals.of(name, times) for name, times in shadowed]
 
     def _busiest(self, most: int) -> list[ClientActivity]:
         """Return the clients with the most requests, and those with the most refusals."""
@@ -359,12 +391,11 @@ class ActivityRecorder(Observer):
             ]
 
 
-def parts_of_others(sections: Iterable[Section]) -> Iterator[tuple[str, WorkerActivity]]:
-    """Yield (name, activity) of the other workers; sections of another format are skipped."""
-    for section in sections:
-        if not section.worker.here:
-            with suppress(ValidationError):
-                yield section.worker.name, WorkerActivity.model_validate(section.value)
+def published_in(sections: Iterable[tuple[Worker, Any]]) -> Iterator[tuple[str, WorkerActivity]]:
+    """Yield (name, activity) of each worker; sections of another format are skipped."""
+    for worker, value in sections:
+        with suppress(ValidationError):
+            yield worker.name, WorkerActivity.model_validate(value)
 
 
 def only_looks(rule: str) -> bool:
@@ -381,20 +412,16 @@ def bucket_name(bucket: LimitSet) -> str:
     return f"{bucket.rule} {'; '.join(map(str, bucket.limits))}"[:256]
 
 
-def short_name(worker: str) -> str:
-    """Return a digest of the name of a worker, 8 characters."""
-    return blake2b(worker.encode(), digest_size=4).hexdigest()
-
-
-def _fitting(entries: Iterable[T], most_bytes: int) -> list[T]:
+def _fitting(entries: Iterable[View], most_bytes: int) -> list[dict[str, Any]]:
     """Return the first entries that fit into `most_bytes` of JSON."""
-    fitting: list[T] = []
+    fitting: list[dict[str, Any]] = []
     left = most_bytes
     for entry in entries:
-        left -= len(json.dumps(entry)) + 2
+        shown = entry.model_dump()
+        left -= len(json.dumps(shown)) + 2
         if left < 0:
             break
-        fitting.append(entry)
+        fitting.append(shown)
     return fitting
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Final, Literal, TypeVar, get_type_hints
 
-import anyio
+import anyio.to_thread
 
 from .. import core
 from ..core.addresses import address_key, parse_network
@@ -27,7 +27,7 @@ from ..limiter.operators import described, operator_of
 from ..stats import Statistics, Stats
 from ..stats.statistics import recording_of
 from . import parameters, views
-from .activity import SHADOW_WINDOW_S, WINDOW_S, ActivityRecorder, ClientActivity, bucket_name, short_name
+from .activity import SHADOW_WINDOW_S, WINDOW_S, ActivityRecorder, ClientActivity, bucket_name
 from .guard import Sender
 from .messages import AdminError, InvalidParameters, View
 
@@ -90,7 +90,8 @@ class AdminService:
     @operation("GET", "/stats")
     async def get_stats(self, params: parameters.StatsQuery, by: Sender) -> views.Stats:
         """Stats of all workers, by rule and by route."""
-        return views.Stats.model_validate(await self._statistics.stats_all(params.window))
+        stats = await self._statistics.stats_all(params.window)
+        return await anyio.to_thread.run_sync(views.Stats.model_validate, stats)
 
     @operation("GET", "/history")
     async def get_history(self, params: parameters.HistoryQuery, by: Sender) -> views.History:
@@ -125,13 +126,11 @@ class AdminService:
         key = limiter.key_for(params.key)
         # Prefer the ban of exactly this key or network over others that cover it.
         ban = await limiter.engine.find_ban((key,)) or await limiter.banned(key)
-        names = self._activity.rules_of(key)
-        recent = {bucket.rule for name in names if (bucket := self._activity.bucket(name)) is not None}
         refusals = (await self._activity.all_workers()).refusals
         return views.Client(
             key=key,
             ban=None if ban is None else views.Ban.model_validate(ban),
-            windows=views.Window.of_key(await limiter.inspect(key), recent),
+            windows=views.Window.of_key(await limiter.inspect(key), self._activity.rules_of(key)),
             refusals=[one for one in refusals if key in (one.key, one.client)][:_MAX_REFUSALS],
         )
 
@@ -218,7 +217,7 @@ class AdminService:
     async def restore_limit(self, params: parameters.LimitQuery, by: Sender) -> views.Restored:
         """Restore a limit to the amount configured in code."""
         if not await self._limiter.restore(params.name):
-            raise AdminError(404, "missing", f"the limit {params.name!r} is not changed")
+            raise AdminError(404, "missing", f"{parameters.in_json(params.name)} is not the name of a changed limit")
         return views.Restored(name=params.name)
 
     # -- what there is -------------------------------------------------------------------------------------------------
@@ -226,25 +225,15 @@ class AdminService:
     @operation("GET", "/lists")
     async def get_lists(self, params: parameters.NoParameters, by: Sender) -> views.Lists:
         """The block and allow lists."""
-        events = self._activity.events()
         middlewares = views.middlewares_of(self._limiter).items()
-        return views.Lists(lists=[one for name, app in middlewares for one in views.List.all_of(name, app, events)])
+        found = [views.List.all_of(name, middleware, self._activity.last_reload) for name, middleware in middlewares]
+        return views.Lists(lists=[one for lists in found for one in lists])
 
     @operation("GET", "/events")
     async def get_events(self, params: parameters.EventsQuery, by: Sender) -> views.Events:
         """The latest events of all workers, newest first; `seq` identifies an event across calls."""
-        workers = (await self._activity.all_workers()).events
-        events = [
-            views.Event(
-                seq=f"{short_name(worker)}.{event.number}", worker=worker, **event.model_dump(exclude={"number"})
-            )
-            for worker, logged in workers.items()
-            for event in logged
-            if params.kind in (None, event.kind)
-        ]
-        # The events of one worker are in order; a stable sort keeps that order where times are equal.
-        events.sort(key=lambda event: event.at)
-        return views.Events(events=events[: -params.limit - 1 : -1])
+        events = (await self._activity.all_workers()).events
+        return views.Events(events=[one for one in events if params.kind in (None, one.kind)][: params.limit])
 
     @operation("GET", "/config")
     async def get_config(self, params: parameters.NoParameters, by: Sender) -> views.Config:

@@ -9,7 +9,7 @@ Names end in their unit: `_at` is Unix time in seconds, `_s` seconds, `_ms` mill
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
@@ -209,22 +209,22 @@ class List(View):
     message: str = ""
 
     @classmethod
-    def all_of(cls, name: str, middleware: RateLimitMiddleware, events: Sequence[LoggedEvent]) -> list[Self]:
+    def all_of(
+        cls, name: str, middleware: RateLimitMiddleware, last_reload: Callable[[str], LoggedEvent | None]
+    ) -> list[Self]:
         """Return the lists of a middleware.
 
         Args:
             name: The name of the middleware.
             middleware: The middleware.
-            events: The events of this process, oldest first, which report reloaded and rejected files.
+            last_reload: Returns the last event about a list in a file.
         """
-        reloads = [event for event in events if event.kind in ("list_reloaded", "list_rejected")]
-        last = {event.details.get("list"): event for event in reloads}
         views: list[Self] = []
         for kind in _LIST_KINDS:
             listed = middleware.lists[kind]
             files = files_of(listed)
             if files is not None:
-                views += [cls._of_file(kind, name, state, last.get(state.name)) for state in files.states]
+                views += [cls._of_file(kind, name, state, last_reload(state.name)) for state in files.states]
             elif listed is not None:
                 views.append(cls(kind=kind, middleware=name, name=kind, entries=len(listed), status="fixed"))
         return views
@@ -483,21 +483,10 @@ class Restored(View):
 # -- the limiter -------------------------------------------------------------------------------------------------------
 
 
-class Event(View):
-    """An event."""
-
-    seq: str
-    at: float
-    kind: str
-    message: AnyText
-    details: dict[str, str]
-    worker: str
-
-
 class Events(View):
     """Events, newest first."""
 
-    events: list[Event]
+    events: list[LoggedEvent]
 
 
 class Finding(View):

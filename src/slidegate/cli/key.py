@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from ..admin import views
-from ..admin.activity import SECTION, WINDOW_S, ClusterActivity, parts_of_others
+from ..admin.activity import SECTION, WINDOW_S, ClusterActivity, published_in
 from ..core.decision import wire_names
 from ..core.errors import ConfigurationError
 from ..core.limits import AnyLimit, parse_limits
@@ -123,11 +123,11 @@ def _in_force(rule: str, limits: Sequence[AnyLimit], overrides: Mapping[str, Ove
 async def _activity(limiter: Limiter, key: str) -> dict[str, Any]:
     """Return the requests and refusals of a key, as published by the workers that record clients."""
     sections = await onlooker(limiter).sections(SECTION)
-    seen = [one for one in ClusterActivity(parts_of_others(sections)).clients if one.key == key]
+    seen = [one for one in ClusterActivity(published_in(sections)).clients if one.key == key]
     return {
         "requests": sum(one.requests for one in seen),
         "refused": sum(one.refused for one in seen),
-        "workers": [views.Worker.model_validate(section.worker).model_dump() for section in sections],
+        "workers": [views.Worker.model_validate(worker).model_dump() for worker, _ in sections],
     }
 
 
@@ -141,6 +141,11 @@ def _text(view: dict[str, Any]) -> Iterator[str]:
     if view["workers"]:
         seen = f"{view['requests']:,} requests, {view['refused']:,} refused"
         yield f"last {WINDOW_S} s: {seen}; {said_of(view['workers'])}"
+    else:
+        yield (
+            "no worker publishes its clients: add a dashboard or an admin API to the application; the first are "
+            "published after five seconds"
+        )
     if view["windows"]:
         yield from ("", "windows:", *table(_WINDOW_COLUMNS, view["windows"]))
     slices = [

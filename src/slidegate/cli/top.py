@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from ..admin import views
-from ..admin.activity import SECTION, ClusterActivity, parts_of_others
+from ..admin.activity import SECTION, ClusterActivity, published_in
 from ..limiter import Limiter
 from ..stats.statistics import onlooker
 from .output import show, table, with_format
@@ -59,14 +59,14 @@ def top(store: str, window: str, every: float, once: bool, as_json: bool) -> Non
 async def _stats(limiter: Limiter, window: str) -> dict[str, Any]:
     """Return the published stats of all workers of a store, and their busiest clients."""
     workers = onlooker(limiter)
-    stats = (await workers.recent(window)).stats(await workers.workers())
+    stats = await workers.stats(window)
     sections = await workers.sections(SECTION)
     view = views.Stats.model_validate(stats).model_dump()
     return {
         **view,
         "clients": [
             {"client": one.key, "requests": one.requests, "refused": one.refused}
-            for one in ClusterActivity(parts_of_others(sections)).clients[:MAX_CLIENTS]
+            for one in ClusterActivity(published_in(sections)).clients[:MAX_CLIENTS]
         ],
     }
 
@@ -74,6 +74,8 @@ async def _stats(limiter: Limiter, window: str) -> dict[str, Any]:
 def _text(stats: dict[str, Any]) -> Iterator[str]:
     total = stats["total"]
     yield said_of(stats["workers"])
+    if not (stats["workers"] or total["passed"] or total["refused"]):
+        return  # "0 passed" would be wrong right after the first requests
     yield (
         f"last {stats['window_s']:g} s: {total['passed']:,} passed ({total['qps']:.1f}/s), "
         f"{total['refused']:,} refused, {total['banned']:,} of them by bans"

@@ -29,18 +29,22 @@ from ..web.middleware import RateLimitMiddleware
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Labels: TypeAlias = tuple[str, ...]
 """The attribute values of a metric, in the order of its attributes."""
+Values: TypeAlias = Mapping[Labels, int]
+Read: TypeAlias = Callable[[Limiter], Values]
 Together: TypeAlias = Literal["mostrecent", "livesum", "livemin"]
 """How a gauge is aggregated over processes: the latest value, or the sum or minimum over live processes."""
 
 PREFIX: Final = "slidegate"
+STORE: Final = "store"
+"""The attribute that every metric has, after its own."""
 BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """The upper bounds of all histogram buckets in seconds, as in OpenTelemetry's HTTP conventions."""
-_COUNTED_ELSEWHERE: Final = frozenset({"refused", "shadow_refused"})
-"""Kinds of events that are counted as outcomes of requests instead."""
+COUNTED_KINDS: Final = tuple(kind for kind in KINDS if kind not in ("refused", "shadow_refused"))
+"""The kinds of events that are counted; the others are counted as outcomes of requests."""
 _US_PER_S: Final = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
     """One metric.
 
@@ -48,8 +52,9 @@ class Metric:
         name: The name for OpenTelemetry, without ``slidegate.``.
         kind: A counter, a gauge, or a histogram of seconds.
         unit: The unit in UCUM notation; annotations are in braces.
-        attributes: The names of the attributes, in the order of their values; the last one is ``store``.
+        attributes: The names of its attributes besides ``store``, in the order of their values.
         help: The description that exporters show.
+        read: Returns its values by attribute values; None if requests and events are counted.
         together: How a gauge is aggregated over processes.
     """
 
@@ -58,6 +63,7 @@ class Metric:
     unit: str
     attributes: tuple[str, ...]
     help: str
+    read: Read | None = None
     together: Together = "mostrecent"
 
     @property
@@ -66,111 +72,42 @@ class Metric:
         plain = f"{PREFIX}.{self.name}".replace(".", "_")
         return plain + {"counter": "_total", "histogram": "_seconds"}.get(self.kind, "")
 
-    def named(self, labels: Labels) -> dict[str, str]:
-        """Return the attributes for OpenTelemetry."""
-        return {f"{PREFIX}.{name}": value for name, value in zip(self.attributes, labels, strict=True)}
 
-
-REQUESTS: Final = Metric(
-    "requests",
-    "counter",
-    "{request}",
-    ("route", "outcome", "store"),
-    "Requests by route and outcome; each counts once.",
-)
-RULE_REQUESTS: Final = Metric(
-    "rule.requests",
-    "counter",
-    "{request}",
-    ("rule", "outcome", "store"),
-    "Requests by rule and outcome; each counts once for every rule that counted or refused it.",
-)
-DURATION: Final = Metric(
-    "request.duration",
-    "histogram",
-    "s",
-    ("route", "store"),
-    "The time to the last byte of the response, for admitted requests.",
-)
-TIME_IN_QUEUE: Final = Metric(
-    "request.time_in_queue",
-    "histogram",
-    "s",
-    ("outcome", "store"),
-    "The time that requests were queued.",
-)
-EVENTS: Final = Metric("events", "counter", "{event}", ("kind", "store"), "Events by kind.")
-
-Values: TypeAlias = Mapping[Labels, int]
-Read: TypeAlias = Callable[[Limiter], Values]
-READ: Final[dict[Metric, Read]] = {}
-"""The functions that read metrics: they return values by attribute values, without ``store``."""
-
-
-def read(
-    name: str, kind: Kind, unit: str, *attributes: str, together: Together = "mostrecent"
-) -> Callable[[Read], Read]:
-    """Return a decorator that registers a function as a metric; the docstring of the function is the help."""
-
-    def add(function: Read) -> Read:
-        text = " ".join((function.__doc__ or "").split())
-        READ[Metric(name, kind, unit, (*attributes, "store"), text, together)] = function
-        return function
-
-    return add
-
-
-@read("queued_requests", "gauge", "{request}", together="livesum")
 def _queued(limiter: Limiter) -> Values:
-    """Requests that are queued."""
     return {(): limiter.engine.queues.waiting}
 
 
-@read("active_permits", "gauge", "{permit}", together="livesum")
 def _permits(limiter: Limiter) -> Values:
-    """Permits of concurrency limits in use."""
     held = limiter.store.permits_held()
     return {} if held is None else {(): held}
 
 
-@read("active_bans", "gauge", "{ban}")
 def _bans(limiter: Limiter) -> Values:
-    """Active bans that this process knows."""
     count = limiter.store.bans.count()
     return {} if count is None else {(): count}
 
 
-@read("keys", "gauge", "{key}", together="livesum")
 def _keys(limiter: Limiter) -> Values:
-    """Windows in a memory store."""
     store = limiter.store
     return {(): store.stats().keys} if isinstance(store, MemoryStore) else {}
 
 
-@read("shared_hits", "counter", "{hit}")
 def _shared_hits(limiter: Limiter) -> Values:
-    """Hits counted in shared cells because a memory store was full."""
     store = limiter.store
     return {(): store.stats().shared_hits} if isinstance(store, MemoryStore) else {}
 
 
-@read("store.failures", "counter", "{question}")
 def _failures(limiter: Limiter) -> Values:
-    """Store calls that failed or timed out."""
     failover = limiter.engine.failover
     return {(): 0 if failover is None else failover.failures}
 
 
-@read("store.up", "gauge", "1", together="livemin")
 def _store_up(limiter: Limiter) -> Values:
-    """1 if the last store call succeeded, 0 if not."""
     failover = limiter.engine.failover
     return {(): 0 if failover is not None and failover.away else 1}
 
 
-@read("list.entries", "gauge", "{entry}", "list", "kind")
 def _list_entries(limiter: Limiter) -> Values:
-    """Entries of each blocklist and allowlist."""
     entries: dict[Labels, int] = {}
     for caller in limiter.engine.callers.listed():
         lists = caller.lists if isinstance(caller, RateLimitMiddleware) else {}
@@ -183,14 +120,65 @@ def _list_entries(limiter: Limiter) -> Values:
     return entries
 
 
-@read("build_info", "gauge", "1", "version", "compiled")
 def _build_info(limiter: Limiter) -> Values:
-    """Always 1; the attributes are the version and whether the core is compiled."""
     root = sys.modules["slidegate"]  # no module imports the root package, which only re-exports names
     return {(root.__version__, str(core.compiled).lower()): 1}
 
 
-METRICS: Final = (REQUESTS, RULE_REQUESTS, DURATION, TIME_IN_QUEUE, EVENTS, *READ)
+REQUESTS: Final = Metric(
+    "requests", "counter", "{request}", ("route", "outcome"), "Requests by route and outcome; each counts once."
+)
+RULE_REQUESTS: Final = Metric(
+    "rule.requests",
+    "counter",
+    "{request}",
+    ("rule", "outcome"),
+    "Requests by rule and outcome; each counts once for every rule that counted or refused it.",
+)
+DURATION: Final = Metric(
+    "request.duration",
+    "histogram",
+    "s",
+    ("route",),
+    "The time to the last byte of the response, for admitted requests.",
+)
+TIME_IN_QUEUE: Final = Metric(
+    "request.time_in_queue", "histogram", "s", ("outcome",), "The time that requests were queued."
+)
+EVENTS: Final = Metric("events", "counter", "{event}", ("kind",), "Events by kind.")
+
+METRICS: Final = (
+    REQUESTS,
+    RULE_REQUESTS,
+    DURATION,
+    TIME_IN_QUEUE,
+    EVENTS,
+    Metric("queued_requests", "gauge", "{request}", (), "Requests that are queued.", _queued, "livesum"),
+    Metric("active_permits", "gauge", "{permit}", (), "Permits of concurrency limits in use.", _permits, "livesum"),
+    Metric("active_bans", "gauge", "{ban}", (), "Active bans that this process knows.", _bans),
+    Metric("keys", "gauge", "{key}", (), "Windows in a memory store.", _keys, "livesum"),
+    Metric(
+        "shared_hits",
+        "counter",
+        "{hit}",
+        (),
+        "Hits counted in shared cells because a memory store was full.",
+        _shared_hits,
+    ),
+    Metric("store.failures", "counter", "{question}", (), "Store calls that failed or timed out.", _failures),
+    Metric("store.up", "gauge", "1", (), "1 if the last store call succeeded, 0 if not.", _store_up, "livemin"),
+    Metric(
+        "list.entries", "gauge", "{entry}", ("list", "kind"), "Entries of each blocklist and allowlist.", _list_entries
+    ),
+    Metric(
+        "build_info",
+        "gauge",
+        "1",
+        ("version", "compiled"),
+        "Always 1; the attributes are the version and whether the core is compiled.",
+        _build_info,
+    ),
+)
 """All metrics, in the order of their documentation."""
 
 
@@ -223,10 +211,13 @@ class LimiterMetrics(Observer):
 
     def _begin(self) -> None:
         """Start counting."""
-        for kind in KINDS:  # start at 0, so that the first event of a kind shows as an increase
-            if kind not in _COUNTED_ELSEWHERE:
-                self._add(EVENTS, (kind, self._store), 0)
-        self._subscription = self._limiter.observe(self)
+        self._count_from_zero()
+        self._subscription = self._limiter.observe(self, kinds=COUNTED_KINDS)
+
+    def _count_from_zero(self) -> None:
+        """Export all kinds of events, so that the first event of a kind shows as an increase."""
+        for kind in COUNTED_KINDS:
+            self._add(EVENTS, (kind,), 0)
 
     def close(self) -> None:
         """Stop counting."""
@@ -236,29 +227,27 @@ class LimiterMetrics(Observer):
         """Count a request."""
         if outcome.route is None:
             return
-        add, record, store = self._add, self._record, self._store
         route, became = self._bounded("route", outcome.route), _became(outcome)
         if became:
-            add(REQUESTS, (route, became, store), 1)
+            self._add(REQUESTS, (route, became), 1)
             for rule in dict.fromkeys(outcome.rules):
-                add(RULE_REQUESTS, (self._bounded("rule", rule), became, store), 1)
+                self._add(RULE_REQUESTS, (self._bounded("rule", rule), became), 1)
         for rule in outcome.shadow_rules:
-            add(RULE_REQUESTS, (self._bounded("rule", rule), "shadow_refused", store), 1)
+            self._add(RULE_REQUESTS, (self._bounded("rule", rule), "shadow_refused"), 1)
         if outcome.allowed:
-            record(DURATION, (route, store), outcome.duration_us / _US_PER_S)
+            self._record(DURATION, (route,), outcome.duration_us / _US_PER_S)
         if outcome.waited_us is not None:
             waited = "passed" if outcome.allowed else "refused" if became else "left"
-            record(TIME_IN_QUEUE, (waited, store), outcome.waited_us / _US_PER_S)
+            self._record(TIME_IN_QUEUE, (waited,), outcome.waited_us / _US_PER_S)
 
     def event(self, event: Event, /) -> None:
         """Count an event."""
-        if event.kind not in _COUNTED_ELSEWHERE:
-            self._add(EVENTS, (event.kind, self._store), 1)
+        self._add(EVENTS, (event.kind,), 1)
 
-    def _read(self, metric: Metric) -> Values:
-        """Read the values of a metric; an empty dict if this limiter has none, or its store does not answer."""
+    def _read(self, read: Read) -> Values:
+        """Return the values of a metric; an empty dict if this limiter has none, or its store does not answer."""
         try:
-            return {(*labels, self._store): value for labels, value in READ[metric](self._limiter).items()}
+            return read(self._limiter)
         except StoreError:
             return {}
 

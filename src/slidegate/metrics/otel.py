@@ -9,7 +9,7 @@ from opentelemetry.metrics import CallbackOptions, Counter, Histogram, MeterProv
 from ..core.arguments import check_flag
 from ..core.errors import ConfigurationError, quoted
 from ..limiter import Limiter
-from .definitions import BOUNDS_S, DURATION, METRICS, PREFIX, READ, Labels, LimiterMetrics, Metric
+from .definitions import BOUNDS_S, DURATION, METRICS, PREFIX, STORE, Labels, LimiterMetrics, Metric, Read
 
 
 class OtelMetrics(LimiterMetrics):
@@ -41,9 +41,9 @@ class OtelMetrics(LimiterMetrics):
         self._histograms: dict[Metric, Histogram] = {}
         for metric in METRICS:
             named = f"{PREFIX}.{metric.name}", metric.unit, metric.help
-            if metric in READ:
+            if metric.read is not None:
                 made = meter.create_observable_gauge if metric.kind == "gauge" else meter.create_observable_counter
-                made(named[0], [partial(self._observe, metric)], *named[1:])
+                made(named[0], [partial(self._observe, metric, metric.read)], *named[1:])
             elif metric.kind == "counter":
                 self._counters[metric] = meter.create_counter(*named)
             else:
@@ -57,12 +57,16 @@ class OtelMetrics(LimiterMetrics):
         super().close()
 
     def _add(self, metric: Metric, labels: Labels, amount: int) -> None:
-        self._counters[metric].add(amount, metric.named(labels))
+        self._counters[metric].add(amount, self._attributes(metric, labels))
 
     def _record(self, metric: Metric, labels: Labels, value_s: float) -> None:
         if self._durations or metric is not DURATION:
-            self._histograms[metric].record(value_s, metric.named(labels))
+            self._histograms[metric].record(value_s, self._attributes(metric, labels))
 
-    def _observe(self, metric: Metric, _: CallbackOptions) -> list[Observation]:
-        values = {} if self._closed else self._read(metric)
-        return [Observation(value, metric.named(labels)) for labels, value in values.items()]
+    def _observe(self, metric: Metric, read: Read, _: CallbackOptions) -> list[Observation]:
+        values = {} if self._closed else self._read(read)
+        return [Observation(value, self._attributes(metric, labels)) for labels, value in values.items()]
+
+    def _attributes(self, metric: Metric, labels: Labels) -> dict[str, str]:
+        named = zip((*metric.attributes, STORE), (*labels, self._store), strict=True)
+        return {f"{PREFIX}.{name}": value for name, value in named}

@@ -7,8 +7,10 @@ its own values, with the label ``process``.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import os
+from contextlib import suppress
 from glob import glob
 from threading import Lock
 from time import monotonic
@@ -25,8 +27,9 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.logs import logger
 from ..limiter import Limiter
 from ..limiter.observers import Outcome
+from ..stores.forks import begin_anew_in_child
 from ..web.checks import Finding, many_workers
-from .definitions import BOUNDS_S, METRICS, READ, Labels, LimiterMetrics, Metric
+from .definitions import BOUNDS_S, METRICS, STORE, Labels, LimiterMetrics, Metric
 
 DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 READ_EVERY_S: Final = 5.0
@@ -64,12 +67,14 @@ class PrometheusMetrics(LimiterMetrics):
                 f"limiter: with {DIRECTORY} a process can export the metrics of only one limiter, because its files "
                 "do not distinguish limiters; it already exports those of another one"
             )
-        self._process = (str(os.getpid()),) if self.findings else ()
+        self._process = _own_process() if self.findings else ()
         self._made: dict[Metric, Counter | Histogram | Gauge] = {}
-        self._labelled: dict[tuple[Metric, Labels], Any] = {}
+        self.begin_anew()
+        begin_anew_in_child(self.begin_anew)
         self._make_all()
         self._counted: dict[tuple[Metric, Labels], int] = {}
         self._reading = Lock()
+        self._read_again_s = 0.0
         self._read_all()
         self._begin()
         self.app: Final = Route("/{path:path}", self._answer)
@@ -78,6 +83,10 @@ class PrometheusMetrics(LimiterMetrics):
         for finding in self.findings:
             logger.warning("%s", finding)
 
+    def begin_anew(self) -> None:
+        """Forget the labelled children, which in a child of `fork` are those of the parent."""
+        self._labelled: dict[tuple[Metric, Labels], Any] = {}
+
     def close(self) -> None:
         """Stop counting and unregister the metrics."""
         super().close()
@@ -85,16 +94,23 @@ class PrometheusMetrics(LimiterMetrics):
         _in_this_process.discard(self)
 
     def request(self, outcome: Outcome, /) -> None:
-        """Count a request, and update the gauges if the last update is `READ_EVERY_S` old."""
+        """Count a request, and set the gauges, at most every `READ_EVERY_S`.
+
+        They are set again that much later: if no further request comes, the last values must not be those of a moment
+        at which requests were in progress.
+        """
         super().request(outcome)
         if monotonic() >= self._read_again_s:
+            self._read_again_s = monotonic() + READ_EVERY_S
             self._read_all()
+            with suppress(RuntimeError):  # no event loop of asyncio runs in this thread
+                asyncio.get_running_loop().call_later(READ_EVERY_S, self._read_all)
 
     def _make_all(self) -> None:
         labels = ("process",) if self._process else ()
         try:
             for metric in METRICS:
-                self._made[metric] = _make(metric, (*metric.attributes, *labels), self.registry)
+                self._made[metric] = _make(metric, (*metric.attributes, STORE, *labels), self.registry)
         except ValueError as error:
             self._unregister()
             raise ConfigurationError(
@@ -111,8 +127,18 @@ class PrometheusMetrics(LimiterMetrics):
         """Return the labelled child of a metric; cached, because `labels` is slower than counting."""
         known = self._labelled.get((metric, labels))
         if known is None:
-            known = self._labelled[metric, labels] = self._made[metric].labels(*labels, *self._process)
+            if self._process and self._process != _own_process():
+                self._leave_parent()
+            labelled = self._made[metric].labels(*labels, self._store, *self._process)
+            known = self._labelled[metric, labels] = labelled
         return known
+
+    def _leave_parent(self) -> None:
+        """Replace the series of the process that has forked this one, as a server does that preloads, by own ones."""
+        for made in self._made.values():
+            made.clear()
+        self._process = _own_process()
+        self._count_from_zero()
 
     def _add(self, metric: Metric, labels: Labels, amount: int) -> None:
         self._of(metric, labels).inc(amount)
@@ -122,16 +148,20 @@ class PrometheusMetrics(LimiterMetrics):
 
     def _read_all(self) -> None:
         """Set the gauges, and raise the counters to the values read."""
-        self._read_again_s = monotonic() + READ_EVERY_S
-        for metric in READ:
-            for labels, value in self._read(metric).items():
+        for metric in list(self._made):  # none after `close`
+            values = {} if metric.read is None else self._read(metric.read)
+            for labels, value in values.items():
                 if metric.kind == "gauge":
                     self._of(metric, labels).set(value)
-                    continue
-                with self._reading:
-                    before = self._counted.get((metric, labels), 0)
-                    self._counted[metric, labels] = max(value, before)
-                self._add(metric, labels, max(value - before, 0))
+                else:
+                    self._raise(metric, labels, value)
+
+    def _raise(self, metric: Metric, labels: Labels, value: int) -> None:
+        """Raise a counter to a value; several threads may have read it."""
+        with self._reading:
+            before = self._counted.get((metric, labels), 0)
+            self._counted[metric, labels] = max(value, before)
+        self._add(metric, labels, max(value - before, 0))
 
     def _answer(self, request: Request) -> Response:
         """Answer a scrape. A sync endpoint, so it runs in a thread: thousands of series would block the event loop."""
@@ -155,6 +185,11 @@ class PrometheusMetrics(LimiterMetrics):
 
 
 _in_this_process: Final[WeakSet[PrometheusMetrics]] = WeakSet()
+
+
+def _own_process() -> Labels:
+    """Return the value of the label ``process``."""
+    return (str(os.getpid()),)
 
 
 def _finding(workers: str) -> Finding:

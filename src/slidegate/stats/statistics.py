@@ -8,7 +8,8 @@ from typing import Final
 
 from ..core.errors import ConfigurationError, quoted
 from ..limiter import Limiter
-from .published import AllWorkers, Publisher
+from .all_workers import AllWorkers
+from .publisher import Publisher
 from .recorder import Recorder
 from .report import Chart, RecentStats, Stats
 
@@ -22,17 +23,14 @@ class Recording(Recorder):
         limiter: The limiter.
 
     Attributes:
-        now_us: Returns the time of the recorder in microseconds.
         publisher: Publishes the statistics to the other workers of the store.
         all_workers: Reads the statistics of all workers.
     """
 
     def __init__(self, limiter: Limiter) -> None:
-        engine, shared = limiter.engine, limiter.store.shared_stats
-        super().__init__(engine.emit)
-        self.now_us = engine.now_us
-        self.publisher = Publisher(shared, self, engine.now_us)
-        self.all_workers = AllWorkers(shared, self, engine.now_us, self.publisher)
+        super().__init__(limiter.engine.emit)
+        self.publisher = _publisher(limiter, self)
+        self.all_workers = AllWorkers(self.publisher)
 
     def begin(self) -> None:
         """Start publishing."""
@@ -60,9 +58,11 @@ def recording_of(limiter: Limiter) -> Recording:
 
 def onlooker(limiter: Limiter) -> AllWorkers:
     """Return a reader of the statistics of all workers, for a process that is not a worker itself."""
-    recorder = Recorder(limiter.engine.emit)
-    publisher = Publisher(None, recorder, limiter.engine.now_us)
-    return AllWorkers(limiter.store.shared_stats, recorder, limiter.engine.now_us, publisher, here=False)
+    return AllWorkers(_publisher(limiter, Recorder(limiter.engine.emit)), here=False)
+
+
+def _publisher(limiter: Limiter, recorder: Recorder) -> Publisher:
+    return Publisher(limiter.store.shared_stats, recorder, limiter.engine.now_us)
 
 
 class Statistics:
@@ -102,8 +102,7 @@ class Statistics:
             ConfigurationError: The window is longer than 24 hours.
             StoreError: The store does not answer.
         """
-        workers = self._recording.all_workers
-        return (await workers.recent(window)).stats(await workers.workers())
+        return await self._recording.all_workers.stats(window)
 
     def chart(
         self, window: str | float | timedelta = "1h", *, rule: str | None = None, route: str | None = None
@@ -129,7 +128,7 @@ class Statistics:
             ConfigurationError: The window is longer than 24 hours.
             StoreError: The store does not answer.
         """
-        return (await self._recording.all_workers.recent(window)).chart(rule, route)
+        return await self._recording.all_workers.chart(window, rule, route)
 
     def _own(self, window: str | float | timedelta) -> RecentStats:
-        return RecentStats.of(self._recording.listed(), window, self._recording.now_us())
+        return RecentStats.of(self._recording.listed(), window, self._recording.publisher.now_us())

@@ -7,7 +7,7 @@ const COUNTED =
   "A rate limit of the application counts the requests of this page. Exempt them before other rules: " +
   `Rule("${location.pathname.replace(/[^/]*$/, "")}{rest:path}", exempt=True)`;
 
-export class Problem extends Error {
+class Problem extends Error {
   constructor(status, title, detail, retryAfterS = null) {
     super(detail || title);
     Object.assign(this, { status, title, detail, retryAfterS });

@@ -127,7 +127,7 @@ export class BansView {
         },
       ],
       limits,
-      "Every limit is as configured in code. The admin API and `slidegate limits set` change one temporarily.",
+      'Every limit is as configured in code. The admin API and "slidegate limits set" change one temporarily.',
       (limit) => limit.name,
     );
   }
