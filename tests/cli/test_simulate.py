@@ -35,6 +35,14 @@ def test_the_totals_of_the_sample(capsys: pytest.CaptureFixture[str]) -> None:
     assert "2 of 5,789 lines are not records" in printed.err
 
 
+def test_the_off_switch_of_applications_does_not_disable_a_replay(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIDEGATE_ENABLED", "0")
+    assert main([*ORDINARY, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["refused"] == 80
+
+
 def test_times_outside_of_since_and_until_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     span = ["--since", "2026-03-03T10:30:00", "--until", "2026-03-03T12:00:00+01:00"]
     assert main([*ORDINARY, *span, "--format", "json"]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from ..core.errors import ConfigurationError
 from ..simulation.clients import Clients, ClientTally
 from ..simulation.replay import Replay
 from ..simulation.report import MAX_SHOWN, FirstRefusal, Refusals, Simulated
+from ..web.checks import ENABLED_VARIABLE
 from ..web.keys import header
 from .log_options import Logs, check_header, header_of, with_logs
 from .output import failed, note, show, table, time_of, with_format
@@ -61,13 +63,14 @@ def simulate(
 def _replay(limit: str | None, rules: str | None, header_name: str | None, ban_after: str | None) -> Replay:
     if (limit is None) == (rules is None):
         raise click.UsageError('expected either --limit, such as "60/minute", or --rules, such as slidegate.toml')
+    os.environ.pop(ENABLED_VARIABLE, None)  # it switches off the limits of applications, not those of a replay
     if rules is None:
         key = None if header_name is None else header(header_name)
-        return Replay(limit, key=key, bans=None if ban_after is None else BanPolicy(ban_after, key=key))
+        return Replay(limits=limit, key=key, bans=None if ban_after is None else BanPolicy(ban_after, key=key))
     if ban_after is not None or header_name is not None:
         raise click.UsageError("--key and --ban-after require --limit; with --rules, write keys and bans into the file")
     try:
-        replay = Replay(rules=rules)
+        replay = Replay.from_file(rules)
     except ConfigurationError as error:
         raise failed(error) from error
     if replay.unwaited:

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from ..core.store import Event
 from ..logs import AccessRecord
 from .clients import Clients, ClientTally
-from .replay import BANNED, BLOCKED, NO_REQUEST, PASSED, REFUSED, Played, Replay
+from .replay import BANNED, BLOCKED, PASSED, REFUSED, Replay
 from .routes import RouteGuesser
 
 MAX_SHOWN: Final = 20
@@ -47,7 +47,8 @@ class Simulated:
 
     Attributes:
         clients: The clients.
-        outcomes: The number of records by outcome.
+        outcomes: The number of requests by outcome.
+        no_requests: The number of records that are not HTTP requests, so they would not reach an application.
         rules: The refusals of each rule.
         shadows: The refusals of each shadow rule.
         routes: Requests and refusals of each guessed route.
@@ -59,7 +60,8 @@ class Simulated:
 
     def __init__(self, replay: Replay, clients: Clients) -> None:
         self.clients = clients
-        self.outcomes: Counter[str] = Counter({PASSED: 0, REFUSED: 0, BANNED: 0, BLOCKED: 0, NO_REQUEST: 0})
+        self.outcomes: Counter[str] = Counter()
+        self.no_requests = 0
         self.rules: dict[str, Refusals] = {}
         self.shadows: dict[str, Refusals] = {}
         self.routes: dict[str, Counter[str]] = {}
@@ -70,12 +72,13 @@ class Simulated:
         self._replay = replay
         self._guesser = RouteGuesser()
 
-    def add(self, record: AccessRecord) -> Played:
+    def add(self, record: AccessRecord) -> None:
         """Replay one record and count the result."""
+        if not record.method:
+            self.no_requests += 1
+            return
         played = self._replay.play(record)
         self.outcomes[played.outcome] += 1
-        if played.outcome == NO_REQUEST:
-            return played
         name, client = self.clients.add(record)
         route = self.routes.setdefault(self._guesser.of(record.path, record.status), Counter())
         route["requests"] += 1
@@ -84,7 +87,6 @@ class Simulated:
         client.banned += played.outcome == BANNED
         for event in played.events:
             self._count(event, record, name, client)
-        return played
 
     def _count(self, event: Event, record: AccessRecord, name: str, client: ClientTally) -> None:
         details = event.details
@@ -123,7 +125,7 @@ class Simulated:
             "refused": self.outcomes[REFUSED],
             "refused_by_bans": self.outcomes[BANNED],
             "blocked": self.outcomes[BLOCKED],
-            "no_requests": self.outcomes[NO_REQUEST],
+            "no_requests": self.no_requests,
             "clients_touched": len(touched),
             "touched_share": round(len(touched) / clients, 6) if clients else 0.0,
             "touched_people": kinds["person"],
