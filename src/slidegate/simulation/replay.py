@@ -34,6 +34,7 @@ PASSED: Final = "passed"
 REFUSED: Final = "refused"
 BANNED: Final = "banned"
 BLOCKED: Final = "blocked"
+REFUSALS: Final = (REFUSED, BANNED, BLOCKED)
 
 
 class Played(NamedTuple):
