@@ -51,6 +51,22 @@ with_store = click.option(
 """Adds the option ``--store`` to a command."""
 
 
+def user() -> str:
+    """Return the name of the user who runs the command."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # the user ID has no name, as in some containers
+        return "cli"
+
+
+with_author = click.option(
+    "--by", metavar="NAME", default=user, show_default="your user name", help="The author of the change."
+)
+"""Adds the option ``--by`` to a command."""
+with_reason = click.option("--reason", default="", metavar="TEXT", help="For operators; clients do not see it.")
+"""Adds the option ``--reason`` to a command."""
+
+
 def with_key(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the argument KEY and the option ``--value`` to a command, as one parameter `key` for a limiter."""
 
@@ -116,14 +132,6 @@ def ask(url: str, work: Callable[[Limiter], Awaitable[T]], *, writes: bool = Fal
 def view_of(ban: Ban) -> dict[str, Any]:
     """Return a ban as the admin API shows it."""
     return views.Ban.model_validate(ban).model_dump()
-
-
-def user() -> str:
-    """Return the name of the user who runs the command."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # the user ID has no name, as in some containers
-        return "cli"
 
 
 def end_of(ban: dict[str, Any]) -> str:
