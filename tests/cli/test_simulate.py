@@ -120,19 +120,3 @@ def test_a_client_with_a_port_is_one_client(tmp_path: Path, capsys: pytest.Captu
     found = json.loads(capsys.readouterr().out)
     assert (found["clients"], found["refused"], found["clients_touched"]) == (2, 12, 2)
     assert [one["client"] for one in found["touched"]] == ["192.0.2.7", "2001:db8::/64"]
-
-
-def test_an_interrupt_prints_what_was_done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from slidegate.simulation.report import Simulated
-
-    add, seen = Simulated.add, []
-
-    def interrupted(self: Simulated, record: object) -> object:
-        if len(seen) == 100:
-            raise KeyboardInterrupt
-        seen.append(record)
-        return add(self, record)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Simulated, "add", interrupted)
-    assert main([*ORDINARY, "--format", "json"]) == 1
-    assert json.loads(capsys.readouterr().out)["requests"] == 100

@@ -10,12 +10,11 @@ import click
 
 from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError
-from ..simulation.clients import Clients
 from ..simulation.replay import REFUSALS, Replay
 from ..simulation.report import Simulated
 from ..web.checks import ENABLED_VARIABLE
 from ..web.keys import header
-from .log_options import Logs, check_header, header_of, with_logs
+from .log_options import Logs, with_logs
 from .output import failed, note, show, table, time_of, with_format
 
 MAX_SHOWN: Final = 20
@@ -33,20 +32,10 @@ _TITLES: Final = {
 @click.command()
 @click.option("--limit", metavar="LIMITS", help='The limits of each client: "60/minute; 1000/hour".')
 @click.option("--rules", metavar="FILE", help="A configuration file with rules and bans, instead of --limit.")
-@click.option("--key", default="ip", show_default=True, metavar="KEY", help="What to count by: ip or header:NAME.")
 @click.option("--ban-after", metavar="LIMIT", help='With --limit: ban a client after this many refusals, "20/10m".')
 @with_format
 @with_logs
-@click.pass_context
-def simulate(
-    ctx: click.Context,
-    logs: Logs,
-    limit: str | None,
-    rules: str | None,
-    key: str,
-    ban_after: str | None,
-    as_json: bool,
-) -> None:
+def simulate(logs: Logs, limit: str | None, rules: str | None, ban_after: str | None, as_json: bool) -> None:
     """Replay access logs, and show which clients limits would have refused.
 
     Each logged request is sent to the real middleware, at its logged time.
@@ -54,19 +43,10 @@ def simulate(
     \b
     Example: slidegate simulate access.log --limit "60/minute" --ban-after 20/10m
     """
-    named = header_of(key)
-    simulated = Simulated(_replay(limit, rules, named, ban_after), Clients(named))
-    interrupted = False
-    try:
-        logs.read("Replaying", simulated.add)
-    except KeyboardInterrupt:
-        interrupted = True
-        note("interrupted; the result covers the requests so far")
-    logs.note_skipped()
-    check_header(simulated.clients)
+    simulated = Simulated(_replay(limit, rules, logs.clients.header, ban_after), logs.clients)
+    logs.read("Replaying", simulated.add)
+    logs.note_omissions()
     show(as_json, [_value(simulated)], _text(simulated))
-    if interrupted:
-        ctx.exit(1)
 
 
 def _replay(limit: str | None, rules: str | None, header_name: str | None, ban_after: str | None) -> Replay:
