@@ -18,7 +18,7 @@ from slidegate.core import LimitSet, Store, parse_limits
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 from slidegate.testing.contract.harness import bucket
-from slidegate.testing.contract.player import settle, views_of
+from slidegate.testing.contract.player import as_peek_says, settle
 
 from ..fault_proxy import FaultProxy
 from ..hurry import at_once
@@ -164,7 +164,7 @@ def test_keys_that_share_a_cell_are_shown_as_they_are_counted_and_forgotten_with
         store.hit(((asked, f"key-{number}", 2),))
 
     async def used(key: str) -> int:
-        (view,) = await views_of(store, key, asked)
+        (view,) = await as_peek_says(store, key, asked)
         return view.used
 
     assert [asyncio.run(used(f"key-{number}")) >= 2 for number in range(20)] == [True] * 20

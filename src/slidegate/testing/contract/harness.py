@@ -19,7 +19,7 @@ from ...core.store import SharedStats, Store
 from ...core.views import WindowView
 from ..clock import FakeClock
 from ..observers import RecordingObserver
-from .player import settle, views_of
+from .player import as_peek_says, settle
 from .programs import HOUR_US, YEAR_2100_US
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class StoreHarness:
 
     async def views(self, key: str, asked: LimitSet) -> list[WindowView]:
         """Return the windows of a key, and check them against a peek."""
-        return await views_of(self.raw, key, asked)
+        return await as_peek_says(self.raw, key, asked)
 
     async def request(self, client: str, cost: int = 1, key: str = "") -> Decision:
         """Send a request of an address or key that only a ban refuses; it is counted by `key`, if given."""

@@ -7,6 +7,7 @@ import random
 from ...core.concurrency import Concurrency
 from ...core.decision import Check, Decision, LimitSet, Reason
 from .harness import StoreHarness, bucket, with_store
+from .player import views_of
 from .programs import SECOND_US
 
 
@@ -22,7 +23,7 @@ class PermitsContract:
     async def test_a_permit_is_taken_until_it_is_handed_back(self, store: StoreHarness) -> None:
         asked = (permits(2), "ann", 1)
         first = await store.hit(asked)
-        (view,) = await store.views("ann", asked[0])
+        (view,) = await views_of(store.raw, "ann", asked[0])
         assert (view.used, view.remaining, view.retry_after_us) == (1, 1, 0)
         second = await store.hit(asked)
         assert [(d.allowed, d.reason, d.remaining) for d in (first, second)] == [

@@ -33,18 +33,23 @@ async def settle(answer: Answered | Awaitable[Answered]) -> Answered:
 
 
 async def views_of(store: Store, key: str, asked: LimitSet) -> list[WindowView]:
-    """Return the windows of a key as a store reports them, and assert that they match a peek."""
+    """Return the windows of a key as a store reports them."""
     now_us, windows = await settle(store.inspect(key, (asked,)))
+    return [
+        view_of(asked.rule, asked.label, name, limit, window, now_us)
+        for name, limit, window in zip(asked.names, asked.limits, windows, strict=True)
+    ]
+
+
+async def as_peek_says(store: Store, key: str, asked: LimitSet) -> list[WindowView]:
+    """Return the windows of a key, and assert that they match a peek."""
+    views = await views_of(store, key, asked)
     decision = await settle(store.peek(((asked, key, 0),)))
-    views = []
-    windows_of = zip(asked.names, asked.limits, windows, decision.states, decision.readings, strict=True)
-    for name, limit, window, state, reading in windows_of:
-        view = view_of(asked.rule, asked.label, name, limit, window, now_us)
+    for view, state, reading in zip(views, decision.states, decision.readings, strict=True):
         assert view.used == reading[0]
         assert not view.slices or sum(part.units for part in view.slices) == view.used
         shown = view.name, view.rule, view.limit, view.remaining, view.more_after_us, view.reset_after_us
         assert shown == (state.name, state.rule, *state[3:5], *state[6:8])
-        views.append(view)
     return views
 
 
@@ -164,12 +169,12 @@ class Player:
 
     async def _check_expiry(self, key: str, asked: LimitSet) -> None:
         """Assert that every unit expires at the time that its slice reports, and not earlier."""
-        shown = await views_of(self.store, key, asked)
+        shown = await as_peek_says(self.store, key, asked)
         moments = sorted({part.leaves_us for view in shown for part in view.slices if part.units})
         for moment_us in [step for us in moments[:MAX_MOMENTS] for step in (us - 1, us)]:
             if moment_us > self.clock.now_us:
                 self.clock.set(moment_us)
-                for view, now in zip(shown, await views_of(self.store, key, asked), strict=True):
+                for view, now in zip(shown, await as_peek_says(self.store, key, asked), strict=True):
                     same(now.used, sum(part.units for part in view.slices if part.leaves_us > moment_us))
 
     def _change(self, rule: int, number: int, amount: int) -> None:
