@@ -7,7 +7,6 @@ from typing import Final
 
 import click
 
-from ..logs.reader import STANDARD_INPUT
 from ..simulation.suggest import HEADROOM, PAGE_LOAD, SuggestedRule, Suggestion, Survey
 from .log_options import Logs, share_of, with_logs
 from .output import show, with_format
@@ -37,8 +36,8 @@ def suggest(logs: Logs, touch: str, headroom: float, routes: int, as_json: bool)
     Example: slidegate suggest access.log --touch 0.1%
     """
     share, clients = share_of(touch), logs.clients
-    if STANDARD_INPUT in logs.names:
-        raise click.UsageError("suggest reads logs twice, which standard input does not allow; pass a file")
+    if logs.records.size_bytes is None:
+        raise click.UsageError("suggest reads logs twice, which a pipe or standard input does not allow; pass files")
     survey = Survey(clients)
     logs.read("Collecting clients and routes", survey.add)
     logs.note_omissions()
