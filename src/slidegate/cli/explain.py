@@ -20,8 +20,8 @@ import click
 
 from ..core.durations import format_duration
 from ..core.limits import AnyLimit, Limit, parse_limits
+from .config_file import middleware_of
 from .output import show, with_format
-from .store import middleware_of
 
 _S: Final = 1_000_000
 _SPANS: Final = {"1s": _S, "1m": 60 * _S, "1h": 3_600 * _S, "1d": 86_400 * _S}

@@ -1,4 +1,4 @@
-"""The store that a command uses: its options, its limiter, and the rules of a configuration file.
+"""The store that a command uses: its options and its limiter.
 
 Commands that only read open the store read-only, so they create no files or rows. Commands that write require an
 existing store: with a mistyped path, bans would go to a new store that no application uses.
@@ -12,7 +12,6 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import wraps
-from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -29,8 +28,7 @@ from ..limiter.open_store import open_store
 from ..stores.memory.store import MemoryStore
 from ..web.config import STORE_VARIABLE
 from ..web.keys import SENT_BY_NAME
-from ..web.middleware import RateLimitMiddleware
-from .output import failed, time_of
+from .output import time_of
 
 T = TypeVar("T")
 
@@ -175,28 +173,3 @@ def _is_there(url: str) -> bool:
         return path.stat().st_size > 0
     except OSError:
         return False
-
-
-def middleware_of(path: str | PathLike[str], store: str = "memory://") -> RateLimitMiddleware:
-    """Return the middleware of a configuration file.
-
-    Args:
-        path: The file.
-        store: The address of a store to use instead of the file's; an empty string for the file's.
-
-    Raises:
-        click.ClickException: The file is invalid.
-        StoreError: The store cannot be opened.
-    """
-    try:
-        return RateLimitMiddleware.from_file(_no_app, path, store=store, on_exceeded=_ignore).app
-    except ConfigurationError as error:
-        raise failed(error) from error
-
-
-async def _no_app(*_: Any) -> None:
-    """A placeholder for the application."""
-
-
-def _ignore(*_: Any) -> None:
-    """A placeholder for the callback of a rule with ``on_exceeded``."""
