@@ -43,6 +43,15 @@ def test_the_off_switch_of_applications_does_not_disable_a_replay(
     assert json.loads(capsys.readouterr().out)["refused"] == 80
 
 
+def test_limits_of_routes_count_together_because_a_log_does_not_contain_routes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules = tmp_path / "slidegate.toml"
+    rules.write_text('default_limits = "60/minute"\n')
+    assert main(["simulate", SAMPLE, "--rules", str(rules)]) == 0
+    assert "default_limits count all requests of a client together" in capsys.readouterr().err
+
+
 def test_times_outside_of_since_and_until_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     span = ["--since", "2026-03-03T10:30:00", "--until", "2026-03-03T12:00:00+01:00"]
     assert main([*ORDINARY, *span, "--format", "json"]) == 0

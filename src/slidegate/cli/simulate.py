@@ -64,6 +64,8 @@ def _replay(limit: str | None, rules: str | None, header_name: str | None, ban_a
         raise failed(error) from error
     if replay.unwaited:
         note(f"waits and permits cannot be replayed and are ignored: {', '.join(replay.unwaited)}")
+    if replay.middleware.default_limits:
+        note("a log does not contain routes, so default_limits count all requests of a client together")
     return replay
 
 
