@@ -67,10 +67,8 @@ class BanPlayer:
         try:
             with shown_with(self.moves, lambda: self.clock.now_us, [vars(policy) for policy in self.policies]):
                 while self.choices:
-                    before = len(self.moves)
                     await self._move()
-                    if len(self.moves) > before:
-                        await self._compare()
+                    await self._compare()
         finally:
             await settle(self.store.close())
 
