@@ -147,7 +147,9 @@ def import_bans(file: str, store: str, create: bool, as_json: bool) -> None:
     try:
         imported = ask(store, import_all, writes=True, makes=create)
     except ConfigurationError as error:
-        where, colon, what = one_line(error).removeprefix("bans").lstrip(", :").partition(": ")
-        raise click.ClickException(f"{file}, {where}{colon}{what}; nothing was imported") from error
+        told = one_line(error).removeprefix("bans").lstrip(", :")
+        if told.startswith("row "):  # each row is a line of the file
+            told = f"line {told.removeprefix('row ')}"
+        raise click.ClickException(f"{file}, {told}; nothing was imported") from error
     over = sum(line.startswith(_BAN_ROW) for line in lines) - imported
     show(as_json, [{"imported": imported, "over": over}], [f"imported: {imported:,} bans; {over:,} already ended"])
