@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from slidegate import Limiter, header
 from slidegate.cli import main
 from slidegate.logs import AccessLogs
 
@@ -41,6 +42,29 @@ def test_the_off_switch_of_applications_does_not_disable_a_replay(
     monkeypatch.setenv("SLIDEGATE_ENABLED", "0")
     assert main([*ORDINARY, "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["refused"] == 80
+
+
+def test_a_client_has_one_name_in_all_tables_which_the_other_commands_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "access.jsonl"
+    line = {"remote_addr": "192.0.2.7", "request": "GET / HTTP/1.1", "status": 200, "http_x_api_key": "k\u00e91"}
+    log.write_text("".join(json.dumps({**line, "msec": 1_772_532_000 + second}) + "\n" for second in range(20)))
+    command = ["simulate", str(log), "--limit", "5/minute", "--ban-after", "5/10m", "--key", "header:X-API-Key"]
+    assert main([*command, "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    name = Limiter().key_for(header("X-API-Key").of("k\u00e91".encode()))
+    assert name.startswith("header:x-api-key#")
+    assert {row["client"] for table in ("first", "touched", "banned") for row in found[table]} == {name}
+
+
+def test_clients_are_those_of_the_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules = tmp_path / "slidegate.toml"
+    rules.write_text('limits = "60/minute"\nbans = { abuse = { after = "20/10m" } }\nclient = { ipv4_prefix = 24 }\n')
+    assert main(["simulate", SAMPLE, "--rules", str(rules), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    touched, banned = ({row["client"] for row in found[table]} for table in ("touched", "banned"))
+    assert "198.51.100.0/24" in banned <= touched
 
 
 def test_limits_of_routes_count_together_because_a_log_does_not_contain_routes(

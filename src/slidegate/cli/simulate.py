@@ -13,7 +13,7 @@ from ..core.errors import ConfigurationError
 from ..simulation.replay import REFUSALS, Replay
 from ..simulation.report import Simulated
 from ..web.checks import ENABLED_VARIABLE
-from ..web.keys import header
+from ..web.keys import Key
 from .log_options import Logs, with_logs
 from .output import failed, note, show, table, time_of, with_format
 
@@ -43,20 +43,19 @@ def simulate(logs: Logs, limit: str | None, rules: str | None, ban_after: str | 
     \b
     Example: slidegate simulate access.log --limit "60/minute" --ban-after 20/10m
     """
-    simulated = Simulated(_replay(limit, rules, logs.clients.header, ban_after), logs.clients)
+    simulated = Simulated(_replay(limit, rules, logs.clients.key, ban_after), logs.clients)
     logs.read("Replaying", simulated.add)
     logs.note_omissions()
     show(as_json, [_value(simulated)], _text(simulated))
 
 
-def _replay(limit: str | None, rules: str | None, header_name: str | None, ban_after: str | None) -> Replay:
+def _replay(limit: str | None, rules: str | None, key: Key | None, ban_after: str | None) -> Replay:
     if (limit is None) == (rules is None):
         raise click.UsageError('expected either --limit, such as "60/minute", or --rules, such as slidegate.toml')
     os.environ.pop(ENABLED_VARIABLE, None)  # it switches off the limits of applications, not those of a replay
     if rules is None:
-        key = None if header_name is None else header(header_name)
         return Replay(limits=limit, key=key, bans=None if ban_after is None else BanPolicy(ban_after, key=key))
-    if ban_after is not None or header_name is not None:
+    if ban_after is not None or key is not None:
         raise click.UsageError("--key and --ban-after require --limit; with --rules, write keys and bans into the file")
     try:
         replay = Replay.from_file(rules)

@@ -22,6 +22,7 @@ from ..limiter import Limiter
 from ..logs import AccessRecord
 from ..stores.memory.store import MemoryStore
 from ..web.checks import CODES
+from ..web.client_ip import ClientAddress, client_ip
 from ..web.config import ConfigLoader
 from ..web.middleware import RateLimitMiddleware
 from ..web.rule_set import all_rules
@@ -59,6 +60,7 @@ class Replay:
 
     Attributes:
         middleware: The middleware.
+        client: Determines its clients.
         now_us: The virtual time in microseconds.
         unwaited: The rules with ``wait`` or ``concurrency``. Requests that would wait are refused, and permits are
             always free, because a log does not record the duration of requests.
@@ -69,6 +71,7 @@ class Replay:
 
     def __init__(self, **options: Any) -> None:
         self.now_us = 0
+        self.client: ClientAddress = options.get("client") or client_ip()
         self._status = 200
         self._answered = 0
         self._reached = False

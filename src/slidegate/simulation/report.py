@@ -34,7 +34,7 @@ class Simulated:
 
     Args:
         replay: Replays the records.
-        clients: Counts requests by client.
+        clients: Counts requests by client, as the middleware of the replay determines it.
 
     Attributes:
         clients: The clients.
@@ -51,6 +51,7 @@ class Simulated:
 
     def __init__(self, replay: Replay, clients: Clients) -> None:
         self.clients = clients
+        clients.client = replay.client
         self.outcomes: Counter[str] = Counter()
         self.no_requests = 0
         self.rules: dict[str, Refusals] = {}
