@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slidegate.core.limits import Limit
 from slidegate.logs import AccessLogs, AccessRecord
 from slidegate.simulation.clients import Clients
-from slidegate.simulation.replay import REFUSED, Replay
+from slidegate.simulation.replay import REFUSED, Replay, scope_of
 from slidegate.simulation.routes import OTHER, RouteGuesser
 from slidegate.simulation.suggest import PAGE_LOAD, WINDOWS, Peaks, SuggestedRule, Suggestion, Survey, smallest_amount
 
@@ -44,7 +44,7 @@ def test_every_limit_of_every_rule_is_the_smallest_that_spares_all_others(tmp_pa
     rules, spared = suggestion.rules(), suggestion.standing_out()
     assert len(spared) == int(touch * len(survey.clients.tallies))
     clients = Clients()
-    others = [record for record in records if clients.name(record) not in spared]
+    others = [record for record in records if clients.name(scope_of(record)) not in spared]
     file = tmp_path / "rules.toml"
     assert not touch_anybody(others, rules, file)
     lowered = []

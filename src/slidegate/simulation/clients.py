@@ -17,6 +17,8 @@ from sys import intern
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from starlette.types import Scope
+
 from ..limiter import Limiter
 from ..logs import AccessRecord
 from ..web import keys as web_keys
@@ -158,9 +160,8 @@ class Clients:
         self.client = client_ip()
         self._limiter = Limiter()
 
-    def name(self, record: AccessRecord) -> str:
+    def name(self, scope: Scope) -> str:
         """Return the name of the client of a request."""
-        scope = scope_of(record)
         client, _ = self.client.locate(scope)
         return client if self.key is None else self.key.find(scope, self._limiter, client)
 
@@ -170,7 +171,7 @@ class Clients:
         self.without_header += self.header is not None and record.header(self.header) is None
         self.first_us = self.first_us or record.time_us
         self.last_us = max(self.last_us, record.time_us)
-        name = self.name(record)
+        name = self.name(scope_of(record))
         tally = self.tallies.get(name)
         if tally is None:
             tally = self.tallies[name] = ClientTally()

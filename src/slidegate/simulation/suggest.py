@@ -219,8 +219,9 @@ class Suggestion:
         if not record.method:
             return
         now_us = self._now_us = max(self._now_us, record.time_us)
-        name = self._clients.name(record)
-        for bound in self._rules.match(scope_of(record)).limiting:
+        scope = scope_of(record)
+        name = self._clients.name(scope)
+        for bound in self._rules.match(scope).limiting:
             path = bound.rule.paths[0]
             self._requests[path] += 1
             peaks = self._peaks[path].get(name)
