@@ -73,8 +73,8 @@ def show(path: Path, console: Console, site: Site) -> int:
         later_us = (time.time_ns() // 1_000 - last_us) // MINUTE_US * MINUTE_US
         log = AccessLogs([path])
         site.report = asyncio.run(replay_all(log, later_us, site, console))
-    except ConfigurationError as error:
-        return fail(str(error))
+    except (ConfigurationError, OSError) as error:
+        return fail(printable(str(error)))
     report = site.report
     console.print(summary(path, log, report), "", refusals(report), "", bans(report), "", worst(report), "")
     console.print(by_route(site.figures), "")

@@ -1,4 +1,4 @@
-"""Four workers that share their counts: ``uvicorn examples.workers.app:app --workers 4``.
+"""An application whose workers share their counts: ``uvicorn examples.workers.app:app --workers 4``.
 
 Every worker opens the same directory, so a client gets 100 requests an hour from all of them together, and its counts
 survive a restart. ``LIMITS`` sets the directory; by default it is in the directory for temporary files.

@@ -304,11 +304,10 @@ def read_pause_us(status: int, headers: Mapping[str, str], unix_s: float) -> int
     if status not in (429, 503):
         return None
     now_s = _moment_s(headers.get("date", "")) or unix_s
-    pause_s = _span_s(headers.get("retry-after", ""), now_s)
-    if pause_s is None and status == 429:
-        pause_s = _rate_limit_s(headers.get("ratelimit", ""))
-    if pause_s is None and status == 429:
-        pause_s = _span_s(headers.get("x-ratelimit-reset", ""), now_s)
+    spans_s = [_span_s(headers.get("retry-after", ""), now_s)]
+    if status == 429:
+        spans_s += [_rate_limit_s(headers.get("ratelimit", "")), _span_s(headers.get("x-ratelimit-reset", ""), now_s)]
+    pause_s = next((span_s for span_s in spans_s if span_s is not None), None)
     return None if pause_s is None else round(max(pause_s, 0) * 1_000_000)
 
 

@@ -207,8 +207,8 @@ def test_what_is_exported_is_read_again_as_often_as_you_like(
     ("text", "told"),
     [
         (HEAD + row(1) + row(2) + "no JSON\n" + row(3), "line 4: expected JSON, not 'no JSON"),
-        (HEAD + "".join(map(row, range(2_500))) + '{"ban": 3}\n', "row 2502: cannot be read"),
-        ('{"slidegate": "other"}\n', "row 1: cannot be read"),
+        (HEAD + "".join(map(row, range(2_500))) + '{"ban": 3}\n', "line 2502: cannot be read"),
+        ('{"slidegate": "other"}\n', "line 1: cannot be read"),
         ("203.0.113.7\n", "line 1: expected JSON, not '203.0.113.7"),
         ("", "there are no rows"),
     ],

@@ -134,6 +134,25 @@ def test_a_reader_that_is_not_there_or_goes_away_is_no_failure(redirected: str, 
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("explain", "5/minute"), ""),
+        (("check", "tests.cli.sick_apps:healthy"), ""),
+        (("simulate", SAMPLE, "--limit", "5/minute"), ""),
+        (("bans", "list"), 'slidegate: the command needs the package pydantic: pip install "slidegate[cli]"'),
+    ],
+)
+def test_without_pydantic_commands_without_a_store_work_and_others_say_what_to_install(
+    words: tuple[str, ...], told: str
+) -> None:
+    code = f"import sys; sys.modules['pydantic'] = None; from slidegate.cli import main; sys.exit(main({words!r}))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment(), timeout=HANG_S)
+    said = ended.stderr.decode().splitlines()
+    assert (ended.returncode, "Traceback" in str(said)) == (1 if told else 0, False)
+    assert not told or said == [told]
+
+
 KNOWN = ["--format", "json", "--rules", "--factory", "--app-dir", "--help", "--", "5/m", "--limit", "--headroom", "2"]
 WORDS = st.lists(st.sampled_from(KNOWN) | st.text(max_size=12).filter(lambda word: ":" not in word), max_size=6)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from slidegate import Limiter, header
 from slidegate.cli import main
 from slidegate.logs import AccessLogs
 
@@ -33,6 +34,46 @@ def test_the_totals_of_the_sample(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["rules"] == [{"rule": "default", "requests": 80, "clients": 3}]
     assert [client["client"] for client in found["touched"]] == ["198.51.100.77", "198.51.100.150", "203.0.113.200"]
     assert "2 of 5,789 lines are not records" in printed.err
+
+
+def test_the_off_switch_of_applications_does_not_disable_a_replay(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIDEGATE_ENABLED", "0")
+    assert main([*ORDINARY, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["refused"] == 80
+
+
+def test_a_client_has_one_name_in_all_tables_which_the_other_commands_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "access.jsonl"
+    line = {"remote_addr": "192.0.2.7", "request": "GET / HTTP/1.1", "status": 200, "http_x_api_key": "k\u00e91"}
+    log.write_text("".join(json.dumps({**line, "msec": 1_772_532_000 + second}) + "\n" for second in range(20)))
+    command = ["simulate", str(log), "--limit", "5/minute", "--ban-after", "5/10m", "--key", "header:X-API-Key"]
+    assert main([*command, "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    name = Limiter().key_for(header("X-API-Key").of("k\u00e91".encode()))
+    assert name.startswith("header:x-api-key#")
+    assert {row["client"] for table in ("first", "touched", "banned") for row in found[table]} == {name}
+
+
+def test_clients_are_those_of_the_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules = tmp_path / "slidegate.toml"
+    rules.write_text('limits = "60/minute"\nbans = { abuse = { after = "20/10m" } }\nclient = { ipv4_prefix = 24 }\n')
+    assert main(["simulate", SAMPLE, "--rules", str(rules), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    touched, banned = ({row["client"] for row in found[table]} for table in ("touched", "banned"))
+    assert "198.51.100.0/24" in banned <= touched
+
+
+def test_limits_of_routes_count_together_because_a_log_does_not_contain_routes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules = tmp_path / "slidegate.toml"
+    rules.write_text('default_limits = "60/minute"\n')
+    assert main(["simulate", SAMPLE, "--rules", str(rules)]) == 0
+    assert "default_limits count all requests of a client together" in capsys.readouterr().err
 
 
 def test_times_outside_of_since_and_until_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,19 +153,3 @@ def test_a_client_with_a_port_is_one_client(tmp_path: Path, capsys: pytest.Captu
     found = json.loads(capsys.readouterr().out)
     assert (found["clients"], found["refused"], found["clients_touched"]) == (2, 12, 2)
     assert [one["client"] for one in found["touched"]] == ["192.0.2.7", "2001:db8::/64"]
-
-
-def test_an_interrupt_prints_what_was_done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from slidegate.simulation.report import Simulated
-
-    add, seen = Simulated.add, []
-
-    def interrupted(self: Simulated, record: object) -> object:
-        if len(seen) == 100:
-            raise KeyboardInterrupt
-        seen.append(record)
-        return add(self, record)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Simulated, "add", interrupted)
-    assert main([*ORDINARY, "--format", "json"]) == 1
-    assert json.loads(capsys.readouterr().out)["requests"] == 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import tomllib
@@ -128,6 +129,14 @@ def test_limits_have_headroom_and_none_is_below_what_one_page_load_makes(
     for place in roomy.keys() & tight.keys():
         if tight[place] > 10:  # the peak, not the minimum of a page load
             assert tight[place] * headroom <= roomy[place] < tight[place] * headroom + 1
+
+
+def test_a_pipe_is_wrong_usage_because_it_cannot_be_read_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert run("suggest", SAMPLE, str(tmp_path / "pipe")) == 2  # without opening it, which would block
+    assert "a pipe or standard input does not allow" in capsys.readouterr().err
 
 
 def test_where_every_client_may_be_refused_there_is_no_rule_to_paste(

@@ -53,6 +53,16 @@ def test_a_port_in_use_gives_one_line_and_exit_2(capsys: pytest.CaptureFixture[s
     assert printed.out == "", "the port is looked at before the replay"
 
 
+def test_a_log_that_cannot_be_read_gives_one_line_and_exit_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert demo.main(["--no-serve", "--log", str(tmp_path / "none.log")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("demo: ")
+    assert said.count("\n") == 1
+    assert "none.log" in said
+
+
 def test_the_replay_ends_with_three_sentences_of_what_it_has_shown(
     answers: list[Answer], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,15 +22,13 @@ pytest.importorskip("uvicorn")
 pytestmark = pytest.mark.all
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = "examples.workers.app"
-WORKERS = 4
 AMOUNT = 100
 
 
 @contextmanager
 def workers(place: Path, port: int) -> Iterator[str]:
     """Run the example, and stop it like its user."""
-    command = ["-m", "uvicorn", f"{EXAMPLE}:app", "--workers", str(WORKERS), "--port", str(port)]
+    command = ["-m", "examples.workers", "--port", str(port)]
     environment = {**os.environ, "LIMITS": str(place)}
     process = subprocess.Popen([sys.executable, *command, "--log-level", "warning"], cwd=ROOT, env=environment)
     try:

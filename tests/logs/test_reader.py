@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slidegate import ConfigurationError
-from slidegate.logs import AccessLogs, AccessRecord, Skip
+from slidegate.logs import AccessLogs, AccessRecord, Skip, reader
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "examples" / "demo" / "sample.log"
@@ -44,7 +45,8 @@ def test_nothing_is_lost_and_what_is_late_by_less_than_the_hold_comes_in_order(
     at = tmp_path_factory.mktemp("order")
     for part in range(files):
         (at / f"{part}.log").write_text("".join(line(second, f"/{part}") for second in seconds[part::files]))
-    logs = AccessLogs(sorted(at.iterdir()), hold=hold)
+    with patch.multiple(reader, HOLD=hold * files, MIN_HOLD=1):
+        logs = AccessLogs(sorted(at.iterdir()))
     found = [(record.time_us - START_US) // S_US for record in logs]
     assert sorted(found) == sorted(seconds)
     assert (logs.counts.records, logs.counts.late) == (len(seconds), sum(map(int.__gt__, accumulated(found), found)))
@@ -119,10 +121,12 @@ def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
         paths(logs)
 
 
-def test_how_far_a_reading_is_can_be_seen(tmp_path: Path) -> None:
+def test_how_far_a_reading_is_can_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "HOLD", 2)
+    monkeypatch.setattr(reader, "MIN_HOLD", 1)
     (tmp_path / "a.log").write_text(line(0) * 10_000)
     (tmp_path / "b.log.gz").write_bytes(gzip.compress((line(1) * 10_000).encode()))
-    logs = AccessLogs([tmp_path / "a.log", tmp_path / "b.log.gz"], hold=1)
+    logs = AccessLogs([tmp_path / "a.log", tmp_path / "b.log.gz"])
     assert logs.size_bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
     assert logs.taken_bytes == 0
     seen = [logs.taken_bytes for _ in logs]
@@ -183,14 +187,13 @@ def test_a_file_that_is_packed_otherwise_is_named(tmp_path: Path, magic: bytes, 
 
 
 @pytest.mark.parametrize(
-    ("files", "hold", "words"),
+    ("files", "words"),
     [
-        ([], 1, "expected at least one file"),
-        ("access.log", 1, "expected a list of files"),
-        (["-", "-"], 1, "expected standard input once"),
-        *(([str(SAMPLE)], hold, "such as 32768") for hold in (0, True, 1.5)),
+        ([], "expected at least one file"),
+        ("access.log", "expected a list of files"),
+        (["-", "-"], "expected standard input once"),
     ],
 )
-def test_arguments_that_cannot_work_are_refused(files: Any, hold: Any, words: str) -> None:
+def test_arguments_that_cannot_work_are_refused(files: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        AccessLogs(files, hold=hold)
+        AccessLogs(files)

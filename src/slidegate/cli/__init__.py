@@ -21,8 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from .program import program
 
         program.main(arguments, prog_name="slidegate")
-    except ModuleNotFoundError as error:  # the extra is missing or incomplete
-        sys.stderr.write(f'slidegate: the command needs the package {error.name}: pip install "slidegate[cli]"\n')
+    except ImportError as error:  # the extra is missing or incomplete
+        missing = getattr(error.__cause__, "name", error.name)  # the admin API names its own extra
+        sys.stderr.write(f'slidegate: the command needs the package {missing}: pip install "slidegate[cli]"\n')
         return 1
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1

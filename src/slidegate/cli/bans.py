@@ -12,7 +12,7 @@ from ..limiter import Limiter
 from ..limiter.keys import AnyKey
 from ..limiter.limiter import ban_length_us
 from .output import note, one_line, show, table, with_format
-from .store import ask, end_of, user, view_of, with_key, with_store
+from .store import ask, end_of, view_of, with_author, with_key, with_reason, with_store
 
 _COLUMNS: Final = ("target", "until", "policy", "level", "reason")
 _BAN_ROW: Final = '{"ban"'
@@ -59,11 +59,11 @@ def list_bans(store: str, policy: str | None, match: str, as_json: bool) -> None
 @with_key
 @with_store
 @click.option("--for", "duration", metavar="DURATION", required=True, help="How long: 90s, 1h, 7d or permanent.")
-@click.option("--reason", default="", metavar="TEXT", help="For operators; clients do not see it.")
-@click.option("--by", metavar="NAME", help="The author of the ban; by default your user name.")
+@with_reason
+@with_author
 @may_create
 @with_format
-def add_ban(key: AnyKey, store: str, duration: str, reason: str, by: str | None, create: bool, as_json: bool) -> None:
+def add_ban(key: AnyKey, store: str, duration: str, reason: str, by: str, create: bool, as_json: bool) -> None:
     """Ban KEY: an address, a network, or another key such as user:42.
 
     An existing ban of the key is replaced; the last of concurrent commands wins.
@@ -76,7 +76,7 @@ def add_ban(key: AnyKey, store: str, duration: str, reason: str, by: str | None,
         check_has_kind(key)
 
     async def add(limiter: Limiter) -> dict[str, Any]:
-        return view_of(await limiter.ban(key, duration, reason=reason, by=by or user()))
+        return view_of(await limiter.ban(key, duration, reason=reason, by=by))
 
     ban = ask(store, add, writes=True, makes=create)
     show(as_json, [ban], [f"banned: {ban['target']} until {end_of(ban)}"])
@@ -85,9 +85,9 @@ def add_ban(key: AnyKey, store: str, duration: str, reason: str, by: str | None,
 @bans.command("remove")
 @with_key
 @with_store
-@click.option("--by", metavar="NAME", help="Who removes the ban; by default your user name.")
+@with_author
 @with_format
-def remove_ban(key: AnyKey, store: str, by: str | None, as_json: bool) -> None:
+def remove_ban(key: AnyKey, store: str, by: str, as_json: bool) -> None:
     """Remove the ban of exactly KEY, and its strikes.
 
     If there was neither, the exit code is 1.
@@ -98,7 +98,7 @@ def remove_ban(key: AnyKey, store: str, by: str | None, as_json: bool) -> None:
 
     async def remove(limiter: Limiter) -> str:
         name = limiter.key_for(key)
-        if not await limiter.unban(key, by=by or user()):
+        if not await limiter.unban(key, by=by):
             network = await limiter.banned(key)
             wider = f"; the ban of {network.key} covers it" if network is not None else ""
             raise click.ClickException(f"{name} has no ban and no strikes{wider}")
@@ -147,7 +147,9 @@ def import_bans(file: str, store: str, create: bool, as_json: bool) -> None:
     try:
         imported = ask(store, import_all, writes=True, makes=create)
     except ConfigurationError as error:
-        where, colon, what = one_line(error).removeprefix("bans").lstrip(", :").partition(": ")
-        raise click.ClickException(f"{file}, {where}{colon}{what}; nothing was imported") from error
+        told = one_line(error).removeprefix("bans").lstrip(", :")
+        if told.startswith("row "):  # each row is a line of the file
+            told = f"line {told.removeprefix('row ')}"
+        raise click.ClickException(f"{file}, {told}; nothing was imported") from error
     over = sum(line.startswith(_BAN_ROW) for line in lines) - imported
     show(as_json, [{"imported": imported, "over": over}], [f"imported: {imported:,} bans; {over:,} already ended"])

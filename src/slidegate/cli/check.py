@@ -30,8 +30,8 @@ from ..web.checks import Finding
 from ..web.config import STORE_VARIABLE
 from ..web.middleware import RateLimitMiddleware
 from ..web.routes import DEPTH, layers, router_of, routes_of
+from .config_file import middleware_of
 from .output import failed, note, one_line, show, with_format
-from .store import middleware_of
 
 CODES: Final = {
     "SG201": "the application has no middleware",

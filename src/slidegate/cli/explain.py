@@ -20,8 +20,8 @@ import click
 
 from ..core.durations import format_duration
 from ..core.limits import AnyLimit, Limit, parse_limits
+from .config_file import middleware_of
 from .output import show, with_format
-from .store import middleware_of
 
 _S: Final = 1_000_000
 _SPANS: Final = {"1s": _S, "1m": 60 * _S, "1h": 3_600 * _S, "1d": 86_400 * _S}
@@ -39,10 +39,12 @@ def explain(limits: str, as_json: bool) -> None:
     Example: slidegate explain "5/minute; 50/hour"
     """
     for number, (title, those) in enumerate(_titled(limits)):
-        facts = _facts(title, those)
         if number and not as_json:
             click.echo()
-        show(as_json, [facts], _lines(facts, those))
+        windows = [limit for limit in those if isinstance(limit, Limit)]
+        others = [limit.said for limit in those if not isinstance(limit, Limit)]
+        facts = {"title": title, "limits": [str(limit) for limit in windows], "others": others, **_bounds(windows)}
+        show(as_json, [facts], _lines(title, windows, others))
 
 
 def _titled(text: str) -> Iterator[tuple[str, Sequence[AnyLimit]]]:
@@ -65,39 +67,32 @@ def _names_a_file(text: str) -> bool:
         return False
 
 
-def _windows(limits: Sequence[AnyLimit]) -> list[Limit]:
-    """Return the sliding windows; other limits have no bound here."""
-    return [limit for limit in limits if isinstance(limit, Limit)]
+def _bounds(windows: Sequence[Limit]) -> dict[str, Any]:
+    """Return the bounds of sliding windows that apply together."""
+    if not windows:
+        return {}
+    return {
+        "exact": all(limit.exact for limit in windows),
+        "most": {name: most_units(windows, span_us) for name, span_us in _SPANS.items()},
+        "burst": min(limit.amount for limit in windows),
+        "back_after_s": [wait_us / _S for wait_us in back_after_us(windows)],
+        "steady_every_s": steady_us(windows) / _S,
+    }
 
 
-def _facts(title: str, limits: Sequence[AnyLimit]) -> dict[str, Any]:
-    """Return the bounds of limits that apply together."""
-    windows = _windows(limits)
-    others = [limit.said for limit in limits if limit not in windows]
-    facts: dict[str, Any] = {"title": title, "limits": [str(limit) for limit in windows], "others": others}
-    if windows:
-        facts["exact"] = all(limit.exact for limit in windows)
-        facts["most"] = {name: most_units(windows, span_us) for name, span_us in _SPANS.items()}
-        facts["burst"] = min(limit.amount for limit in windows)
-        facts["back_after_s"] = [wait_us / _S for wait_us in back_after_us(windows)]
-        facts["steady_every_s"] = steady_us(windows) / _S
-    return facts
-
-
-def _lines(facts: dict[str, Any], limits: Sequence[AnyLimit]) -> Iterator[str]:
-    windows = _windows(limits)
-    yield facts["title"]
+def _lines(title: str, windows: Sequence[Limit], others: Sequence[str]) -> Iterator[str]:
+    yield title
     for limit in windows:
         slices = f"counted in {limit.slices} slices of {_seconds(limit.slice_us)} and the current one"
         yield f"  {limit.said}: {'exact; the time of each unit is stored' if limit.exact else slices}"
-    for other in facts["others"]:
+    for other in others:
         yield f"  {other}: not a sliding window, not included in the bounds below"
     if windows:
         soonest, latest = map(_seconds, back_after_us(windows))
         wait = latest if soonest == latest else f"{soonest} to {latest}"
         yield from ("", "Maximum for one client in any span of:")
-        yield from (f"  {name:>4}: {most:>14,}" for name, most in facts["most"].items())
-        yield f"Largest burst: {facts['burst']:,}, then retry after {wait}."
+        yield from (f"  {name:>4}: {most_units(windows, span_us):>14,}" for name, span_us in _SPANS.items())
+        yield f"Largest burst: {min(limit.amount for limit in windows):,}, then retry after {wait}."
         yield f"Steady rate that is never refused: one request every {_seconds(steady_us(windows))}."
 
 
@@ -113,9 +108,9 @@ def most_units(limits: Sequence[Limit], span_us: int) -> int:
 
     Args:
         limits: The limits, which all apply; at least one.
-        span_us: The length of the span in microseconds, 0 or more.
+        span_us: The length of the span in microseconds, at least 1.
     """
-    return 0 if span_us <= 0 else min(_alone(limit, span_us) for limit in limits)
+    return min(_alone(limit, span_us) for limit in limits)
 
 
 def back_after_us(limits: Sequence[Limit]) -> tuple[int, int]:
@@ -128,14 +123,9 @@ def back_after_us(limits: Sequence[Limit]) -> tuple[int, int]:
     return max(map(_soonest_us, spent)), max(map(_round_us, spent))
 
 
-def steady_us(limits: Sequence[Limit], units: int = 1) -> int:
-    """Return the shortest interval between the requests of a client that is never refused.
-
-    Args:
-        limits: The limits.
-        units: The cost of each request, at most the smallest amount.
-    """
-    return max(-(-_round_us(limit) // (limit.amount // units)) for limit in limits)
+def steady_us(limits: Sequence[Limit]) -> int:
+    """Return the shortest interval between the requests of a client that is never refused."""
+    return max(-(-_round_us(limit) // limit.amount) for limit in limits)
 
 
 def _alone(limit: Limit, span_us: int) -> int:

@@ -17,8 +17,9 @@ from ..limiter.inspect import KeyView
 from ..limiter.keys import AnyKey
 from ..limiter.overrides import NamedLimit, Override
 from ..stats.statistics import onlooker
+from .config_file import middleware_of
 from .output import note, show, table, time_of, with_format
-from .store import ask, end_of, middleware_of, said_of, view_of, with_key, with_store
+from .store import ask, end_of, said_of, view_of, with_key, with_store
 
 _WINDOW_COLUMNS: Final = ("rule", "limit", "used", "remaining", "reset_after_s")
 _SLICE_COLUMNS: Final = ("rule", "from", "to", "count")

@@ -10,7 +10,7 @@ from ..admin import views
 from ..limiter import Limiter
 from ..limiter.limiter import override_length_us
 from .output import note, show, table, time_of, with_format
-from .store import ask, user, with_store
+from .store import ask, with_author, with_reason, with_store
 
 _COLUMNS: Final = ("name", "limit", "until", "by", "reason")
 
@@ -48,10 +48,10 @@ def list_limits(store: str, as_json: bool) -> None:
 @click.argument("limit")
 @with_store
 @click.option("--for", "duration", metavar="DURATION", required=True, help="How long: 90s, 2h, at most 30d.")
-@click.option("--reason", default="", metavar="TEXT", help="For operators; clients do not see it.")
-@click.option("--by", metavar="NAME", help="The author of the change; by default your user name.")
+@with_reason
+@with_author
 @with_format
-def set_limit(name: str, limit: str, store: str, duration: str, reason: str, by: str | None, as_json: bool) -> None:
+def set_limit(name: str, limit: str, store: str, duration: str, reason: str, by: str, as_json: bool) -> None:
     """Temporarily change the amount of the limit NAME to that of LIMIT, such as 50/minute.
 
     NAME is the name in response headers. Only the workers know the rules: they ignore a change of an unknown name, to
@@ -64,7 +64,7 @@ def set_limit(name: str, limit: str, store: str, duration: str, reason: str, by:
     override_length_us(duration, "--for")  # validate before the store is opened
 
     async def change(limiter: Limiter) -> dict[str, Any]:
-        made = await limiter.override(name, limit, duration=duration, reason=reason, by=by or user())
+        made = await limiter.override(name, limit, duration=duration, reason=reason, by=by)
         return views.Limit.model_validate(made).model_dump()
 
     made = ask(store, change, writes=True)

@@ -18,7 +18,6 @@ from ..core.logs import escaped
 from ..logs import AccessLogs, AccessRecord
 from ..logs.formats import MAX_TIME_US
 from ..simulation.clients import Clients
-from ..web.keys import check_token
 from .output import failed, note, time_of
 
 _EVERY: Final = 2_048
@@ -32,6 +31,7 @@ def with_logs(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for reading logs to a command, as one parameter `logs`."""
 
     @click.argument("log", nargs=-1, required=True)
+    @click.option("--key", default="ip", show_default=True, metavar="KEY", help="What to count by: ip or header:NAME.")
     @click.option("--log-format", metavar="FORMAT", help="The nginx format string of a custom log.")
     @click.option("--log-fields", metavar="JSON", help='Fields of JSON lines: {"time": "ts", "client": "ip", ...}.')
     @click.option("--since", metavar="TIME", type=_MOMENT, help=f"Skip requests before this time: {_AN_EXAMPLE}.")
@@ -39,14 +39,17 @@ def with_logs(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def called(
         log: tuple[str, ...],
+        key: str,
         log_format: str | None,
         log_fields: str | None,
         since: datetime | None,
         until: datetime | None,
         **options: Any,
     ) -> Any:
+        clients = Clients(_header_of(key))
         records = AccessLogs(log, format=log_format, fields=_fields(log_fields))
-        return command(logs=Logs(log, records, _unix_us(since, 0), _unix_us(until, MAX_TIME_US)), **options)
+        logs = Logs(log, records, clients, _unix_us(since, 0), _unix_us(until, MAX_TIME_US))
+        return command(logs=logs, **options)
 
     return called
 
@@ -58,12 +61,14 @@ class Logs:
     Attributes:
         names: The files as given; ``-`` is standard input.
         records: The records of the files.
+        clients: The clients of the selected time, identified as `--key` says; the command adds their requests.
         since_us: The start of the selected time, inclusive, in microseconds of Unix time.
         until_us: The end of the selected time, exclusive.
     """
 
     names: tuple[str, ...]
     records: AccessLogs
+    clients: Clients
     since_us: int
     until_us: int
 
@@ -112,34 +117,27 @@ class Logs:
             f"'{line.file}': {line.reason}: {line.text}; for a custom format, use --log-format or --log-fields"
         )
 
-    def note_skipped(self) -> None:
-        """Write the number of skipped lines to stderr, with up to three examples."""
-        counts = self.records.counts
+    def note_omissions(self) -> None:
+        """Write to stderr how many lines were skipped, with up to three examples, and how many requests lack the key.
+
+        Raises:
+            click.ClickException: All requests lack the header field of `--key`.
+        """
+        counts, clients = self.records.counts, self.clients
         if counts.broken:
             note(f"{counts.broken:,} of {counts.lines:,} lines are not records of an access log:")
             for line in counts.examples:
                 note(f"  {line.file}:{line.number}: {line.reason}: {line.text}")
         if counts.late:
             note(f"{counts.late:,} records are too far out of order; each counts at the time of the record before it")
-
-
-def check_header(clients: Clients) -> None:
-    """Write to stderr how many requests lack the header field of `--key`.
-
-    Raises:
-        click.ClickException: All requests lack it.
-    """
-    if not clients.without_header:
-        return
-    if clients.without_header >= clients.requests:
-        raise click.ClickException(
-            f"--key: no request in this log has the header {clients.header}; configure the server to log it, and name "
-            "it with --log-format or --log-fields"
-        )
-    note(
-        f"{clients.without_header:,} of {clients.requests:,} requests have no header {clients.header}; they count by "
-        "address"
-    )
+        if 0 < clients.without_header == clients.requests:
+            raise click.ClickException(
+                f"--key: no request in this log has the header {clients.header}; configure the server to log it, and "
+                "name it with --log-format or --log-fields"
+            )
+        if clients.without_header:
+            lacking = f"{clients.without_header:,} of {clients.requests:,} requests"
+            note(f"{lacking} have no header {clients.header}; they count by address")
 
 
 def _unix_us(moment: datetime | None, otherwise_us: int) -> int:
@@ -163,7 +161,7 @@ def _fields(text: str | None) -> dict[str, str] | None:
     return fields
 
 
-def header_of(key: str) -> str | None:
+def _header_of(key: str) -> str | None:
     """Return NAME for ``header:NAME``, and None for ``ip``.
 
     Raises:
@@ -171,7 +169,7 @@ def header_of(key: str) -> str | None:
     """
     kind, colon, name = key.partition(":")
     if kind == "header" and colon:
-        return check_token("header", name, "X-API-Key")
+        return name
     if key != "ip":
         raise ConfigurationError(f"--key: expected ip or header:NAME, such as header:X-API-Key, not {quoted(key)}")
     return None

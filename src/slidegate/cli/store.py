@@ -1,4 +1,4 @@
-"""The store that a command uses: its options, its limiter, and the rules of a configuration file.
+"""The store that a command uses: its options and its limiter.
 
 Commands that only read open the store read-only, so they create no files or rows. Commands that write require an
 existing store: with a mistyped path, bans would go to a new store that no application uses.
@@ -12,7 +12,6 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import wraps
-from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -29,8 +28,7 @@ from ..limiter.open_store import open_store
 from ..stores.memory.store import MemoryStore
 from ..web.config import STORE_VARIABLE
 from ..web.keys import SENT_BY_NAME
-from ..web.middleware import RateLimitMiddleware
-from .output import failed, time_of
+from .output import time_of
 
 T = TypeVar("T")
 
@@ -49,6 +47,22 @@ with_store = click.option(
     help="The store, for example lmdb:///var/lib/app/slidegate or redis://localhost:6379/0.",
 )
 """Adds the option ``--store`` to a command."""
+
+
+def user() -> str:
+    """Return the name of the user who runs the command."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # the user ID has no name, as in some containers
+        return "cli"
+
+
+with_author = click.option(
+    "--by", metavar="NAME", default=user, show_default="your user name", help="The author of the change."
+)
+"""Adds the option ``--by`` to a command."""
+with_reason = click.option("--reason", default="", metavar="TEXT", help="For operators; clients do not see it.")
+"""Adds the option ``--reason`` to a command."""
 
 
 def with_key(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,14 +132,6 @@ def view_of(ban: Ban) -> dict[str, Any]:
     return views.Ban.model_validate(ban).model_dump()
 
 
-def user() -> str:
-    """Return the name of the user who runs the command."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # the user ID has no name, as in some containers
-        return "cli"
-
-
 def end_of(ban: dict[str, Any]) -> str:
     """Return the end of a ban from its view."""
     return "it is removed" if ban["until_at"] is None else time_of(ban["until_at"])
@@ -167,28 +173,3 @@ def _is_there(url: str) -> bool:
         return path.stat().st_size > 0
     except OSError:
         return False
-
-
-def middleware_of(path: str | PathLike[str], store: str = "memory://") -> RateLimitMiddleware:
-    """Return the middleware of a configuration file.
-
-    Args:
-        path: The file.
-        store: The address of a store to use instead of the file's; an empty string for the file's.
-
-    Raises:
-        click.ClickException: The file is invalid.
-        StoreError: The store cannot be opened.
-    """
-    try:
-        return RateLimitMiddleware.from_file(_no_app, path, store=store, on_exceeded=_ignore).app
-    except ConfigurationError as error:
-        raise failed(error) from error
-
-
-async def _no_app(*_: Any) -> None:
-    """A placeholder for the application."""
-
-
-def _ignore(*_: Any) -> None:
-    """A placeholder for the callback of a rule with ``on_exceeded``."""

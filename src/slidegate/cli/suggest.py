@@ -7,10 +7,8 @@ from typing import Final
 
 import click
 
-from ..logs.reader import STANDARD_INPUT
-from ..simulation.clients import Clients
 from ..simulation.suggest import HEADROOM, PAGE_LOAD, SuggestedRule, Suggestion, Survey
-from .log_options import Logs, check_header, header_of, share_of, with_logs
+from .log_options import Logs, share_of, with_logs
 from .output import show, with_format
 
 _SHADOW: Final = "shadow = true  # counts but never refuses; delete this line to enforce the rule"
@@ -25,11 +23,10 @@ _SHADOW: Final = "shadow = true  # counts but never refuses; delete this line to
     show_default=True,
     help="The factor between the peaks of the other clients and the limits.",
 )
-@click.option("--key", default="ip", show_default=True, metavar="KEY", help="What to count by: ip or header:NAME.")
 @click.option("--routes", type=click.IntRange(0, 100), default=8, show_default=True, help="Routes with own limits.")
 @with_format
 @with_logs
-def suggest(logs: Logs, touch: str, headroom: float, key: str, routes: int, as_json: bool) -> None:
+def suggest(logs: Logs, touch: str, headroom: float, routes: int, as_json: bool) -> None:
     """Suggest limits from access logs, as TOML to paste.
 
     The limits would have refused at most a share of the clients. The rules are shadow rules, which never refuse, until
@@ -38,13 +35,12 @@ def suggest(logs: Logs, touch: str, headroom: float, key: str, routes: int, as_j
     \b
     Example: slidegate suggest access.log --touch 0.1%
     """
-    share, clients = share_of(touch), Clients(header_of(key))
-    if STANDARD_INPUT in logs.names:
-        raise click.UsageError("suggest reads logs twice, which standard input does not allow; pass a file")
+    share, clients = share_of(touch), logs.clients
+    if logs.records.size_bytes is None:
+        raise click.UsageError("suggest reads logs twice, which a pipe or standard input does not allow; pass files")
     survey = Survey(clients)
     logs.read("Collecting clients and routes", survey.add)
-    logs.note_skipped()
-    check_header(clients)
+    logs.note_omissions()
     suggestion = Suggestion(survey, share, headroom, routes)
     logs.read("Measuring peaks", suggestion.add)
     rules, warnings = suggestion.rules(), survey.warnings(share)

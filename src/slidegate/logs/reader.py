@@ -29,8 +29,10 @@ from .formats import Parse, parse_line
 from .record import MAX_LINE_BYTES, AccessRecord, LogCounts, Skip
 
 HOLD: Final = 32_768
+"""The number of records buffered for sorting; several files share it."""
+MIN_HOLD: Final = 1_024
+"""The minimum for each file."""
 STANDARD_INPUT: Final = "-"
-_MIN_HOLD: Final = 1_024
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _OTHER_MAGIC: Final = {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip"}
 _time_us: Final = itemgetter(0)
@@ -39,15 +41,15 @@ _time_us: Final = itemgetter(0)
 class AccessLogs:
     """An iterable over the records of several files in chronological order, read lazily.
 
-    Records that are out of order by up to `hold` lines of their file are sorted; later ones are yielded as they come
-    and counted in ``counts.late``. Each iteration reads and counts from the start, except standard input.
+    Records that are out of order by up to 32,768 lines, in several files by up to 1,024 or more, are sorted; later ones
+    are yielded as they come and counted in ``counts.late``. Each iteration reads and counts from the start, except
+    standard input.
 
     Args:
         paths: The files, plain or compressed with gzip; ``-`` is standard input.
         format: The nginx format string of a custom format; None to detect known formats line by line.
         fields: The field names of custom JSON lines: for each part of a record the field that holds it, as in
             ``{"time": "ts", "client": "ip", "status": "code", "request": "line"}``.
-        hold: The number of records buffered for sorting, at least 1; several files share it.
 
     Attributes:
         counts: The lines read so far, by result. They include the records that are still buffered.
@@ -63,19 +65,16 @@ class AccessLogs:
         *,
         format: str | None = None,
         fields: Mapping[str, str] | None = None,
-        hold: int = HOLD,
     ) -> None:
         if isinstance(paths, (str, bytes, PathLike)):
             raise ConfigurationError(f"expected a list of files, such as ['access.log'], not {quoted(paths)}")
-        if isinstance(hold, bool) or not isinstance(hold, int) or hold < 1:
-            raise ConfigurationError(f"hold: expected a whole number from 1 on, such as {HOLD}, not {quoted(hold)}")
         self._files = [_LogFile(path) for path in paths]
         if not self._files:
             raise ConfigurationError("expected at least one file, such as ['access.log'], not []")
         if sum(file.name == STANDARD_INPUT for file in self._files) > 1:
             raise ConfigurationError("expected standard input once, such as ['-'], not several times")
         self._parse = _custom(format, fields)
-        self._hold = max(_MIN_HOLD, hold // len(self._files)) if hold > _MIN_HOLD else hold
+        self._hold = max(MIN_HOLD, HOLD // len(self._files))
         self.counts = LogCounts()
 
     @property
@@ -100,7 +99,7 @@ class AccessLogs:
             yield record
 
     def _in_order(self, file: _LogFile, counts: LogCounts) -> Iterator[AccessRecord]:
-        """Yield the records of a file in order, as far as none is more than `hold` lines late."""
+        """Yield the records of a file in order, as far as none is late by more lines than are buffered."""
         held: list[AccessRecord] = []
         for record in self._records(file, counts):
             held.append(record)
@@ -135,13 +134,14 @@ class _LogFile:
         self.name = os.fspath(path)
         status = None if self.name == STANDARD_INPUT else os.stat(self.name)
         self.size_bytes = status.st_size if status is not None and stat.S_ISREG(status.st_mode) else None
-        self._open: io.BufferedReader | None = None
-        self._taken_bytes = 0
+        self._raw: io.BufferedReader | None = None
 
     @property
     def taken_bytes(self) -> int:
-        """The number of bytes read, before decompression; 0 for standard input."""
-        return self._taken_bytes if self._open is None or self.size_bytes is None else self._open.tell()
+        """The number of bytes read, before decompression; 0 if the size is unknown."""
+        if self._raw is None or self.size_bytes is None:
+            return 0
+        return self.size_bytes if self._raw.closed else self._raw.tell()
 
     def lines(self) -> Iterator[bytes | Skip]:
         """Yield the lines of the file from its beginning; damaged gzip data ends it with `Skip.GZIP`.
@@ -150,9 +150,8 @@ class _LogFile:
             ConfigurationError: The compression is not supported.
             OSError: The file cannot be read.
         """
-        with self._opened() as raw:
-            file = _unpacked(raw, self.name)
-            self._open = raw
+        with self._opened() as self._raw:
+            file = _unpacked(self._raw, self.name)
             try:
                 while line := file.readline(MAX_LINE_BYTES + 2):
                     yield line
@@ -161,8 +160,6 @@ class _LogFile:
                             line = file.readline(MAX_LINE_BYTES)
             except (EOFError, gzip.BadGzipFile, zlib.error):
                 yield Skip.GZIP
-            finally:
-                self._taken_bytes, self._open = self.taken_bytes, None
 
     def _opened(self) -> AbstractContextManager[io.BufferedReader]:
         if self.name != STANDARD_INPUT:

@@ -13,13 +13,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import blake2b
 from sys import intern
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from starlette.types import Scope
+
+from ..limiter import Limiter
 from ..logs import AccessRecord
+from ..web import keys as web_keys
 from ..web.client_ip import client_ip
+from .replay import scope_of
 
 MAX_AGENTS: Final = 32
 MAX_PATHS: Final = 64
@@ -132,13 +136,15 @@ class ClientTally:
 
 
 class Clients:
-    """The clients of a log by name: the address as the middleware counts it, IPv6 clients by their /64.
+    """The clients of a log by name, which is the key that a middleware counts them by.
 
     Args:
         header: The header field that identifies clients instead of the address; requests without it are identified by
             address. Values are shown as digests, because they may be secrets.
 
     Attributes:
+        key: The key for a middleware; None for the address.
+        client: Determines the address.
         tallies: The counts of each client by its name.
         requests: The number of requests added.
         without_header: Those without the header field.
@@ -148,17 +154,16 @@ class Clients:
 
     def __init__(self, header: str | None = None) -> None:
         self.header = header
+        self.key = None if header is None else web_keys.header(header)
         self.tallies: dict[str, ClientTally] = {}
         self.requests = self.without_header = self.first_us = self.last_us = 0
-        self._client = client_ip()
+        self.client = client_ip()
+        self._limiter = Limiter()
 
-    def name(self, record: AccessRecord) -> str:
+    def name(self, scope: Scope) -> str:
         """Return the name of the client of a request."""
-        value = None if self.header is None else record.header(self.header)
-        if value is not None:
-            digest = blake2b(value.encode(errors="replace"), digest_size=8).hexdigest()
-            return f"header:{self.header}#{digest}"
-        return self._client.locate({"client": (record.client, 0), "headers": []})[0]
+        client, _ = self.client.locate(scope)
+        return client if self.key is None else self.key.find(scope, self._limiter, client)
 
     def add(self, record: AccessRecord) -> tuple[str, ClientTally]:
         """Count a request; return the name and the counts of its client."""
@@ -166,7 +171,7 @@ class Clients:
         self.without_header += self.header is not None and record.header(self.header) is None
         self.first_us = self.first_us or record.time_us
         self.last_us = max(self.last_us, record.time_us)
-        name = self.name(record)
+        name = self.name(scope_of(record))
         tally = self.tallies.get(name)
         if tally is None:
             tally = self.tallies[name] = ClientTally()

@@ -16,15 +16,14 @@ from urllib.parse import unquote, urlsplit
 
 from starlette.types import Message, Receive, Scope, Send
 
-from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError
 from ..core.store import Event
 from ..limiter import Limiter
 from ..logs import AccessRecord
 from ..stores.memory.store import MemoryStore
 from ..web.checks import CODES
+from ..web.client_ip import ClientAddress, client_ip
 from ..web.config import ConfigLoader
-from ..web.keys import Key
 from ..web.middleware import RateLimitMiddleware
 from ..web.rule_set import all_rules
 from ..web.rules import Rule
@@ -36,92 +35,75 @@ PASSED: Final = "passed"
 REFUSED: Final = "refused"
 BANNED: Final = "banned"
 BLOCKED: Final = "blocked"
-NO_REQUEST: Final = "no request"
-"""The record is not an HTTP request, so it would not reach an application."""
+REFUSALS: Final = (REFUSED, BANNED, BLOCKED)
 
 
 class Played(NamedTuple):
-    """The result of replaying one record.
+    """The result of replaying one request.
 
     Attributes:
-        outcome: ``"passed"``, ``"refused"`` (by a limit), ``"banned"``, ``"blocked"`` (by a list or a rule), or
-            ``"no request"``.
+        outcome: ``"passed"``, ``"refused"`` (by a limit), ``"banned"``, or ``"blocked"`` (by a list or a rule).
         status: The status of the response, from the middleware or the application.
         events: The events of the request: refusals, shadow refusals and bans.
     """
 
     outcome: str
     status: int
-    events: tuple[Event, ...] = ()
+    events: tuple[Event, ...]
 
 
 class Replay:
     """Sends the records of a log, in chronological order, to a middleware.
 
     Args:
-        limits: The limits of all requests, as for ``RateLimitMiddleware(limits=...)``.
-        rules: The path of a configuration file instead; its store is not opened, all counts are in memory.
-        key: The key of `limits`; the address of the client by default.
-        bans: Ban policies in addition to `limits`.
+        options: Options of `RateLimitMiddleware`, such as `limits` or `rules`, except those of its store and responses.
 
     Attributes:
         middleware: The middleware.
+        client: Determines its clients.
         now_us: The virtual time in microseconds.
         unwaited: The rules with ``wait`` or ``concurrency``. Requests that would wait are refused, and permits are
             always free, because a log does not record the duration of requests.
 
     Raises:
-        ConfigurationError: Neither or both of `limits` and `rules` are given, or one of them is invalid.
+        ConfigurationError: An option is invalid.
     """
 
-    def __init__(
-        self,
-        limits: str | None = None,
-        *,
-        rules: str | PathLike[str] | None = None,
-        key: Key | None = None,
-        bans: BanPolicy | Iterable[BanPolicy] | None = None,
-    ) -> None:
-        if (limits is None) == (rules is None):
-            raise ConfigurationError('expected either limits, such as "60/minute", or rules, such as "slidegate.toml"')
-        if rules is not None and (key is not None or bans is not None):
-            raise ConfigurationError("key, bans: write them into the rules file, for example [bans.abuse]")
+    def __init__(self, **options: Any) -> None:
         self.now_us = 0
+        self.client: ClientAddress = options.get("client") or client_ip()
         self._status = 200
         self._answered = 0
         self._reached = False
         self._events: list[Event] = []
-        store = MemoryStore(max_keys=MAX_KEYS, max_bans=MAX_KEYS, clock=lambda: self.now_us)
-        limiter = Limiter(store)
-        limiter.observe(self._collect, kinds=EVENT_KINDS)
-        options: dict[str, Any] = {"headers": None, "ignore_checks": tuple(CODES)}
-        if rules is None:
-            options |= {"limiter": limiter, "rules": [Rule("*", limits, key=key)], "bans": bans}
-        else:
-            reading = ConfigLoader(Path(rules), {}, lambda *_: limiter, _ignore, lambda: 0.0, store="memory://")
-            options = reading.options() | options | {"enabled": True}
-        given = all_rules(options.pop("limits", None), options.get("rules"))
+        limiter = Limiter(MemoryStore(max_keys=MAX_KEYS, max_bans=MAX_KEYS, clock=lambda: self.now_us))
+        limiter.observe(self._events.append, kinds=EVENT_KINDS)
+        given = all_rules(options.pop("limits", None), options.pop("rules", None), options.pop("key", None))
         self.unwaited = tuple(rule.label for rule in given if rule.wait_us or rule.concurrency is not None)
         # A rule with only permits cannot refuse anything in a replay.
-        options["rules"] = [_without_wait(rule) for rule in given if rule.concurrency is None or rule.limits]
-        self.middleware = RateLimitMiddleware(self._app, **options)
+        rules = [_without_wait(rule) for rule in given if rule.concurrency is None or rule.limits]
+        fixed = {"limiter": limiter, "rules": rules, "headers": None, "ignore_checks": tuple(CODES), "enabled": True}
+        self.middleware = RateLimitMiddleware(self._app, **options | fixed)
+
+    @classmethod
+    def from_file(cls, path: str | PathLike[str]) -> Replay:
+        """Return a replay with the rules and bans of a configuration file, whose store is not opened.
+
+        Raises:
+            ConfigurationError: The file is invalid.
+        """
+        loader = ConfigLoader(Path(path), {}, lambda *_: Limiter(), _ignore, lambda: 0.0, store="memory://")
+        return cls(**loader.options())
 
     def play(self, record: AccessRecord) -> Played:
-        """Replay one record; a time before that of the previous record is moved forward to it."""
-        if record.time_us > self.now_us:
-            self.now_us = record.time_us
-        scope = scope_of(record)
-        if scope is None:
-            return Played(NO_REQUEST, record.status)
+        """Replay an HTTP request; a time before that of the previous record is moved forward to it."""
+        self.now_us = max(self.now_us, record.time_us)
         self._status = record.status if 200 <= record.status <= 599 else 200
         self._reached = False
         self._events.clear()
-        run(self.middleware(scope, _receive, self._send))
-        events = tuple(self._events) if self._events else ()
+        run(self.middleware(scope_of(record), _receive, self._send))
+        events = tuple(self._events)
         return Played(PASSED if self._reached else _refused_by(events), self._answered, events)
-
-    def _collect(self, event: Event) -> None:
-        self._events.append(event)
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._reached = True
@@ -166,10 +148,8 @@ def _ignore(*_: object) -> None:
     """Do nothing; the callback of a configuration that is never reloaded."""
 
 
-def scope_of(record: AccessRecord) -> dict[str, Any] | None:
-    """Return the ASGI scope of a logged request, with the logged header fields; None if it is not an HTTP request."""
-    if not record.method:
-        return None
+def scope_of(record: AccessRecord) -> dict[str, Any]:
+    """Return the ASGI scope of a logged HTTP request, with the logged header fields."""
     path, raw_path, query = _split(record.path)
     headers = [(name.encode("latin-1", "replace"), value.encode(errors="replace")) for name, value in record.headers]
     for name, value in ((b"host", record.host), (b"user-agent", record.user_agent)):

@@ -216,11 +216,11 @@ class Suggestion:
 
     def add(self, record: AccessRecord) -> None:
         """Count one record."""
-        scope = scope_of(record)
-        if scope is None:
+        if not record.method:
             return
         now_us = self._now_us = max(self._now_us, record.time_us)
-        name = self._clients.name(record)
+        scope = scope_of(record)
+        name = self._clients.name(scope)
         for bound in self._rules.match(scope).limiting:
             path = bound.rule.paths[0]
             self._requests[path] += 1

@@ -97,7 +97,7 @@ class TestCluster(AtServer, RandomContract):
         # windows when they are asked shows later than in the reference.
         if any(isinstance(move, Ask) and len({key for _, key, _ in move.question}) > 1 for move in program.moves):
             program = program._replace(moves=[move for move in program.moves if not _shows_when_asked(move)])
-        await super().play(program._replace(count_denied=()))
+        await super().play(program._replace(count_denied=(False,) * len(program.rules)))
 
 
 def _shows_when_asked(move: Move) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...core.concurrency import Concurrency
 from ...core.decision import LimitSet
 from .harness import StoreHarness, bucket, with_store
-from .player import settle, views_of
+from .player import settle
 from .programs import SECOND_US
 
 
@@ -40,17 +40,6 @@ class InspectContract:
         assert [view.used for view in await store.views("bob", asked)] == [0, 0]
         assert await store.refund(decision) is True
         assert await settle(store.raw.inspect("ann", ())) == (store.clock.now_us, [])
-
-    @with_store(ability="permits_held")
-    async def test_permits_are_shown_too(self, store: StoreHarness) -> None:
-        held = LimitSet("held", (Concurrency(2),))
-        first = await store.hit((held, "ann", 1))
-        assert (await views_of(store.raw, "ann", held))[0][4:7] == (1, 1, 0)
-        second = await store.hit((held, "ann", 1))
-        (view,) = await views_of(store.raw, "ann", held)
-        assert (view.used, view.remaining, view.retry_after_us, view.slices) == (2, 0, None, ())
-        await store.refund(first)
-        await store.refund(second)
 
     @with_store()
     async def test_reset_all_lets_bans_stay(self, store: StoreHarness) -> None:

@@ -7,6 +7,7 @@ import random
 from ...core.concurrency import Concurrency
 from ...core.decision import Check, Decision, LimitSet, Reason
 from .harness import StoreHarness, bucket, with_store
+from .player import views_of
 from .programs import SECOND_US
 
 
@@ -21,7 +22,10 @@ class PermitsContract:
     @with_store(ability="permits_held")
     async def test_a_permit_is_taken_until_it_is_handed_back(self, store: StoreHarness) -> None:
         asked = (permits(2), "ann", 1)
-        first, second = await store.hit(asked), await store.hit(asked)
+        first = await store.hit(asked)
+        (view,) = await views_of(store.raw, "ann", asked[0])
+        assert (view.used, view.remaining, view.retry_after_us) == (1, 1, 0)
+        second = await store.hit(asked)
         assert [(d.allowed, d.reason, d.remaining) for d in (first, second)] == [
             (True, Reason.OK, 1),
             (True, Reason.OK, 0),
@@ -30,7 +34,8 @@ class PermitsContract:
         assert (refused.allowed, refused.reason, refused.retry_after_us) == (False, Reason.LIMITED, None)
         assert (refused.retry_after, refused.reset_after_us, refused.remaining) == (None, 0, 0)
         (view,) = await store.views("ann", asked[0])
-        assert (view.used, view.more_after_us, view.reset_after_us) == (2, 0, 0), "nobody knows when a permit ends"
+        assert (view.used, view.remaining, view.retry_after_us, view.slices) == (2, 0, None, ())
+        assert (view.more_after_us, view.reset_after_us) == (0, 0), "nobody knows when a permit ends"
         store.clock.advance("1s")
         assert not await store.hit(asked), "a second frees nothing"
         assert await store.refund(first) is True

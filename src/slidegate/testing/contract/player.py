@@ -14,11 +14,12 @@ from ...core.quotas import Quota
 from ...core.store import Store
 from ...core.views import WindowView, view_of
 from ..clock import FakeClock
-from ..reference.model import Model, Note, verdict_of
-from .programs import Align, Ask, Change, Debt, Look, Move, Refund, Reset, Step
+from ..reference.model import Model, Note, Verdict, verdict_of
+from .programs import Align, Ask, Change, Debt, Look, Move, Program, Question, Refund, Reset, Step
 
 Answered = TypeVar("Answered")
-Question: TypeAlias = tuple[tuple[int, str, int], ...]
+Asks: TypeAlias = Callable[[Sequence[Check]], Decision | Awaitable[Decision]]
+Expects: TypeAlias = Callable[[Sequence[Check], int], tuple[Verdict, list[Note]]]
 MAX_MOMENTS = 3
 """The maximum number of expiry times to check for each key and rule."""
 
@@ -31,24 +32,21 @@ async def settle(answer: Answered | Awaitable[Answered]) -> Answered:
     return answer
 
 
-async def views_of(store: Store, key: str, *buckets: LimitSet) -> list[WindowView]:
-    """Return the windows of a key under the given limit sets, as a store reports them."""
-    now_us, windows = await settle(store.inspect(key, buckets))
-    named = [(made, name, limit) for made in buckets for name, limit in zip(made.names, made.limits, strict=True)]
+async def views_of(store: Store, key: str, asked: LimitSet) -> list[WindowView]:
+    """Return the windows of a key as a store reports them."""
+    now_us, windows = await settle(store.inspect(key, (asked,)))
     return [
-        view_of(made.rule, made.label, name, limit, window, now_us)
-        for (made, name, limit), window in zip(named, windows, strict=True)
+        view_of(asked.rule, asked.label, name, limit, window, now_us)
+        for name, limit, window in zip(asked.names, asked.limits, windows, strict=True)
     ]
 
 
-async def as_peek_says(store: Store, key: str, *buckets: LimitSet) -> list[WindowView]:
+async def as_peek_says(store: Store, key: str, asked: LimitSet) -> list[WindowView]:
     """Return the windows of a key, and assert that they match a peek."""
-    views = await views_of(store, key, *buckets)
-    peeked = [await settle(store.peek(((made, key, 0),))) for made in buckets]
-    states = [(decision, place) for decision in peeked for place in range(len(decision.readings))]
-    for view, (decision, place) in zip(views, states, strict=True):
-        state = decision.states[place]
-        assert view.used == decision.readings[place][0]
+    views = await views_of(store, key, asked)
+    decision = await settle(store.peek(((asked, key, 0),)))
+    for view, state, reading in zip(views, decision.states, decision.readings, strict=True):
+        assert view.used == reading[0]
         assert not view.slices or sum(part.units for part in view.slices) == view.used
         shown = view.name, view.rule, view.limit, view.remaining, view.more_after_us, view.reset_after_us
         assert shown == (state.name, state.rule, *state[3:5], *state[6:8])
@@ -61,35 +59,35 @@ class Player:
     Args:
         store: An empty store that reads the time from `clock`.
         clock: The clock, at the start time of the program.
-        rules: The limits of each rule.
-        count_denied: Whether each rule counts refusals; by default none does.
+        program: The program.
     """
 
-    def __init__(
-        self, store: Store, clock: FakeClock, rules: Sequence[Sequence[AnyLimit]], count_denied: Sequence[bool] = ()
-    ) -> None:
+    def __init__(self, store: Store, clock: FakeClock, program: Program) -> None:
         self.store = store
         self.clock = clock
         self.model = Model()
-        self.count_denied = count_denied or [False] * len(rules)
-        self.plain = [LimitSet(f"rule-{number}", limits) for number, limits in enumerate(rules)]
-        self.buckets = [_counting(*pair) for pair in zip(self.plain, self.count_denied, strict=True)]
+        self.moves = program.moves
+        self.buckets = [
+            LimitSet(f"rule-{number}", limits, count_denied=counted)
+            for number, (limits, counted) in enumerate(zip(program.rules, program.count_denied, strict=True))
+        ]
         self.named: set[tuple[int, str]] = set()
         self.prepared: dict[tuple[Check, ...], Sequence[Check]] = {}
         self.charged: list[tuple[Decision, list[Note]]] = []
         self._earliest_us = 0
 
-    async def play(self, moves: Sequence[Move]) -> None:
+    async def play(self) -> None:
         """Play all moves in order, then check that all units expire at the reported times."""
         played: list[object] = []
-        with shown_with(played, self.clock, [*zip(self.buckets, self.count_denied, strict=True)]):
-            for move in moves:
+        rules = [(bucket, bucket.count_denied) for bucket in self.buckets]
+        with shown_with(played, self.clock, rules):
+            for move in self.moves:
                 played.append(move)
                 await self._play(move)
             played.append("peeks until all is empty")
             await self.look_after_all()  # after a changed amount, a window converts its units at the next hit
             for rule, key in sorted(self.named):
-                await self._check_expiry(key, self.plain[rule])
+                await self._check_expiry(key, self.buckets[rule].uncounted)
 
     async def _play(self, move: Move) -> None:
         match move:
@@ -100,7 +98,7 @@ class Player:
                 expected = self.model.peek(checks, self.clock.now_us)
                 same(verdict_of(await settle(self.store.peek(self._put(checks)))), expected)
             case Debt(question):
-                await self._charge(question)
+                await self._charge(self.store.charge, self.model.charge, question)
             case Refund(which):
                 await self._refund(which)
             case Reset(key):
@@ -125,21 +123,16 @@ class Player:
 
     async def _hit(self, question: Question, plain: bool = False) -> int | None:
         """Hit the store and the reference, compare them, and return the retry-after in microseconds."""
+        return await self._charge(self.store.hit, self.model.hit, question, plain)
+
+    async def _charge(self, ask: Asks, expect: Expects, question: Question, plain: bool = False) -> int | None:
         self.named.update((rule, key) for rule, key, _ in question)
         checks = self._checks(question, plain)
-        expected, charged = self.model.hit(checks, self.clock.now_us)
-        decision = await settle(self.store.hit(self._put(checks)))
+        expected, charged = expect(checks, self.clock.now_us)
+        decision = await settle(ask(self._put(checks)))
         same(verdict_of(decision), expected)
         self.charged.append((decision, charged))
         return expected.retry_after_us
-
-    async def _charge(self, question: Question) -> None:
-        self.named.update((rule, key) for rule, key, _ in question)
-        checks = self._checks(question)
-        expected, charged = self.model.charge(checks, self.clock.now_us)
-        decision = await settle(self.store.charge(self._put(checks)))
-        same(verdict_of(decision), expected)
-        self.charged.append((decision, charged))
 
     async def _refund(self, which: int) -> None:
         if self.charged:
@@ -151,7 +144,8 @@ class Player:
         await self.look_after_all()  # both drop expired units
         known = await settle(self.store.reset_all() if key is None else self.store.reset(key))
         had_units = self.model.reset(key, self.clock.now_us)
-        same(known, known if key is None else had_units)  # a store may still have expired windows
+        if key is not None:  # of everything, a store may still have expired windows
+            same(known, had_units)
         # A charge in the microsecond of a reset may count as one before the reset.
         if key is None:
             self._earliest_us = self.model.latest_us + 1  # one floor for all windows, including later ones
@@ -162,8 +156,7 @@ class Player:
         # steps back, so that the store and the reference have dropped the same units.
         await self.look_after_all()
         back_us = max(self.clock.now_us + span_us, self._earliest_us)
-        limits = [limit for bucket in self.plain for limit in bucket.limits]
-        quotas = [limit for limit in limits if isinstance(limit, Quota)]
+        quotas = [limit for bucket in self.buckets for limit in bucket.limits if isinstance(limit, Quota)]
         if any(quota.period_at(back_us) != quota.period_at(self.clock.now_us) for quota in quotas):
             return  # a store need not remember the period of a quota without units
         self.clock.set(back_us)
@@ -185,14 +178,13 @@ class Player:
                     same(now.used, sum(part.units for part in view.slices if part.leaves_us > moment_us))
 
     def _change(self, rule: int, number: int, amount: int) -> None:
-        bucket = self.plain[rule]
+        bucket = self.buckets[rule]
         changed = list(bucket.limits)
         changed[number] = _of_amount(changed[number], amount)
-        self.plain[rule] = LimitSet(bucket.rule, changed)
-        self.buckets[rule] = _counting(self.plain[rule], self.count_denied[rule])
+        self.buckets[rule] = LimitSet(bucket.rule, changed, count_denied=bucket.count_denied)
 
     def _checks(self, question: Question, plain: bool = False) -> list[Check]:
-        buckets = self.plain if plain else self.buckets
+        buckets = [bucket.uncounted for bucket in self.buckets] if plain else self.buckets
         return [(buckets[rule], key, cost) for rule, key, cost in question]
 
     def _put(self, checks: Sequence[Check]) -> Sequence[Check]:
@@ -208,10 +200,6 @@ def _of_amount(limit: AnyLimit, amount: int) -> AnyLimit:
         return Limit(amount, timedelta(microseconds=limit.window_us), resolution=limit.resolution)
     assert isinstance(limit, Quota), "permits are no part of programs"
     return Quota(f"{amount}/{limit.unit}", zone=limit.zone_name, starts=limit.starts)
-
-
-def _counting(bucket: LimitSet, count_denied: bool) -> LimitSet:
-    return bucket.under(bucket.rule, count_denied=count_denied)
 
 
 @contextmanager

@@ -22,29 +22,31 @@ SUMMER_TIME_US = YEAR_2100_US + 449 * DAY_US + 20 * HOUR_US
 """A few hours before daylight saving time begins in Berlin, on 27 March 2101."""
 
 Choice = TypeVar("Choice")
+Question: TypeAlias = tuple[tuple[int, str, int], ...]
+"""Several (rule, key, cost)."""
 
 
 class Ask(NamedTuple):
-    """Hit with several (rule, key, cost) as one question.
+    """Hit with a question.
 
     `patient`: after a refusal, wait for its retry-after and hit again. `plain`: as if no rule counted refusals.
     """
 
-    question: tuple[tuple[int, str, int], ...]
+    question: Question
     patient: bool
     plain: bool = False
 
 
 class Look(NamedTuple):
-    """Peek with several (rule, key, cost) as one question."""
+    """Peek with a question."""
 
-    question: tuple[tuple[int, str, int], ...]
+    question: Question
 
 
 class Debt(NamedTuple):
-    """Charge several (rule, key, cost) as one question, regardless of the limits."""
+    """Charge a question, regardless of the limits."""
 
-    question: tuple[tuple[int, str, int], ...]
+    question: Question
 
 
 class Refund(NamedTuple):
@@ -161,7 +163,7 @@ class Choices:
         within_us = self.below(window_us // (1 + self.below(8)) + 1)
         return self.pick((within_us, mark_us, self.below(4 * slice_us), self.below(50), self.below(3 * window_us)))
 
-    def question(self, rules: Sequence[Sequence[AnyLimit]]) -> tuple[tuple[int, str, int], ...]:
+    def question(self, rules: Sequence[Sequence[AnyLimit]]) -> Question:
         """Choose a question: up to three distinct pairs of rule and key, with costs."""
         targets = [(self.below(len(rules)), self.pick(KEYS)) for _ in range(self.pick((1, 1, 1, 2, 3)))]
         return tuple((rule, key, self.cost(rules[rule])) for rule, key in dict.fromkeys(targets))

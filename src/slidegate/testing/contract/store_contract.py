@@ -140,7 +140,7 @@ class StoreContract(
         """Play a program to a new store and to the reference."""
 
         async def play(store: StoreHarness) -> None:
-            await Player(store.raw, store.clock, program.rules, program.count_denied).play(program.moves)
+            await Player(store.raw, store.clock, program).play()
 
         await play_to(self, program.start_us, play)
 

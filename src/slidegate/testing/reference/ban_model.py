@@ -37,7 +37,7 @@ class Made:
 
     by: str
     key: str
-    at_us: int
+    made_us: int
     ends_us: int | None
     level: int
     refuses: bool = True
@@ -62,14 +62,12 @@ class BanModel:
 
     Attributes:
         entries: The strikes and bans in chronological order.
-        changes: ("banned" or "unbanned", key) for each change.
-        reports: (policy, key) for each shadow ban.
+        changes: ("banned", "unbanned" or "shadow_banned", key) for each change, as the events of a store.
     """
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.changes: list[tuple[str, str]] = []
-        self.reports: list[tuple[str, str]] = []
 
     def active(self, now_us: int) -> list[Made]:
         """Return the active bans."""
@@ -107,11 +105,8 @@ class BanModel:
         self._replace(key)
         made = Made(policy.name, key, now_us, now_us + length_us, level, refuses=not policy.shadow)
         self.entries.append(made)
-        if policy.shadow:
-            self.reports.append((policy.name, key))
-            return None
-        self.changes.append(("banned", key))
-        return made
+        self.changes.append(("shadow_banned" if policy.shadow else "banned", key))
+        return None if policy.shadow else made
 
     def stand(self, policy: BanPolicy, key: str, now_us: int) -> Stand:
         """Return the state of a key; the weight is capped at that of a ban."""
@@ -124,8 +119,8 @@ class BanModel:
         return banned or any(any(self.stand(policy, key, now_us)) for policy in policies)
 
     def restart(self) -> None:
-        """Clear the recorded changes and reports, which do not survive a restart."""
-        self.changes, self.reports = [], []
+        """Clear the recorded changes, as a new store has no events."""
+        self.changes = []
 
     def _replace(self, key: str) -> None:
         for entry in self.entries:
