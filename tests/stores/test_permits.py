@@ -15,13 +15,13 @@ import pytest
 
 from slidegate import Limiter, Quota, StoreError
 from slidegate.core import Concurrency, Decision, LimitSet, Reason, Reservation, StoreUnavailable, parse_limits
+from slidegate.core.reservation import Permit
 from slidegate.stores.leases import HeldPermits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract.player import settle
 from slidegate.testing.contract.programs import YEAR_2100_US
 
-from ..hurry import at_once, hurried
 from ..redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..remote_stores import RemoteStore
 from ..virtual_time import turns
@@ -513,15 +513,15 @@ async def test_thousands_of_places_are_renewed_without_filling_the_line(at_serve
     assert at_server.seen[0].events == []
 
 
-def test_threads_that_ask_for_places_first_at_once_go_by_one_name() -> None:
-    def name(held: HeldPermits) -> bytes:
-        held.enter_process()
-        return held.worker
-
-    with hurried(collecting=False):
-        for _ in range(200):
-            held = HeldPermits(LEASE_US)
-            assert set(at_once(lambda _, held=held: name(held), threads=4)) == {held.worker}  # type: ignore[misc]
+def test_a_child_goes_by_a_name_of_its_own() -> None:
+    held = HeldPermits(LEASE_US)
+    name, permit = held.worker, Permit(b"row", 1)
+    held.add(permit)
+    child = os.fork()
+    if not child:
+        os._exit(10 + (held.worker == name) + 2 * (permit in held))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 10
+    assert (held.worker, permit in held) == (name, True)
 
 
 def test_a_file_does_not_grow_by_places_that_were_handed_back(in_file: Workers) -> None:

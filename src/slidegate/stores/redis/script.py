@@ -136,7 +136,8 @@ class Packing:
         asks, many = b"", 0
         for bucket, key, cost in checks:
             if bucket.held:
-                name, units, plans = self.permits_row(bucket, key), 1, self._own_permits_plan(bucket)
+                name, units = self.permits_row(bucket, key), 1
+                plans: Sequence[bytes] = (self._permits_plan(bucket.limits[0].amount, self._held.worker),)
             else:
                 name, units, plans = self.name_of(key), cost, self._plans.get(bucket) or self._plan(bucket)
             ask = _ASK.pack(names.setdefault(name, len(names)), units if units < MAX_UNITS else MAX_UNITS)
@@ -187,10 +188,6 @@ class Packing:
             field = remember(self._fields, bucket.rule, _field(bucket.rule, bucket.limits[0]))
         tag = self.name_of(key)[len(self._windows_prefix) :]
         return b"%s%s:%s" % (self._permits_prefix, tag, field.hex().encode())
-
-    def _own_permits_plan(self, bucket: LimitSet) -> tuple[bytes, ...]:
-        self._held.enter_process()
-        return (self._permits_plan(bucket.limits[0].amount, self._held.worker),)
 
     def _permits_plan(self, amount: int, worker: bytes) -> bytes:
         return _PERMITS_PLAN.pack(_PERMITS_FIELD, amount, worker, self._held.lease_us, 0, 0, PERMITS)
