@@ -92,6 +92,11 @@ def fail(requests: Sequence[Request], error: StoreError) -> None:
             request.future.set_exception(error)
 
 
+def fail_unpacked(requests: Sequence[Request], error: Exception) -> None:
+    """Raise the error of packing these requests in the tasks that await them."""
+    fail(requests, StoreUnavailable(f"redis: a request cannot be sent: {error!r}", concerns="key"))
+
+
 class Batcher(ABC):
     """The queued requests of one event loop, and the tasks that send them.
 
@@ -376,7 +381,7 @@ class ServerBatcher(Batcher):
                 for request in requests:
                     self.call(connection, (request,), how)
             else:
-                fail(requests, StoreUnavailable(f"redis: a request cannot be sent: {error!r}", concerns="key"))
+                fail_unpacked(requests, error)
             return
         self._calls += 1
         connection.send(done, command)

@@ -30,7 +30,7 @@ from redis.exceptions import RedisClusterException, RedisError
 from ...core.errors import StoreError, StoreTimeout, StoreUnavailable
 from ...core.logs import Throttle
 from ...core.store import Event
-from .batch import Batcher, ServerBatcher, Shared, fail
+from .batch import Batcher, ServerBatcher, Shared, fail, fail_unpacked
 from .errors import CLOSED, refusal, sensible
 from .link import Connection, open_connection, pack_command
 from .requests import Question, Request
@@ -171,7 +171,11 @@ class ClusterBatcher(Batcher):
             fail(requests, StoreUnavailable(CLOSED))
             return
         for request in requests:
-            slot = key_slot(request.name or self._shared.packing.meta)
+            try:
+                slot = key_slot(request.name or self._shared.packing.meta)
+            except UnicodeError as error:
+                fail_unpacked([request], error)
+                continue
             request.group = slot if request.group is None else request.group
             address = self._owners.get(slot)
             if request.future.done():
