@@ -23,7 +23,7 @@ from random import getrandbits
 from struct import Struct
 from struct import error as StructError
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from hiredis import HiredisError
 
@@ -35,12 +35,15 @@ from .errors import CLOSED, SICK, refusal, store_error, unexpected
 from .link import Connection, pack_command
 from .refusals import RefusalCache
 from .requests import Question, Request
-from .script import WINDOWS_SCRIPT, Packing, Script
+from .script import BANS_SCRIPT, WINDOWS_SCRIPT, Packing
 from .server import Server
 
 if TYPE_CHECKING:
     from .bans import RedisBans
     from .permits import Renewals
+
+Ask: TypeAlias = Callable[..., Awaitable[Any]]
+"""Sends a command, and returns its answer."""
 
 _HEAD: Final = Struct("<qII")
 _TIME: Final = Struct("<q")
@@ -180,18 +183,31 @@ class Batcher(ABC):
             self._scheduled = True
             self.loop.call_soon(self._go)
 
-    async def run(self, script: Script, keys: Sequence[bytes], asked: Sequence[bytes | int]) -> Any:
-        """Run a script, outside the batches, and return its answer.
+    async def command(
+        self, name: bytes, keys: Sequence[bytes], args: Sequence[bytes | int] = (), ask: Ask | None = None
+    ) -> list[Any]:
+        """Run a command of ``lua/bans.lua``, outside the batches; return the server's time and the rest of its answer.
+
+        Args:
+            name: The command.
+            keys: Its KEYS.
+            args: Its arguments.
+            ask: Sends it; by default to the server with the slot of the first key.
 
         Raises:
             StoreError: No answer came, or it is an error.
         """
+        ask, time = ask or partial(self.ask_about, keys[0]), self._shared.time
+        packed = (len(keys), *keys, name, time.for_script(), *args)
         try:
-            return await self.ask_about(keys[0], b"EVALSHA", script.name, len(keys), *keys, *asked)
+            answer = await ask(b"EVALSHA", BANS_SCRIPT.name, *packed)
         except StoreUnavailable as error:
             if "NOSCRIPT" not in str(error):
                 raise
-        return await self.ask_about(keys[0], b"EVAL", script.source, len(keys), *keys, *asked)
+            answer = await ask(b"EVAL", BANS_SCRIPT.source, *packed)
+        (now_us,) = _TIME.unpack(answer[0])
+        time.saw(now_us)
+        return [now_us, *answer[1:]]
 
     def close(self) -> None:
         """Close the connections; waiting tasks get an error."""
@@ -229,7 +245,7 @@ class Batcher(ABC):
         finally:
             self._opening = None
 
-    async def _begin(self, ask: Callable[..., Awaitable[Any]]) -> None:
+    async def _begin(self, ask: Ask) -> None:
         """Poll before the first answer: read the banned networks, and raise if a read-only store has no data."""
         self._news_from_s = monotonic() + NEWS_S
         await self._shared.bans.hear(ask)
@@ -242,7 +258,7 @@ class Batcher(ABC):
 
     async def _poll(self) -> None:
         try:
-            await self._shared.bans.hear(self.ask)
+            await self._shared.bans.hear()
         except StoreError as error:
             self._poll_failed(error)
 

@@ -16,7 +16,7 @@ from ...core.errors import StoreUnavailable
 from ...core.reservation import Permit
 from ..leases import HeldPermits, LeaseRenewer, permits_lost
 from .errors import sensible
-from .script import BANS_SCRIPT, MEMBER
+from .script import MEMBER
 
 if TYPE_CHECKING:
     from .batch import Shared
@@ -92,10 +92,10 @@ class Renewals:
     @sensible
     async def _renew(self, permits: Sequence[Permit]) -> list[tuple[Permit, int]]:
         """Renew some permits by one command; return each with its result."""
-        rows, lease_us, time = _rows(permits), self.held.lease_us, self._shared.time
+        rows, lease_us = _rows(permits), self.held.lease_us
         members = [b"".join([permit.member for permit in row]) for row in rows.values()]
-        asked: list[bytes | int] = [b"renew", time.for_script(), lease_us, lease_us // 1_000 + time.slack_ms, *members]
-        _, fates = await self._shared.batcher().run(BANS_SCRIPT, list(rows), asked)
+        args: list[bytes | int] = [lease_us, lease_us // 1_000 + self._shared.time.slack_ms, *members]
+        _, fates = await self._shared.batcher().command(b"renew", list(rows), args)
         return list(zip((permit for row in rows.values() for permit in row), fates, strict=True))
 
 
