@@ -143,7 +143,6 @@ class LmdbStore(Store):
         self._renewer = LeaseRenewer(self._permits, self.renew_permits)
         self.bans = LmdbBans(self._transactions, self._batcher)
         self.shared_stats = LmdbSharedStats(self._transactions, self._batcher)
-        self._transactions.tells = True
 
     def __repr__(self) -> str:
         return f"<LmdbStore {str(self._env.path)!r}>"

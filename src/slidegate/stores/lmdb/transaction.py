@@ -78,7 +78,6 @@ class Transactions:
         networks: The cached bans of networks.
         refused: Questions whose last answer was a refusal.
         shared_hits: How many hits were counted in shared cells.
-        tells: Whether events are emitted; until then they are kept for later observers.
     """
 
     def __init__(self, env: Environment, settings: Settings, observers: Observers, permits: OwnPermits) -> None:
@@ -92,7 +91,7 @@ class Transactions:
         self.ban_throttle = Throttle(LOG_EVERY_US)
         self._sweep_due_us = self._next_shared_event_us = 0
         self._throttle = Throttle(SAY_FULL_EVERY_US)
-        self.tells = self.closed = False
+        self.closed = False
         self.evictions = self.latest_us = self.shared_hits = 0
 
     def read(self, ask: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T:
@@ -192,7 +191,7 @@ class Transactions:
 
     def tell(self) -> None:
         """Emit the pending events."""
-        if self.tells and self.env.untold:
+        if self.env.untold:
             events, self.env.untold = self.env.untold, []
             self._observers.tell_all(events)
 

@@ -36,8 +36,7 @@ from .ban_rows import (
     left_ms,
     pack_ban,
     pack_record,
-    read_ban,
-    read_record,
+    unless_foreign_row,
     unpack_ban,
     unpack_record,
     unpack_stored,
@@ -275,7 +274,7 @@ class RedisBans(BanStore):
     async def read_networks(self, ask: Ask | None = None) -> None:
         """Read the bans of networks; `ask` as for `hear`."""
         _, version, fields = await self._batcher().command(b"networks", self._names, ask=ask)
-        bans = [read_ban(row) for row in fields[1::2]]
+        bans = [unless_foreign_row(unpack_ban, row) for row in fields[1::2]]
         self.networks, self.version = BannedNetworks(ban for ban in bans if ban is not None), version
         self._shared.refusals.bans.clear()
 
@@ -353,7 +352,7 @@ class RedisBans(BanStore):
             asked = await asyncio.gather(*(unless_foreign(batcher.ask_about(name, b"HGETALL", name)) for name in names))
             for fields in filter(None, asked):
                 for policy, row in zip(fields[::2], fields[1::2], strict=True):
-                    struck = read_record(row)
+                    struck = unless_foreign_row(unpack_record, row)
                     if struck is not None and struck.record.over_us > now_us:
                         found[policy.decode(errors="replace"), struck.key] = struck.record
         return [(*whose, record) for whose, record in found.items()]

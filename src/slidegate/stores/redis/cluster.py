@@ -121,7 +121,6 @@ class ClusterBatcher(Batcher):
         super().__init__(loop, shared)
         self._knows_slots = False
         self._owners: dict[int, NodeAddress] = {}
-        self._serving: set[NodeAddress] = set()
         self._nodes: dict[NodeAddress, NodeBatcher] = {}
         self._looking: asyncio.Task[Any] | None = None
         self._owners_in_doubt = False
@@ -136,7 +135,7 @@ class ClusterBatcher(Batcher):
         """See `Batcher.servers`."""
         await self.ready()
         await self._look()  # nodes may have joined or left
-        return [await self._node(address).reached() for address in {*self._serving}]
+        return [await self._node(address).reached() for address in {*self._owners.values()}]
 
     def close(self) -> None:
         """See `Batcher.close`."""
@@ -260,9 +259,9 @@ class ClusterBatcher(Batcher):
 
     async def _learn_owners(self) -> None:
         try:
-            self._owners = await owners_of(self._shared.server.client, self._serving, self._shared.server.timeout_s)
-            self._serving = {*self._owners.values()}
-            for address in self._nodes.keys() - self._serving:
+            server, known = self._shared.server, {*self._owners.values()}
+            self._owners = await owners_of(server.client, known, server.timeout_s)
+            for address in self._nodes.keys() - {*self._owners.values()}:
                 if self._nodes[address].is_free:
                     del self._nodes[address]
         finally:
@@ -274,7 +273,6 @@ class ClusterBatcher(Batcher):
         if moved[1] == "ASK":
             return address
         self._owners[int(moved[2])] = address
-        self._serving.add(address)
         return None
 
     # -- commands ----------------------------------------------------------------------------------------------------
