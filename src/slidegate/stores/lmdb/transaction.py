@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
 import lmdb
 
@@ -38,7 +38,7 @@ SWEEP_ALONE: Final = 512
 """The step of a sweep in a transaction of its own, if the file is full."""
 SWEEP_PAUSE_US: Final = 100_000
 
-P = ParamSpec("P")
+Args = TypeVarTuple("Args")
 T = TypeVar("T")
 
 
@@ -94,7 +94,7 @@ class Transactions:
         self.closed = False
         self.evictions = self.latest_us = self.shared_hits = 0
 
-    def read(self, ask: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T:
+    def read(self, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T:
         """Run a method of `Transaction` in a read transaction and return its answer, without waiting for writers.
 
         If the files have to be opened or have grown, it may wait up to `IN_PROCESS_S`, see `Environment.read`.
@@ -102,17 +102,15 @@ class Transactions:
         Raises:
             StoreUnavailable: The files cannot be read, or the store was closed.
         """
-        return self.read_within(IN_PROCESS_S, ask, *args, **named)
+        return self.read_within(IN_PROCESS_S, ask, *args)
 
-    def read_within(
-        self, patience_s: float, ask: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs
-    ) -> T:
+    def read_within(self, patience_s: float, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T:
         """Do the same as `read`, but wait at most `patience_s` for files that have to be opened or have grown."""
         self._expect_open()
         try:
             txn = self.env.read(patience_s)
             try:
-                return ask(Transaction(self, txn, self.settings.now_us(), writes=False), *args, **named)
+                return ask(Transaction(self, txn, self.settings.now_us(), writes=False), *args)
             finally:
                 self.env.end_read(txn)
         except (lmdb.Error, OSError) as error:
