@@ -21,6 +21,7 @@ import fcntl
 import os
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from os import PathLike, fspath
 from pathlib import Path
@@ -68,7 +69,7 @@ class Environment:
         dbs: The databases.
         opened: How many times the files have been opened.
         held: How many bytes are mapped.
-        untold: Pending events.
+        untold: Pending events; any thread may add some while another one emits them.
         stuck: Why the file could not grow at the last attempt; empty if it could.
         fullness: How full a file is that cannot grow: 0, `NO_WINDOWS`, `NO_ROWS` or `NO_CHANGES`.
         users: How many open stores of this process use it; after the last is closed, the files are not opened again.
@@ -86,7 +87,7 @@ class Environment:
         self.held = 0
         self.stuck = ""
         self.fullness = 0
-        self.untold: list[Event] = []
+        self.untold: deque[Event] = deque()
         self._lmdb: Any = None
         self._file = -1
         self._lock = _lock_over_fork()
@@ -191,7 +192,7 @@ class Environment:
 
     def _grow(self) -> bool:
         with self._map:
-            self.untold += self._readers.look(self._lmdb)
+            self.untold.extend(self._readers.look(self._lmdb))
             if self._lmdb.reader_check():
                 return True  # pages that were kept for dead readers have become free
             before = self._lmdb.info()["map_size"]
@@ -263,7 +264,7 @@ class Environment:
         record = txn.get(CLOCK, None, self.dbs.meta)
         txn.put(CLOCK, written(record, boot_id(), self._offset_us, boot_us(), system_us()), db=self.dbs.meta)
         self._lmdb.reader_check()
-        self.untold += self._readers.look(self._lmdb)
+        self.untold.extend(self._readers.look(self._lmdb))
         self._must_close = not self._are_ours() or txn.get(SCHEMA, None, self.dbs.meta) != WRITTEN_SCHEMA
 
     def sizes(self, txn: Any) -> tuple[int, int, int]:
@@ -395,7 +396,7 @@ class Environment:
             raise StoreUnavailable(str(error)) from error
         self._lmdb, self._file, self.dbs, self._offset_us, self._inodes, events = opened
         self.held, self.stuck, self.fullness = self._lmdb.info()["map_size"], "", 0
-        self.untold += events
+        self.untold.extend(events)
         self.opened += 1
         self._suspect = (0, "")
 

@@ -173,7 +173,7 @@ class Transactions:
     def _record(self, transaction: Transaction) -> None:
         """Record the results of a committed transaction, and emit its events."""
         now_us, windows = transaction.now_us, transaction.windows
-        self.env.untold += transaction.events()
+        self.env.untold.extend(transaction.events())
         if windows.shared_hits:
             self.shared_hits += windows.shared_hits
             if now_us >= self._next_shared_event_us:
@@ -189,9 +189,9 @@ class Transactions:
 
     def tell(self) -> None:
         """Emit the pending events."""
-        if self.env.untold:
-            events, self.env.untold = self.env.untold, []
-            self._observers.tell_all(events)
+        with suppress(IndexError):  # another thread may take the last one
+            while self.env.untold:
+                self._observers.tell(self.env.untold.popleft())
 
     def _make_room(self, error: lmdb.MapFullError) -> None:
         """Enlarge the map; if it cannot grow, delete some expired rows.
