@@ -113,10 +113,13 @@ class LeaseRenewer:
     Args:
         held: The permits.
         renew: Renews them; returns an awaitable if it has to wait.
+
+    Attributes:
+        held: The argument.
     """
 
     def __init__(self, held: HeldPermits, renew: Callable[[], Any]) -> None:
-        self._held = held
+        self.held = held
         self._renew = renew
         self._tasks: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
         self._interval_s = held.lease_us / RENEWALS / 1_000_000
@@ -140,7 +143,7 @@ class LeaseRenewer:
         try:
             while True:
                 await asyncio.sleep(pause_s)
-                if not self._is_open or not self._held:
+                if not self._is_open or not self.held:
                     return
                 try:
                     answer = self._renew()

@@ -151,12 +151,13 @@ class Batcher(ABC):
             StoreError: One cannot be reached.
         """
 
-    async def names(self, pattern: bytes, step: int) -> AsyncIterator[list[bytes]]:
-        """Yield the keys that match a pattern, at most `step` at a time; SCAN may return a key twice.
+    async def names(self, start: bytes, step: int) -> AsyncIterator[list[bytes]]:
+        """Yield the keys with a tag after `start`, at most `step` at a time; SCAN may return a key twice.
 
         Raises:
             StoreError: Redis cannot be reached, or answers with an error.
         """
+        pattern = start + b"{*"
         for connection in await self.servers():
             cursor: bytes | None = b"0"
             while cursor is not None:
