@@ -229,9 +229,10 @@ async def test_a_refusal_by_places_is_never_given_from_memory(crew: Workers) -> 
     assert again.allowed
 
 
-async def test_a_lease_is_renewed_without_being_asked(crew: Workers) -> None:
+@pytest.mark.parametrize("way", ["hit", "charge"])
+async def test_a_lease_is_renewed_without_being_asked(way: str, crew: Workers) -> None:
     holds, other = (crew.hire(permit_lease="1s") for _ in range(2))
-    held = [await take(holds), await take(holds)]
+    held = [await settle(getattr(holds, way)(((TWO, "ann", 1),))) for _ in range(2)]
     # Leases are renewed by the event loop's time. The clock moves no faster, and waits for the store's answers.
     for _ in range(30):
         await asyncio.sleep(0.05)

@@ -182,9 +182,7 @@ class LmdbStore(Store):
             if refusal is not None:
                 return refusal
             refused.pop(checks, None)
-        for bucket, _, _ in checks:
-            if bucket.held:
-                self._renewer.start()
+        self._renew_permits_of(checks)
         batcher = self._batcher
         decision: Decision | Awaitable[Decision] = batcher.run_job(
             (Transaction.hit, (checks, subjects)), batcher.patience_s, instead=Transaction.refusal
@@ -197,6 +195,7 @@ class LmdbStore(Store):
 
     def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
         """Charge every cost atomically, even beyond the limits, and return the decision."""
+        self._renew_permits_of(checks)
         return self._batcher.run(Transaction.charge, checks)
 
     def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
@@ -231,3 +230,9 @@ class LmdbStore(Store):
     def renew_permits(self) -> Awaitable[None] | None:
         """Renew the lease of this process's permits; the store does this automatically on an asyncio event loop."""
         return self._batcher.run(lambda transaction: transaction.permit_rows().renew())
+
+    def _renew_permits_of(self, checks: Sequence[Check]) -> None:
+        """Begin to renew permits, if a question takes any: here, because its transaction may run in a thread."""
+        for bucket, _, _ in checks:
+            if bucket.held:
+                self._renewer.start()
