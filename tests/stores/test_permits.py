@@ -26,7 +26,7 @@ from ..redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..remote_stores import RemoteStore
 from ..virtual_time import turns
 from .lmdb.test_store import gate_held
-from .redis.stores import fresh_prefix, store_of, until_answered
+from .redis.stores import PLENTY_S, fresh_prefix, store_of, until_answered
 
 THREE = LimitSet("export", [Concurrency(3)])
 
@@ -237,6 +237,20 @@ async def test_a_lease_is_renewed_without_being_asked(way: str, crew: Workers) -
     for _ in range(30):
         await asyncio.sleep(0.05)
         crew.clock.advance(us=50_000)
+        assert not await take(other)
+    assert await leave(holds, *held) == [True, True]
+
+
+async def test_the_lease_of_who_waited_longer_than_to_its_renewal_is_renewed(in_file: Workers) -> None:
+    holds, other = (in_file.hire(permit_lease="1s") for _ in range(2))
+    holds.keep_deadline(PLENTY_S)
+    with gate_held(holds):
+        taking = [asyncio.ensure_future(take(holds)) for _ in range(2)]
+        await asyncio.sleep(0.5)
+    held = [await one for one in taking]
+    for _ in range(30):
+        await asyncio.sleep(0.05)
+        in_file.clock.advance(us=50_000)
         assert not await take(other)
     assert await leave(holds, *held) == [True, True]
 

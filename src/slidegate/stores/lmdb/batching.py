@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, TypeVarTuple
@@ -72,14 +72,14 @@ class Batcher:
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopJobs] = WeakKeyDictionary()
         self._last: tuple[asyncio.AbstractEventLoop | None, _LoopJobs | None] = None, None
 
-    def run(self, do: Callable[[Transaction, *Args], T], *args: *Args) -> T | Awaitable[T]:
-        """Run a job within the deadline of this thread; return its answer, or an awaitable of it.
+    def run(self, do: Callable[[Transaction, *Args], T], *args: *Args) -> T | asyncio.Future[T]:
+        """Run a job within the deadline of this thread; return its answer, or a future of it.
 
         Args:
             do: Called with the transaction, then with `args`.
             args: Its arguments.
         """
-        answer: T | Awaitable[T] = self.run_job((do, args), self._patience.span_s)
+        answer: T | asyncio.Future[T] = self.run_job((do, args), self._patience.span_s)
         return answer
 
     def run_job(self, job: Job, patience_s: float, instead: Callable[..., Any] | None = None) -> Any:
