@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import random
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,29 @@ async def test_the_lease_of_who_waited_longer_than_to_its_renewal_is_renewed(in_
         in_file.clock.advance(us=50_000)
         assert not await take(other)
     assert await leave(holds, *held) == [True, True]
+
+
+async def test_a_permit_that_is_taken_for_who_has_left_meanwhile_is_handed_back(
+    in_file: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, taken, left = in_file.hire(durability="safe"), asyncio.Event(), threading.Event()
+    commit, loop = store._env.commit, asyncio.get_running_loop()
+
+    def late(*given: Any, **named: Any) -> None:
+        commit(*given, **named)
+        monkeypatch.undo()
+        loop.call_soon_threadsafe(taken.set)
+        assert left.wait(PLENTY_S)
+
+    monkeypatch.setattr(store._env, "commit", late)
+    taking = asyncio.ensure_future(take(store))
+    await taken.wait()
+    taking.cancel()
+    await asyncio.wait((taking,))
+    left.set()
+    async with asyncio.timeout(PLENTY_S):
+        while store.peek(((TWO, "ann", 0),)).remaining < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def take_now(store: LmdbStore, key: str = "ann") -> Decision:

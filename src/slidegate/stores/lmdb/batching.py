@@ -25,6 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
+from ...core.decision import Decision
 from ...core.errors import StoreError, StoreTimeout
 from .opening import PATIENCE_S, POLL_S
 
@@ -233,8 +234,8 @@ class _LoopJobs:
             future, _, until_s, patience_s = item
             blocked |= error is _BLOCKED
             if future.done():
-                continue
-            if error is None:
+                self._release_permits(answer)
+            elif error is None:
                 future.set_result(answer)
             elif error is not _BLOCKED:
                 # Futures reject StopIteration, which a user's clock that is an iterator may raise.
@@ -247,6 +248,12 @@ class _LoopJobs:
         self.busy = blocked or bool(self._waiting) or len(tried) >= MANY
         if self.busy:
             self._schedule(loop)
+
+    def _release_permits(self, answer: object) -> None:
+        """Release the permits of a request that was cancelled while a thread ran its job; its units stay charged."""
+        if isinstance(answer, Decision) and (held := answer.take_back(held=True)):
+            released = self.queue((lambda transaction: transaction.refund(held), ()), PATIENCE_S)
+            released.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody awaits it
 
 
 def _too_long(patience_s: float) -> StoreTimeout:
