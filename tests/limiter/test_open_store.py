@@ -127,8 +127,9 @@ def server() -> Iterator[RedisServer]:
         yield server
 
 
-async def write(url: str, key: str, **options: Any) -> None:
-    client = open_client(url, socket_timeout=5, retry=Retry(NoBackoff(), 0), **options)
+async def write(url: str, key: str) -> None:
+    client: Any = open_client(url)
+    client.connection_pool.connection_kwargs.update(socket_timeout=5, retry=Retry(NoBackoff(), 0))
     try:
         assert await client.set(key, "1")
         assert SECRET not in repr(client)

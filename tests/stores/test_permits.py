@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import random
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,18 @@ import pytest
 
 from slidegate import Limiter, Quota, StoreError
 from slidegate.core import Concurrency, Decision, LimitSet, Reason, Reservation, StoreUnavailable, parse_limits
+from slidegate.core.reservation import Permit
 from slidegate.stores.leases import HeldPermits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract.player import settle
 from slidegate.testing.contract.programs import YEAR_2100_US
 
-from ..hurry import at_once, hurried
 from ..redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..remote_stores import RemoteStore
 from ..virtual_time import turns
 from .lmdb.test_store import gate_held
-from .redis.stores import fresh_prefix, store_of, until_answered
+from .redis.stores import PLENTY_S, fresh_prefix, store_of, until_answered
 
 THREE = LimitSet("export", [Concurrency(3)])
 
@@ -229,15 +230,53 @@ async def test_a_refusal_by_places_is_never_given_from_memory(crew: Workers) -> 
     assert again.allowed
 
 
-async def test_a_lease_is_renewed_without_being_asked(crew: Workers) -> None:
+@pytest.mark.parametrize("way", ["hit", "charge"])
+async def test_a_lease_is_renewed_without_being_asked(way: str, crew: Workers) -> None:
     holds, other = (crew.hire(permit_lease="1s") for _ in range(2))
-    held = [await take(holds), await take(holds)]
+    held = [await settle(getattr(holds, way)(((TWO, "ann", 1),))) for _ in range(2)]
     # Leases are renewed by the event loop's time. The clock moves no faster, and waits for the store's answers.
     for _ in range(30):
         await asyncio.sleep(0.05)
         crew.clock.advance(us=50_000)
         assert not await take(other)
     assert await leave(holds, *held) == [True, True]
+
+
+async def test_the_lease_of_who_waited_longer_than_to_its_renewal_is_renewed(in_file: Workers) -> None:
+    holds, other = (in_file.hire(permit_lease="1s") for _ in range(2))
+    holds.keep_deadline(PLENTY_S)
+    with gate_held(holds):
+        taking = [asyncio.ensure_future(take(holds)) for _ in range(2)]
+        await asyncio.sleep(0.5)
+    held = [await one for one in taking]
+    for _ in range(30):
+        await asyncio.sleep(0.05)
+        in_file.clock.advance(us=50_000)
+        assert not await take(other)
+    assert await leave(holds, *held) == [True, True]
+
+
+async def test_a_permit_that_is_taken_for_who_has_left_meanwhile_is_handed_back(
+    in_file: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, taken, left = in_file.hire(durability="safe"), asyncio.Event(), threading.Event()
+    commit, loop = store._env.commit, asyncio.get_running_loop()
+
+    def late(*given: Any, **named: Any) -> None:
+        commit(*given, **named)
+        monkeypatch.undo()
+        loop.call_soon_threadsafe(taken.set)
+        assert left.wait(PLENTY_S)
+
+    monkeypatch.setattr(store._env, "commit", late)
+    taking = asyncio.ensure_future(take(store))
+    await taken.wait()
+    taking.cancel()
+    await asyncio.wait((taking,))
+    left.set()
+    async with asyncio.timeout(PLENTY_S):
+        while store.peek(((TWO, "ann", 0),)).remaining < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def take_now(store: LmdbStore, key: str = "ann") -> Decision:
@@ -513,15 +552,15 @@ async def test_thousands_of_places_are_renewed_without_filling_the_line(at_serve
     assert at_server.seen[0].events == []
 
 
-def test_threads_that_ask_for_places_first_at_once_go_by_one_name() -> None:
-    def name(held: HeldPermits) -> bytes:
-        held.enter_process()
-        return held.worker
-
-    with hurried(collecting=False):
-        for _ in range(200):
-            held = HeldPermits(LEASE_US)
-            assert set(at_once(lambda _, held=held: name(held), threads=4)) == {held.worker}  # type: ignore[misc]
+def test_a_child_goes_by_a_name_of_its_own() -> None:
+    held = HeldPermits(LEASE_US)
+    name, permit = held.worker, Permit(b"row", 1)
+    held.add(permit)
+    child = os.fork()
+    if not child:
+        os._exit(10 + (held.worker == name) + 2 * (permit in held))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 10
+    assert (held.worker, permit in held) == (name, True)
 
 
 def test_a_file_does_not_grow_by_places_that_were_handed_back(in_file: Workers) -> None:

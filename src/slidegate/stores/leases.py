@@ -15,14 +15,13 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from inspect import isawaitable
-from threading import Lock
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from ..core.limits import parse_span_us
 from ..core.reservation import Permit
 from ..core.store import Event
-from .forks import hold_over_fork
+from .forks import begin_anew_in_child
 
 DEFAULT_PERMIT_LEASE: Final = "10s"
 WORKER_BYTES: Final = 8
@@ -58,6 +57,8 @@ def permits_lost(store: str, lost: int) -> Event:
 class HeldPermits:
     """The permits that requests of this process hold, as long as their decisions exist.
 
+    A forked child holds none of those of its parent, and has a name of its own.
+
     Args:
         lease_us: How long a permit stays taken without a renewal, in microseconds.
 
@@ -68,32 +69,16 @@ class HeldPermits:
 
     def __init__(self, lease_us: int) -> None:
         self.lease_us = lease_us
-        self.worker = b""
+        self._begin_anew()
+        begin_anew_in_child(self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        self.worker = os.urandom(WORKER_BYTES)
         # Iteration over `weakref.WeakSet` raises if another thread adds to it.
         self._by_id: WeakValueDictionary[int, Permit] = WeakValueDictionary()
-        self._process = 0
-        self._entering = Lock()
-        hold_over_fork(self._entering)
 
-    @property
-    def is_of_this_process(self) -> bool:
-        """Whether this process has used permits itself; a forked child inherits only those of its parent."""
-        return self._process == os.getpid()
-
-    def enter_process(self) -> bool:
-        """In a new process, drop the permits inherited by `fork`; return whether this is a new process."""
-        if self.is_of_this_process:
-            return False
-        with self._entering:
-            if self.is_of_this_process:  # another thread came first
-                return False
-            self._by_id, self.worker = WeakValueDictionary(), os.urandom(WORKER_BYTES)
-            self._process = os.getpid()
-        return True
-
-    def holds_any(self) -> bool:
-        """Return whether there are permits to renew."""
-        return self.is_of_this_process and bool(self._by_id)
+    def __bool__(self) -> bool:
+        return bool(self._by_id)
 
     def __contains__(self, permit: Permit) -> bool:
         return id(permit) in self._by_id
@@ -119,8 +104,6 @@ class HeldPermits:
 
     def count(self) -> int:
         """Return how many permits this process holds, without lost ones."""
-        if not self.is_of_this_process:
-            return 0
         return sum(permit.units for permit in self.under_way() if not permit.lost)
 
 
@@ -130,10 +113,13 @@ class LeaseRenewer:
     Args:
         held: The permits.
         renew: Renews them; returns an awaitable if it has to wait.
+
+    Attributes:
+        held: The argument.
     """
 
     def __init__(self, held: HeldPermits, renew: Callable[[], Any]) -> None:
-        self._held = held
+        self.held = held
         self._renew = renew
         self._tasks: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
         self._interval_s = held.lease_us / RENEWALS / 1_000_000
@@ -157,7 +143,7 @@ class LeaseRenewer:
         try:
             while True:
                 await asyncio.sleep(pause_s)
-                if not self._is_open or not self._held.holds_any():
+                if not self._is_open or not self.held:
                     return
                 try:
                     answer = self._renew()

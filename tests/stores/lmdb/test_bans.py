@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 from slidegate import ConfigurationError, Limiter
 from slidegate.core import LimitSet, Reason, StoreTimeout, parse_limits
 from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.lmdb.transaction import Transaction
 from slidegate.testing import FakeClock
 
+from ...hurry import PATIENCE_S, at_once, hurried
 from ...virtual_time import VirtualTime, turns
 from .test_store import gate_held
 
@@ -118,3 +121,25 @@ def test_without_an_event_loop_many_bans_are_imported_too(store: LmdbStore, cloc
     rows += [{**row, "struck": f"other:{number}"} for number, row in enumerate(rows[2::2])]
     with pytest.raises(ConfigurationError, match="bans: no room for 400 more strike records; raise max_bans=500"):
         store.bans.load(rows)
+
+
+def test_each_event_of_threads_that_ban_at_once_is_told_once(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    events = Transaction.events
+
+    def slowly(transaction: Transaction) -> Any:
+        time.sleep(0)  # lets other threads go on
+        return events(transaction)
+
+    monkeypatch.setattr(Transaction, "events", slowly)
+    store.observe(lambda event: told.append(event.details["key"]))
+    keys = [[f"user:{thread}-{number}" for number in range(50)] for thread in range(4)]
+
+    def ban(thread: int) -> None:
+        store.keep_deadline(PATIENCE_S)
+        for key in keys[thread]:
+            store.bans.ban(key, None, "why", "me")
+
+    with hurried():
+        at_once(ban, threads=len(keys))
+    assert sorted(map(str, told)) == sorted(key for some in keys for key in some)

@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from slidegate import Limiter
-from slidegate.core import Reason
+from slidegate.core import LimitSet, Reason, StoreUnavailable, parse_limits
+from slidegate.testing.contract.player import settle
 
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis, until
+from .stores import PLENTY_S, store_at
 from .test_processes import most_in_any
 from .worker import Orders, at_work
 
@@ -59,6 +61,21 @@ async def test_clients_are_spread_over_the_nodes_and_each_has_its_own_limit(
     assert left == [Reason.LIMITED] * CLIENTS
     assert all(server.command("KEYS", "*:7:w:*") for server in cluster.masters)
     assert sum(len(server.command("KEYS", "*:7:w:*")) for server in cluster.masters) == CLIENTS
+
+
+async def test_a_request_that_cannot_be_sent_takes_none_of_its_turn_with_it(cluster: RedisCluster) -> None:
+    """A key that no store is ever given, in a turn with requests of others."""
+    asked = LimitSet("three", parse_limits("3/hour"))
+    async with store_at(cluster) as store:
+        await settle(store.hit(((asked, "warm", 1),)))
+        keys = ["user:1", "\ud800", "user:2"]
+        async with asyncio.timeout(PLENTY_S):
+            hits = (settle(store.hit(((asked, key, 1),))) for key in keys)
+            one, failed, two = await asyncio.gather(*hits, return_exceptions=True)
+    assert one.allowed
+    assert two.allowed
+    assert isinstance(failed, StoreUnavailable)
+    assert failed.concerns == "key", "it says nothing about a node"
 
 
 async def test_a_moved_slot_takes_its_counts_along(cluster: RedisCluster, limiter: Limiter) -> None:

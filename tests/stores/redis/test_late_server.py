@@ -89,7 +89,7 @@ class Worker:
                 await asyncio.sleep(0.02)
         store, failover = self.limiter.store, self.limiter.engine.failover
         assert isinstance(store, RedisStore)
-        failover._deadline_s, failover._deadline, store._shared.timeout_s = BOUND_S, Deadline(BOUND_S), BOUND_S
+        failover._deadline_s, failover._deadline, store._shared.server.timeout_s = BOUND_S, Deadline(BOUND_S), BOUND_S
         for batcher in store._batchers.values():
             if batcher._connection is not None:
                 batcher._connection._timeout_s = BOUND_S

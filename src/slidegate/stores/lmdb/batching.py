@@ -19,23 +19,23 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
+from ...core.decision import Decision
 from ...core.errors import StoreError, StoreTimeout
 from .opening import PATIENCE_S, POLL_S
 
 if TYPE_CHECKING:
     from .transaction import Transaction, Transactions
 
-P = ParamSpec("P")
+Args = TypeVarTuple("Args")
 T = TypeVar("T")
 Job: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function that is called with a transaction, and its further arguments."""
-Transact: TypeAlias = Callable[[Sequence[Job]], list[Any] | None]
 
 LOOK_EVERY: Final = 16
 MANY: Final = 4
@@ -73,15 +73,14 @@ class Batcher:
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopJobs] = WeakKeyDictionary()
         self._last: tuple[asyncio.AbstractEventLoop | None, _LoopJobs | None] = None, None
 
-    def run(self, do: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T | Awaitable[T]:
-        """Run a job within the deadline of this thread; return its answer, or an awaitable of it.
+    def run(self, do: Callable[[Transaction, *Args], T], *args: *Args) -> T | asyncio.Future[T]:
+        """Run a job within the deadline of this thread; return its answer, or a future of it.
 
         Args:
             do: Called with the transaction, then with `args`.
             args: Its arguments.
-            named: Unused; jobs have no keyword arguments.
         """
-        answer: T | Awaitable[T] = self.run_job((do, args), self._patience.span_s)
+        answer: T | asyncio.Future[T] = self.run_job((do, args), self._patience.span_s)
         return answer
 
     def run_job(self, job: Job, patience_s: float, instead: Callable[..., Any] | None = None) -> Any:
@@ -107,10 +106,10 @@ class Batcher:
             return answer
         return jobs.queue(job, patience_s)
 
-    def read(self, ask: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T | None:
+    def read(self, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T | None:
         """Run a method in a read transaction without waiting; None if the files cannot be read now."""
         with suppress(StoreError):  # the job itself will raise it
-            return self._transactions.read_within(0.0, ask, *args, **named)
+            return self._transactions.read_within(0.0, ask, *args)
         return None
 
     def _wait(self, job: Job, patience_s: float, instead: Callable[..., Any] | None) -> Any:
@@ -151,12 +150,30 @@ class Batcher:
         """Run jobs in a thread of a loop; None if jobs run on the loop, or its executor has been shut down."""
         if self.in_thread:
             with suppress(RuntimeError):
-                return loop.run_in_executor(None, _persist, self._transactions.write, items)
+                return loop.run_in_executor(None, self._persist, items)
         return None
 
     def attempt(self, items: list[_Item]) -> list[_Tried]:
-        """Run jobs together, without those that were cancelled."""
-        return _attempt(self._transactions.write, items)
+        """Run jobs together, without those that were cancelled; if that fails, run each separately."""
+        items = [item for item in items if not item[0].done()]
+        try:
+            answers = self._transactions.write([item[1] for item in items]) if items else []
+        except Exception as error:
+            if len(items) == 1:
+                return [(items[0], None, error)]
+            return [tried for item in items for tried in self.attempt([item])]
+        if answers is None:
+            return [(item, None, _BLOCKED) for item in items]
+        return [(item, answer, None) for item, answer in zip(items, answers, strict=True)]
+
+    def _persist(self, items: list[_Item]) -> list[_Tried]:
+        """Run jobs in a thread, waiting up to `PATIENCE_S` while another process writes."""
+        until_s = time.monotonic() + PATIENCE_S
+        while True:
+            tried = self.attempt(items)
+            if not tried or any(error is not _BLOCKED for _, _, error in tried) or time.monotonic() > until_s:
+                return tried
+            time.sleep(POLL_S)
 
 
 class _LoopJobs:
@@ -217,8 +234,8 @@ class _LoopJobs:
             future, _, until_s, patience_s = item
             blocked |= error is _BLOCKED
             if future.done():
-                continue
-            if error is None:
+                self._release_permits(answer)
+            elif error is None:
                 future.set_result(answer)
             elif error is not _BLOCKED:
                 # Futures reject StopIteration, which a user's clock that is an iterator may raise.
@@ -232,29 +249,11 @@ class _LoopJobs:
         if self.busy:
             self._schedule(loop)
 
-
-def _attempt(transact: Transact, items: list[_Item]) -> list[_Tried]:
-    """Run jobs together; if that fails, run each separately, so that only the failing ones fail."""
-    items = [item for item in items if not item[0].done()]
-    try:
-        answers = transact([item[1] for item in items]) if items else []
-    except Exception as error:
-        if len(items) == 1:
-            return [(items[0], None, error)]
-        return [tried for item in items for tried in _attempt(transact, [item])]
-    if answers is None:
-        return [(item, None, _BLOCKED) for item in items]
-    return [(item, answer, None) for item, answer in zip(items, answers, strict=True)]
-
-
-def _persist(transact: Transact, items: list[_Item]) -> list[_Tried]:
-    """Run jobs in a thread, waiting up to `PATIENCE_S` while another process writes."""
-    until_s = time.monotonic() + PATIENCE_S
-    while True:
-        tried = _attempt(transact, items)
-        if not tried or any(error is not _BLOCKED for _, _, error in tried) or time.monotonic() > until_s:
-            return tried
-        time.sleep(POLL_S)
+    def _release_permits(self, answer: object) -> None:
+        """Release the permits of a request that was cancelled while a thread ran its job; its units stay charged."""
+        if isinstance(answer, Decision) and (held := answer.take_back(held=True)):
+            released = self.queue((lambda transaction: transaction.refund(held), ()), PATIENCE_S)
+            released.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody awaits it
 
 
 def _too_long(patience_s: float) -> StoreTimeout:

@@ -21,6 +21,7 @@ import fcntl
 import os
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from os import PathLike, fspath
 from pathlib import Path
@@ -67,8 +68,7 @@ class Environment:
     Attributes:
         dbs: The databases.
         opened: How many times the files have been opened.
-        held: How many bytes are mapped.
-        untold: Pending events.
+        untold: Pending events; any thread may add some while another one emits them.
         stuck: Why the file could not grow at the last attempt; empty if it could.
         fullness: How full a file is that cannot grow: 0, `NO_WINDOWS`, `NO_ROWS` or `NO_CHANGES`.
         users: How many open stores of this process use it; after the last is closed, the files are not opened again.
@@ -83,10 +83,9 @@ class Environment:
         self.options = options
         self.dbs: Databases
         self.opened = self.users = 0
-        self.held = 0
         self.stuck = ""
         self.fullness = 0
-        self.untold: list[Event] = []
+        self.untold: deque[Event] = deque()
         self._lmdb: Any = None
         self._file = -1
         self._lock = _lock_over_fork()
@@ -143,7 +142,7 @@ class Environment:
             if looks:
                 self.fullness = self._measure(txn, used)
             txn.commit()
-            if looks and self.held < self._most and self.held - used < self._spare():
+            if looks and self._size < self._most and self._size - used < self._spare():
                 with suppress(lmdb.Error, OSError):  # the data is written, and a full map is enlarged when needed
                     self._grow()
         except BaseException:
@@ -191,12 +190,12 @@ class Environment:
 
     def _grow(self) -> bool:
         with self._map:
-            self.untold += self._readers.look(self._lmdb)
+            self.untold.extend(self._readers.look(self._lmdb))
             if self._lmdb.reader_check():
                 return True  # pages that were kept for dead readers have become free
-            before = self._lmdb.info()["map_size"]
+            before = self._size
             self._map_whole()  # another process may have enlarged it
-            if self._lmdb.info()["map_size"] > before:
+            if self._size > before:
                 return True
             size = min(2 * before, self._most)
             if size <= before or (self.stuck and time.monotonic() < self._grow_again_s):
@@ -207,8 +206,7 @@ class Environment:
                 self.stuck = f"cannot grow to {size} bytes ({error.strerror})"
                 self._grow_again_s = time.monotonic() + _GROW_AGAIN_S
                 return False
-            self._lmdb.set_mapsize(size)
-            self._hold(size)
+            self._set_size(size)
             self.untold.append(Event("map_grown", f"{self.path} has grown to {size} bytes", {"bytes": size}))
             return True
 
@@ -241,14 +239,18 @@ class Environment:
 
     def _map_whole(self) -> None:
         # If no room is allocated, the file may be shorter than the map: nothing is written through it or truncated.
-        size = max(whole_size(self._file), self._lmdb.info()["map_size"]) if takes_room(self.options) else 0
-        self._lmdb.set_mapsize(size)
-        self._hold(self._lmdb.info()["map_size"])
+        self._set_size(max(whole_size(self._file), self._size) if takes_room(self.options) else 0)
 
-    def _hold(self, size: int) -> None:
-        if size > self.held:
+    def _set_size(self, size: int) -> None:
+        before = self._size
+        self._lmdb.set_mapsize(size)
+        if self._size > before:
             self.stuck, self.fullness = "", 0
-        self.held = size
+
+    @property
+    def _size(self) -> int:
+        """How many bytes are mapped."""
+        return int(self._lmdb.info()["map_size"])
 
     def look_after(self, txn: Any, now_us: int) -> None:
         """About once a second, record the time, and check that the files and the layout have not been replaced.
@@ -263,16 +265,16 @@ class Environment:
         record = txn.get(CLOCK, None, self.dbs.meta)
         txn.put(CLOCK, written(record, boot_id(), self._offset_us, boot_us(), system_us()), db=self.dbs.meta)
         self._lmdb.reader_check()
-        self.untold += self._readers.look(self._lmdb)
+        self.untold.extend(self._readers.look(self._lmdb))
         self._must_close = not self._are_ours() or txn.get(SCHEMA, None, self.dbs.meta) != WRITTEN_SCHEMA
 
     def sizes(self, txn: Any) -> tuple[int, int, int]:
         """Return the number of windows, the bytes of the file that have ever been used, and the size of the map."""
-        return txn.stat(self.dbs.windows)["entries"], self._used(), self._lmdb.info()["map_size"]
+        return txn.stat(self.dbs.windows)["entries"], self._used(), self._size
 
     def _measure(self, txn: Any, used: int) -> int:
         """Return the `fullness` of the file, given its used bytes; free pages do not count."""
-        most = self.held if self.stuck else self._most
+        most = self._size if self.stuck else self._most
         room = min(self.options.max_map_size, most - self._spare())
         if used < room:
             return 0
@@ -283,7 +285,7 @@ class Environment:
 
     def _spare(self) -> int:
         """Return the reserve for known keys and for copies of changed pages, in bytes."""
-        return int(min(max(self.held // RESERVE, MIN_RESERVE), self.held // 4))
+        return min(max(self._size // RESERVE, MIN_RESERVE), self._size // 4)
 
     def _used(self) -> int:
         return int((self._lmdb.info()["last_pgno"] + 1) * self._lmdb.stat()["psize"])
@@ -394,8 +396,8 @@ class Environment:
                 raise
             raise StoreUnavailable(str(error)) from error
         self._lmdb, self._file, self.dbs, self._offset_us, self._inodes, events = opened
-        self.held, self.stuck, self.fullness = self._lmdb.info()["map_size"], "", 0
-        self.untold += events
+        self.stuck, self.fullness = "", 0
+        self.untold.extend(events)
         self.opened += 1
         self._suspect = (0, "")
 

@@ -42,13 +42,6 @@ class OwnPermits(HeldPermits):
 
     until_us = 0
 
-    def enter_process(self) -> bool:
-        """See `HeldPermits`."""
-        is_new = super().enter_process()
-        if is_new:
-            self.until_us = 0
-        return is_new
-
 
 class PermitRows:
     """The permits in one transaction. Nothing is written before `save`, except by a renewal.
@@ -79,7 +72,6 @@ class PermitRows:
 
     def ensure_lease(self) -> None:
         """Renew the permits of this process if they expire within half a lease; called before any is taken or ended."""
-        self._own.enter_process()
         if self._own.until_us - self._now_us < self._own.lease_us // 2:
             self.renew()
 
@@ -107,7 +99,6 @@ class PermitRows:
 
     def renew(self) -> None:
         """Extend the permits of requests in progress to a full lease from now; expired ones are lost."""
-        self._own.enter_process()
         self.save()
         under_way = [permit for permit in self._own.under_way() if not permit.lost]
         if self._own.until_us <= self._now_us:

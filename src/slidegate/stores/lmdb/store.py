@@ -11,6 +11,7 @@ the gate and their growth. `opening`, `checking` and `layout` check the files be
 
 from __future__ import annotations
 
+from asyncio import Future
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -143,7 +144,6 @@ class LmdbStore(Store):
         self._renewer = LeaseRenewer(self._permits, self.renew_permits)
         self.bans = LmdbBans(self._transactions, self._batcher)
         self.shared_stats = LmdbSharedStats(self._transactions, self._batcher)
-        self._transactions.tells = True
 
     def __repr__(self) -> str:
         return f"<LmdbStore {str(self._env.path)!r}>"
@@ -183,14 +183,11 @@ class LmdbStore(Store):
             if refusal is not None:
                 return refusal
             refused.pop(checks, None)
-        for bucket, _, _ in checks:
-            if bucket.held:
-                self._renewer.start()
         batcher = self._batcher
-        decision: Decision | Awaitable[Decision] = batcher.run_job(
+        answer: Decision | Future[Decision] = batcher.run_job(
             (Transaction.hit, (checks, subjects)), batcher.patience_s, instead=Transaction.refusal
         )
-        return decision
+        return self._keep_permits(checks, answer)
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Return what `hit` would answer now, without changing anything or waiting for another process."""
@@ -198,7 +195,7 @@ class LmdbStore(Store):
 
     def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
         """Charge every cost atomically, even beyond the limits, and return the decision."""
-        return self._batcher.run(Transaction.charge, checks)
+        return self._keep_permits(checks, self._batcher.run(Transaction.charge, checks))
 
     def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
         """Refund charges; return False if all of them have expired or were refunded before."""
@@ -232,3 +229,16 @@ class LmdbStore(Store):
     def renew_permits(self) -> Awaitable[None] | None:
         """Renew the lease of this process's permits; the store does this automatically on an asyncio event loop."""
         return self._batcher.run(lambda transaction: transaction.permit_rows().renew())
+
+    def _keep_permits(
+        self, checks: Sequence[Check], answer: Decision | Future[Decision]
+    ) -> Decision | Awaitable[Decision]:
+        """Begin to renew the permits of a question when they are taken, on the event loop that asked."""
+        for bucket, _, _ in checks:
+            if not bucket.held:
+                continue
+            if isinstance(answer, Decision):
+                self._renewer.start()
+            else:
+                answer.add_done_callback(lambda _: self._renewer.start())
+        return answer

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
 import lmdb
 
@@ -38,7 +38,7 @@ SWEEP_ALONE: Final = 512
 """The step of a sweep in a transaction of its own, if the file is full."""
 SWEEP_PAUSE_US: Final = 100_000
 
-P = ParamSpec("P")
+Args = TypeVarTuple("Args")
 T = TypeVar("T")
 
 
@@ -78,7 +78,6 @@ class Transactions:
         networks: The cached bans of networks.
         refused: Questions whose last answer was a refusal.
         shared_hits: How many hits were counted in shared cells.
-        tells: Whether events are emitted; until then they are kept for later observers.
     """
 
     def __init__(self, env: Environment, settings: Settings, observers: Observers, permits: OwnPermits) -> None:
@@ -92,10 +91,10 @@ class Transactions:
         self.ban_throttle = Throttle(LOG_EVERY_US)
         self._sweep_due_us = self._next_shared_event_us = 0
         self._throttle = Throttle(SAY_FULL_EVERY_US)
-        self.tells = self.closed = False
+        self.closed = False
         self.evictions = self.latest_us = self.shared_hits = 0
 
-    def read(self, ask: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T:
+    def read(self, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T:
         """Run a method of `Transaction` in a read transaction and return its answer, without waiting for writers.
 
         If the files have to be opened or have grown, it may wait up to `IN_PROCESS_S`, see `Environment.read`.
@@ -103,17 +102,15 @@ class Transactions:
         Raises:
             StoreUnavailable: The files cannot be read, or the store was closed.
         """
-        return self.read_within(IN_PROCESS_S, ask, *args, **named)
+        return self.read_within(IN_PROCESS_S, ask, *args)
 
-    def read_within(
-        self, patience_s: float, ask: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs
-    ) -> T:
+    def read_within(self, patience_s: float, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T:
         """Do the same as `read`, but wait at most `patience_s` for files that have to be opened or have grown."""
         self._expect_open()
         try:
             txn = self.env.read(patience_s)
             try:
-                return ask(Transaction(self, txn, self.settings.now_us(), writes=False), *args, **named)
+                return ask(Transaction(self, txn, self.settings.now_us(), writes=False), *args)
             finally:
                 self.env.end_read(txn)
         except (lmdb.Error, OSError) as error:
@@ -176,7 +173,7 @@ class Transactions:
     def _record(self, transaction: Transaction) -> None:
         """Record the results of a committed transaction, and emit its events."""
         now_us, windows = transaction.now_us, transaction.windows
-        self.env.untold += transaction.events()
+        self.env.untold.extend(transaction.events())
         if windows.shared_hits:
             self.shared_hits += windows.shared_hits
             if now_us >= self._next_shared_event_us:
@@ -192,9 +189,9 @@ class Transactions:
 
     def tell(self) -> None:
         """Emit the pending events."""
-        if self.tells and self.env.untold:
-            events, self.env.untold = self.env.untold, []
-            self._observers.tell_all(events)
+        with suppress(IndexError):  # another thread may take the last one
+            while self.env.untold:
+                self._observers.tell(self.env.untold.popleft())
 
     def _make_room(self, error: lmdb.MapFullError) -> None:
         """Enlarge the map; if it cannot grow, delete some expired rows.

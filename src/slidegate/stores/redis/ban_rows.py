@@ -6,21 +6,21 @@ A stored ban is preceded by the time at which a script last checked it, which on
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct
 from struct import error as StructError
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from ...core.bans.ban import Ban
 from ...core.bans.strikes import StrikeRecord
+
+T = TypeVar("T")
 
 BAN_FIELD: Final = b"b"
 
 _TIMES: Final = Struct("<qq")
 _OVER: Final = Struct("<q")
 _MOMENT_BYTES: Final = 8
-NO_BAN: Final = (ValueError, TypeError, AttributeError, StructError)
-"""Exceptions of unpacking a row that another program wrote."""
 _FOR_EVER: Final = -1
 FOR_EVER_MS: Final = 100 * 365 * 86_400_000
 _LENGTH: Final = Struct("<H")
@@ -64,15 +64,7 @@ def unpack_ban(packed: bytes) -> Ban | None:
 
 def unpack_stored(packed: bytes | None) -> Ban | None:
     """Unpack the hash field of a ban; None if it is missing or cannot be read."""
-    return read_ban((packed or b"")[_MOMENT_BYTES:])
-
-
-def read_ban(packed: bytes) -> Ban | None:
-    """Unpack what `pack_ban` packed; None for anything else."""
-    try:
-        return unpack_ban(packed)
-    except NO_BAN:
-        return None
+    return unless_foreign_row(unpack_ban, (packed or b"")[_MOMENT_BYTES:])
 
 
 def unpack_bans(packed: bytes) -> list[Ban]:
@@ -107,11 +99,11 @@ def unpack_record(packed: bytes) -> StruckRecord | None:
     return StruckRecord(key, StrikeRecord(*fields), [(name, at_us) for name, at_us in heard])
 
 
-def read_record(packed: bytes) -> StruckRecord | None:
-    """Unpack what `pack_record` packed; None for anything else."""
+def unless_foreign_row(unpack: Callable[[bytes], T], packed: bytes) -> T | None:
+    """Unpack a row; None if another program wrote it."""
     try:
-        return unpack_record(packed)
-    except NO_BAN:
+        return unpack(packed)
+    except (ValueError, TypeError, AttributeError, StructError):
         return None
 
 

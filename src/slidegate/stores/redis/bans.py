@@ -17,8 +17,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from itertools import islice
-from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from ...core.bans.ban import Ban, BanSubject, lasts_longer, longest
@@ -37,8 +36,7 @@ from .ban_rows import (
     left_ms,
     pack_ban,
     pack_record,
-    read_ban,
-    read_record,
+    unless_foreign_row,
     unpack_ban,
     unpack_record,
     unpack_stored,
@@ -46,11 +44,10 @@ from .ban_rows import (
 from .clock import monotonic_us
 from .errors import sensible, unless_foreign
 from .requests import subjects_of
-from .script import BANS_SCRIPT
 from .strikes import KNOWN_US, Strike, StrikeSums, new_name
 
 if TYPE_CHECKING:
-    from .batch import Shared
+    from .batch import Ask, Shared
 
 T = TypeVar("T")
 
@@ -58,7 +55,6 @@ CHUNK: Final = 200
 """How many bans are read or written in one step, which blocks an event loop, or Redis, for about 2 ms."""
 TRIES: Final = 3
 """How often a strike is decided, if another worker changes the rows of its key each time."""
-_TIME: Final = Struct("<q")
 
 
 class _Rows(NamedTuple):
@@ -121,7 +117,7 @@ class RedisBans(BanStore):
     @sensible
     async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return the longest-lasting ban in force on any of `subjects`; None if there is none. Changes nothing."""
-        await self.read_networks(self._batcher().ask)
+        await self.read_networks()
         keys = dict.fromkeys(subject for subject in subjects if isinstance(subject, str))
         found = await asyncio.gather(*map(self._read, keys))
         bans = [ban for rows in found if (ban := rows.ban()) is not None]
@@ -186,12 +182,12 @@ class RedisBans(BanStore):
     async def unban(self, key: str, by: str) -> bool:
         """Lift the ban of exactly this key, and delete its strikes and levels; False if it had none of these."""
         unsent = self._sums.forget(key)
-        _, own, remembered = await self._command("forget", [], self._names_of(key))
-        now_us, network = await self._command("lift", [key.encode(), os.urandom(8)], self._names)
+        _, own, remembered = await self._batcher().command(b"forget", self._names_of(key))
+        now_us, network = await self._batcher().command(b"lift", self._names, [key.encode(), os.urandom(8)])
         ban = longest([one for one in map(unpack_ban, (own, network)) if one is not None and not one.is_over(now_us)])
         self._shared.refusals.clear()
         if network:
-            await self.read_networks(self._batcher().ask)
+            await self.read_networks()
         if ban is not None:
             self._shared.tell((unbanned(ban, by),))
         return ban is not None or bool(remembered) or unsent
@@ -200,7 +196,7 @@ class RedisBans(BanStore):
     async def active(self) -> list[Ban]:
         """Return the bans in force."""
         batcher = self._batcher()
-        await self.read_networks(batcher.ask)
+        await self.read_networks()
         now_us = await self._now_us()
         keys = await batcher.ask(b"ZRANGEBYSCORE", self.index_name, b"(%d" % now_us, b"+inf")
         found = {ban.key: ban for ban in self.networks.bans.values() if not ban.is_over(now_us)}
@@ -253,17 +249,17 @@ class RedisBans(BanStore):
     # -- news --------------------------------------------------------------------------------------------------------
 
     @sensible
-    async def hear(self, ask: Callable[..., Awaitable[Any]]) -> None:
+    async def hear(self, ask: Ask | None = None) -> None:
         """Poll for changes: the number of bans, the bans of networks, and the identity of the data.
 
         Args:
-            ask: Sends a command about bans.
+            ask: Sends the commands; by default the batcher of the running event loop.
 
         Raises:
             StoreUnavailable: The store is read-only, and Redis has no slidegate data.
         """
         begins = b"" if self._shared.read_only else os.urandom(8).hex().encode()
-        count, version, life = await self._ask_about_all(ask, b"news", begins)
+        _, count, version, life = await self._batcher().command(b"news", self._names, [begins], ask)
         if self._shared.read_only and not life:
             raise StoreUnavailable(f"redis: no slidegate data under {self._names[0].decode()}")
         known, self._count = self._count, count
@@ -275,21 +271,12 @@ class RedisBans(BanStore):
             await self.read_networks(ask)
 
     @sensible
-    async def read_networks(self, ask: Callable[..., Awaitable[Any]]) -> None:
+    async def read_networks(self, ask: Ask | None = None) -> None:
         """Read the bans of networks; `ask` as for `hear`."""
-        version, fields = await self._ask_about_all(ask, b"networks")
-        bans = [read_ban(row) for row in fields[1::2]]
+        _, version, fields = await self._batcher().command(b"networks", self._names, ask=ask)
+        bans = [unless_foreign_row(unpack_ban, row) for row in fields[1::2]]
         self.networks, self.version = BannedNetworks(ban for ban in bans if ban is not None), version
         self._shared.refusals.bans.clear()
-
-    async def _ask_about_all(self, ask: Callable[..., Awaitable[Any]], *asked: bytes) -> list[Any]:
-        """Run a command about all bans by EVAL, since the script may not be loaded yet; return its answer."""
-        name, *more = asked
-        names, time = (len(self._names), *self._names), self._time.for_script()
-        answer: list[Any]
-        packed, *answer = await ask(b"EVAL", BANS_SCRIPT.source, *names, name, time, *more)
-        self._time.saw(*_TIME.unpack(packed))
-        return answer
 
     # -- commands for Redis ------------------------------------------------------------------------------------------
 
@@ -319,7 +306,7 @@ class RedisBans(BanStore):
             over_us = 0 if change.struck is None else change.struck.record.over_us
             ban_ms, record_ms = (left_ms(end_us, rows.now_us, self._time.slack_ms) for end_us in (ban_ends_us, over_us))
             asked: list[bytes | int] = [field, rows.packed_ban, rows.packed_record, ban, ban_ms, record, record_ms]
-            now_us, ban, record, written = await self._command("write", asked, self._names_of(key))
+            now_us, ban, record, written = await self._batcher().command(b"write", self._names_of(key), asked)
             rows = _Rows(now_us, ban, record)
             if written:
                 self._shared.tell(change.events)
@@ -327,7 +314,7 @@ class RedisBans(BanStore):
         raise StoreUnavailable(f"redis: {TRIES} updates of a key's strikes lost to other workers", concerns="key")
 
     async def _read(self, key: str, policy: str = "") -> _Rows:
-        now_us, ban, record = await self._command("read", [policy.encode()], self._names_of(key))
+        now_us, ban, record = await self._batcher().command(b"read", self._names_of(key), [policy.encode()])
         return _Rows(now_us, ban, record)
 
     def _names_of(self, key: str) -> tuple[bytes, bytes]:
@@ -338,15 +325,15 @@ class RedisBans(BanStore):
         await self._note(ban)
         row, lives_ms = pack_ban(ban), left_ms(ban.ends_us, self._time.now_us(), self._time.slack_ms)
         if ban.network() is None:
-            await self._command("put", [row, lives_ms], self._names_of(ban.key))
+            await self._batcher().command(b"put", self._names_of(ban.key), [row, lives_ms])
             return
         asked: list[bytes | int] = [ban.key.encode(), row, lives_ms, MAX_NETWORKS, os.urandom(8)]
-        _, written = await self._command("ban_network", asked, self._names)
+        _, written = await self._batcher().command(b"ban_network", self._names, asked)
         if not written:
             await self._batcher().ask(b"ZREM", self.index_name, ban.key.encode())
             raise too_many_networks(ban.key)
-        await self._command("put", [b"", 0], self._names_of(ban.key))
-        await self.read_networks(self._batcher().ask)
+        await self._batcher().command(b"put", self._names_of(ban.key), [b"", 0])
+        await self.read_networks()
 
     async def _load_record(self, policy: str, key: str, record: StrikeRecord) -> None:
         async def decide(rows: _Rows) -> _Change | None:
@@ -365,7 +352,7 @@ class RedisBans(BanStore):
             asked = await asyncio.gather(*(unless_foreign(batcher.ask_about(name, b"HGETALL", name)) for name in names))
             for fields in filter(None, asked):
                 for policy, row in zip(fields[::2], fields[1::2], strict=True):
-                    struck = read_record(row)
+                    struck = unless_foreign_row(unpack_record, row)
                     if struck is not None and struck.record.over_us > now_us:
                         found[policy.decode(errors="replace"), struck.key] = struck.record
         return [(*whose, record) for whose, record in found.items()]
@@ -382,19 +369,12 @@ class RedisBans(BanStore):
     async def _note(self, ban: Ban) -> int:
         """Add the key and the end of a ban to the index; return the number of bans."""
         end: bytes | int = b"+inf" if ban.ends_us is None else ban.ends_us
-        _, self._count = await self._command("note", [ban.key.encode(), end], self._names)
+        _, self._count = await self._batcher().command(b"note", self._names, [ban.key.encode(), end])
         return self._count
 
     async def _now_us(self) -> int:
-        now_us, self._count = await self._command("note", [], self._names)
+        now_us, self._count = await self._batcher().command(b"note", self._names)
         return int(now_us)
-
-    async def _command(self, name: str, asked: Sequence[bytes | int], keys: Sequence[bytes]) -> list[Any]:
-        """Run a command of ``lua/bans.lua``; return the server's time and the rest of its answer."""
-        packed, *answer = await self._batcher().run(BANS_SCRIPT, keys, [name.encode(), self._time.for_script(), *asked])
-        (now_us,) = _TIME.unpack(packed)
-        self._time.saw(now_us)
-        return [now_us, *answer]
 
     def _of_networks(self, subjects: Iterable[BanSubject], now_us: int) -> list[Ban]:
         networks = self.networks

@@ -23,7 +23,7 @@ from random import getrandbits
 from struct import Struct
 from struct import error as StructError
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from hiredis import HiredisError
 
@@ -35,12 +35,15 @@ from .errors import CLOSED, SICK, refusal, store_error, unexpected
 from .link import Connection, pack_command
 from .refusals import RefusalCache
 from .requests import Question, Request
-from .script import WINDOWS_SCRIPT, Packing, Script
+from .script import BANS_SCRIPT, WINDOWS_SCRIPT, Packing
 from .server import Server
 
 if TYPE_CHECKING:
     from .bans import RedisBans
     from .permits import Renewals
+
+Ask: TypeAlias = Callable[..., Awaitable[Any]]
+"""Sends a command, and returns its answer."""
 
 _HEAD: Final = Struct("<qII")
 _TIME: Final = Struct("<q")
@@ -90,6 +93,11 @@ def fail(requests: Sequence[Request], error: StoreError) -> None:
     for request in requests:
         if not request.future.done():
             request.future.set_exception(error)
+
+
+def fail_unpacked(requests: Sequence[Request], error: Exception) -> None:
+    """Raise the error of packing these requests in the tasks that await them."""
+    fail(requests, StoreUnavailable(f"redis: a request cannot be sent: {error!r}", concerns="key"))
 
 
 class Batcher(ABC):
@@ -143,12 +151,13 @@ class Batcher(ABC):
             StoreError: One cannot be reached.
         """
 
-    async def names(self, pattern: bytes, step: int) -> AsyncIterator[list[bytes]]:
-        """Yield the keys that match a pattern, at most `step` at a time; SCAN may return a key twice.
+    async def names(self, start: bytes, step: int) -> AsyncIterator[list[bytes]]:
+        """Yield the keys with a tag after `start`, at most `step` at a time; SCAN may return a key twice.
 
         Raises:
             StoreError: Redis cannot be reached, or answers with an error.
         """
+        pattern = start + b"{*"
         for connection in await self.servers():
             cursor: bytes | None = b"0"
             while cursor is not None:
@@ -175,18 +184,31 @@ class Batcher(ABC):
             self._scheduled = True
             self.loop.call_soon(self._go)
 
-    async def run(self, script: Script, keys: Sequence[bytes], asked: Sequence[bytes | int]) -> Any:
-        """Run a script, outside the batches, and return its answer.
+    async def command(
+        self, name: bytes, keys: Sequence[bytes], args: Sequence[bytes | int] = (), ask: Ask | None = None
+    ) -> list[Any]:
+        """Run a command of ``lua/bans.lua``, outside the batches; return the server's time and the rest of its answer.
+
+        Args:
+            name: The command.
+            keys: Its KEYS.
+            args: Its arguments.
+            ask: Sends it; by default to the server with the slot of the first key.
 
         Raises:
             StoreError: No answer came, or it is an error.
         """
+        ask, time = ask or partial(self.ask_about, keys[0]), self._shared.time
+        packed = (len(keys), *keys, name, time.for_script(), *args)
         try:
-            return await self.ask_about(keys[0], b"EVALSHA", script.name, len(keys), *keys, *asked)
+            answer = await ask(b"EVALSHA", BANS_SCRIPT.name, *packed)
         except StoreUnavailable as error:
             if "NOSCRIPT" not in str(error):
                 raise
-        return await self.ask_about(keys[0], b"EVAL", script.source, len(keys), *keys, *asked)
+            answer = await ask(b"EVAL", BANS_SCRIPT.source, *packed)
+        (now_us,) = _TIME.unpack(answer[0])
+        time.saw(now_us)
+        return [now_us, *answer[1:]]
 
     def close(self) -> None:
         """Close the connections; waiting tasks get an error."""
@@ -224,7 +246,7 @@ class Batcher(ABC):
         finally:
             self._opening = None
 
-    async def _begin(self, ask: Callable[..., Awaitable[Any]]) -> None:
+    async def _begin(self, ask: Ask) -> None:
         """Poll before the first answer: read the banned networks, and raise if a read-only store has no data."""
         self._news_from_s = monotonic() + NEWS_S
         await self._shared.bans.hear(ask)
@@ -237,7 +259,7 @@ class Batcher(ABC):
 
     async def _poll(self) -> None:
         try:
-            await self._shared.bans.hear(self.ask)
+            await self._shared.bans.hear()
         except StoreError as error:
             self._poll_failed(error)
 
@@ -376,7 +398,7 @@ class ServerBatcher(Batcher):
                 for request in requests:
                     self.call(connection, (request,), how)
             else:
-                fail(requests, StoreUnavailable(f"redis: a request cannot be sent: {error!r}", concerns="key"))
+                fail_unpacked(requests, error)
             return
         self._calls += 1
         connection.send(done, command)

@@ -30,7 +30,7 @@ from redis.exceptions import RedisClusterException, RedisError
 from ...core.errors import StoreError, StoreTimeout, StoreUnavailable
 from ...core.logs import Throttle
 from ...core.store import Event
-from .batch import Batcher, ServerBatcher, Shared, fail
+from .batch import Batcher, ServerBatcher, Shared, fail, fail_unpacked
 from .errors import CLOSED, refusal, sensible
 from .link import Connection, open_connection, pack_command
 from .requests import Question, Request
@@ -121,7 +121,6 @@ class ClusterBatcher(Batcher):
         super().__init__(loop, shared)
         self._knows_slots = False
         self._owners: dict[int, NodeAddress] = {}
-        self._serving: set[NodeAddress] = set()
         self._nodes: dict[NodeAddress, NodeBatcher] = {}
         self._looking: asyncio.Task[Any] | None = None
         self._owners_in_doubt = False
@@ -136,7 +135,7 @@ class ClusterBatcher(Batcher):
         """See `Batcher.servers`."""
         await self.ready()
         await self._look()  # nodes may have joined or left
-        return [await self._node(address).reached() for address in {*self._serving}]
+        return [await self._node(address).reached() for address in {*self._owners.values()}]
 
     def close(self) -> None:
         """See `Batcher.close`."""
@@ -171,7 +170,11 @@ class ClusterBatcher(Batcher):
             fail(requests, StoreUnavailable(CLOSED))
             return
         for request in requests:
-            slot = key_slot(request.name or self._shared.packing.meta)
+            try:
+                slot = key_slot(request.name or self._shared.packing.meta)
+            except UnicodeError as error:
+                fail_unpacked([request], error)
+                continue
             request.group = slot if request.group is None else request.group
             address = self._owners.get(slot)
             if request.future.done():
@@ -256,9 +259,9 @@ class ClusterBatcher(Batcher):
 
     async def _learn_owners(self) -> None:
         try:
-            self._owners = await owners_of(self._shared.server.client, self._serving, self._shared.server.timeout_s)
-            self._serving = {*self._owners.values()}
-            for address in self._nodes.keys() - self._serving:
+            server, known = self._shared.server, {*self._owners.values()}
+            self._owners = await owners_of(server.client, known, server.timeout_s)
+            for address in self._nodes.keys() - {*self._owners.values()}:
                 if self._nodes[address].is_free:
                     del self._nodes[address]
         finally:
@@ -270,7 +273,6 @@ class ClusterBatcher(Batcher):
         if moved[1] == "ASK":
             return address
         self._owners[int(moved[2])] = address
-        self._serving.add(address)
         return None
 
     # -- commands ----------------------------------------------------------------------------------------------------

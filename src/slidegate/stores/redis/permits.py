@@ -16,7 +16,7 @@ from ...core.errors import StoreUnavailable
 from ...core.reservation import Permit
 from ..leases import HeldPermits, LeaseRenewer, permits_lost
 from .errors import sensible
-from .script import BANS_SCRIPT, MEMBER
+from .script import MEMBER
 
 if TYPE_CHECKING:
     from .batch import Shared
@@ -26,7 +26,7 @@ MAX_IN_CALL: Final = 1_000
 _LOST, _FAILED = 0, 2
 
 
-class Renewals:
+class Renewals(LeaseRenewer):
     """Holds the permits of the requests of this process, and renews them.
 
     Args:
@@ -36,14 +36,9 @@ class Renewals:
     """
 
     def __init__(self, held: HeldPermits, shared: Shared, *, by_row: bool) -> None:
-        self.held = held
+        super().__init__(held, self.renew)
         self._shared = shared
         self._by_row = by_row
-        self._renewer = LeaseRenewer(held, self.renew)
-
-    def close(self) -> None:
-        """Stop renewing."""
-        self._renewer.close()
 
     def hold(self, decision: Decision) -> None:
         """Add the permits of a decision to its reservations, and renew them from now on.
@@ -63,7 +58,7 @@ class Renewals:
                 held.add(reservation.permit)
             at += len(bucket.limits)
         decision.readings = states
-        self._renewer.start()
+        self.start()
 
     async def renew(self) -> None:
         """Renew the permits of this process, and report how many are lost.
@@ -75,7 +70,7 @@ class Renewals:
         parts = [permits[first : first + MAX_IN_CALL] for first in range(0, len(permits), MAX_IN_CALL)]
         if self._by_row:
             parts = list(_rows(permits).values())
-        answers = await asyncio.gather(*map(self._renew, parts), return_exceptions=True)
+        answers = await asyncio.gather(*map(self._renew_some, parts), return_exceptions=True)
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
         fates = [told for answer in answers if not isinstance(answer, BaseException) for told in answer]
         # Permits of ended requests were released, and another event loop may have reported a loss first.
@@ -90,12 +85,12 @@ class Renewals:
             raise StoreUnavailable("redis: permits of requests in progress were not renewed")
 
     @sensible
-    async def _renew(self, permits: Sequence[Permit]) -> list[tuple[Permit, int]]:
+    async def _renew_some(self, permits: Sequence[Permit]) -> list[tuple[Permit, int]]:
         """Renew some permits by one command; return each with its result."""
-        rows, lease_us, time = _rows(permits), self.held.lease_us, self._shared.time
+        rows, lease_us = _rows(permits), self.held.lease_us
         members = [b"".join([permit.member for permit in row]) for row in rows.values()]
-        asked: list[bytes | int] = [b"renew", time.for_script(), lease_us, lease_us // 1_000 + time.slack_ms, *members]
-        _, fates = await self._shared.batcher().run(BANS_SCRIPT, list(rows), asked)
+        args: list[bytes | int] = [lease_us, lease_us // 1_000 + self._shared.time.slack_ms, *members]
+        _, fates = await self._shared.batcher().command(b"renew", list(rows), args)
         return list(zip((permit for row in rows.values() for permit in row), fates, strict=True))
 
 

@@ -60,6 +60,8 @@ class CachedRefusal:
 class RefusalCache:
     """The cached refusals; bounded, and emptied when full.
 
+    The threads of all event loops share it without a lock, so loops iterate over copies.
+
     Args:
         charge: Charges checks whatever their limits, for refusals that count.
         time: The store's clock. With a test clock, refusals that count are not cached.
@@ -144,14 +146,14 @@ class RefusalCache:
     def change_key(self, key: str) -> None:
         """Drop the refusals of a key whose windows are reset, and their unsent charges."""
         self._note(key)
-        for checks in self._about.get(key, ()):
-            if checks in self.known:
-                self.known[checks].reset.add(key)
+        for checks in [*self._about.get(key, ())]:
+            if (known := self.known.get(checks)) is not None:
+                known.reset.add(key)
         self._forget_key(key)
 
     def change_all(self) -> None:
         """Drop all refusals and their unsent charges, because the windows of all keys are reset."""
-        for known in self.known.values():
+        for known in [*self.known.values()]:
             known.reset.update(key for _, key, _ in known.decision.checks)
         self._clear_windows()
 
@@ -190,7 +192,7 @@ class RefusalCache:
         return max(self._all_changed, *(self._changed.get(key, 0) for _, key, _ in checks)) > changes
 
     def _forget_key(self, key: str) -> None:
-        for checks in self._about.pop(key, ()):
+        for checks in [*self._about.pop(key, ())]:
             self.known.pop(checks, None)
 
     def _clear_windows(self) -> None:
@@ -201,7 +203,7 @@ class RefusalCache:
 
     def _count(self, checks: Sequence[Check], known: CachedRefusal) -> None:
         if self.known.get(checks) is known:
-            del self.known[checks]
+            self.known.pop(checks, None)
         due = [check for check in checks if check[0].count_denied and check[1] not in known.reset]
         if due:
             self._charge([(bucket, key, cost * known.given) for bucket, key, cost in due])

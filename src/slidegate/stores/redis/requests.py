@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ...core.bans.ban import BanSubject, longest
 from ...core.decision import BanRefusal, Check, Decision
 from ...core.errors import StoreUnavailable
-from .ban_rows import BAN_FIELD, NO_BAN, unpack_bans, unpack_stored
+from .ban_rows import BAN_FIELD, unless_foreign_row, unpack_bans, unpack_stored
 from .script import BANNED, CHARGE, HIT, OK, UNSETTLED, decision_of, raise_failure
 
 if TYPE_CHECKING:
@@ -122,10 +122,7 @@ class Question(_Carried):
 
     def _refused(self, packed: bytes, now_us: int, sent_us: int) -> BanRefusal:
         """Return the refusal by the bans in an answer; see `answered`."""
-        try:
-            ban = longest(unpack_bans(packed))
-        except NO_BAN:
-            ban = None
+        ban = longest(unless_foreign_row(unpack_bans, packed) or ())
         if ban is None:
             raise StoreUnavailable("redis: the ban of a key cannot be read", concerns="key")
         refusal = BanRefusal(ban.by, ban, now_us, self.checks)

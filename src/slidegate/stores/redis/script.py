@@ -91,17 +91,16 @@ class Packing:
     Attributes:
         meta: The hash with the identity of the data and the version of the network bans; a prefix of all names that
             are shared by all keys.
-        windows: The SCAN pattern of the hashes of windows.
-        strikes: The SCAN pattern of the hashes of strike records.
+        windows: The start of the names of hashes of windows; a tag follows.
+        strikes: The same of strike records.
+        permits: The same of sets of permits.
     """
 
     def __init__(self, prefix: str, held: HeldPermits, unix_us: Clock, *, readable: bool) -> None:
         self.meta = f"{prefix}:{LAYOUT}:{{bans}}".encode()
-        self.windows = f"{prefix}:{LAYOUT}:w:{{*".encode()
-        self.strikes = f"{prefix}:{LAYOUT}:s:{{*".encode()
-        self._windows_prefix = f"{prefix}:{LAYOUT}:w:".encode()
-        self._strikes_prefix = f"{prefix}:{LAYOUT}:s:".encode()
-        self._permits_prefix = f"{prefix}:{LAYOUT}:p:".encode()
+        self.windows = f"{prefix}:{LAYOUT}:w:".encode()
+        self.strikes = f"{prefix}:{LAYOUT}:s:".encode()
+        self.permits = f"{prefix}:{LAYOUT}:p:".encode()
         self._held = held
         self._unix_us = unix_us
         self._readable = readable
@@ -116,12 +115,12 @@ class Packing:
             text = key.encode()
             if not self._readable:
                 text = urlsafe_b64encode(blake2b(text, digest_size=DIGEST_BYTES).digest()).rstrip(b"=")
-            name = remember(self._known, key, b"%s{%s}" % (self._windows_prefix, text))
+            name = remember(self._known, key, b"%s{%s}" % (self.windows, text))
         return name
 
     def strikes_name(self, key: str) -> bytes:
         """Return the name of the hash with the strike records of a key, in the slot of its windows."""
-        return self._strikes_prefix + self.name_of(key)[len(self._windows_prefix) :]
+        return self.strikes + self.name_of(key)[len(self.windows) :]
 
     def question(self, what: int, checks: Sequence[Check], banned: Iterable[str], names: dict[bytes, int]) -> bytes:
         """Pack a request with checks.
@@ -136,7 +135,8 @@ class Packing:
         asks, many = b"", 0
         for bucket, key, cost in checks:
             if bucket.held:
-                name, units, plans = self.permits_row(bucket, key), 1, self._own_permits_plan(bucket)
+                name, units = self.permits_row(bucket, key), 1
+                plans: Sequence[bytes] = (self._permits_plan(bucket.limits[0].amount, self._held.worker),)
             else:
                 name, units, plans = self.name_of(key), cost, self._plans.get(bucket) or self._plan(bucket)
             ask = _ASK.pack(names.setdefault(name, len(names)), units if units < MAX_UNITS else MAX_UNITS)
@@ -185,12 +185,8 @@ class Packing:
         field = self._fields.get(bucket.rule)
         if field is None:
             field = remember(self._fields, bucket.rule, _field(bucket.rule, bucket.limits[0]))
-        tag = self.name_of(key)[len(self._windows_prefix) :]
-        return b"%s%s:%s" % (self._permits_prefix, tag, field.hex().encode())
-
-    def _own_permits_plan(self, bucket: LimitSet) -> tuple[bytes, ...]:
-        self._held.enter_process()
-        return (self._permits_plan(bucket.limits[0].amount, self._held.worker),)
+        tag = self.name_of(key)[len(self.windows) :]
+        return b"%s%s:%s" % (self.permits, tag, field.hex().encode())
 
     def _permits_plan(self, amount: int, worker: bytes) -> bytes:
         return _PERMITS_PLAN.pack(_PERMITS_FIELD, amount, worker, self._held.lease_us, 0, 0, PERMITS)

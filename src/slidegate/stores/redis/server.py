@@ -28,15 +28,11 @@ class Server:
         client: The client of redis-py, which has the connection settings.
         timeout_s: How long connecting, and later each answer, may take.
         tell: Emits events.
-
-    Attributes:
-        evicts: The server that evicts keys, and its policy; empty if none is known to evict.
     """
 
     def __init__(self, client: Any, timeout_s: float, tell: Callable[[Sequence[Event]], None]) -> None:
         self.client = client
         self.timeout_s = timeout_s
-        self.evicts = ""
         self._tell = tell
         self._told: set[tuple[str, str]] = set()
 
@@ -72,6 +68,6 @@ class Server:
         server, policy = connection.name, found[1]
         if (server, policy) not in self._told:
             self._told.add((server, policy))
-            self.evicts = f"{server} evicts keys when it is full (maxmemory-policy {policy})"
-            message = f"redis: {self.evicts}, so limits and bans are lost; set maxmemory-policy {_KEEPS}"
+            evicts = f"{server} evicts keys when it is full (maxmemory-policy {policy})"
+            message = f"redis: {evicts}, so limits and bans are lost; set maxmemory-policy {_KEEPS}"
             self._tell((Event("store_evicts", message, {"server": server, "policy": policy}),))

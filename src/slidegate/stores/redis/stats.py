@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 from ...core.store import SharedStats, StatsRow
 from .bans import in_steps
 from .errors import sensible
-from .script import BANS_SCRIPT
 
 if TYPE_CHECKING:
     from .batch import Shared
@@ -49,9 +48,8 @@ class RedisSharedStats(SharedStats):
         """See `SharedStats`."""
         if rows:
             keys = [self._key(row.rollup, row.number) for row in rows]
-            asked = [part for row in rows for part in (row.value, row.kept_us)]
-            time = self._shared.time.for_script()
-            await self._shared.batcher().run(BANS_SCRIPT, keys, [b"write_stats", time, worker, *asked])
+            args = [part for row in rows for part in (row.value, row.kept_us)]
+            await self._shared.batcher().command(b"write_stats", keys, [worker, *args])
 
     @sensible
     async def read(self, rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:

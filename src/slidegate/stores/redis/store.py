@@ -120,11 +120,6 @@ class RedisStore(Store):
     def __repr__(self) -> str:
         return f"<RedisStore {self._prefix!r}>"
 
-    @property
-    def evicts(self) -> str:
-        """The server that evicts keys, and its policy; empty if none is known to evict."""
-        return self._shared.server.evicts
-
     async def close(self) -> None:
         """Close the connections of all event loops."""
         if self.closed:

@@ -43,12 +43,8 @@ _FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _TLS_OPTIONS: Final = (*_FILES, "ssl_check_hostname")
 
 
-def open_client(url: str, **options: Any) -> Client:
+def open_client(url: str) -> Client:
     """Create the client for an address. It does not connect before it is used.
-
-    Args:
-        url: For example ``"redis://localhost:6379/0"``.
-        options: Further arguments of the client, for example ``socket_timeout``, in seconds.
 
     Raises:
         ConfigurationError: The address is invalid.
@@ -58,13 +54,13 @@ def open_client(url: str, **options: Any) -> Client:
     tls, kind = scheme.startswith("rediss"), scheme.partition("+")[2] or scheme.replace("rediss", "redis")
     found = _options(query, (*(_TLS_OPTIONS if tls else ()), *(("db",) if kind == "unix" else ())), wrong)
     user, at, place = authority.rpartition("@")
-    options = {**(_credentials(user, wrong) if at else {}), **options}
+    options = _credentials(user, wrong) if at else {}
     if kind == "unix":
         if place or len(path) < 2:
             raise wrong("expected the path of a Unix socket, for example unix:///run/redis.sock")
         return Redis(unix_socket_path=unquote(path), db=_database(found.get("db", ""), wrong), **options)
     if tls:
-        options = {"ssl": True, "ssl_check_hostname": True, **found, **options}
+        options |= {"ssl": True, "ssl_check_hostname": True, **found}
     service, _, number = path[1:].partition("/") if kind == "sentinel" else ("", "", path[1:])
     hosts = _hosts(place, 26_379 if kind == "sentinel" else 6_379, wrong)
     database = _database(number, wrong)

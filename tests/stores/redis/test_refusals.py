@@ -1,0 +1,42 @@
+"""The cache of refusals, which all event loops of a process share."""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+
+from slidegate.core import Decision, LimitSet, Reason, parse_limits
+from slidegate.stores.redis.clock import StoreTime, monotonic_us
+from slidegate.stores.redis.refusals import RefusalCache
+
+from ...hurry import at_once, hurried
+
+LIMITS = parse_limits("1/hour")
+LASTS_US = 10**9
+MANY = 200
+ROUNDS = 100
+
+
+def test_a_reset_of_all_keys_while_other_threads_are_refused() -> None:
+    cache, learned, is_over = RefusalCache(lambda checks: None, StoreTime(None)), count(), list[bool]()
+
+    def refused() -> None:
+        while not is_over:
+            checks, now_us = ((LimitSet(f"rule {next(learned)}", LIMITS), "ann", 1),), monotonic_us()
+            state = (1, now_us + LASTS_US, now_us, LASTS_US)
+            decision = Decision(False, Reason.LIMITED, now_us, checks, [state])
+            cache.learn(decision, now_us, cache.changes, lasts=True)
+
+    def reset() -> None:
+        try:
+            for _ in range(ROUNDS):
+                while len(cache.known) < MANY:
+                    time.sleep(0)
+                cache.change_all()
+                cache.change_key("ann")
+        finally:
+            is_over.append(True)
+
+    with hurried(collecting=False):
+        at_once(lambda thread: refused() if thread else reset(), threads=4)
+    assert next(learned) >= MANY * ROUNDS
