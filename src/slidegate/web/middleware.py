@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Final, Unpack
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -243,7 +243,7 @@ class RateLimitMiddleware(FailsAtStartup):
         # Imported lazily: most applications read no file, and this is a tenth of the package's import time.
         from .reload import ReloadingMiddleware
 
-        return ReloadingMiddleware(app, path, make=_Read, observers=observers, on_exceeded=on_exceeded, **options)
+        return ReloadingMiddleware(app, path, observers=observers, on_exceeded=on_exceeded, **options)
 
     def bound(self) -> list[BoundRule]:
         """Return the rules with their buckets, including those of endpoints and routes that were requested so far."""
@@ -451,27 +451,6 @@ class RateLimitMiddleware(FailsAtStartup):
             self._checks.say(about_request(scope, self._client, gone=self._decider.is_gone(scope)))
         else:
             self._guarded = _GUARDED
-
-
-class _Read(RateLimitMiddleware):
-    """A middleware whose options were read from a file. It reuses the identities of its predecessor.
-
-    Args:
-        app: The application to guard.
-        shared: Watches the file, and stores the identities that its successive middlewares share.
-        options: Options of `RateLimitMiddleware`.
-    """
-
-    def __init__(self, app: ASGIApp, shared: ReloadingMiddleware, options: Mapping[str, Any]) -> None:
-        self._shared = shared
-        self.file = shared.file
-        super().__init__(app, **options)
-
-    def _unique_id(self, identity: str) -> str:
-        return self._shared.unique_id(identity, self.limiter)
-
-    def _register(self) -> None:
-        """Do nothing: the `ReloadingMiddleware` registers the middleware that it activates."""
 
 
 def _ending(limiter: Limiter, send: Send) -> Send:
