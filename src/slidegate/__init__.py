@@ -17,8 +17,9 @@ from .limiter import Limiter
 from .limiter.sync import SyncLimiter
 from .stores.memory.store import MemoryStore
 from .web.bans import strike
+from .web.charges import charge, settle
 from .web.client_ip import client_ip
-from .web.endpoints import RateLimit, charge, settle
+from .web.endpoints import RateLimit
 from .web.keys import combine, cookie, everyone, header, path_param, query, user
 from .web.lists import Networks
 from .web.mcp import mcp_tool

@@ -21,7 +21,7 @@ from ..core.arguments import check_flag, check_list
 from ..core.errors import ConfigurationError, RateLimitExceeded, closest, quoted
 from ..core.logs import logger
 from .client_ip import UNKNOWN_PEER, ClientAddress
-from .default_limits import is_exempt, limits_at
+from .declared_limits import is_exempt, limits_at
 from .keys import Key, parts_of
 from .mcp import McpTool
 from .paths import RulePath, may_hold_a_slash
@@ -336,8 +336,8 @@ def _about_methods_at_endpoints(places: Iterable[MountedRoute]) -> Iterator[Find
     """Yield the findings about limits at endpoints for methods that none of their routes accepts."""
     where: dict[int, tuple[Rule, list[MountedRoute]]] = {}
     for place in places:
-        for limit in limits_at(place):
-            where.setdefault(id(limit), (limit.rule, []))[1].append(place)
+        for rule in limits_at(place):
+            where.setdefault(id(rule), (rule, []))[1].append(place)
     for rule, there in where.values():
         if not any(_takes(rule, place) for place in there):
             yield Finding(

@@ -33,9 +33,10 @@ from .callbacks import UserCallbacks
 from .checks import StartupChecks, about_request, about_routes, about_settings, switched_off
 from .client_ip import ClientAddress, client_ip
 from .decide import Decider
+from .declared_limits import check_decorator_order, limits_below
 from .default_limits import DefaultLimits
 from .endpoint_refusals import answer_unanswered
-from .endpoints import EndpointBuckets, check_decorator_order, limits_below
+from .endpoints import EndpointBuckets
 from .exchange import (
     DISABLED_KEY,
     SCOPE_KEY,
