@@ -42,16 +42,6 @@ class Signal(NamedTuple):
     reason: str
 
 
-class _Protected:
-    """Networks that policies never ban: those of trusted proxies and of the allowlist."""
-
-    def __init__(self, client: ClientAddress, allowlist: Networks | None) -> None:
-        self._lists = [networks for networks in (client.networks, allowlist) if networks is not None]
-
-    def overlaps(self, version: int, first: int, last: int) -> bool:
-        return any(networks.overlaps(version, first, last) for networks in self._lists)
-
-
 class BanSignals:
     """Strikes clients for the signals of ban policies.
 
@@ -89,7 +79,7 @@ class BanSignals:
         self._limiter = limiter
         self._client = client
         self._is_wider = client.prefixes != OWN_PREFIX  # or narrower: a ban of the address then has a different key
-        self._protected = _Protected(client, allowlist)
+        self._protected = (client.networks, allowlist) if client.trusted else (allowlist,)
         self._keys: list[Key] = [policy.key for policy in self.policies.values() if policy.key is not None]
         self.keyed = bool(self._keys)
         self._honeypots: list[tuple[RulePath, Signal]] = []
@@ -158,14 +148,18 @@ class BanSignals:
     def _banned_key(self, policy: BanPolicy, scope: Scope, client_key: str, address: Address | None) -> str | None:
         """Return the key that a strike may ban; None if the policy may not ban it, or if many clients share it."""
         if policy.key is None and address is not None:
-            return client_key if may_ban(policy, client_key, self._protected) else None
+            return client_key if self._may_ban(policy, client_key) else None
         key = client_key if policy.key is None else policy.key.find(scope, self._limiter, client_key)
         client = client_key if isinstance(policy.key, Combined) else key
-        if client == UNKNOWN_PEER or (client is not key and not may_ban(policy, client, self._protected)):
+        if client == UNKNOWN_PEER or (client is not key and not self._may_ban(policy, client)):
             return None
         ban_key(key)
         spelled = self._limiter.engine.keys.learn(key)[0]
-        return spelled if may_ban(policy, spelled, self._protected) else None
+        return spelled if self._may_ban(policy, spelled) else None
+
+    def _may_ban(self, policy: BanPolicy, key: str) -> bool:
+        """Return whether a policy may ban a key; those of trusted proxies and the allowlist are protected."""
+        return all(may_ban(policy, key, networks) for networks in self._protected)
 
     async def strike_for(self, what: int | Literal["refused"], scope: Scope, outer: Iterable[BanSignals]) -> list[Ban]:
         """Strike for the status of the application's response or for a refusal, unless an outer middleware does.
