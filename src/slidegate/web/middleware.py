@@ -48,10 +48,9 @@ from .exchange import (
     hand_back_uncounted,
     is_failure,
 )
-from .file_watcher import FileWatcher
 from .headers import HeaderStyle, HeaderWriter
 from .keys import Key, KeyFunction, files_asked
-from .lists import ListFiles, followed
+from .lists import ListFiles, checked_files
 from .outcomes import Outcomes
 from .responses import Refusals, Refused
 from .routes import RouteIndex, layers
@@ -95,6 +94,7 @@ class RateLimitMiddleware(FailsAtStartup):
     Attributes:
         app: The application behind the middleware.
         limiter: The limiter that counts.
+        client: Determines the client's address.
         rules: The rules of the middleware.
         default_limits: The limits that apply to each route; empty if there are none.
         headers: The style of its header fields.
@@ -136,11 +136,9 @@ class RateLimitMiddleware(FailsAtStartup):
     ) -> None:
         self.app = app
         self.limiter = expect("limiter", limiter, Limiter, 'Limiter.from_url("redis://localhost:6379/0")') or Limiter()
-        self._client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
-        networks = self.limiter.engine.networks
-        lists = followed(self.limiter.engine.emit, blocklist=blocklist, allowlist=allowlist)
-        self._files: Sequence[ListFiles | NetworkLookup] = (*lists, *networks)
+        self.client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
         self.lists = {"blocklist": blocklist, "allowlist": allowlist}
+        self._files: Sequence[ListFiles | NetworkLookup] = (*checked_files(self.lists), *self.limiter.engine.networks)
         self.headers = headers
         self.on_refused = on_refused
         self.rules = tuple(all_rules(limits, rules, key))
@@ -149,7 +147,7 @@ class RateLimitMiddleware(FailsAtStartup):
             defaults = DefaultLimits(default_limits, key, self._unique_id("per-route:"), app)
         self.default_limits = () if defaults is None else defaults.limits
         self._calls = UserCallbacks()
-        self._signals = BanSignals(bans, self.limiter, self._client, allowlist, self._calls)
+        self._signals = BanSignals(bans, self.limiter, self.client, allowlist, self._calls)
         self.policies = tuple(self._signals.policies.values())
         self._rules = RuleSet(self.rules, self._unique_id, app, defaults)
         if self._rules.holds:
@@ -170,7 +168,7 @@ class RateLimitMiddleware(FailsAtStartup):
     def _made_decider(self) -> Decider:
         return Decider(
             self.limiter,
-            self._client,
+            self.client,
             self._rules,
             **self.lists,
             files=self._files,
@@ -179,20 +177,18 @@ class RateLimitMiddleware(FailsAtStartup):
         )
 
     def _observe_files(self, *asked: object) -> None:
-        """Send observers the events of the files that know networks: those of the limiter, of rules and of keys."""
+        """Send observers the events of all files of networks: those of the lists, the limiter, rules and keys."""
         for rule in self.rules:
             asked += rule.asked
-        engine = self.limiter.engine
-        files: list[NetworkLookup | FileWatcher] = [*engine.networks, *files_asked(*asked)]
-        for file in files:
-            file.observe(engine.emit)
+        for file in (*self._files, *files_asked(*asked)):
+            file.observe(self.limiter.engine.emit)
 
     def _made_counter(self, messages: MessageLimits | None) -> MessageCounter | None:
         """Return the counter of websocket messages; None if they have no limits."""
         messages = expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
         if messages is None:
             return None
-        return MessageCounter(messages, self.limiter, self._client, self._unique_id("messages:"))
+        return MessageCounter(messages, self.limiter, self.client, self._unique_id("messages:"))
 
     def _made_parts(self) -> Parts:
         """Return the parts of this middleware that requests use."""
@@ -202,7 +198,7 @@ class RateLimitMiddleware(FailsAtStartup):
             self._rules.names(),
             self._signals,
             EndpointBuckets(self._unique_id("endpoints:"), routes, self._decider, self._calls, engine.emit),
-            Refusals(self.limiter, self._client, self._signals.policies, self.on_refused, self._calls),
+            Refusals(self.limiter, self.client, self._signals.policies, self.on_refused, self._calls),
             HeaderWriter(self.headers),
             Outcomes(engine, routes),
         )
@@ -272,11 +268,6 @@ class RateLimitMiddleware(FailsAtStartup):
     def begin_anew(self) -> None:
         """Treat the next request like the first one: after a fork, background work runs only in the parent."""
         self._guarded = frozenset()
-
-    @property
-    def client(self) -> ClientAddress:
-        """Determines the client's address."""
-        return self._client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Decide one request, then call the application or refuse the request."""
@@ -387,7 +378,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def _subjects(self, scope: Scope) -> Sequence[BanSubject]:
         """Return the keys and addresses whose bans apply to a request."""
-        return self._signals.subjects(scope, *self._client.locate(scope))
+        return self._signals.subjects(scope, *self.client.locate(scope))
 
     def _guard_websocket(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> GuardedWebSocket:
         """Return a wrapper that closes the websocket when its client is banned."""
@@ -449,7 +440,7 @@ class RateLimitMiddleware(FailsAtStartup):
         """Check one of the first requests for probable mistakes."""
         if self._checks.left:
             self._checks.left -= 1
-            self._checks.say(about_request(scope, self._client, gone=self._decider.is_gone(scope)))
+            self._checks.say(about_request(scope, self.client, gone=self._decider.is_gone(scope)))
         else:
             self._guarded = _GUARDED
 
