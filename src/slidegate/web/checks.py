@@ -22,7 +22,7 @@ from ..core.errors import ConfigurationError, RateLimitExceeded, closest, quoted
 from ..core.logs import logger
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .declared_limits import is_exempt, limits_at
-from .keys import Key, parts_of
+from .keys import parts_of
 from .mcp import McpTool
 from .paths import RulePath, may_hold_a_slash
 from .routes import Application, MountedRoute, look, shown, walk
@@ -149,10 +149,7 @@ def about_settings(middleware: RateLimitMiddleware, off: str) -> Iterator[Findin
             'to count for all processes, write Limiter.from_url("lmdb:///var/lib/app/slidegate")',
         )
     for rule in middleware.rules:
-        if any(
-            isinstance(key, McpTool) and not key.validated
-            for key in parts_of(rule.key if isinstance(rule.key, Key) else None)
-        ):
+        if any(isinstance(key, McpTool) and not key.validated for key in parts_of(rule.key)):
             yield Finding(
                 "SG130",
                 f"rule {rule.label!r} counts all tools together: a client may name one in Mcp-Name and call another, "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 from uuid import UUID
 
@@ -350,21 +351,20 @@ def path_param(name: str, *, fallback: Key | None = None) -> Value:
     return PathParam(name, fallback)
 
 
-def parts_of(key: Key | None) -> Iterator[Key]:
-    """Yield a key, its parts and its fallbacks, recursively."""
-    if key is not None:
-        yield key
-        for part in (*getattr(key, "keys", ()), getattr(key, "fallback", None)):
+def parts_of(asked: object) -> Iterator[object]:
+    """Yield a key, its parts and its fallbacks, recursively; a function or a condition has no parts."""
+    yield asked
+    if isinstance(asked, Key):
+        for part in (*getattr(asked, "keys", ()), getattr(asked, "fallback", None)):
             yield from parts_of(part)
 
 
 def files_asked(*asked: object) -> Iterator[FileWatcher]:
     """Yield the files that keys and conditions read, the parts of combined keys included."""
-    for one in asked:
-        for part in parts_of(one) if isinstance(one, Key) else (one,):
-            file = getattr(part, "file", None)
-            if isinstance(file, FileWatcher):
-                yield file
+    for part in chain.from_iterable(map(parts_of, asked)):
+        file = getattr(part, "file", None)
+        if isinstance(file, FileWatcher):
+            yield file
 
 
 def bind(key: Key, paths: Sequence[RulePath], option: str) -> Key:

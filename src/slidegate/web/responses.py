@@ -84,10 +84,6 @@ class Refusals:
         calls: UserCallbacks,
     ) -> None:
         if on_refused is not None:
-            if not callable(on_refused):
-                raise ConfigurationError(
-                    f"on_refused: expected a function of request and decision, not {quoted(on_refused)}"
-                )
             check_takes("on_refused", on_refused, "request", "decision")
         self._observers = limiter.engine.observers
         self._client = client
