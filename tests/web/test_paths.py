@@ -30,6 +30,7 @@ from slidegate import (
     everyone,
     header,
     path_param,
+    query,
 )
 from slidegate.testing import FakeClock
 
@@ -336,7 +337,15 @@ async def test_a_scope_with_odd_values_is_a_counted_request(odd: dict[str, Any],
     assert [bool(scope["slidegate.ended"].decision) for scope in scopes] == [True, True, False]
 
 
-@pytest.mark.parametrize("key", [path_param("tenant"), combine(path_param("tenant"), everyone)])
+@pytest.mark.parametrize(
+    "key",
+    [
+        path_param("tenant"),
+        combine(path_param("tenant"), everyone),
+        header("X-Tenant", fallback=path_param("tenant")),
+        combine(header("X-Tenant", fallback=query("t", fallback=path_param("tenant"))), everyone),
+    ],
+)
 async def test_an_odd_spelling_of_a_path_is_counted_under_the_same_value(key: Any) -> None:
     app = site(Mount("/{tenant}", routes=[Route("/jobs", page)]))
     app.add_middleware(RateLimitMiddleware, rules=[Rule("/{tenant}/jobs", "1/minute", key=key)])

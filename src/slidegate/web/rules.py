@@ -23,7 +23,8 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_AMOUNT, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
 from ..limiter.failover import OnError, check_on_error
-from .keys import Key, KeyCondition, KeyFunction, bind
+from .keys import Key, KeyCondition, KeyFunction
+from .path_params import bind
 from .paths import RulePath
 
 CostFunction: TypeAlias = Callable[[Any], int | Awaitable[int]]

@@ -31,7 +31,8 @@ from ..limiter import Limiter
 from ..limiter.aio import in_background
 from .client_ip import ClientAddress
 from .endpoint_refusals import TOO_MANY, TRY_AGAIN_LATER
-from .keys import Key, PathParam, parts_of
+from .keys import Key, parts_of
+from .path_params import PathParam
 from .responses import POLICY_VIOLATION, close_websocket
 from .waiting import ReadAhead
 
