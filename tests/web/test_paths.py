@@ -357,6 +357,40 @@ async def test_an_odd_spelling_of_a_path_is_counted_under_the_same_value(key: An
     assert await statuses(redirecting, 1, "/one-", client=("192.0.2.1", 1)) == [429]
 
 
+JOBS = Route("/t/{tenant}", page)
+
+
+@pytest.mark.parametrize(
+    ("app", "written", "paths", "root"),
+    [
+        (rooted("/api", JOBS), "/t/{tenant}", ["/t/{}", "/api/t/{}"], ""),
+        (rooted("/api", JOBS), "/api/t/{tenant}", ["/t/{}", "/api/t/{}"], ""),
+        (site(JOBS), "/api/t/{tenant}", ["/t/{}", "/api/t/{}", "/api//t/{}"], "/api"),
+        (site(Mount("/v1", rooted("/v1/api", JOBS))), "/v1/t/{tenant}", ["/v1/api/t/{}", "/v1/t/{}"], ""),
+    ],
+)
+@pytest.mark.parametrize("key", [path_param("tenant"), header("X-Tenant", fallback=path_param("tenant"))])
+async def test_a_parameter_is_read_however_a_root_is_said(
+    app: Any, written: str, paths: list[str], root: str, key: Any
+) -> None:
+    middleware = RateLimitMiddleware(app, rules=[Rule(written, f"{len(paths)}/minute", key=key)])
+    for tenant in ("one", "two"):
+        found = []
+        for number, path in enumerate([*paths, *paths]):
+            client = (f"192.0.2.{number}", 1)
+            found += await statuses(middleware, 1, path.format(tenant), root_path=root, client=client)
+        assert [status == 429 for status in found] == [False] * len(paths) + [True] * len(paths)
+
+
+async def test_a_parameter_is_read_from_a_path_with_a_line_break_and_from_that_of_a_preflight() -> None:
+    app = RateLimitMiddleware(site(JOBS), rules=[Rule("/t/{tenant}", "1/minute", key=path_param("tenant"))])
+    asks = {"origin": "https://example.org", "access-control-request-method": "GET"}
+    for tenant in ("one", "two"):
+        for more in ({"path": f"/t/{tenant}\n"}, {"path": f"/t/{tenant}", "method": "OPTIONS", "headers": asks}):
+            found = [await statuses(app, 1, client=(f"192.0.2.{number}", 1), **more) for number in range(2)]
+            assert [status == 429 for (status,) in found] == [False, True]
+
+
 # -- a key of a typed parameter is its value ---------------------------------------------------------------------------
 
 

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from starlette.convertors import Convertor, FloatConvertor, IntegerConvertor
 from starlette.types import Scope
 
 from ..core.errors import ConfigurationError, closest, quoted
-from .keys import Combined, Key, Value, check_parameter_name, utf8
-from .paths import RulePath, normal, route_path
+from ..core.memo import remember
+from .keys import Combined, Key, Value, check_parameter_name, parts_of, utf8
+from .paths import RequestTexts, RulePath, Text, normal, path_below, route_path
 
 _WHOLE: Final = re.compile(r"[+]?(?:0++(?=[+-]))?(?P<value>[+-]?[0-9]++)(?:\.0*+)?")
 _MAX_DIGITS: Final = 4_300
 """The longest number that Python and pydantic parse, because parsing takes quadratic time."""
 
 
+Texts: TypeAlias = Callable[[Scope], RequestTexts]
+
+
 class PathParam(Value):
     """A key by a path parameter; created by `path_param`.
+
+    Args:
+        name: The name of the parameter.
+        fallback: Another key; None for the client's address.
+        paths: The paths of the rule that counts by it; none at an endpoint, where the router provides the parameter.
+        texts: Returns the texts of a request's path with which these paths are compared.
 
     Attributes:
         name: The name of the parameter.
@@ -30,31 +40,44 @@ class PathParam(Value):
 
     shared: Final = True
 
-    def __init__(self, name: str, fallback: Key | None, paths: Sequence[RulePath] = ()) -> None:
+    def __init__(
+        self, name: str, fallback: Key | None, paths: Sequence[RulePath] = (), texts: Texts | None = None
+    ) -> None:
         check_parameter_name("path_param", name)
         super().__init__(f"path:{name}", fallback, self._value)
         self.name = name
         self._paths = paths
+        self._texts = texts
+        self._known: dict[tuple[str, str], str | None] = {}
 
     def _encoded(self, value: str | bytes) -> bytes:
         """See `Value._encoded`; numbers and UUIDs are converted to text as for a request."""
         return super()._encoded(_spelled(value) if isinstance(value, (int, float, UUID)) else value)
 
     def _value(self, scope: Scope) -> bytes:
-        for text in _texts(scope) if self._paths else ():
+        given: str | None = None
+        if self._texts is not None:
+            with suppress(Exception):  # a path of another type; `RuleSet.match` logs it
+                request = scope["path"], scope.get("root_path", "")
+                given = self._known.get(request) or remember(self._known, request, self._given(scope, self._texts))
+        return utf8(_spelled(scope.get("path_params", {}).get(self.name, "")) if given is None else given)
+
+    def _given(self, scope: Scope, texts_of: Texts) -> str | None:
+        """Return the value in the first text that a path of the rule matches, so that odd spellings give the same."""
+        texts = texts_of(scope)
+        for mounts, text in (*texts.generous, *texts.slashed) or _plain(scope):
             for path in self._paths:
-                given = path.given(self.name, text)
-                if given is not None:
-                    return utf8(_meaning(path.convertors[self.name], given))
-        return utf8(_spelled(scope.get("path_params", {}).get(self.name, "")))
+                part = path_below(mounts, path.path)
+                given = None if part is None else part.given(self.name, text)
+                if part is not None and given is not None:
+                    return _meaning(part.convertors[self.name], given)
+        return None
 
 
-def _texts(scope: Scope) -> Iterator[str]:
-    """Yield the texts of a path by which a limit may apply, so that odd spellings give the same value."""
-    for text in dict.fromkeys((route_path(scope), scope["path"])):
-        for form in dict.fromkeys((text, normal(text))):
-            yield form
-            yield form[:-1] if form[-1:] == "/" else f"{form}/"
+def _plain(scope: Scope) -> Iterator[Text]:
+    """Yield the texts of a path that may resolve to any other one."""
+    for text in (route_path(scope), scope["path"]):
+        yield from (("", text), ("", normal(text)))
 
 
 def path_param(name: str, *, fallback: Key | None = None) -> Value:
@@ -73,32 +96,46 @@ def path_param(name: str, *, fallback: Key | None = None) -> Value:
     return PathParam(name, fallback)
 
 
-def bind(key: Key, paths: Sequence[RulePath], option: str) -> Key:
-    """Return a rule's key, whose path parameters are read from the rule's paths; ``"*"`` gives no paths.
+def check_parameters(key: Key, paths: Sequence[RulePath], option: str) -> None:
+    """Check that the paths of a rule have the parameters by which it counts.
 
     Args:
-        key: The key.
-        paths: The paths.
+        key: The key of the rule.
+        paths: The paths; none for ``"*"``.
         option: The option of the rule that the key was given as, for the error message.
 
     Raises:
         ConfigurationError: One of the paths does not have the parameter.
     """
+    for part in parts_of(key):
+        if not isinstance(part, PathParam):
+            continue
+        for path, names in [(path.path, path.convertors) for path in paths] or [("*", {})]:
+            if part.name not in names:
+                raise ConfigurationError(
+                    f"path_param: {quoted(path)} has no parameter {quoted(part.name)}{closest(part.name, names)}",
+                    option,
+                )
+
+
+def read_from(key: Key, paths: Sequence[RulePath], texts: Texts) -> Key:
+    """Return the key of a rule, whose path parameters are read from the rule's paths, as before routing.
+
+    Args:
+        key: The key.
+        paths: The paths.
+        texts: Returns the texts of a request's path with which these paths are compared.
+    """
     if isinstance(key, Combined):
-        return Combined(tuple(bind(part, paths, option) for part in key.keys))
+        return Combined(tuple(read_from(part, paths, texts) for part in key.keys))
     if not isinstance(key, Value):
         return key
-    fallback = None if key.fallback is None else bind(key.fallback, paths, option)
-    if not isinstance(key, PathParam):
-        bound = copy(key)
-        bound.fallback = fallback
-        return bound
-    for path, names in [(path.path, path.convertors) for path in paths] or [("*", {})]:
-        if key.name not in names:
-            raise ConfigurationError(
-                f"path_param: {quoted(path)} has no parameter {quoted(key.name)}{closest(key.name, names)}", option
-            )
-    return PathParam(key.name, fallback, paths)
+    fallback = None if key.fallback is None else read_from(key.fallback, paths, texts)
+    if isinstance(key, PathParam):
+        return PathParam(key.name, fallback, paths, texts)
+    bound = copy(key)
+    bound.fallback = fallback
+    return bound
 
 
 def _meaning(convertor: Convertor[Any], text: str) -> str:

@@ -20,6 +20,7 @@ from ..limiter import Limiter
 from ..limiter.overrides import NamedLimit, Override
 from .exchange import is_preflight
 from .keys import Key, KeyFunction, everyone
+from .path_params import Texts, read_from
 from .paths import PathIndex, RequestTexts, path_below, texts_of
 from .routes import Application, shown
 from .rules import Limits, LimitsFunction, Rule, says_nobody
@@ -43,6 +44,7 @@ class BoundRule:
         bucket: The owner of its counts, with the fixed limits.
         key: The built-in key, None for the client's address.
         key_function: The user's key function, if the rule has one.
+        fair: The key or the function that determines the tenant of a waiting request, if the rule has one.
         cost: The fixed cost; 1 if a function returns it.
         cost_function: The user's cost function, if the rule has one.
         permits: The owner of its permits, if the rule has a concurrency limit in addition to limits.
@@ -54,6 +56,7 @@ class BoundRule:
         self.bucket = bucket
         self.key = rule.key if isinstance(rule.key, Key) else None
         self.key_function = None if isinstance(rule.key, Key) else rule.key
+        self.fair = rule.fair
         self.cost = rule.cost if isinstance(rule.cost, int) else 1
         self.cost_function = None if isinstance(rule.cost, int) else rule.cost
         self.permits = permits
@@ -69,6 +72,13 @@ class BoundRule:
     def check(self, scope: Scope, limiter: Limiter, client_key: str) -> Check:
         """Return the check of a request, without calling the user's functions."""
         return self.bucket, client_key if self.key is None else self.key.find(scope, limiter, client_key), self.cost
+
+    def read_parameters(self, texts: Texts) -> None:
+        """Read the path parameters by which the rule counts from the texts of a path, as it does before routing."""
+        if self.key is not None:
+            self.key = read_from(self.key, self.rule.rule_paths, texts)
+        if isinstance(self.fair, Key):
+            self.fair = read_from(self.fair, self.rule.rule_paths, texts)
 
     def buckets(self) -> list[LimitSet]:
         """Return the buckets of the rule; if a function returns its limits, that of the fallback limits."""
@@ -118,6 +128,7 @@ class BoundRule:
             bucket, permits = self._in_code
             own = None if permits is None else permits.under(permits.rule + _PREFLIGHTS)
             apart = BoundRule(self.rule, bucket.under(bucket.rule + _PREFLIGHTS), own)
+            apart.key, apart.fair = self.key, self.fair
             apart.override(self._overrides)
             self._preflights = apart
             apart.catch_up(lambda: self._overrides)
@@ -241,6 +252,8 @@ class RuleSet:
         taken: set[str] = set()
         names = {id(rule): _names(rule, taken) for rule in sorted(rules, key=lambda rule: rule.action == "shadow")}
         self._bound = [BoundRule(rule, *_buckets(rule, unique_id, names[id(rule)])) for rule in rules]
+        for bound in self._bound:
+            bound.read_parameters(self._texts)
         counting = [bound for bound in self._bound if bound.rule.counts]
         self.reserving = {name: one.rule for one in counting if one.rule.count_if for name in one.identities}
         self.waits = any(rule.wait_us for rule in rules)
@@ -274,11 +287,10 @@ class RuleSet:
         try:
             known = True
             defaults: Sequence[BoundRule] = ()
-            app = self._known_app = self._known_app or Application.of(shown(self._app, scope))
-            met, ended = self._met(scope, texts_of(scope, app))
+            met, ended = self._met(scope, self._texts(scope))
             if self._defaults is not None and not ended:
                 defaults, routed = self._defaults.find(scope)
-                known = routed and app.by_path  # a route may be added later
+                known = routed and self._application(scope).by_path  # a route may be added later
         except Exception as error:
             left_out = self._throttle.left_out(type(error), time.monotonic())
             if left_out is not None:
@@ -287,6 +299,16 @@ class RuleSet:
             defaults = () if self._defaults is None else self._defaults.anywhere()
         matched = self._matched(met, defaults, preflight=preflight)
         return remember(self._known, request, matched, MAX_PATHS, PATH_BYTES) if known else matched
+
+    def _texts(self, scope: Scope) -> RequestTexts:
+        """Return the texts of a request's path with which the paths of rules are compared."""
+        return texts_of(scope, self._application(scope))
+
+    def _application(self, scope: Scope) -> Application:
+        """Return what is known about the guarded application."""
+        if self._known_app is None:
+            self._known_app = Application.of(shown(self._app, scope))
+        return self._known_app
 
     def _met(self, scope: Scope, texts: RequestTexts) -> tuple[list[tuple[int, bool]], bool]:
         """Return the indexes of matching rules, each with whether it ends the list, and whether one certainly does."""

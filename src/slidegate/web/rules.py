@@ -24,7 +24,7 @@ from ..core.limits import MAX_AMOUNT, AnyLimit, check_name, check_whole, parse_d
 from ..limiter import check_cost
 from ..limiter.failover import OnError, check_on_error
 from .keys import Key, KeyCondition, KeyFunction
-from .path_params import bind
+from .path_params import check_parameters
 from .paths import RulePath
 
 CostFunction: TypeAlias = Callable[[Any], int | Awaitable[int]]
@@ -233,7 +233,10 @@ class Rule:
         return rule
 
     def _checked_key(self, key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
-        return bind(key, self.rule_paths, option) if isinstance(key, Key) else checked_function(key, option)
+        if not isinstance(key, Key):
+            return checked_function(key, option)
+        check_parameters(key, self.rule_paths, option)
+        return key
 
     @property
     def _call(self) -> str:
