@@ -147,11 +147,12 @@ class Network:
         Raises:
             InvalidKey: It is not the number of an autonomous system or the code of a country, whichever the key uses.
         """
-        try:
+        read: str | int | None = None
+        with suppress(ConfigurationError):
             (read,) = self._read((value,))
-        except ConfigurationError:
+        if read is None or isinstance(read, int) is not (self.by == "asn"):
             expected = "a number such as 132203" if self.by == "asn" else 'a code such as "NL"'
-            raise invalid("network", expected, value) from None
+            raise invalid("network", expected, value)
         return KeyOf(self.identity, lambda keys: f"{self.by}:{read}")
 
     def is_in(self, *values: str | int) -> KeyCondition:
