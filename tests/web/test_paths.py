@@ -218,6 +218,13 @@ async def test_a_limit_holds_however_a_root_is_said(app: Any, written: str, path
     assert found == [200, 429]
 
 
+@pytest.mark.parametrize(("app", "written", "path", "root"), CASES)
+async def test_a_honeypot_is_one_however_a_root_is_said(app: Any, written: str, path: str, root: str) -> None:
+    middleware = RateLimitMiddleware(app, rules=[], bans=BanPolicy(signals={written: "ban"}))
+    assert 403 not in await statuses(middleware, 1, "/elsewhere", root_path=root, headers={"host": "example.org"})
+    assert await statuses(middleware, 1, path, root_path=root, headers={"host": "example.org"}) == [403]
+
+
 WILD = ["/login\n", "/x\n/y", f"/{'./' * 3_000}x"]
 TAME = ["/x/../y", "/login/..", "/../login", "/..", f"/{'./' * 1_100}x", f"/x/{'/' * 2_100}y"]
 

@@ -23,6 +23,7 @@ from ..core.bans.ban import OWN_PREFIX, Ban, BanSubject, ban_key, clean_reason
 from ..core.bans.policy import WIDEST, BanPolicy, may_ban
 from ..core.errors import ConfigurationError, StoreError, closest, quoted
 from ..core.limits import check_whole
+from ..core.memo import MAX_PATHS, PATH_BYTES, remember
 from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.aio import to_the_end
@@ -31,7 +32,7 @@ from .callbacks import UserCallbacks
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .exchange import decided_about
 from .keys import Combined, Key, parts_of
-from .paths import PathIndex, RulePath, is_astray, normal, route_path
+from .paths import PathIndex, PathReader, RulePath
 
 
 class Signal(NamedTuple):
@@ -51,6 +52,7 @@ class BanSignals:
         client: Determines the client's address.
         allowlist: Networks that are never banned.
         calls: Reports keys that fail.
+        paths: Reads the paths of requests.
 
     Attributes:
         policies: The policies by name.
@@ -71,6 +73,7 @@ class BanSignals:
         client: ClientAddress,
         allowlist: Networks | None,
         calls: UserCallbacks,
+        paths: PathReader,
     ) -> None:
         self.policies = _by_name(policies)
         for policy in self.policies.values():
@@ -87,7 +90,9 @@ class BanSignals:
         for policy in self.policies.values():
             for signal, weight in policy.signals.items():
                 self._read_signal(policy, signal, policy.after.amount if weight == "ban" else weight)
-        self._paths = PathIndex(self._honeypots)
+        self._paths = paths
+        self._index = PathIndex(self._honeypots)
+        self._met: dict[tuple[str, str], Sequence[Signal]] = {}
         self.on_request = bool(self._honeypots)
         self.on_status = any(isinstance(signal, int) for signal in self._signals)
         self.on_refusal = "refused" in self._signals
@@ -121,12 +126,22 @@ class BanSignals:
 
     def signals_of(self, scope: Scope, outer: Iterable[BanSignals]) -> Sequence[Signal]:
         """Return the signals for the path of a request, except those for which an outer middleware strikes."""
-        if not self.on_request or not isinstance(scope["path"], str) or is_astray(scope["path"]):
+        if not self.on_request:
             return ()
-        path = route_path(scope)
-        found = self._paths.find([("", path), ("", normal(path))])
-        # Two spellings of a path may match the same signal.
-        return self._not_struck_by([*{id(signal): signal for signal in found}.values()], outer)
+        try:
+            request = scope["path"], scope.get("root_path", "")
+            found = self._met.get(request)
+            if found is None:
+                found = remember(self._met, request, self._signals_met(scope), MAX_PATHS, PATH_BYTES)
+        except Exception:  # a path of another type; `RuleSet.match` logs it
+            return ()
+        return self._not_struck_by(found, outer)
+
+    def _signals_met(self, scope: Scope) -> Sequence[Signal]:
+        """Return the signals whose paths match that of a request, each once; none if it may mean any other path."""
+        texts = self._paths.texts(scope)
+        found = [*self._index.find(texts.generous), *self._index.find(texts.slashed, slashed=True)]
+        return [*{id(signal): signal for signal in found}.values()]
 
     async def strike(self, signal: Signal, scope: Scope) -> Ban | None:
         """Strike the client of a request; return the ban if there is one. A disconnect does not cancel the strike.

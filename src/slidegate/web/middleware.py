@@ -52,6 +52,7 @@ from .headers import HeaderStyle, HeaderWriter
 from .keys import Key, KeyFunction, files_asked
 from .lists import ListFiles, checked_files
 from .outcomes import Outcomes
+from .paths import PathReader
 from .responses import Refusals, Refused
 from .routes import RouteIndex, layers
 from .rule_set import BoundRule, RuleSet, all_rules, check_names, named_limits
@@ -147,9 +148,10 @@ class RateLimitMiddleware(FailsAtStartup):
             defaults = DefaultLimits(default_limits, key, self._unique_id("per-route:"), app)
         self.default_limits = () if defaults is None else defaults.limits
         self._calls = UserCallbacks()
-        self._signals = BanSignals(bans, self.limiter, self.client, allowlist, self._calls)
+        paths = PathReader(app)
+        self._signals = BanSignals(bans, self.limiter, self.client, allowlist, self._calls, paths)
         self.policies = tuple(self._signals.policies.values())
-        self._rules = RuleSet(self.rules, self._unique_id, app, defaults)
+        self._rules = RuleSet(self.rules, self._unique_id, paths, defaults)
         if self._rules.holds:
             self.limiter.engine.expect_permits()
         self._decider = self._made_decider()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import copy
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 from uuid import UUID
 
 from starlette.convertors import Convertor, FloatConvertor, IntegerConvertor
@@ -15,14 +15,11 @@ from starlette.types import Scope
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.memo import remember
 from .keys import Combined, Key, Value, check_parameter_name, parts_of, utf8
-from .paths import RequestTexts, RulePath, Text, normal, path_below, route_path
+from .paths import PathReader, RulePath, Text, normal, path_below, route_path
 
 _WHOLE: Final = re.compile(r"[+]?(?:0++(?=[+-]))?(?P<value>[+-]?[0-9]++)(?:\.0*+)?")
 _MAX_DIGITS: Final = 4_300
 """The longest number that Python and pydantic parse, because parsing takes quadratic time."""
-
-
-Texts: TypeAlias = Callable[[Scope], RequestTexts]
 
 
 class PathParam(Value):
@@ -31,8 +28,8 @@ class PathParam(Value):
     Args:
         name: The name of the parameter.
         fallback: Another key; None for the client's address.
-        paths: The paths of the rule that counts by it; none at an endpoint, where the router provides the parameter.
-        texts: Returns the texts of a request's path with which these paths are compared.
+        paths: The paths of the rule that counts by it.
+        reader: Reads the paths of requests; None at an endpoint, where the router provides the parameter.
 
     Attributes:
         name: The name of the parameter.
@@ -41,13 +38,13 @@ class PathParam(Value):
     shared: Final = True
 
     def __init__(
-        self, name: str, fallback: Key | None, paths: Sequence[RulePath] = (), texts: Texts | None = None
+        self, name: str, fallback: Key | None, paths: Sequence[RulePath] = (), reader: PathReader | None = None
     ) -> None:
         check_parameter_name("path_param", name)
         super().__init__(f"path:{name}", fallback, self._value)
         self.name = name
         self._paths = paths
-        self._texts = texts
+        self._reader = reader
         self._known: dict[tuple[str, str], str | None] = {}
 
     def _encoded(self, value: str | bytes) -> bytes:
@@ -56,15 +53,15 @@ class PathParam(Value):
 
     def _value(self, scope: Scope) -> bytes:
         given: str | None = None
-        if self._texts is not None:
+        if self._reader is not None:
             with suppress(Exception):  # a path of another type; `RuleSet.match` logs it
                 request = scope["path"], scope.get("root_path", "")
-                given = self._known.get(request) or remember(self._known, request, self._given(scope, self._texts))
+                given = self._known.get(request) or remember(self._known, request, self._given(scope, self._reader))
         return utf8(_spelled(scope.get("path_params", {}).get(self.name, "")) if given is None else given)
 
-    def _given(self, scope: Scope, texts_of: Texts) -> str | None:
+    def _given(self, scope: Scope, reader: PathReader) -> str | None:
         """Return the value in the first text that a path of the rule matches, so that odd spellings give the same."""
-        texts = texts_of(scope)
+        texts = reader.texts(scope)
         for mounts, text in (*texts.generous, *texts.slashed) or _plain(scope):
             for path in self._paths:
                 part = path_below(mounts, path.path)
@@ -118,21 +115,21 @@ def check_parameters(key: Key, paths: Sequence[RulePath], option: str) -> None:
                 )
 
 
-def read_from(key: Key, paths: Sequence[RulePath], texts: Texts) -> Key:
+def read_from(key: Key, paths: Sequence[RulePath], reader: PathReader) -> Key:
     """Return the key of a rule, whose path parameters are read from the rule's paths, as before routing.
 
     Args:
         key: The key.
         paths: The paths.
-        texts: Returns the texts of a request's path with which these paths are compared.
+        reader: Reads the paths of requests.
     """
     if isinstance(key, Combined):
-        return Combined(tuple(read_from(part, paths, texts) for part in key.keys))
+        return Combined(tuple(read_from(part, paths, reader) for part in key.keys))
     if not isinstance(key, Value):
         return key
-    fallback = None if key.fallback is None else read_from(key.fallback, paths, texts)
+    fallback = None if key.fallback is None else read_from(key.fallback, paths, reader)
     if isinstance(key, PathParam):
-        return PathParam(key.name, fallback, paths, texts)
+        return PathParam(key.name, fallback, paths, reader)
     bound = copy(key)
     bound.fallback = fallback
     return bound

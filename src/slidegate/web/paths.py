@@ -32,7 +32,7 @@ from starlette.types import Scope
 
 from ..core.errors import ConfigurationError, quoted
 from ..core.memo import remember
-from .routes import Application
+from .routes import Application, shown
 
 T = TypeVar("T")
 Text: TypeAlias = tuple[str, str]
@@ -176,13 +176,30 @@ class RequestTexts(NamedTuple):
     exact: Sequence[Text] = ()
 
 
-def texts_of(scope: Scope, app: Application) -> RequestTexts:
-    """Return the texts of a request's path.
+class PathReader:
+    """Reads the paths of requests as the guarded application does.
 
     Args:
-        scope: The scope of the request.
-        app: What is known about the guarded application.
+        app: The application.
     """
+
+    def __init__(self, app: object) -> None:
+        self._app = app
+        self._known: Application | None = None
+
+    def application(self, scope: Scope) -> Application:
+        """Return what is known about the application; it is collected for the first request."""
+        if self._known is None:
+            self._known = Application.of(shown(self._app, scope))
+        return self._known
+
+    def texts(self, scope: Scope) -> RequestTexts:
+        """Return the texts of a request's path."""
+        return _texts_of(scope, self.application(scope))
+
+
+def _texts_of(scope: Scope, app: Application) -> RequestTexts:
+    """Return the texts of a request's path, as an application reads it."""
     path: str = scope["path"]
     if is_astray(path):
         return RequestTexts(any=True)

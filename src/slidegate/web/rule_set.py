@@ -20,9 +20,8 @@ from ..limiter import Limiter
 from ..limiter.overrides import NamedLimit, Override
 from .exchange import is_preflight
 from .keys import Key, KeyFunction, everyone
-from .path_params import Texts, read_from
-from .paths import PathIndex, RequestTexts, path_below, texts_of
-from .routes import Application, shown
+from .path_params import read_from
+from .paths import PathIndex, PathReader, RequestTexts, path_below
 from .rules import Limits, LimitsFunction, Rule, says_nobody
 
 if TYPE_CHECKING:
@@ -73,12 +72,12 @@ class BoundRule:
         """Return the check of a request, without calling the user's functions."""
         return self.bucket, client_key if self.key is None else self.key.find(scope, limiter, client_key), self.cost
 
-    def read_parameters(self, texts: Texts) -> None:
-        """Read the path parameters by which the rule counts from the texts of a path, as it does before routing."""
+    def read_parameters(self, paths: PathReader) -> None:
+        """Read the path parameters by which the rule counts from the paths of requests, which are not routed yet."""
         if self.key is not None:
-            self.key = read_from(self.key, self.rule.rule_paths, texts)
+            self.key = read_from(self.key, self.rule.rule_paths, paths)
         if isinstance(self.fair, Key):
-            self.fair = read_from(self.fair, self.rule.rule_paths, texts)
+            self.fair = read_from(self.fair, self.rule.rule_paths, paths)
 
     def buckets(self) -> list[LimitSet]:
         """Return the buckets of the rule; if a function returns its limits, that of the fallback limits."""
@@ -227,7 +226,7 @@ class RuleSet:
     Args:
         rules: The rules.
         unique_id: Makes the identity of a rule unique, as `Engine.unique_id` does.
-        app: The application that the middleware guards.
+        paths: Reads the paths of requests as the guarded application does.
         defaults: The `default_limits`, which apply after all rules unless a final rule ends the list.
 
     Attributes:
@@ -244,25 +243,23 @@ class RuleSet:
         self,
         rules: Sequence[Rule],
         unique_id: Callable[[str], str],
-        app: object = None,
+        paths: PathReader,
         defaults: DefaultLimits | None = None,
     ) -> None:
         check_apart(rules)
+        self._paths = paths
         # Shadow rules appear in no header field, so they choose their names last.
         taken: set[str] = set()
         names = {id(rule): _names(rule, taken) for rule in sorted(rules, key=lambda rule: rule.action == "shadow")}
         self._bound = [BoundRule(rule, *_buckets(rule, unique_id, names[id(rule)])) for rule in rules]
         for bound in self._bound:
-            bound.read_parameters(self._texts)
+            bound.read_parameters(self._paths)
         counting = [bound for bound in self._bound if bound.rule.counts]
         self.reserving = {name: one.rule for one in counting if one.rule.count_if for name in one.identities}
         self.waits = any(rule.wait_us for rule in rules)
         self.holds = any(rule.concurrency is not None for rule in rules)
-        paths = [(path, place) for place, rule in enumerate(rules) for path in rule.rule_paths]
-        self._index = PathIndex(paths)
+        self._index = PathIndex([(path, place) for place, rule in enumerate(rules) for path in rule.rule_paths])
         self._anywhere = {place for place, rule in enumerate(rules) if not rule.rule_paths}
-        self._app = app
-        self._known_app: Application | None = None
         self._throttle = Throttle()
         self._defaults = defaults
         self._known: dict[tuple[str, str, str, str], Matched] = {}
@@ -287,10 +284,10 @@ class RuleSet:
         try:
             known = True
             defaults: Sequence[BoundRule] = ()
-            met, ended = self._met(scope, self._texts(scope))
+            met, ended = self._met(scope, self._paths.texts(scope))
             if self._defaults is not None and not ended:
                 defaults, routed = self._defaults.find(scope)
-                known = routed and self._application(scope).by_path  # a route may be added later
+                known = routed and self._paths.application(scope).by_path  # a route may be added later
         except Exception as error:
             left_out = self._throttle.left_out(type(error), time.monotonic())
             if left_out is not None:
@@ -299,16 +296,6 @@ class RuleSet:
             defaults = () if self._defaults is None else self._defaults.anywhere()
         matched = self._matched(met, defaults, preflight=preflight)
         return remember(self._known, request, matched, MAX_PATHS, PATH_BYTES) if known else matched
-
-    def _texts(self, scope: Scope) -> RequestTexts:
-        """Return the texts of a request's path with which the paths of rules are compared."""
-        return texts_of(scope, self._application(scope))
-
-    def _application(self, scope: Scope) -> Application:
-        """Return what is known about the guarded application."""
-        if self._known_app is None:
-            self._known_app = Application.of(shown(self._app, scope))
-        return self._known_app
 
     def _met(self, scope: Scope, texts: RequestTexts) -> tuple[list[tuple[int, bool]], bool]:
         """Return the indexes of matching rules, each with whether it ends the list, and whether one certainly does."""
