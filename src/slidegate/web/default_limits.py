@@ -17,7 +17,7 @@ from ..core.memo import remember
 from .declared_limits import is_exempt
 from .keys import Key, KeyFunction
 from .paths import is_astray
-from .routes import reach, shown
+from .routes import reach, visible_app
 from .rule_set import BoundRule, buckets_of
 from .rules import MAX_LABEL, Limits, LimitsFunction, Rule, identity_of, label_of
 
@@ -53,19 +53,19 @@ class DefaultLimits:
         self._app = app
         self._bound: dict[str, BoundRule] = {}
 
-    def met(self) -> list[BoundRule]:
+    def bound(self) -> list[BoundRule]:
         """Return the rules of the routes that were requested so far."""
         return list(self._bound.values())
 
     def find(self, scope: Scope) -> tuple[Sequence[BoundRule], bool]:
         """Return the limits of a request, none if its endpoint is exempt; and whether a route matches it."""
-        reached = reach(shown(self._app, scope), scope)
-        place = reached.place
-        if place is None:
+        reached = reach(visible_app(self._app, scope), scope)
+        route = reached.route
+        if route is None:
             return self.anywhere(), False
-        if reached.answers and is_exempt(place, scope.get("method", "")):
+        if reached.answers and is_exempt(route, scope.get("method", "")):
             return self.anywhere() if is_astray(scope["path"]) else (), True
-        return [self._at(place.label)], True
+        return [self._at(route.label)], True
 
     def anywhere(self) -> Sequence[BoundRule]:
         """Return the limits of requests that match no known route."""

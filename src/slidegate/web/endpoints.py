@@ -229,7 +229,7 @@ class EndpointBuckets:
         self._names: dict[MountedRoute | str, dict[str, str]] = {}
         self._overrides: Mapping[str, Override] = {}
 
-    def met(self) -> list[BoundRule]:
+    def bound(self) -> list[BoundRule]:
         """Return the limits of requests so far, with their buckets; limits with shared windows are listed once."""
         return list({bound.bucket.rule: bound for bound, _ in list(self._bound.values())}.values())
 
@@ -252,22 +252,22 @@ class EndpointBuckets:
             function: The limited function, if it is not the endpoint of a route.
             turn: How many equal limits have charged this request before.
         """
-        place = self.routes.find(scope) or _name_of(function or scope.get("endpoint") or limit)
-        entry = self._bound.get((limit, place, turn, id(function)))
+        route = self.routes.find(scope) or _name_of(function or scope.get("endpoint") or limit)
+        entry = self._bound.get((limit, route, turn, id(function)))
         if entry is None:
             if len(self._bound) >= _MEMO:
                 # Some limits are created during requests. Clearing loses no counts, which are in the store.
                 self._bound.clear()
                 self._names.clear()
-            bound = self._bind(limit, place, scope, function, turn)
-            entry = self._bound[limit, place, turn, id(function)] = bound, function
+            bound = self._bind(limit, route, scope, function, turn)
+            entry = self._bound[limit, route, turn, id(function)] = bound, function
             bound.catch_up(lambda: self._overrides)
         return entry[0]
 
     def _bind(
-        self, limit: RateLimit, place: MountedRoute | str, scope: Scope, function: object, turn: int
+        self, limit: RateLimit, route: MountedRoute | str, scope: Scope, function: object, turn: int
     ) -> BoundRule:
-        labels = self._labels(limit, place, scope, function)
+        labels = self._labels(limit, route, scope, function)
         rule = copy(limit.rule)
         rule.paths = (labels[0].encode("ascii", "backslashreplace").decode(),)
         rule.label = rule.name or label_of(rule.paths)
@@ -276,7 +276,7 @@ class EndpointBuckets:
             identity = identity_of(rule.label, self._own_id, limit.rule.identity, labels)
             identity += f"#{turn + 1}" if turn else ""
         # Names must be unique only within a response, whose limits are checked in the same order in every process.
-        taken = self._names.setdefault(place, {})
+        taken = self._names.setdefault(route, {})
         others = [name for name, owner in taken.items() if owner != identity]
         names = [unique_name(name, others) for name in rule.wire_names()]
         taken.update(dict.fromkeys(names, identity))

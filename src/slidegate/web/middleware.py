@@ -246,7 +246,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def bound(self) -> list[BoundRule]:
         """Return the rules with their buckets, including those of endpoints and routes that were requested so far."""
-        return [*self._rules.bound(), *self._parts.endpoints.met()]
+        return [*self._rules.bound(), *self._parts.endpoints.bound()]
 
     def buckets(self) -> list[LimitSet]:
         """Return all buckets, including those of routes and endpoints that were requested so far."""

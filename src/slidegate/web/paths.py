@@ -32,7 +32,7 @@ from starlette.types import Scope
 
 from ..core.errors import ConfigurationError, quoted
 from ..core.memo import remember
-from .routes import Application, shown
+from .routes import Application, visible_app
 
 T = TypeVar("T")
 Text: TypeAlias = tuple[str, str]
@@ -190,7 +190,7 @@ class PathReader:
     def application(self, scope: Scope) -> Application:
         """Return what is known about the application; it is collected for the first request."""
         if self._known is None:
-            self._known = Application.of(shown(self._app, scope))
+            self._known = Application.of(visible_app(self._app, scope))
         return self._known
 
     def texts(self, scope: Scope) -> RequestTexts:
@@ -303,9 +303,9 @@ def path_below(mounts: str, path: str) -> RulePath | None:
     if not mounts:
         return RulePath(path)
     segments, above = path.split("/"), mounts.split("/")
-    for place, (segment, mount) in enumerate(zip(segments, above, strict=False)):
+    for index, (segment, mount) in enumerate(zip(segments, above, strict=False)):
         if ":" in segment and may_hold_a_slash(segment):
-            return RulePath("/" + "/".join(segments[place:]))
+            return RulePath("/" + "/".join(segments[index:]))
         if ":" in mount and may_hold_a_slash(mount):
             return RulePath("/{rest:path}")
         if segment != mount and not ("{" in segment and "{" in mount):

@@ -258,8 +258,8 @@ class RuleSet:
         self.reserving = {name: one.rule for one in counting if one.rule.count_if for name in one.identities}
         self.waits = any(rule.wait_us for rule in rules)
         self.holds = any(rule.concurrency is not None for rule in rules)
-        self._index = PathIndex([(path, place) for place, rule in enumerate(rules) for path in rule.rule_paths])
-        self._anywhere = {place for place, rule in enumerate(rules) if not rule.rule_paths}
+        self._index = PathIndex([(path, index) for index, rule in enumerate(rules) for path in rule.rule_paths])
+        self._anywhere = {index for index, rule in enumerate(rules) if not rule.rule_paths}
         self._throttle = Throttle()
         self._defaults = defaults
         self._known: dict[tuple[str, str, str, str], Matched] = {}
@@ -299,18 +299,18 @@ class RuleSet:
 
     def _met(self, scope: Scope, texts: RequestTexts) -> tuple[list[tuple[int, bool]], bool]:
         """Return the indexes of matching rules, each with whether it ends the list, and whether one certainly does."""
-        places: Iterable[int] = range(len(self._bound))
+        indexes: Iterable[int] = range(len(self._bound))
         if not texts.any:
             found = {*self._anywhere, *self._index.find(texts.generous)}
-            places = sorted(found.union(self._index.find(texts.slashed, slashed=True)))
+            indexes = sorted(found.union(self._index.find(texts.slashed, slashed=True)))
         kind, method = scope["type"], scope.get("method", "GET")
         met = []
-        for place in places:
-            rule = self._bound[place].rule
+        for index in indexes:
+            rule = self._bound[index].rule
             counts = not rule.exempt and limits_kind(rule, kind, method)
             ends = counts if rule.blocks else rule.final and _exempts(rule, kind, method, texts)
             if counts or ends:
-                met.append((place, ends))
+                met.append((index, ends))
             if ends and rule.when is None:
                 return met, True
         return met, False
@@ -321,7 +321,7 @@ class RuleSet:
         matched = self._alike.get(key)
         if matched is not None:
             return matched
-        met = [(self._bound[place], ends) for place, ends in key[0]] + [(bound, False) for bound in defaults]
+        met = [(self._bound[index], ends) for index, ends in key[0]] + [(bound, False) for bound in defaults]
         met = [(bound.for_preflights() if preflight else bound, ends) for bound, ends in met]
         if any(bound.rule.when is not None for bound, _ in met):
             return remember(self._alike, key, Matched(plain=False, conditions=tuple(met)))
@@ -330,7 +330,7 @@ class RuleSet:
     def bound(self) -> list[BoundRule]:
         """Return the counting rules in order, then the default limits of the routes that were requested so far."""
         counting = [bound for bound in self._bound if bound.rule.counts]
-        return counting if self._defaults is None else [*counting, *self._defaults.met()]
+        return counting if self._defaults is None else [*counting, *self._defaults.bound()]
 
     def names(self) -> set[str]:
         """Return the names that users gave to rules."""

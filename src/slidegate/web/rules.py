@@ -312,10 +312,10 @@ def checked_paths(path: Any) -> tuple[str, ...]:
     listed: list[Any] = [path] if isinstance(path, (str, bytes)) or not isinstance(path, Iterable) else list(path)
     if not listed:
         raise ConfigurationError('expected paths such as ["/login", "/token"], not an empty list', "path")
-    for place, one in enumerate(listed):
+    for index, one in enumerate(listed):
         if one == "*":
             raise ConfigurationError(f'"*" means every path; do not combine it with others: {quoted(listed)}', "path")
-        if one in listed[:place]:
+        if one in listed[:index]:
             raise ConfigurationError(f"{quoted(one)} is listed twice in {quoted(listed)}; write it once", "path")
     return tuple(listed)
 
