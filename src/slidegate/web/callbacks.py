@@ -27,7 +27,7 @@ from ..core.store import Event
 from ..limiter import Limiter, check_cost
 from .client_ip import ClientAddress
 from .exchange import SCOPE_KEY, Exchange
-from .keys import Key, KeyCondition, KeyFunction, parts_of
+from .keys import Key, KeyCondition, parts_of
 from .rule_set import BoundRule, Matched, chosen
 from .rules import Rule
 
@@ -93,29 +93,25 @@ class UserCallbacks:
             cost = min([cost, *amounts] if rule.cost_max is None else [cost, rule.cost_max, *amounts])
         checks = [] if bucket is None else [(bucket, key, cost)]
         checks += [] if bound.permits is None else [(bound.permits, key, 1)]
-        if bound.fair is None:
+        if rule.fair is None:
             return checks
-        tenant = await self._tenant(bound.fair, rule, scope, limiter, client_key, request)
+        tenant = await self._tenant(bound, scope, limiter, client_key, request)
         return [
             (bound.shared_by(one, tenant), key, cost) if one.held else (one, key, cost) for one, key, cost in checks
         ]
 
     async def _tenant(
-        self,
-        fair: Key | KeyFunction,
-        rule: Rule,
-        scope: Scope,
-        limiter: Limiter,
-        client_key: str,
-        request: HTTPConnection,
+        self, bound: BoundRule, scope: Scope, limiter: Limiter, client_key: str, request: HTTPConnection
     ) -> str:
         """Return the tenant whose share of the permits a request uses; unknown tenants count as one, ``""``."""
-        if isinstance(fair, Key):
-            found = fair.find(scope, limiter, client_key)
-            asks_address = any(isinstance(key, ClientAddress) for key in parts_of(fair))
+        rule = bound.rule
+        if isinstance(rule.fair, Key):
+            found = rule.fair.find(bound.routed(scope), limiter, client_key)
+            asks_address = any(isinstance(key, ClientAddress) for key in parts_of(rule.fair))
             return found if found != client_key or asks_address else ""
+        assert rule.fair is not None
         return await self.ask(
-            "fair", rule.label, fair, (request,), lambda found: limiter.key_for(found) if found else "", ""
+            "fair", rule.label, rule.fair, (request,), lambda found: limiter.key_for(found) if found else "", ""
         )
 
     async def holds(self, rule: Rule, request: HTTPConnection, client_key: str) -> bool | None:

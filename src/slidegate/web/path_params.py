@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from copy import copy
+from itertools import product
 from typing import Any, Final
 from uuid import UUID
 
@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.memo import remember
-from .keys import Combined, Key, Value, check_parameter_name, parts_of, utf8
+from .keys import Key, Value, check_parameter_name, parts_of, utf8
 from .paths import PathReader, RulePath, Text, normal, path_below, route_path
 
 _WHOLE: Final = re.compile(r"[+]?(?:0++(?=[+-]))?(?P<value>[+-]?[0-9]++)(?:\.0*+)?")
@@ -25,56 +25,22 @@ _MAX_DIGITS: Final = 4_300
 class PathParam(Value):
     """A key by a path parameter; created by `path_param`.
 
-    Args:
-        name: The name of the parameter.
-        fallback: Another key; None for the client's address.
-        paths: The paths of the rule that counts by it.
-        reader: Reads the paths of requests; None at an endpoint, where the router provides the parameter.
-
     Attributes:
         name: The name of the parameter.
     """
 
     shared: Final = True
 
-    def __init__(
-        self, name: str, fallback: Key | None, paths: Sequence[RulePath] = (), reader: PathReader | None = None
-    ) -> None:
+    def __init__(self, name: str, fallback: Key | None) -> None:
         check_parameter_name("path_param", name)
-        super().__init__(f"path:{name}", fallback, self._value)
+        super().__init__(
+            f"path:{name}", fallback, lambda scope: utf8(_spelled(scope.get("path_params", {}).get(name, "")))
+        )
         self.name = name
-        self._paths = paths
-        self._reader = reader
-        self._known: dict[tuple[str, str], str | None] = {}
 
     def _encoded(self, value: str | bytes) -> bytes:
         """See `Value._encoded`; numbers and UUIDs are converted to text as for a request."""
         return super()._encoded(_spelled(value) if isinstance(value, (int, float, UUID)) else value)
-
-    def _value(self, scope: Scope) -> bytes:
-        given: str | None = None
-        if self._reader is not None:
-            with suppress(Exception):  # a path of another type; `RuleSet.match` logs it
-                request = scope["path"], scope.get("root_path", "")
-                given = self._known.get(request) or remember(self._known, request, self._given(scope, self._reader))
-        return utf8(_spelled(scope.get("path_params", {}).get(self.name, "")) if given is None else given)
-
-    def _given(self, scope: Scope, reader: PathReader) -> str | None:
-        """Return the value in the first text that a path of the rule matches, so that odd spellings give the same."""
-        texts = reader.texts(scope)
-        for mounts, text in (*texts.generous, *texts.slashed) or _plain(scope):
-            for path in self._paths:
-                part = path_below(mounts, path.path)
-                given = None if part is None else part.given(self.name, text)
-                if part is not None and given is not None:
-                    return _meaning(part.convertors[self.name], given)
-        return None
-
-
-def _plain(scope: Scope) -> Iterator[Text]:
-    """Yield the texts of a path that may resolve to any other one."""
-    for text in (route_path(scope), scope["path"]):
-        yield from (("", text), ("", normal(text)))
 
 
 def path_param(name: str, *, fallback: Key | None = None) -> Value:
@@ -115,24 +81,46 @@ def check_parameters(key: Key, paths: Sequence[RulePath], option: str) -> None:
                 )
 
 
-def read_from(key: Key, paths: Sequence[RulePath], reader: PathReader) -> Key:
-    """Return the key of a rule, whose path parameters are read from the rule's paths, as before routing.
+class PathParameters:
+    """The path parameters by which a rule counts requests, read from its own paths because no router has read them yet.
 
     Args:
-        key: The key.
-        paths: The paths.
+        names: The names of the parameters.
+        paths: The paths of the rule.
         reader: Reads the paths of requests.
     """
-    if isinstance(key, Combined):
-        return Combined(tuple(read_from(part, paths, reader) for part in key.keys))
-    if not isinstance(key, Value):
-        return key
-    fallback = None if key.fallback is None else read_from(key.fallback, paths, reader)
-    if isinstance(key, PathParam):
-        return PathParam(key.name, fallback, paths, reader)
-    bound = copy(key)
-    bound.fallback = fallback
-    return bound
+
+    def __init__(self, names: Iterable[str], paths: Sequence[RulePath], reader: PathReader) -> None:
+        self._names = tuple(names)
+        self._paths = paths
+        self._reader = reader
+        self._known: dict[tuple[str, str], dict[str, str]] = {}
+
+    def routed(self, scope: Scope) -> Scope:
+        """Return the scope of a request with the parameters, as a router would pass it on."""
+        values: dict[str, str] = {}
+        with suppress(Exception):  # a path of another type; `RuleSet.match` logs it
+            request = scope["path"], scope.get("root_path", "")
+            values = self._known.get(request) or remember(self._known, request, self._values(scope))
+        return {**scope, "path_params": {**scope.get("path_params", {}), **values}}
+
+    def _values(self, scope: Scope) -> dict[str, str]:
+        """Return the values in the first texts that match, so that odd spellings of a path give the same ones."""
+        texts = self._reader.texts(scope)
+        values: dict[str, str] = {}
+        for mounts, text in (*texts.generous, *texts.slashed) or _plain(scope):
+            parts = [part for path in self._paths if (part := path_below(mounts, path.path)) is not None]
+            for part, name in product(parts, self._names):
+                given = part.given(name, text)
+                if given is not None:
+                    values.setdefault(name, _meaning(part.convertors[name], given))
+        return values
+
+
+def _plain(scope: Scope) -> Iterator[Text]:
+    """Yield the texts of a path that may resolve to any other one."""
+    for text in (route_path(scope), scope["path"]):
+        yield from (("", text), ("", normal(text)))
 
 
 def _meaning(convertor: Convertor[Any], text: str) -> str:

@@ -19,8 +19,8 @@ from ..core.memo import MAX_PATHS, PATH_BYTES, remember
 from ..limiter import Limiter
 from ..limiter.overrides import NamedLimit, Override
 from .exchange import is_preflight
-from .keys import Key, KeyFunction, everyone
-from .path_params import read_from
+from .keys import Key, KeyFunction, everyone, parts_of
+from .path_params import PathParam, PathParameters
 from .paths import PathIndex, PathReader, RequestTexts, path_below
 from .rules import Limits, LimitsFunction, Rule, says_nobody
 
@@ -43,7 +43,6 @@ class BoundRule:
         bucket: The owner of its counts, with the fixed limits.
         key: The built-in key, None for the client's address.
         key_function: The user's key function, if the rule has one.
-        fair: The key or the function that determines the tenant of a waiting request, if the rule has one.
         cost: The fixed cost; 1 if a function returns it.
         cost_function: The user's cost function, if the rule has one.
         permits: The owner of its permits, if the rule has a concurrency limit in addition to limits.
@@ -55,12 +54,12 @@ class BoundRule:
         self.bucket = bucket
         self.key = rule.key if isinstance(rule.key, Key) else None
         self.key_function = None if isinstance(rule.key, Key) else rule.key
-        self.fair = rule.fair
         self.cost = rule.cost if isinstance(rule.cost, int) else 1
         self.cost_function = None if isinstance(rule.cost, int) else rule.cost
         self.permits = permits
         functions = (self.key_function, self.cost_function, rule.limits_function, rule.when)
         self.plain = all(function is None for function in functions) and rule.concurrency is None
+        self._parameters: PathParameters | None = None
         self._plans: dict[object, LimitSet] = {}
         self._others: dict[tuple[LimitSet, int], LimitSet] = {}
         self._tenants: dict[tuple[LimitSet, str], LimitSet] = {}
@@ -70,14 +69,19 @@ class BoundRule:
 
     def check(self, scope: Scope, limiter: Limiter, client_key: str) -> Check:
         """Return the check of a request, without calling the user's functions."""
-        return self.bucket, client_key if self.key is None else self.key.find(scope, limiter, client_key), self.cost
+        key = client_key if self.key is None else self.key.find(self.routed(scope), limiter, client_key)
+        return self.bucket, key, self.cost
 
-    def read_parameters(self, paths: PathReader) -> None:
+    def read_parameters(self, reader: PathReader) -> None:
         """Read the path parameters by which the rule counts from the paths of requests, which are not routed yet."""
-        if self.key is not None:
-            self.key = read_from(self.key, self.rule.rule_paths, paths)
-        if isinstance(self.fair, Key):
-            self.fair = read_from(self.fair, self.rule.rule_paths, paths)
+        parts = [part for key in (self.rule.key, self.rule.fair) for part in parts_of(key)]
+        names = {part.name for part in parts if isinstance(part, PathParam)}
+        if names:
+            self._parameters = PathParameters(names, self.rule.rule_paths, reader)
+
+    def routed(self, scope: Scope) -> Scope:
+        """Return the scope of a request with the path parameters by which the rule counts."""
+        return scope if self._parameters is None else self._parameters.routed(scope)
 
     def buckets(self) -> list[LimitSet]:
         """Return the buckets of the rule; if a function returns its limits, that of the fallback limits."""
@@ -127,7 +131,7 @@ class BoundRule:
             bucket, permits = self._in_code
             own = None if permits is None else permits.under(permits.rule + _PREFLIGHTS)
             apart = BoundRule(self.rule, bucket.under(bucket.rule + _PREFLIGHTS), own)
-            apart.key, apart.fair = self.key, self.fair
+            apart._parameters = self._parameters
             apart.override(self._overrides)
             self._preflights = apart
             apart.catch_up(lambda: self._overrides)
