@@ -26,7 +26,7 @@ from ..web.checks import CODES
 from ..web.config import ConfigLoader
 from ..web.keys import Key
 from ..web.middleware import RateLimitMiddleware
-from ..web.rule_set import all_rules
+from ..web.rule_list import all_rules
 from ..web.rules import Rule
 
 MAX_KEYS: Final = 50_000_000

@@ -10,8 +10,8 @@ from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closest
 from ..limiter import Limiter, check_cost
 from ..limiter.aio import to_the_end
+from .buckets import name_of
 from .exchange import decided_about
-from .rule_set import name_of
 
 _UNCOUNTED: Final = Decision(True, Reason.EXEMPT)
 

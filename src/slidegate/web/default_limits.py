@@ -14,11 +14,12 @@ from starlette.types import Scope
 
 from ..core.errors import ConfigurationError
 from ..core.memo import remember
+from .buckets import buckets_of
 from .declared_limits import is_exempt
 from .keys import Key, KeyFunction
 from .paths import is_astray
 from .routes import reach, visible_app
-from .rule_set import BoundRule, buckets_of
+from .rule_set import BoundRule
 from .rules import MAX_LABEL, Limits, LimitsFunction, Rule, identity_of, label_of
 
 _NO_ROUTE: Final = "*"

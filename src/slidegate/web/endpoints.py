@@ -20,13 +20,14 @@ from ..core.decision import Decision, Reason, unique_name
 from ..core.store import EventListener
 from ..limiter.failover import OnError
 from ..limiter.overrides import Override
+from .buckets import buckets_of
 from .callbacks import UserCallbacks
 from .decorators import check_parentheses, decorate, exempt, unwrapped
 from .endpoint_refusals import refuse
 from .exchange import DISABLED_KEY, SCOPE_KEY, Exchange, hand_back_uncounted, no_middleware
 from .keys import Key, KeyFunction, everyone, files_asked
 from .routes import MountedRoute, RouteIndex
-from .rule_set import BoundRule, buckets_of, limits_kind
+from .rule_set import BoundRule, limits_kind
 from .rules import (
     DEFAULT_WAIT_MAX,
     Condition,

@@ -29,6 +29,7 @@ from ..limiter.overrides import NamedLimit, Override
 from ..limiter.waiting import may_wait
 from .bans import BanSignals
 from .broken import FailsAtStartup, end_start
+from .buckets import named_limits
 from .callbacks import UserCallbacks
 from .checks import StartupChecks, about_request, about_routes, about_settings, switched_off
 from .client_ip import ClientAddress, client_ip
@@ -55,7 +56,8 @@ from .outcomes import Outcomes
 from .paths import PathReader
 from .responses import Refusals, Refused
 from .routes import RouteIndex, layers
-from .rule_set import BoundRule, RuleSet, all_rules, check_names, named_limits
+from .rule_list import all_rules, check_names
+from .rule_set import BoundRule, RuleSet
 from .rules import Exceeded, Limits, LimitsFunction, Rule
 from .websockets import GuardedWebSocket, MessageCounter, MessageLimits, OpenWebSockets
 

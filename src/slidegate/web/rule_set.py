@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.types import Scope
 
-from ..core.arguments import check_list
-from ..core.decision import Check, LimitSet, unique_name, wire_names
-from ..core.errors import ConfigurationError, quoted
+from ..core.decision import Check, LimitSet, unique_name
 from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import Throttle, logger
 from ..core.memo import MAX_PATHS, PATH_BYTES, remember
 from ..limiter import Limiter
 from ..limiter.overrides import NamedLimit, Override
+from .buckets import IN_TURN, amounts_by_window, buckets_of, make_bucket, named_limits, with_amounts
 from .exchange import is_preflight
-from .keys import Key, KeyFunction, everyone, parts_of
+from .keys import Key, everyone, parts_of
 from .path_params import PathParam, PathParameters
 from .paths import PathIndex, PathReader, RequestTexts, path_below
-from .rules import Limits, LimitsFunction, Rule, says_nobody
+from .rule_list import check_apart
+from .rules import Limits, Rule, says_nobody
 
 if TYPE_CHECKING:
     from .default_limits import DefaultLimits
@@ -31,8 +31,6 @@ _MEMO_PLANS: Final = 256
 _MEMO_TENANTS: Final = 4_096
 _PREFLIGHTS: Final = ":preflight"
 """The suffix of an identity that counts preflights."""
-_IN_TURN: Final = "::"
-"""Separates an identity from its turn number; names contain no colon."""
 
 
 class BoundRule:
@@ -101,10 +99,12 @@ class BoundRule:
         """
         left = []
         for bucket, key, cost in checks:
-            amounts = _amounts(bucket.limits)
+            amounts = amounts_by_window(bucket.limits)
             for turn in count(1):
                 own = self._in_turn(bucket, turn)
-                others = [_amounts(one.limits) for one, whose, _ in asked if one.rule == own.rule and whose == key]
+                others = [
+                    amounts_by_window(one.limits) for one, whose, _ in asked if one.rule == own.rule and whose == key
+                ]
                 if amounts in others:
                     break
                 if all(amounts.keys().isdisjoint(other) for other in others):
@@ -116,7 +116,7 @@ class BoundRule:
         """Return a bucket for turn 1; for later turns a copy with the same limits and separate windows."""
         other = bucket if turn == 1 else self._others.get((bucket, turn))
         if other is None:
-            other = bucket.under(f"{bucket.rule}{_IN_TURN}{turn}", [f"{name}-{turn}" for name in bucket.names])
+            other = bucket.under(f"{bucket.rule}{IN_TURN}{turn}", [f"{name}-{turn}" for name in bucket.names])
             remember(self._others, (bucket, turn), other, _MEMO_PLANS)
         return other
 
@@ -150,8 +150,8 @@ class BoundRule:
         self._overrides = overrides
         amounts = {one.name: one.amount_under(overrides) for one in self.named_limits()}
         bucket, permits = self._in_code
-        self.bucket = _with_amounts(bucket, amounts)
-        self.permits = None if permits is None else _with_amounts(permits, amounts)
+        self.bucket = with_amounts(bucket, amounts)
+        self.permits = None if permits is None else with_amounts(permits, amounts)
         # Drop derived buckets, which have the old amounts. Buckets are never mutated, because stores refer to them.
         self._others, self._tenants = {}, {}
         if self._preflights is not None:
@@ -189,7 +189,7 @@ class BoundRule:
             if not isinstance(limits, (str, AnyLimit)) and isinstance(limits, Iterable):
                 limits = tuple(limits)  # an iterator can be consumed only once
             parsed = () if says_nobody(limits) else parse_limits(limits)
-            bucket = self._plans.get(parsed) or _make_bucket(self.rule, self.bucket.rule, parsed)
+            bucket = self._plans.get(parsed) or make_bucket(self.rule, self.bucket.rule, parsed)
             for key in (parsed, limits) if isinstance(limits, (str, AnyLimit)) else (parsed,):
                 remember(self._plans, key, bucket, _MEMO_PLANS)
         return bucket
@@ -385,64 +385,6 @@ def chosen(met: Iterable[tuple[BoundRule, bool]]) -> Matched:
     return Matched(limiting, plain, shadows, told, exempt=last is not None and last.exempt, blocked=blocked)
 
 
-def all_rules(
-    limits: Limits | LimitsFunction | None, rules: Sequence[Rule] | None, key: Key | KeyFunction | None = None
-) -> Sequence[Rule]:
-    """Return the rules of a middleware: those given, one made from `limits`, or none.
-
-    Args:
-        limits: The limits of all requests.
-        rules: The rules.
-        key: The key of rules that have none.
-    """
-    if rules is None:
-        return [] if limits is None else [Rule("*", limits, key=key)]
-    if limits is not None:
-        raise ConfigurationError(
-            'RateLimitMiddleware: give limits="100/minute", which is Rule("*", ...), or rules=[...], not both'
-        )
-    listed: list[Rule] = check_list("rules", rules, 'a list such as [Rule("*", "100/minute")]', Rule)
-    return listed if key is None else [rule.keyed(key) for rule in listed]
-
-
-def check_apart(rules: Iterable[Rule]) -> None:
-    """Check that no two rules would share a bucket."""
-    by_identity: dict[str, Rule] = {}
-    for rule in rules:
-        twin = by_identity.get(rule.identity)
-        by_identity[rule.identity] = rule
-        if twin is None or not rule.counts:
-            continue
-        advice = "name one of them, or drop it"
-        if rule.name is not None:
-            paths = "*" if "*" in twin.paths + rule.paths else list(dict.fromkeys(twin.paths + rule.paths))
-            advice = f"write one rule with the paths {quoted(paths)}, or give one of them another name"
-        raise ConfigurationError(f"{twin!r} and {rule!r} would share one bucket; {advice}", "rules")
-
-
-def check_names(rules: Iterable[tuple[Rule, str]]) -> None:
-    """Check that rules of one name have the same limits, if these are known before a request.
-
-    Args:
-        rules: The rules and the limits at endpoints of one limiter, each with a phrase for its location.
-
-    Raises:
-        ConfigurationError: Two rules of one name have different limits.
-    """
-    named: dict[str, tuple[Rule, str]] = {}
-    for rule, where in rules:
-        if rule.name is None or not rule.counts or rule.limits_function is not None:
-            continue
-        twin, there = named.setdefault(rule.identity, (rule, where))
-        if _amounts(rule.all_limits) != _amounts(twin.all_limits):
-            theirs, own = ("; ".join(map(str, one.all_limits)) for one in (twin, rule))
-            raise ConfigurationError(
-                f"{rule.name!r} has the limits {quoted(theirs)} {there} and {quoted(own)} {where}, but one name "
-                f"has one bucket; write the same limits, or another name such as name={quoted(f'{rule.name}-2')}",
-                "name",
-            )
-
-
 def _names(rule: Rule, taken: set[str]) -> list[str]:
     """Return unique names of a rule's limits for header fields, and add them to `taken`."""
     names = []
@@ -459,67 +401,3 @@ def _buckets(rule: Rule, unique_id: Callable[[str], str], names: Sequence[str]) 
     # Unnamed rules of two middlewares count separately, even on one limiter; rules of one name share their counts.
     identity = rule.identity if rule.name is not None else unique_id(rule.identity)
     return buckets_of(rule, identity, names)
-
-
-def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[LimitSet]:
-    """Return the bucket of a rule's limits and that of its permits; either is omitted if the rule has none.
-
-    Args:
-        rule: The rule.
-        identity: The identity of its counts.
-        names: The names in header fields, in the order of `Rule.wire_names`.
-    """
-    buckets = []
-    if rule.limits or rule.limits_function is not None:
-        fallback = rule.limits_function is not None
-        buckets.append(_make_bucket(rule, identity, rule.limits, names[: len(rule.limits)], fallback=fallback))
-    if rule.concurrency is not None:
-        buckets.append(_make_bucket(rule, identity, (rule.concurrency,), names[-1:]))
-    return buckets
-
-
-def name_of(identity: str) -> str:
-    """Return an identity without its turn number."""
-    return identity.partition(_IN_TURN)[0]
-
-
-def named_limits(rule: Rule, names: Sequence[str], limits: Sequence[AnyLimit]) -> Iterator[NamedLimit]:
-    """Yield the limits of a rule by their names in header fields, with the reason if operators cannot change one."""
-    cost = rule.cost if isinstance(rule.cost, int) else rule.cost_max or 1
-    for name, limit in zip(names, limits, strict=False):
-        is_permit, fixed = limit is rule.concurrency, ""
-        if rule.name is None:
-            fixed = f"its rule has no name, by which other workers identify it; write Rule(..., name={name!r})"
-        elif rule.limits_function is not None and not is_permit:
-            fixed = "a function returns the limits of its rule for each request; change them there"
-        yield NamedLimit(name, limit, 1 if is_permit else max(cost, 1), fixed)
-
-
-def _with_amounts(bucket: LimitSet, amounts: Mapping[str, int]) -> LimitSet:
-    """Return a bucket with other amounts, given by limit name; the same bucket if they are equal."""
-    return bucket.change(
-        [limit.with_amount(amounts[name]) for name, limit in zip(bucket.names, bucket.limits, strict=False)]
-    )
-
-
-def _amounts(limits: Iterable[AnyLimit]) -> dict[object, int]:
-    """Return the amounts of limits by their windows."""
-    return {limit.same_window: limit.amount for limit in limits}
-
-
-def _make_bucket(
-    rule: Rule, identity: str, limits: Sequence[AnyLimit], names: Sequence[str] | None = None, *, fallback: bool = False
-) -> LimitSet:
-    permits = rule.concurrency in limits
-    return LimitSet(
-        identity,
-        limits,
-        names if names is not None else wire_names(rule.label, limits),
-        count_denied=rule.count_denied and not permits,
-        wait_us=rule.wait_us,
-        wait_max=rule.wait_max,
-        unit=None if permits else rule.unit,
-        label=rule.label,
-        on_error=rule.on_error,
-        fallback=fallback,
-    )
