@@ -319,9 +319,9 @@ async def test_what_fails_while_rules_are_chosen_is_no_way_past_them(
 
 
 ODD: list[dict[str, Any]] = [
-    *({"path": path} for path in (5, None, b"/a")),
-    *({"method": method} for method in (None, b"POST", 5)),
-    *({"root_path": root} for root in (None, b"")),
+    *({"path": path} for path in (5, None, b"/a", ["/a"])),
+    *({"method": method} for method in (None, b"POST", 5, ["GET"])),
+    *({"root_path": root} for root in (None, b"", b"/api", ["/api"])),
     *({"client": (host, 1)} for host in (5, b"203.0.113.9", None)),
     {"headers": [(b"x-api-key", bytearray(b"k"))]},
 ]
@@ -334,6 +334,7 @@ async def test_a_scope_with_odd_values_is_a_counted_request(odd: dict[str, Any],
     rules = [
         Rule("/free", exempt=True, methods=["GET"]),
         Rule("/a", "2/minute", key=header("X-API-Key"), name="a"),
+        Rule("/{page}", "2/minute", key=path_param("page"), name="page"),
         Rule("*", "9/minute", methods=["GET", "POST"], name="all"),
     ]
     middleware = RateLimitMiddleware(hello, rules=rules, bans=BanPolicy(signals={"/trap": "ban"}))

@@ -282,10 +282,10 @@ class RuleSet:
             return self.always
         method = "a preflight" if preflight else scope.get("method", "GET")
         request = scope["type"], method, scope["path"], scope.get("root_path", "")
-        matched = self._known.get(request)
-        if matched is not None:
-            return matched
         try:
+            matched = self._known.get(request)
+            if matched is not None:
+                return matched
             known = True
             defaults: Sequence[BoundRule] = ()
             met, ended = self._met(scope, self._paths.texts(scope))
@@ -356,7 +356,7 @@ def limits_kind(rule: Rule, kind: str, method: object) -> bool:
 
 def _exempts(rule: Rule, kind: str, method: object, texts: RequestTexts) -> bool:
     """Return whether an exempt or final rule ends the list for a request: every text of its path must match."""
-    if rule.methods is not None and method not in rule.methods:
+    if rule.methods is not None and not (isinstance(method, str) and method in rule.methods):
         return False
     if rule.connection is not None and kind != rule.connection:
         return False
