@@ -399,6 +399,15 @@ async def test_a_parameter_is_read_from_a_path_with_a_line_break_and_from_that_o
             assert [status == 429 for (status,) in found] == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("written", "path"), [("/{tenant:path}", "/a"), ("/t/{tenant:path}", "/t/a/b"), ("/{tenant:int}_{y:int}", "/5_6")]
+)
+async def test_a_line_break_that_a_router_ignores_is_no_part_of_a_parameter(written: str, path: str) -> None:
+    app = RateLimitMiddleware(site(Route(written, page)), rules=[Rule(written, "1/minute", key=path_param("tenant"))])
+    assert await statuses(app, 1, path) == [200]
+    assert await statuses(app, 1, f"{path}\n", client=("192.0.2.1", 1)) == [429]
+
+
 # -- a key of a typed parameter is its value ---------------------------------------------------------------------------
 
 

@@ -140,6 +140,8 @@ class BanSignals:
     def _signals_met(self, scope: Scope) -> Sequence[Signal]:
         """Return the signals whose paths match that of a request, each once; none if it may mean any other path."""
         texts = self._paths.texts(scope)
+        if texts.any:
+            return ()
         found = [*self._index.find(texts.generous), *self._index.find(texts.slashed, slashed=True)]
         return [*{id(signal): signal for signal in found}.values()]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import product
 from typing import Any, Final
@@ -15,7 +15,7 @@ from starlette.types import Scope
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.memo import remember
 from .keys import Key, Value, check_parameter_name, parts_of, utf8
-from .paths import PathReader, RulePath, Text, normal, path_below, route_path
+from .paths import PathReader, RulePath, path_below
 
 _WHOLE: Final = re.compile(r"[+]?(?:0++(?=[+-]))?(?P<value>[+-]?[0-9]++)(?:\.0*+)?")
 _MAX_DIGITS: Final = 4_300
@@ -108,19 +108,13 @@ class PathParameters:
         """Return the values in the first texts that match, so that odd spellings of a path give the same ones."""
         texts = self._reader.texts(scope)
         values: dict[str, str] = {}
-        for mounts, text in (*texts.generous, *texts.slashed) or _plain(scope):
+        for mounts, text in (*texts.generous, *texts.slashed):
             parts = [part for path in self._paths if (part := path_below(mounts, path.path)) is not None]
             for part, name in product(parts, self._names):
                 given = part.given(name, text)
                 if given is not None:
                     values.setdefault(name, _meaning(part.convertors[name], given))
         return values
-
-
-def _plain(scope: Scope) -> Iterator[Text]:
-    """Yield the texts of a path that may resolve to any other one."""
-    for text in (route_path(scope), scope["path"]):
-        yield from (("", text), ("", normal(text)))
 
 
 def _meaning(convertor: Convertor[Any], text: str) -> str:
