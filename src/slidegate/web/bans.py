@@ -142,8 +142,7 @@ class BanSignals:
         texts = self._paths.texts(scope)
         if texts.any:
             return ()
-        found = [*self._index.find(texts.generous), *self._index.find(texts.slashed, slashed=True)]
-        return [*{id(signal): signal for signal in found}.values()]
+        return [*{id(signal): signal for signal in self._index.find(texts)}.values()]
 
     async def strike(self, signal: Signal, scope: Scope) -> Ban | None:
         """Strike the client of a request; return the ban if there is one. A disconnect does not cancel the strike.

@@ -268,13 +268,13 @@ class PathIndex(Generic[T]):
                 self._literal.setdefault(path.path, []).append(owner)
         self._behind: dict[str, PathIndex[T]] = {}
 
-    def find(self, texts: Iterable[Text], *, slashed: bool = False) -> Iterator[T]:
-        """Yield the owners of the paths that match any of the texts, unordered and possibly with duplicates.
+    def find(self, texts: RequestTexts) -> Iterator[T]:
+        """Yield the owners of the paths that match any of the texts, unordered and possibly with duplicates."""
+        yield from self._find(texts.generous)
+        yield from self._find(texts.slashed, slashed=True)
 
-        Args:
-            texts: The texts.
-            slashed: Whether to consider only paths with a final slash.
-        """
+    def _find(self, texts: Iterable[Text], *, slashed: bool = False) -> Iterator[T]:
+        """Yield the owners of matching paths; if `slashed`, only of those with a final slash."""
         for mounts, text in texts:
             index = self._below(mounts) if mounts else self
             yield from index._literal.get(text, ())

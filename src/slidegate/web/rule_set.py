@@ -305,8 +305,7 @@ class RuleSet:
         """Return the indexes of matching rules, each with whether it ends the list, and whether one certainly does."""
         indexes: Iterable[int] = range(len(self._bound))
         if not texts.any:
-            found = {*self._anywhere, *self._index.find(texts.generous)}
-            indexes = sorted(found.union(self._index.find(texts.slashed, slashed=True)))
+            indexes = sorted({*self._anywhere, *self._index.find(texts)})
         kind, method = scope["type"], scope.get("method", "GET")
         met = []
         for index in indexes:
