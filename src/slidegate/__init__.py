@@ -17,13 +17,15 @@ from .limiter import Limiter
 from .limiter.sync import SyncLimiter
 from .stores.memory.store import MemoryStore
 from .web.bans import strike
+from .web.charges import charge, settle
 from .web.client_ip import client_ip
-from .web.endpoints import RateLimit, charge, settle
-from .web.keys import combine, cookie, everyone, header, path_param, query, user
+from .web.endpoints import RateLimit
+from .web.keys import combine, cookie, everyone, header, query, user
 from .web.lists import Networks
 from .web.mcp import mcp_tool
 from .web.middleware import RateLimitMiddleware
 from .web.operators import network
+from .web.path_params import path_param
 from .web.rules import Rule
 from .web.websockets import MessageLimits
 

@@ -116,6 +116,11 @@ BAD: dict[str, list[tuple[Callable[[], object], str]]] = {
         (lambda: rule("*", "1/s", key=path_param("t")), "path_param: '*' has no parameter 't'"),
         (lambda: rule(["/t/{t}", "/u"], "1/s", key=path_param("t")), "path_param: '/u' has no parameter 't'"),
         (lambda: rule("/u", "1/s", key=combine(everyone, path_param("t"))), "path_param: '/u' has no parameter 't'"),
+        (lambda: rule("/u", "1/s", key=header("X", fallback=path_param("t"))), "path_param: '/u' has no parameter 't'"),
+        (
+            lambda: rule("/u/{u}", "1/s", key=path_param("u", fallback=path_param("t"))),
+            "path_param: '/u/{u}' has no parameter 't'",
+        ),
         (lambda: bans(signals={"/.env?x": 1}), "signals: path: '/.env?x' can never match"),
         (lambda: bans(signals={"/{a}/{a}": 1}), "cannot be used"),
     ],

@@ -82,7 +82,7 @@ def identities(rules: Any) -> list[str]:
 
 def opened(middleware: RateLimitMiddleware) -> set[NetworkFile]:
     """Return the files by which a middleware counts."""
-    keys = [part for rule in middleware.rules for part in parts_of(rule.key)]  # type: ignore[arg-type]
+    keys = [part for rule in middleware.rules for part in parts_of(rule.key)]
     return {key.file for key in keys if isinstance(key, Network)}
 
 

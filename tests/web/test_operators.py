@@ -38,6 +38,7 @@ from slidegate import (
     network,
 )
 from slidegate.admin import AdminRoutes
+from slidegate.core import InvalidKey
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.operators import Network, NetworkFile
 
@@ -391,6 +392,14 @@ async def test_the_admin_api_says_the_network_of_a_client(asn: Network, country:
         "8.8.8.8": ("", False),
         "peer:unix": ("", False),
     }
+
+
+@pytest.mark.parametrize(("by", "value", "other"), [("asn", 64500, "BE"), ("country", "BE", 64500)])
+def test_a_key_takes_only_values_of_what_it_counts_by(tmp_path: Path, by: Any, value: Any, other: Any) -> None:
+    where = network(written(tmp_path / "both.mmdb", {"203.0.0.0/16": {**OTHER, "country": {"iso_code": "BE"}}}), by=by)
+    assert Limiter().key_for(where.of(value)) == f"{by}:{value}"
+    with pytest.raises(InvalidKey, match="network: expected a "):
+        where.of(other)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from slidegate import (
     everyone,
     header,
     path_param,
+    query,
 )
 from slidegate.testing import FakeClock
 
@@ -217,6 +218,13 @@ async def test_a_limit_holds_however_a_root_is_said(app: Any, written: str, path
     assert found == [200, 429]
 
 
+@pytest.mark.parametrize(("app", "written", "path", "root"), CASES)
+async def test_a_honeypot_is_one_however_a_root_is_said(app: Any, written: str, path: str, root: str) -> None:
+    middleware = RateLimitMiddleware(app, rules=[], bans=BanPolicy(signals={written: "ban"}))
+    assert 403 not in await statuses(middleware, 1, "/elsewhere", root_path=root, headers={"host": "example.org"})
+    assert await statuses(middleware, 1, path, root_path=root, headers={"host": "example.org"}) == [403]
+
+
 WILD = ["/login\n", "/x\n/y", f"/{'./' * 3_000}x"]
 TAME = ["/x/../y", "/login/..", "/../login", "/..", f"/{'./' * 1_100}x", f"/x/{'/' * 2_100}y"]
 
@@ -311,9 +319,9 @@ async def test_what_fails_while_rules_are_chosen_is_no_way_past_them(
 
 
 ODD: list[dict[str, Any]] = [
-    *({"path": path} for path in (5, None, b"/a")),
-    *({"method": method} for method in (None, b"POST", 5)),
-    *({"root_path": root} for root in (None, b"")),
+    *({"path": path} for path in (5, None, b"/a", ["/a"])),
+    *({"method": method} for method in (None, b"POST", 5, ["GET"])),
+    *({"root_path": root} for root in (None, b"", b"/api", ["/api"])),
     *({"client": (host, 1)} for host in (5, b"203.0.113.9", None)),
     {"headers": [(b"x-api-key", bytearray(b"k"))]},
 ]
@@ -326,6 +334,7 @@ async def test_a_scope_with_odd_values_is_a_counted_request(odd: dict[str, Any],
     rules = [
         Rule("/free", exempt=True, methods=["GET"]),
         Rule("/a", "2/minute", key=header("X-API-Key"), name="a"),
+        Rule("/{page}", "2/minute", key=path_param("page"), name="page"),
         Rule("*", "9/minute", methods=["GET", "POST"], name="all"),
     ]
     middleware = RateLimitMiddleware(hello, rules=rules, bans=BanPolicy(signals={"/trap": "ban"}))
@@ -336,7 +345,15 @@ async def test_a_scope_with_odd_values_is_a_counted_request(odd: dict[str, Any],
     assert [bool(scope["slidegate.ended"].decision) for scope in scopes] == [True, True, False]
 
 
-@pytest.mark.parametrize("key", [path_param("tenant"), combine(path_param("tenant"), everyone)])
+@pytest.mark.parametrize(
+    "key",
+    [
+        path_param("tenant"),
+        combine(path_param("tenant"), everyone),
+        header("X-Tenant", fallback=path_param("tenant")),
+        combine(header("X-Tenant", fallback=query("t", fallback=path_param("tenant"))), everyone),
+    ],
+)
 async def test_an_odd_spelling_of_a_path_is_counted_under_the_same_value(key: Any) -> None:
     app = site(Mount("/{tenant}", routes=[Route("/jobs", page)]))
     app.add_middleware(RateLimitMiddleware, rules=[Rule("/{tenant}/jobs", "1/minute", key=key)])
@@ -346,6 +363,49 @@ async def test_an_odd_spelling_of_a_path_is_counted_under_the_same_value(key: An
     redirecting = RateLimitMiddleware(hello, rules=[Rule("/{tenant}/", "1/minute", key=key)])
     assert await statuses(redirecting, 1, "/one-/") == [200]
     assert await statuses(redirecting, 1, "/one-", client=("192.0.2.1", 1)) == [429]
+
+
+JOBS = Route("/t/{tenant}", page)
+
+
+@pytest.mark.parametrize(
+    ("app", "written", "paths", "root"),
+    [
+        (rooted("/api", JOBS), "/t/{tenant}", ["/t/{}", "/api/t/{}"], ""),
+        (rooted("/api", JOBS), "/api/t/{tenant}", ["/t/{}", "/api/t/{}"], ""),
+        (site(JOBS), "/api/t/{tenant}", ["/t/{}", "/api/t/{}", "/api//t/{}"], "/api"),
+        (site(Mount("/v1", rooted("/v1/api", JOBS))), "/v1/t/{tenant}", ["/v1/api/t/{}", "/v1/t/{}"], ""),
+    ],
+)
+@pytest.mark.parametrize("key", [path_param("tenant"), header("X-Tenant", fallback=path_param("tenant"))])
+async def test_a_parameter_is_read_however_a_root_is_said(
+    app: Any, written: str, paths: list[str], root: str, key: Any
+) -> None:
+    middleware = RateLimitMiddleware(app, rules=[Rule(written, f"{len(paths)}/minute", key=key)])
+    for tenant in ("one", "two"):
+        found = []
+        for number, path in enumerate([*paths, *paths]):
+            client = (f"192.0.2.{number}", 1)
+            found += await statuses(middleware, 1, path.format(tenant), root_path=root, client=client)
+        assert [status == 429 for status in found] == [False] * len(paths) + [True] * len(paths)
+
+
+async def test_a_parameter_is_read_from_a_path_with_a_line_break_and_from_that_of_a_preflight() -> None:
+    app = RateLimitMiddleware(site(JOBS), rules=[Rule("/t/{tenant}", "1/minute", key=path_param("tenant"))])
+    asks = {"origin": "https://example.org", "access-control-request-method": "GET"}
+    for tenant in ("one", "two"):
+        for more in ({"path": f"/t/{tenant}\n"}, {"path": f"/t/{tenant}", "method": "OPTIONS", "headers": asks}):
+            found = [await statuses(app, 1, client=(f"192.0.2.{number}", 1), **more) for number in range(2)]
+            assert [status == 429 for (status,) in found] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("written", "path"), [("/{tenant:path}", "/a"), ("/t/{tenant:path}", "/t/a/b"), ("/{tenant:int}_{y:int}", "/5_6")]
+)
+async def test_a_line_break_that_a_router_ignores_is_no_part_of_a_parameter(written: str, path: str) -> None:
+    app = RateLimitMiddleware(site(Route(written, page)), rules=[Rule(written, "1/minute", key=path_param("tenant"))])
+    assert await statuses(app, 1, path) == [200]
+    assert await statuses(app, 1, f"{path}\n", client=("192.0.2.1", 1)) == [429]
 
 
 # -- a key of a typed parameter is its value ---------------------------------------------------------------------------

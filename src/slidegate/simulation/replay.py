@@ -25,7 +25,7 @@ from ..web.checks import CODES
 from ..web.client_ip import ClientAddress, client_ip
 from ..web.config import ConfigLoader
 from ..web.middleware import RateLimitMiddleware
-from ..web.rule_set import all_rules
+from ..web.rule_list import all_rules
 from ..web.rules import Rule
 
 MAX_KEYS: Final = 50_000_000

@@ -25,6 +25,7 @@ from ..core.errors import ConfigurationError
 from ..core.limits import DEFAULT_RESOLUTION, MAX_AMOUNT, Limit
 from ..limiter import Limiter
 from ..logs import AccessRecord
+from ..web.paths import PathReader
 from ..web.rule_set import RuleSet
 from ..web.rules import Rule
 from .clients import CRAWLER, Clients
@@ -209,7 +210,7 @@ class Suggestion:
         self._allowed = int(touch * len(survey.clients.tallies) + 1e-9)
         self._headroom = headroom
         rules = survey.rules(routes)
-        self._rules = RuleSet(rules, Limiter().engine.unique_id)
+        self._rules = RuleSet(rules, Limiter().engine.unique_id, PathReader(None))
         self._peaks: dict[str, dict[str, Peaks]] = {rule.paths[0]: {} for rule in rules}
         self._requests: Counter[str] = Counter()
         self._now_us = 0

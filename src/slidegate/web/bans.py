@@ -23,6 +23,7 @@ from ..core.bans.ban import OWN_PREFIX, Ban, BanSubject, ban_key, clean_reason
 from ..core.bans.policy import WIDEST, BanPolicy, may_ban
 from ..core.errors import ConfigurationError, StoreError, closest, quoted
 from ..core.limits import check_whole
+from ..core.memo import MAX_PATHS, PATH_BYTES, remember
 from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.aio import to_the_end
@@ -31,7 +32,7 @@ from .callbacks import UserCallbacks
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .exchange import decided_about
 from .keys import Combined, Key, parts_of
-from .paths import PathIndex, RulePath, is_astray, normal, route_path
+from .paths import PathIndex, PathReader, RulePath
 
 
 class Signal(NamedTuple):
@@ -40,16 +41,6 @@ class Signal(NamedTuple):
     policy: BanPolicy
     weight: int
     reason: str
-
-
-class _Protected:
-    """Networks that policies never ban: those of trusted proxies and of the allowlist."""
-
-    def __init__(self, client: ClientAddress, allowlist: Networks | None) -> None:
-        self._lists = [networks for networks in (client.networks, allowlist) if networks is not None]
-
-    def overlaps(self, version: int, first: int, last: int) -> bool:
-        return any(networks.overlaps(version, first, last) for networks in self._lists)
 
 
 class BanSignals:
@@ -61,6 +52,7 @@ class BanSignals:
         client: Determines the client's address.
         allowlist: Networks that are never banned.
         calls: Reports keys that fail.
+        paths: Reads the paths of requests.
 
     Attributes:
         policies: The policies by name.
@@ -81,6 +73,7 @@ class BanSignals:
         client: ClientAddress,
         allowlist: Networks | None,
         calls: UserCallbacks,
+        paths: PathReader,
     ) -> None:
         self.policies = _by_name(policies)
         for policy in self.policies.values():
@@ -89,7 +82,7 @@ class BanSignals:
         self._limiter = limiter
         self._client = client
         self._is_wider = client.prefixes != OWN_PREFIX  # or narrower: a ban of the address then has a different key
-        self._protected = _Protected(client, allowlist)
+        self._protected = (client.networks, allowlist) if client.trusted else (allowlist,)
         self._keys: list[Key] = [policy.key for policy in self.policies.values() if policy.key is not None]
         self.keyed = bool(self._keys)
         self._honeypots: list[tuple[RulePath, Signal]] = []
@@ -97,7 +90,9 @@ class BanSignals:
         for policy in self.policies.values():
             for signal, weight in policy.signals.items():
                 self._read_signal(policy, signal, policy.after.amount if weight == "ban" else weight)
-        self._paths = PathIndex(self._honeypots)
+        self._paths = paths
+        self._index = PathIndex(self._honeypots)
+        self._met: dict[tuple[str, str], Sequence[Signal]] = {}
         self.on_request = bool(self._honeypots)
         self.on_status = any(isinstance(signal, int) for signal in self._signals)
         self.on_refusal = "refused" in self._signals
@@ -131,12 +126,23 @@ class BanSignals:
 
     def signals_of(self, scope: Scope, outer: Iterable[BanSignals]) -> Sequence[Signal]:
         """Return the signals for the path of a request, except those for which an outer middleware strikes."""
-        if not self.on_request or not isinstance(scope["path"], str) or is_astray(scope["path"]):
+        if not self.on_request:
             return ()
-        path = route_path(scope)
-        found = self._paths.find([("", path), ("", normal(path))])
-        # Two spellings of a path may match the same signal.
-        return self._not_struck_by([*{id(signal): signal for signal in found}.values()], outer)
+        try:
+            request = scope["path"], scope.get("root_path", "")
+            found = self._met.get(request)
+            if found is None:
+                found = remember(self._met, request, self._signals_met(scope), MAX_PATHS, PATH_BYTES)
+        except Exception:  # a path of another type; `RuleSet.match` logs it
+            return ()
+        return self._not_struck_by(found, outer)
+
+    def _signals_met(self, scope: Scope) -> Sequence[Signal]:
+        """Return the signals whose paths match that of a request, each once; none if it may mean any other path."""
+        texts = self._paths.texts(scope)
+        if texts.any:
+            return ()
+        return [*{id(signal): signal for signal in self._index.find(texts)}.values()]
 
     async def strike(self, signal: Signal, scope: Scope) -> Ban | None:
         """Strike the client of a request; return the ban if there is one. A disconnect does not cancel the strike.
@@ -158,14 +164,18 @@ class BanSignals:
     def _banned_key(self, policy: BanPolicy, scope: Scope, client_key: str, address: Address | None) -> str | None:
         """Return the key that a strike may ban; None if the policy may not ban it, or if many clients share it."""
         if policy.key is None and address is not None:
-            return client_key if may_ban(policy, client_key, self._protected) else None
+            return client_key if self._may_ban(policy, client_key) else None
         key = client_key if policy.key is None else policy.key.find(scope, self._limiter, client_key)
         client = client_key if isinstance(policy.key, Combined) else key
-        if client == UNKNOWN_PEER or (client is not key and not may_ban(policy, client, self._protected)):
+        if client == UNKNOWN_PEER or (client is not key and not self._may_ban(policy, client)):
             return None
         ban_key(key)
         spelled = self._limiter.engine.keys.learn(key)[0]
-        return spelled if may_ban(policy, spelled, self._protected) else None
+        return spelled if self._may_ban(policy, spelled) else None
+
+    def _may_ban(self, policy: BanPolicy, key: str) -> bool:
+        """Return whether a policy may ban a key; those of trusted proxies and the allowlist are protected."""
+        return all(may_ban(policy, key, networks) for networks in self._protected)
 
     async def strike_for(self, what: int | Literal["refused"], scope: Scope, outer: Iterable[BanSignals]) -> list[Ban]:
         """Strike for the status of the application's response or for a refusal, unless an outer middleware does.

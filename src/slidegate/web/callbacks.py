@@ -96,17 +96,18 @@ class UserCallbacks:
         checks += [] if bound.permits is None else [(bound.permits, key, 1)]
         if rule.fair is None:
             return checks
-        tenant = await self._tenant(rule, scope, limiter, client_key, request)
+        tenant = await self._tenant(bound, scope, limiter, client_key, request)
         return [
             (bound.shared_by(one, tenant), key, cost) if one.held else (one, key, cost) for one, key, cost in checks
         ]
 
     async def _tenant(
-        self, rule: Rule, scope: Scope, limiter: Limiter, client_key: str, request: HTTPConnection
+        self, bound: BoundRule, scope: Scope, limiter: Limiter, client_key: str, request: HTTPConnection
     ) -> str:
         """Return the tenant whose share of the permits a request uses; unknown tenants count as one, ``""``."""
+        rule = bound.rule
         if isinstance(rule.fair, Key):
-            found = rule.fair.find(scope, limiter, client_key)
+            found = rule.fair.find(bound.routed(scope), limiter, client_key)
             asks_address = any(isinstance(key, ClientAddress) for key in parts_of(rule.fair))
             return found if found != client_key or asks_address else ""
         assert rule.fair is not None

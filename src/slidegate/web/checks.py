@@ -21,11 +21,11 @@ from ..core.arguments import check_flag, check_list
 from ..core.errors import ConfigurationError, RateLimitExceeded, closest, quoted
 from ..core.logs import logger
 from .client_ip import UNKNOWN_PEER, ClientAddress
-from .default_limits import is_exempt, limits_at
-from .keys import Key, parts_of
+from .declared_limits import is_exempt, limits_at
+from .keys import parts_of
 from .mcp import McpTool
 from .paths import RulePath, may_hold_a_slash
-from .routes import Application, MountedRoute, look, shown, walk
+from .routes import Application, MountedRoute, attribute_of, mounted_routes, visible_app
 from .rules import Rule
 
 if TYPE_CHECKING:
@@ -149,10 +149,7 @@ def about_settings(middleware: RateLimitMiddleware, off: str) -> Iterator[Findin
             'to count for all processes, write Limiter.from_url("lmdb:///var/lib/app/slidegate")',
         )
     for rule in middleware.rules:
-        if any(
-            isinstance(key, McpTool) and not key.validated
-            for key in parts_of(rule.key if isinstance(rule.key, Key) else None)
-        ):
+        if any(isinstance(key, McpTool) and not key.validated for key in parts_of(rule.key)):
             yield Finding(
                 "SG130",
                 f"rule {rule.label!r} counts all tools together: a client may name one in Mcp-Name and call another, "
@@ -214,7 +211,7 @@ def about_routes(middleware: RateLimitMiddleware, app: object) -> Iterator[Findi
         middleware: The middleware.
         app: The application that it belongs to.
     """
-    shown_app = shown(middleware.app, {"app": app})
+    shown_app = visible_app(middleware.app, {"app": app})
     known = Application.of(shown_app)
     if known.opaque and not known.mounts:
         if middleware.default_limits:
@@ -224,10 +221,10 @@ def about_routes(middleware: RateLimitMiddleware, app: object) -> Iterator[Findi
                 'client share one bucket; write rules, such as Rule("/login", "5/minute")',
             )
     else:
-        places = walk(shown_app)
-        yield from _about_unmet_rules(middleware.rules, places, list(_unknown_below(known)))
-        yield from _about_methods_at_endpoints(places)
-        yield from _about_exemptions(middleware, places)
+        routes = mounted_routes(shown_app)
+        yield from _about_unmet_rules(middleware.rules, routes, list(_unknown_below(known)))
+        yield from _about_methods_at_endpoints(routes)
+        yield from _about_exemptions(middleware, routes)
     yield from _about_handlers(middleware, app)
 
 
@@ -240,12 +237,12 @@ def _unknown_below(app: Application, above: str = "") -> Iterator[str]:
 
 
 def _about_unmet_rules(
-    rules: Sequence[Rule], places: Sequence[MountedRoute], unknown: Sequence[str]
+    rules: Sequence[Rule], routes: Sequence[MountedRoute], unknown: Sequence[str]
 ) -> Iterator[Finding]:
     """Yield the findings about rules that match no route. Blocking rules are skipped: they are meant for scanners."""
     by_first: dict[str, list[MountedRoute]] = defaultdict(list)
-    for place in places:
-        by_first[_first_of(_HOST.sub("", place.path))].append(place)
+    for route in routes:
+        by_first[_first_of(_HOST.sub("", route.path))].append(route)
     unmet: list[tuple[str, Rule]] = []
     for rule in rules:
         for path in rule.paths if rule.rule_paths and not rule.blocks else ():
@@ -253,16 +250,16 @@ def _about_unmet_rules(
             tails = [path] if rule.exempt else [path, *(path[found.start() :] for found in re.finditer("/(?!{)", path))]
             if any(may_meet(tail, other) for tail in tails for other in unknown):
                 continue
-            there = [place for tail in dict.fromkeys(tails) for place in _meeting(tail, by_first)]
+            there = [route for tail in dict.fromkeys(tails) for route in _meeting(tail, by_first)]
             if not there:
                 unmet.append((path, rule))
-            elif not any(_takes(rule, place) for place in there):
+            elif not any(_takes(rule, route) for route in there):
                 yield Finding(
                     "SG124",
                     f"rule {rule.label!r} is for {', '.join(sorted(rule.methods or {str(rule.connection)}))}, but the "
-                    f"path {path!r} has only {' and '.join(sorted(place.label for place in there)[:_MAX_NAMED])}",
+                    f"path {path!r} has only {' and '.join(sorted(route.label for route in there)[:_MAX_NAMED])}",
                 )
-    known = [_HOST.sub("", place.template) for place in places]
+    known = [_HOST.sub("", route.template) for route in routes]
     for path, rule in unmet[:_MAX_NAMED]:
         yield Finding(
             "SG123",
@@ -277,8 +274,8 @@ def _meeting(path: str, by_first: Mapping[str, Sequence[MountedRoute]]) -> list[
     """Return the routes that may match a common path with `path`; the index by first segment narrows the search."""
     first = _first_of(path)
     groups = [first, _VARIES] if first is not _VARIES else list(by_first)
-    near = [place for group in groups for place in by_first.get(group, ())]
-    return [place for place in near if may_meet(path, _HOST.sub("", place.path))]
+    near = [route for group in groups for route in by_first.get(group, ())]
+    return [route for route in near if may_meet(path, _HOST.sub("", route.path))]
 
 
 def _first_of(path: str) -> str:
@@ -286,13 +283,13 @@ def _first_of(path: str) -> str:
     return _VARIES if "{" in first else first
 
 
-def _takes(rule: Rule, place: MountedRoute) -> bool:
-    if rule.connection is not None and rule.connection != place.connection:
+def _takes(rule: Rule, route: MountedRoute) -> bool:
+    if rule.connection is not None and rule.connection != route.connection:
         return False
-    if place.connection == "websocket":
+    if route.connection == "websocket":
         return rule.methods is None or "GET" in rule.methods
     # `CORSMiddleware` answers preflights, so no route lists OPTIONS for them.
-    return rule.methods is None or place.methods is None or not (place.methods | {"OPTIONS"}).isdisjoint(rule.methods)
+    return rule.methods is None or route.methods is None or not (route.methods | {"OPTIONS"}).isdisjoint(rule.methods)
 
 
 def may_meet(path: str, other: str) -> bool:
@@ -312,48 +309,48 @@ def _segments_meet(one: str, another: str) -> bool:
     return "{" in one and ("{" in another or RulePath(f"/{one}").takes(f"/{another}") is not None)
 
 
-def _about_exemptions(middleware: RateLimitMiddleware, places: Iterable[MountedRoute]) -> Iterator[Finding]:
+def _about_exemptions(middleware: RateLimitMiddleware, routes: Iterable[MountedRoute]) -> Iterator[Finding]:
     """Yield the findings about endpoints that `RateLimit.exempt` marks."""
     limiting = [rule for rule in middleware.rules if rule.action == "limit" and not rule.exempt]
-    for place in [one for one in places if any(is_exempt(one, method) for method in one.methods or ("",))][:_MAX_NAMED]:
-        still = next((rule for rule in limiting if _takes(rule, place) and _is_about(rule, place)), None)
-        if still is not None and not any(rule.exempt and _is_about(rule, place) for rule in middleware.rules):
+    for route in [one for one in routes if any(is_exempt(one, method) for method in one.methods or ("",))][:_MAX_NAMED]:
+        still = next((rule for rule in limiting if _takes(rule, route) and _is_about(rule, route)), None)
+        if still is not None and not any(rule.exempt and _is_about(rule, route) for rule in middleware.rules):
             yield Finding(
                 "SG125",
-                f"{place.label} is exempt only from default_limits: {still!r} still limits it; write "
-                f"Rule({place.path!r}, exempt=True) before that rule",
+                f"{route.label} is exempt only from default_limits: {still!r} still limits it; write "
+                f"Rule({route.path!r}, exempt=True) before that rule",
             )
-        elif any(True for _ in limits_at(place)):
+        elif any(True for _ in limits_at(route)):
             yield Finding(
                 "SG128",
-                f"{place.label} is exempt from default_limits, so its own limit counts only requests that reach it: "
+                f"{route.label} is exempt from default_limits, so its own limit counts only requests that reach it: "
                 "those with an invalid body or key are not counted; remove RateLimit.exempt, or write a rule for the "
                 "path",
             )
 
 
-def _about_methods_at_endpoints(places: Iterable[MountedRoute]) -> Iterator[Finding]:
+def _about_methods_at_endpoints(routes: Iterable[MountedRoute]) -> Iterator[Finding]:
     """Yield the findings about limits at endpoints for methods that none of their routes accepts."""
     where: dict[int, tuple[Rule, list[MountedRoute]]] = {}
-    for place in places:
-        for limit in limits_at(place):
-            where.setdefault(id(limit), (limit.rule, []))[1].append(place)
+    for route in routes:
+        for rule in limits_at(route):
+            where.setdefault(id(rule), (rule, []))[1].append(route)
     for rule, there in where.values():
-        if not any(_takes(rule, place) for place in there):
+        if not any(_takes(rule, route) for route in there):
             yield Finding(
                 "SG124",
                 f"a limit at an endpoint is for {', '.join(sorted(rule.methods or ()))}, but its routes are only "
-                f"{' and '.join(sorted(place.label for place in there)[:_MAX_NAMED])}",
+                f"{' and '.join(sorted(route.label for route in there)[:_MAX_NAMED])}",
             )
 
 
-def _is_about(rule: Rule, place: MountedRoute) -> bool:
-    return any(path == "*" or may_meet(path, place.path) for path in rule.paths)
+def _is_about(rule: Rule, route: MountedRoute) -> bool:
+    return any(path == "*" or may_meet(path, route.path) for path in rule.paths)
 
 
 def _about_handlers(middleware: RateLimitMiddleware, app: object) -> Iterator[Finding]:
     """Yield the finding about an exception handler that never receives the refusals of the middleware."""
-    handlers = look(app, "exception_handlers")
+    handlers = attribute_of(app, "exception_handlers")
     refuses = any(rule.action == "limit" and not rule.exempt for rule in middleware.rules) or middleware.default_limits
     if isinstance(handlers, Mapping) and RateLimitExceeded in handlers and refuses and middleware.on_refused is None:
         yield Finding(

@@ -236,20 +236,20 @@ def split_forwarded(value: str) -> Iterator[str]:
     """
     end = len(value)
     quoted = False
-    for place in range(len(value) - 1, -2, -1):
-        character = value[place] if place >= 0 else ","
-        if character == '"' and not _escaped(value, place):
+    for index in range(len(value) - 1, -2, -1):
+        character = value[index] if index >= 0 else ","
+        if character == '"' and not _escaped(value, index):
             quoted = not quoted
-        elif character == "," and (not quoted or place < 0):
-            element = value[place + 1 : end]
-            end = place
+        elif character == "," and (not quoted or index < 0):
+            element = value[index + 1 : end]
+            end = index
             if element.strip(" \t"):
                 yield _for_node(element)
 
 
-def _escaped(value: str, place: int) -> bool:
+def _escaped(value: str, index: int) -> bool:
     """Return whether a quote is escaped by an odd number of backslashes before it."""
-    return (place - len(value[:place].rstrip("\\"))) % 2 == 1
+    return (index - len(value[:index].rstrip("\\"))) % 2 == 1
 
 
 def _for_node(element: str) -> str:

@@ -18,10 +18,11 @@ from ..core.errors import ConfigurationError
 from ..core.quotas import Quota
 from . import keys
 from .client_ip import client_ip
-from .keys import path_param, user
+from .keys import user
 from .lists import ListFile, Networks
 from .mcp import McpTool, mcp_tool
 from .operators import NetworkFile, key_by
+from .path_params import path_param
 from .rules import EXCLUSIONS, NEEDS, Rule
 from .websockets import MessageLimits
 

@@ -1,47 +1,33 @@
-"""Limits at endpoints: `RateLimit`, which is both a FastAPI dependency and a decorator, its buckets, and later charges.
+"""Limits at endpoints: `RateLimit`, which is both a FastAPI dependency and a decorator, and its buckets.
 
 `RateLimit` uses the limiter and the client address of the middleware around it, and refuses by raising; see
 `endpoint_refusals`. The route of the request determines the bucket to charge.
-
-A decorated function keeps its parameters; its signature for FastAPI has an additional one for the request. A decorated
-class becomes a subclass that checks the limit before it dispatches. A limit above the route decorator would never run,
-so start-up checks for that.
 """
 
 from __future__ import annotations
 
-import inspect
-import sys
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from copy import copy
 from datetime import timedelta
-from functools import wraps
-from inspect import Parameter, Signature
-from types import CodeType
+from inspect import Parameter, Signature, isclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
-from weakref import WeakKeyDictionary, WeakSet
 
-from starlette._utils import is_async_callable
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import HTTPConnection, Request
-from starlette.types import Message, Receive, Scope
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
 
 from ..core.arguments import names_checked
 from ..core.decision import Decision, Reason, unique_name
-from ..core.errors import ConfigurationError, closest, quoted
 from ..core.store import EventListener
-from ..limiter import Limiter, check_cost
-from ..limiter.aio import to_the_end
 from ..limiter.failover import OnError
 from ..limiter.overrides import Override
+from .buckets import buckets_of
 from .callbacks import UserCallbacks
-from .default_limits import LIMIT, exempt, limits_at, unwrapped
+from .decorators import check_parentheses, decorate, exempt, unwrapped
 from .endpoint_refusals import refuse
-from .exchange import DISABLED_KEY, SCOPE_KEY, Exchange, decided_about, hand_back_uncounted, no_middleware
+from .exchange import DISABLED_KEY, SCOPE_KEY, Exchange, hand_back_uncounted, no_middleware
 from .keys import Key, KeyFunction, everyone, files_asked
-from .routes import MountedRoute, RouteIndex, layers, look, walk
-from .rule_set import BoundRule, buckets_of, limits_kind, name_of
+from .routes import MountedRoute, RouteIndex
+from .rule_set import BoundRule, limits_kind
 from .rules import (
     DEFAULT_WAIT_MAX,
     Condition,
@@ -61,13 +47,9 @@ if TYPE_CHECKING:
 _T = TypeVar("_T", bound=Callable[..., Any])
 
 _ALLOWLISTED: Final = Reason.ALLOWLISTED
-_UNCOUNTED: Final = Decision(True, Reason.EXEMPT)
 _MEMO: Final = 4_096
 _METHODS: Final = frozenset({"get", "head", "post", "put", "patch", "delete", "options"})
 """The names of the methods that answer requests in a class such as `HTTPEndpoint`."""
-_CONNECTION: Final = "slidegate_connection"
-_LIMITED: Final[WeakKeyDictionary[Any, WeakSet[Any]]] = WeakKeyDictionary()
-"""Maps every limited function and class to its decorated versions."""
 
 
 class RateLimit:
@@ -134,11 +116,7 @@ class RateLimit:
         on_error: OnError | None = None,
         name: str | None = None,
     ) -> None:
-        if inspect.isclass(limits) or (callable(limits) and _is_being_defined(limits)):
-            raise ConfigurationError(
-                f'RateLimit: write @RateLimit("5/minute") above {_last(limits).__name__!r}: without parentheses the '
-                "endpoint is taken for a function that returns limits, and never answers a request"
-            )
+        check_parentheses(limits)
         self.rule = Rule(
             "*",
             limits,
@@ -252,7 +230,7 @@ class EndpointBuckets:
         self._names: dict[MountedRoute | str, dict[str, str]] = {}
         self._overrides: Mapping[str, Override] = {}
 
-    def met(self) -> list[BoundRule]:
+    def bound(self) -> list[BoundRule]:
         """Return the limits of requests so far, with their buckets; limits with shared windows are listed once."""
         return list({bound.bucket.rule: bound for bound, _ in list(self._bound.values())}.values())
 
@@ -275,22 +253,22 @@ class EndpointBuckets:
             function: The limited function, if it is not the endpoint of a route.
             turn: How many equal limits have charged this request before.
         """
-        place = self.routes.find(scope) or _name_of(function or scope.get("endpoint") or limit)
-        entry = self._bound.get((limit, place, turn, id(function)))
+        route = self.routes.find(scope) or _name_of(function or scope.get("endpoint") or limit)
+        entry = self._bound.get((limit, route, turn, id(function)))
         if entry is None:
             if len(self._bound) >= _MEMO:
                 # Some limits are created during requests. Clearing loses no counts, which are in the store.
                 self._bound.clear()
                 self._names.clear()
-            bound = self._bind(limit, place, scope, function, turn)
-            entry = self._bound[limit, place, turn, id(function)] = bound, function
+            bound = self._bind(limit, route, scope, function, turn)
+            entry = self._bound[limit, route, turn, id(function)] = bound, function
             bound.catch_up(lambda: self._overrides)
         return entry[0]
 
     def _bind(
-        self, limit: RateLimit, place: MountedRoute | str, scope: Scope, function: object, turn: int
+        self, limit: RateLimit, route: MountedRoute | str, scope: Scope, function: object, turn: int
     ) -> BoundRule:
-        labels = self._labels(limit, place, scope, function)
+        labels = self._labels(limit, route, scope, function)
         rule = copy(limit.rule)
         rule.paths = (labels[0].encode("ascii", "backslashreplace").decode(),)
         rule.label = rule.name or label_of(rule.paths)
@@ -299,7 +277,7 @@ class EndpointBuckets:
             identity = identity_of(rule.label, self._own_id, limit.rule.identity, labels)
             identity += f"#{turn + 1}" if turn else ""
         # Names must be unique only within a response, whose limits are checked in the same order in every process.
-        taken = self._names.setdefault(place, {})
+        taken = self._names.setdefault(route, {})
         others = [name for name, owner in taken.items() if owner != identity]
         names = [unique_name(name, others) for name in rule.wire_names()]
         taken.update(dict.fromkeys(names, identity))
@@ -320,287 +298,10 @@ class EndpointBuckets:
         if function is None or any(layer is function for layer in unwrapped(endpoint)):
             return [route.label]
         name = getattr(function, "__name__", type(function).__name__)
-        if inspect.isclass(endpoint) and route.connection == "http" and name in _METHODS:
+        if isclass(endpoint) and route.connection == "http" and name in _METHODS:
             return [f"{name.upper()} {route.template}", _name_of(function)]
         return [f"{route.label} {name}", _name_of(function)]
 
 
 def _name_of(function: Any) -> str:
     return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
-
-
-def decorate(limit: RateLimit, endpoint: Any) -> Any:
-    """Return an endpoint that checks `limit` and then calls `endpoint`.
-
-    Args:
-        limit: The limit.
-        endpoint: A function, or a class with `dispatch`.
-
-    Raises:
-        ConfigurationError: `endpoint` cannot be decorated.
-    """
-    if not callable(endpoint):
-        raise ConfigurationError(
-            'RateLimit: expected a function or class to limit, for example @RateLimit("5/second") above '
-            f"async def page(request), not {quoted(endpoint)}"
-        )
-    limited = (_limited_class if inspect.isclass(endpoint) else _limited_function)(limit, endpoint)
-    setattr(limited, LIMIT, limit)
-    for layer in unwrapped(endpoint):
-        # An inner decorator may have registered any of them as a route.
-        if _is_function_or_class(layer):
-            _LIMITED.setdefault(layer, WeakSet()).add(limited)
-    return limited
-
-
-def _last(function: Any) -> Any:
-    *_, core = unwrapped(function)
-    return core
-
-
-def _is_being_defined(function: object) -> bool:
-    """Return whether a function is being decorated: the caller currently executes the lines of its definition.
-
-    A function that is already defined is passed in later lines, or by other code.
-    """
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("slidegate."):
-        frame = frame.f_back
-    for layer in unwrapped(function):
-        code = getattr(layer, "__code__", None)
-        if isinstance(code, CodeType) and code in frame.f_code.co_consts and code.co_name != "<lambda>":
-            lines = [line for _, _, line in code.co_lines() if line is not None]
-            return code.co_firstlineno <= frame.f_lineno <= max(lines)
-    return False
-
-
-def _is_function_or_class(endpoint: object) -> bool:
-    return inspect.isfunction(endpoint) or inspect.isclass(endpoint)
-
-
-def _limited_function(limit: RateLimit, endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    core = _last(endpoint)
-    if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):
-        raise ConfigurationError(
-            f"RateLimit: {core.__name__!r} is a generator, whose response starts before it runs; "
-            "write dependencies=[Depends(RateLimit(...))] at its route"
-        )
-    signature, own = _signature(endpoint)
-    is_async = is_async_callable(endpoint)
-
-    @wraps(endpoint)
-    async def limited(*args: Any, **options: Any) -> Any:
-        connection = options.pop(_CONNECTION, None) if own is None else options.get(own)
-        if connection is None:
-            for connection in (*args, *options.values()):
-                if isinstance(connection, HTTPConnection):
-                    break
-            else:
-                raise ConfigurationError(f"RateLimit: {core.__name__!r} was called without a request")
-        await limit.check(connection, endpoint)
-        if is_async:
-            return await endpoint(*args, **options)
-        answer = await run_in_threadpool(endpoint, *args, **options)
-        return await answer if inspect.isawaitable(answer) else answer
-
-    vars(limited)["__signature__"] = signature
-    return limited
-
-
-def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:
-    """Return the signature for FastAPI, and the endpoint's own `HTTPConnection` parameter, if it has one."""
-    try:
-        signature = inspect.signature(endpoint, eval_str=True)
-    except NameError:
-        # An annotation that exists only for type checkers. FastAPI handles it, too.
-        signature = inspect.signature(endpoint)
-    parameters = list(signature.parameters.values())
-    own = next((parameter.name for parameter in parameters if parameter.annotation is HTTPConnection), None)
-    if own is None:
-        place = sum(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters)
-        parameters.insert(place, Parameter(_CONNECTION, Parameter.KEYWORD_ONLY, annotation=HTTPConnection))
-    return signature.replace(parameters=parameters), own
-
-
-def _limited_class(limit: RateLimit, endpoint: type[Any]) -> type[Any]:
-    if not inspect.iscoroutinefunction(getattr(endpoint, "dispatch", None)):
-        raise ConfigurationError(
-            f"RateLimit: expected an endpoint function or a class such as HTTPEndpoint, not {quoted(endpoint)}; "
-            "for an ASGI application write middleware=[Middleware(RateLimitMiddleware, ...)] at its route"
-        )
-
-    async def dispatch(self: Any) -> None:
-        if self.scope["type"] == "http":
-            read, self.receive = _read_twice(self.receive)
-            await limit.check(Request(self.scope, read), endpoint)
-        else:
-            await limit.check(HTTPConnection(self.scope), endpoint)
-        await endpoint.dispatch(self)
-
-    names = {name: getattr(endpoint, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(endpoint.__name__, (endpoint,), {**names, "__wrapped__": endpoint, "dispatch": dispatch})
-
-
-def _read_twice(receive: Receive) -> tuple[Receive, Receive]:
-    """Return two channels for the messages of one: the second repeats what was read from the first."""
-    known: deque[Message] = deque()
-
-    async def read() -> Message:
-        known.append(await receive())
-        return known[-1]
-
-    async def read_again() -> Message:
-        return known.popleft() if known else await receive()
-
-    return read, read_again
-
-
-def check_decorator_order(app: object) -> None:
-    """Check that no limit is above a route decorator, which would have registered the function without the limit.
-
-    Also check that no limit is itself the endpoint of a route.
-
-    Raises:
-        ConfigurationError: A limit is misplaced.
-    """
-    routes = walk(app)
-    used = {id(function) for resolved in routes for function in unwrapped(resolved.endpoint)}
-    for resolved in routes:
-        endpoint = resolved.endpoint
-        if isinstance(endpoint, RateLimit):
-            raise ConfigurationError(
-                f"RateLimit: the endpoint of {resolved.label!r} is a limit, which sends no response; "
-                'write @RateLimit("5/minute") above a function, and use that function as the endpoint'
-            )
-        limited = _LIMITED.get(endpoint) if _is_function_or_class(endpoint) else None
-        if limited is not None and not any(id(one) in used for one in limited) and not _is_named(endpoint):
-            raise ConfigurationError(
-                f"RateLimit: it is above the decorator that adds the route {resolved.label!r}, so it would never run; "
-                f"put @RateLimit(...) below it, next to {endpoint.__name__!r}"
-            )
-
-
-def limits_below(app: object, limiter: Limiter) -> Iterator[tuple[Rule, str]]:
-    """Yield the limits at endpoints of an application that use a limiter, each with a phrase for its location."""
-    if _asks_another(app, limiter):
-        return
-    for place in walk(app):
-        if not any(_asks_another(app, limiter) for app in (*place.inside, getattr(place.route, "app", None))):
-            yield from ((limit.rule, f"at {place.label!r}") for limit in limits_at(place))
-
-
-def _asks_another(app: object, limiter: Limiter) -> bool:
-    """Return whether a middleware around an application may use another limiter."""
-    for layer in layers(app):
-        asked = look(layer, "limiter")
-        if isinstance(asked, Limiter) and asked is not limiter:
-            return True
-        added = look(layer, "user_middleware")  # of an application that has not built its stack yet
-        for made in added if isinstance(added, list) else ():
-            ours = str(look(look(made, "cls"), "__module__", "")).startswith("slidegate.")
-            if ours and made.kwargs.get("limiter") is not limiter:
-                return True
-    return False
-
-
-def _is_named(endpoint: Any) -> bool:
-    """Return whether the name of an endpoint in its module still refers to itself, not to a decorated version."""
-    named: Any = sys.modules.get(endpoint.__module__)
-    for part in endpoint.__qualname__.split("."):
-        named = getattr(named, part, None)
-    return named is endpoint
-
-
-async def charge(request: HTTPConnection, units: int, *, rule: str | None = None) -> Decision:
-    """Charge more units for an admitted request, during or after its response.
-
-    The units are recorded even if they exceed the limit. Later requests are then refused until enough units have left
-    the window; a debt lasts at most one window.
-
-    Args:
-        request: The request, or the websocket.
-        units: How many, 0 or more.
-        rule: The name of the rule to charge; required if several apply.
-
-    Returns:
-        The decision for the key after the charge. If the rule does not count this request (its client is on the
-        allowlist, its plan is unlimited, the middleware is switched off), nothing is charged and the reason is EXEMPT.
-
-    Raises:
-        ConfigurationError: There is no rule of that name, several were counted and none is named, or `units` is not a
-            whole number.
-    """
-    check_cost(units, "units")
-    counted = _find(request, rule, "charge")
-    if counted is None:
-        return _UNCOUNTED
-    limiter, decision, index = counted
-    bucket, key, _ = decision.checks[index]
-    return await limiter.charge_all(((bucket, key, units),))
-
-
-async def settle(request: HTTPConnection, used: int, *, rule: str | None = None) -> bool:
-    """Replace the units that a request was charged on admission by the units it used, once.
-
-    The rule charges an estimate first, so that concurrent requests cannot exceed the limit together. The difference is
-    charged, even if that exceeds the limit, or handed back. Cancelling the call does not interrupt it.
-
-    Args:
-        request: The request, or the websocket.
-        used: The units that it used, 0 or more.
-        rule: The name of the rule; required if several apply.
-
-    Returns:
-        Whether this call has settled the request: False for a second call, and if the rule does not count this request.
-        An estimate that has left its window meanwhile cannot be handed back and need not be.
-        True if the store did not answer in time: it may have processed the call, and a second one could count twice.
-
-    Raises:
-        ConfigurationError: There is no rule of that name, several were counted and none is named, or `used` is not a
-            whole number.
-    """
-    check_cost(used, "used")
-    counted = _find(request, rule, "settle")
-    if counted is None:
-        return False
-    limiter, decision, index = counted
-    bucket, key, estimate = decision.checks[index]
-    own = [reservation for reservation in decision.reservations if reservation.index == index]
-    if not own or own[0].ended:
-        return False
-    unused = decision.take_back(index, max(estimate - used, 0))
-    for reservation in own:
-        reservation.ended = True
-    if used > estimate:
-        await to_the_end(limiter.charge_all(((bucket, key, used - estimate),)))
-    elif unused:
-        await to_the_end(limiter.engine.refund(unused))
-    return True
-
-
-def _find(request: HTTPConnection, rule: str | None, what: str) -> tuple[Limiter, Decision, int] | None:
-    """Return the limiter, the decision and the index of the check that counted a request for a rule; None if none did.
-
-    Raises:
-        ConfigurationError: There is no middleware around the endpoint, no such rule, or several that must be named.
-    """
-    decided = decided_about(request.scope, what)
-    if decided is None:
-        return None
-    counted = {
-        name_of(bucket.rule): (parts.limiter, decision, index)
-        for parts, decision in decided.entries
-        for index, (bucket, _, _) in enumerate(decision.checks)
-        if not bucket.held
-    }
-    if rule is None and len(counted) == 1:
-        (rule,) = counted
-    if rule in counted:
-        return counted[rule]
-    # Exempt, allowlisted or on an unlimited plan: an uncounted request is not charged later either.
-    names_above = decided.names()
-    if rule in names_above or (rule is None and not counted):
-        return None
-    names = ", ".join(map(repr, counted)) or "none"
-    problem = "name one of them" if rule is None else f"{rule!r} is no rule here{closest(rule, names_above)}"
-    raise ConfigurationError(f"{what}: the rules counted on this request are: {names}; {problem}")

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from ..core.errors import ConfigurationError
 from ..core.logs import logger
-from ..core.store import EventListener, Observers
+from ..core.store import Event, EventListener, Observers
 
 LOOK_EVERY_S: Final = 1.0
 THREAD: Final = "slidegate-files"
@@ -134,6 +134,11 @@ class FileWatcher:
         """Register an observer for later events about the files; registering it twice has no effect."""
         if observer not in self._observers:
             self._observers.add(observer)
+
+    def report(self, level: int, event: Event) -> None:
+        """Log an event about the files, and notify observers."""
+        logger.log(level, "%s: %s", event.kind, event.message)
+        self._observers.tell(event)
 
     def look_when_due(self) -> None:
         """Check the files in a thread, at most once a second, and read those that have changed."""

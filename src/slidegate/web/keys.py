@@ -7,29 +7,24 @@ example, they fall back to the client's address, so omitting it does not bypass 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 from uuid import UUID
 
-from starlette.convertors import Convertor, FloatConvertor, IntegerConvertor
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from ..core.errors import ConfigurationError, InvalidKey, closest, quoted
+from ..core.errors import ConfigurationError, InvalidKey, quoted
 from ..core.logs import logger
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
 from .file_watcher import FileWatcher
-from .paths import RulePath, normal, route_path
 
 _VALUE: Final = "text that is not empty"
 _OF_HEADER: Final = "a header's value, as one line of Latin-1 text or as the bytes on the wire"
 _NO_HEADER: Final = re.compile(rb"[\r\n\0]")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_WHOLE: Final = re.compile(r"[+]?(?:0++(?=[+-]))?(?P<value>[+-]?[0-9]++)(?:\.0*+)?")
-_MAX_DIGITS: Final = 4_300
-"""The longest number that Python and pydantic parse, because parsing takes quadratic time."""
 
 
 @runtime_checkable
@@ -140,7 +135,7 @@ class Value:
         """Return the bytes that are read from a request with this value."""
         if not isinstance(value, str):
             raise invalid(self._kind, _VALUE, value)
-        return _bytes(value)
+        return utf8(value)
 
 
 class _Header(Value):
@@ -190,14 +185,14 @@ def _part(key: Any, value: str | bytes) -> KeyOf:
     return made
 
 
-def _bytes(text: str) -> bytes:
+def utf8(text: str) -> bytes:
     """Encode a text that may contain lone surrogates."""
     return text.encode(errors="surrogatepass")
 
 
 def _joined(parts: Iterable[str]) -> bytes:
     """Join parts with length prefixes; otherwise "a" and "bc" would equal "ab" and "c"."""
-    return b"".join(b"%d:%b" % (len(part), part) for part in map(_bytes, parts))
+    return b"".join(b"%d:%b" % (len(part), part) for part in map(utf8, parts))
 
 
 def invalid(kind: str, expected: str, value: object) -> InvalidKey:
@@ -242,7 +237,7 @@ def cookie(name: str, *, fallback: Key | None = None) -> Value:
         ConfigurationError: The name has a character that is not allowed in cookie names, or the fallback is not a key.
     """
     check_token("cookie", name, "session")
-    return Value(f"cookie:{name}", fallback, lambda scope: _bytes(HTTPConnection(scope).cookies.get(name, "")))
+    return Value(f"cookie:{name}", fallback, lambda scope: utf8(HTTPConnection(scope).cookies.get(name, "")))
 
 
 def query(name: str, *, fallback: Key | None = None) -> Value:
@@ -256,7 +251,7 @@ def query(name: str, *, fallback: Key | None = None) -> Value:
         ConfigurationError: The name is empty or not printable, or the fallback is not a key.
     """
     check_parameter_name("query", name)
-    return Value(f"query:{name}", fallback, lambda scope: _bytes(HTTPConnection(scope).query_params.get(name, "")))
+    return Value(f"query:{name}", fallback, lambda scope: utf8(HTTPConnection(scope).query_params.get(name, "")))
 
 
 SENT_BY_NAME: Final = {"header": header, "cookie": cookie, "query": query}
@@ -294,118 +289,20 @@ def check_parameter_name(what: str, name: object) -> None:
         )
 
 
-class PathParam(Value):
-    """A key by a path parameter; created by `path_param`.
-
-    Attributes:
-        name: The name of the parameter.
-    """
-
-    shared: Final = True
-
-    def __init__(self, name: str, fallback: Key | None, paths: Sequence[RulePath] = ()) -> None:
-        check_parameter_name("path_param", name)
-        super().__init__(f"path:{name}", fallback, self._value)
-        self.name = name
-        self._paths = paths
-
-    def tied(self, paths: Sequence[RulePath]) -> PathParam:
-        """Return the key for a rule, whose paths provide the parameter before routing."""
-        return PathParam(self.name, self.fallback, paths)
-
-    def _encoded(self, value: str | bytes) -> bytes:
-        """See `Value._encoded`; numbers and UUIDs are converted to text as for a request."""
-        return super()._encoded(_spelled(value) if isinstance(value, (int, float, UUID)) else value)
-
-    def _value(self, scope: Scope) -> bytes:
-        for text in _texts(scope) if self._paths else ():
-            for path in self._paths:
-                given = path.given(self.name, text)
-                if given is not None:
-                    return _bytes(_meaning(path.convertors[self.name], given))
-        return _bytes(_spelled(scope.get("path_params", {}).get(self.name, "")))
-
-
-def _texts(scope: Scope) -> Iterator[str]:
-    """Yield the texts of a path by which a limit may apply, so that odd spellings give the same value."""
-    for text in dict.fromkeys((route_path(scope), scope["path"])):
-        for form in dict.fromkeys((text, normal(text))):
-            yield form
-            yield form[:-1] if form[-1:] == "/" else f"{form}/"
-
-
-def path_param(name: str, *, fallback: Key | None = None) -> Value:
-    """Count each value of a path parameter, digested: ``Rule("/tenants/{tenant}/jobs", key=path_param("tenant"))``.
-
-    The value is the result of the path's convertor. Write ``{id:int}`` in both the rule and the route; otherwise 1 and
-    01 are two clients for the rule but one for an endpoint that parses the number itself.
-
-    Args:
-        name: The parameter's name, as in the rule's path.
-        fallback: The key to use if the parameter is missing or empty; by default the middleware's `client`.
-
-    Raises:
-        ConfigurationError: The name is empty or not printable, or the fallback is not a key.
-    """
-    return PathParam(name, fallback)
-
-
-def parts_of(key: Key | None) -> Iterator[Key]:
-    """Yield a key, its parts and its fallbacks, recursively."""
-    if key is not None:
-        yield key
-        for part in (*getattr(key, "keys", ()), getattr(key, "fallback", None)):
+def parts_of(asked: object) -> Iterator[object]:
+    """Yield a key, its parts and its fallbacks, recursively; a function or a condition has no parts."""
+    yield asked
+    if isinstance(asked, Key):
+        for part in (*getattr(asked, "keys", ()), getattr(asked, "fallback", None)):
             yield from parts_of(part)
 
 
 def files_asked(*asked: object) -> Iterator[FileWatcher]:
     """Yield the files that keys and conditions read, the parts of combined keys included."""
-    for one in asked:
-        for part in parts_of(one) if isinstance(one, Key) else (one,):
-            file = getattr(part, "file", None)
-            if isinstance(file, FileWatcher):
-                yield file
-
-
-def bind(key: Key, paths: Sequence[RulePath], option: str) -> Key:
-    """Return a rule's key, with its path parameters bound to the rule's paths; ``"*"`` gives no paths.
-
-    Args:
-        key: The key.
-        paths: The paths.
-        option: The option of the rule that the key was given as, for the error message.
-
-    Raises:
-        ConfigurationError: One of the paths does not have the parameter.
-    """
-    if isinstance(key, Combined):
-        return Combined(tuple(bind(part, paths, option) for part in key.keys))
-    if not isinstance(key, PathParam):
-        return key
-    for path, names in [(path.path, path.convertors) for path in paths] or [("*", {})]:
-        if key.name not in names:
-            raise ConfigurationError(
-                f"path_param: {quoted(path)} has no parameter {quoted(key.name)}{closest(key.name, names)}", option
-            )
-    return key.tied(paths)
-
-
-def _meaning(convertor: Convertor[Any], text: str) -> str:
-    """Return the value of a parameter, independent of its spelling: 1, 01 and 1.0 are one `{id:int}`."""
-    with suppress(Exception):  # a custom convertor that raises must fail in the router, not before the count
-        return _spelled(convertor.convert(text))
-    # Numbers that pydantic accepts and int() and float() do not: 1.0, 0-5 and _1.
-    bare = text.strip().replace("_", "")
-    if isinstance(convertor, FloatConvertor):
-        with suppress(ValueError):
-            return _spelled(float(bare))
-    whole = _WHOLE.fullmatch(bare) if isinstance(convertor, IntegerConvertor) else None
-    return text if whole is None or len(bare) > _MAX_DIGITS else str(int(whole["value"]))
-
-
-def _spelled(value: object) -> str:
-    """Return the canonical text of a value; -0.0 equals 0.0."""
-    return str(value + 0.0 if isinstance(value, float) else value)
+    for part in chain.from_iterable(map(parts_of, asked)):
+        file = getattr(part, "file", None)
+        if isinstance(file, FileWatcher):
+            yield file
 
 
 class _User:

@@ -13,7 +13,7 @@ import io
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from os import PathLike
@@ -21,10 +21,10 @@ from typing import Final, NamedTuple, Self
 
 from ..core import networks as core
 from ..core.addresses import parse_address, parse_network
-from ..core.arguments import check_flag
+from ..core.arguments import check_flag, expect
 from ..core.errors import ConfigurationError, quoted
 from ..core.logs import logger
-from ..core.store import Event, EventListener
+from ..core.store import Event
 from .file_watcher import FileVersion, FileWatcher, Versions, read_named
 
 MAX_BYTES: Final = 32 << 20
@@ -210,8 +210,7 @@ class ListFiles(FileWatcher):
             self._take(united)
             self.generation += 1  # last, so that nothing cached for this generation comes from the old lists
             for level, event in events:
-                logger.log(level, "%s: %s", event.kind, event.message)
-                self._observers.tell(event)
+                self.report(level, event)
 
         return apply
 
@@ -262,22 +261,19 @@ def files_of(networks: core.Networks | None) -> ListFiles | None:
     return networks.files if isinstance(networks, Networks) else None
 
 
-def followed(observer: EventListener, **lists: core.Networks | None) -> tuple[ListFiles, ...]:
-    """Check the lists of a middleware, register an observer for their files, and return these files.
+def checked_files(lists: Mapping[str, core.Networks | None]) -> Iterator[ListFiles]:
+    """Check the lists of a middleware, by option name, and yield their files.
 
     Raises:
         ConfigurationError: A list is not a set of networks, or covers half of all addresses.
     """
     for what, given in lists.items():
-        if given is not None and not isinstance(given, core.Networks):
-            examples = 'Networks(["192.0.2.0/24"]) or Networks.from_file("blocked.netset")'
-            raise ConfigurationError(f"expected Networks, for example {examples}, not {quoted(given)}", what)
+        expect(what, given, core.Networks, 'Networks(["192.0.2.0/24"]) or Networks.from_file("blocked.netset")')
         if given is not None:
             check_breadth(given, what)
-    followed_files = tuple(files for given in lists.values() if (files := files_of(given)) is not None)
-    for files in followed_files:
-        files.observe(observer)
-    return followed_files
+        files = files_of(given)
+        if files is not None:
+            yield files
 
 
 def check_breadth(networks: core.Networks, what: str, file: str = "") -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Final, Unpack
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,7 +21,6 @@ from ..core.bans.ban import BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Decision, LimitSet, Reason
 from ..core.errors import ConfigurationError
-from ..core.logs import logger
 from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.observers import AnyObserver
@@ -30,13 +29,15 @@ from ..limiter.overrides import NamedLimit, Override
 from ..limiter.waiting import may_wait
 from .bans import BanSignals
 from .broken import FailsAtStartup, end_start
+from .buckets import named_limits
 from .callbacks import UserCallbacks
 from .checks import StartupChecks, about_request, about_routes, about_settings, switched_off
 from .client_ip import ClientAddress, client_ip
 from .decide import Decider
+from .declared_limits import check_decorator_order, limits_below
 from .default_limits import DefaultLimits
 from .endpoint_refusals import answer_unanswered
-from .endpoints import EndpointBuckets, check_decorator_order, limits_below
+from .endpoints import EndpointBuckets
 from .exchange import (
     DISABLED_KEY,
     SCOPE_KEY,
@@ -48,14 +49,15 @@ from .exchange import (
     hand_back_uncounted,
     is_failure,
 )
-from .file_watcher import FileWatcher
 from .headers import HeaderStyle, HeaderWriter
 from .keys import Key, KeyFunction, files_asked
-from .lists import ListFiles, followed
+from .lists import ListFiles, checked_files
 from .outcomes import Outcomes
+from .paths import PathReader
 from .responses import Refusals, Refused
 from .routes import RouteIndex, layers
-from .rule_set import BoundRule, RuleSet, all_rules, check_names, named_limits
+from .rule_list import all_rules, check_names
+from .rule_set import BoundRule, RuleSet
 from .rules import Exceeded, Limits, LimitsFunction, Rule
 from .websockets import GuardedWebSocket, MessageCounter, MessageLimits, OpenWebSockets
 
@@ -95,6 +97,7 @@ class RateLimitMiddleware(FailsAtStartup):
     Attributes:
         app: The application behind the middleware.
         limiter: The limiter that counts.
+        client: Determines the client's address.
         rules: The rules of the middleware.
         default_limits: The limits that apply to each route; empty if there are none.
         headers: The style of its header fields.
@@ -136,11 +139,9 @@ class RateLimitMiddleware(FailsAtStartup):
     ) -> None:
         self.app = app
         self.limiter = expect("limiter", limiter, Limiter, 'Limiter.from_url("redis://localhost:6379/0")') or Limiter()
-        self._client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
-        networks = self.limiter.engine.networks
-        lists = followed(self.limiter.engine.emit, blocklist=blocklist, allowlist=allowlist)
-        self._files: Sequence[ListFiles | NetworkLookup] = (*lists, *networks)
+        self.client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
         self.lists = {"blocklist": blocklist, "allowlist": allowlist}
+        self._files: Sequence[ListFiles | NetworkLookup] = (*checked_files(self.lists), *self.limiter.engine.networks)
         self.headers = headers
         self.on_refused = on_refused
         self.rules = tuple(all_rules(limits, rules, key))
@@ -149,9 +150,10 @@ class RateLimitMiddleware(FailsAtStartup):
             defaults = DefaultLimits(default_limits, key, self._unique_id("per-route:"), app)
         self.default_limits = () if defaults is None else defaults.limits
         self._calls = UserCallbacks()
-        self._signals = BanSignals(bans, self.limiter, self._client, allowlist, self._calls)
+        paths = PathReader(app)
+        self._signals = BanSignals(bans, self.limiter, self.client, allowlist, self._calls, paths)
         self.policies = tuple(self._signals.policies.values())
-        self._rules = RuleSet(self.rules, self._unique_id, app, defaults)
+        self._rules = RuleSet(self.rules, self._unique_id, paths, defaults)
         if self._rules.holds:
             self.limiter.engine.expect_permits()
         self._decider = self._made_decider()
@@ -170,7 +172,7 @@ class RateLimitMiddleware(FailsAtStartup):
     def _made_decider(self) -> Decider:
         return Decider(
             self.limiter,
-            self._client,
+            self.client,
             self._rules,
             **self.lists,
             files=self._files,
@@ -179,20 +181,18 @@ class RateLimitMiddleware(FailsAtStartup):
         )
 
     def _observe_files(self, *asked: object) -> None:
-        """Send observers the events of the files that know networks: those of the limiter, of rules and of keys."""
+        """Send observers the events of all files of networks: those of the lists, the limiter, rules and keys."""
         for rule in self.rules:
             asked += rule.asked
-        engine = self.limiter.engine
-        files: list[NetworkLookup | FileWatcher] = [*engine.networks, *files_asked(*asked)]
-        for file in files:
-            file.observe(engine.emit)
+        for file in (*self._files, *files_asked(*asked)):
+            file.observe(self.limiter.engine.emit)
 
     def _made_counter(self, messages: MessageLimits | None) -> MessageCounter | None:
         """Return the counter of websocket messages; None if they have no limits."""
         messages = expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
         if messages is None:
             return None
-        return MessageCounter(messages, self.limiter, self._client, self._unique_id("messages:"))
+        return MessageCounter(messages, self.limiter, self.client, self._unique_id("messages:"))
 
     def _made_parts(self) -> Parts:
         """Return the parts of this middleware that requests use."""
@@ -202,7 +202,7 @@ class RateLimitMiddleware(FailsAtStartup):
             self._rules.names(),
             self._signals,
             EndpointBuckets(self._unique_id("endpoints:"), routes, self._decider, self._calls, engine.emit),
-            Refusals(self.limiter, self._client, self._signals.policies, self.on_refused, self._calls),
+            Refusals(self.limiter, self.client, self._signals.policies, self.on_refused, self._calls),
             HeaderWriter(self.headers),
             Outcomes(engine, routes),
         )
@@ -244,11 +244,11 @@ class RateLimitMiddleware(FailsAtStartup):
         # Imported lazily: most applications read no file, and this is a tenth of the package's import time.
         from .reload import ReloadingMiddleware
 
-        return ReloadingMiddleware(app, path, make=_Read, observers=observers, on_exceeded=on_exceeded, **options)
+        return ReloadingMiddleware(app, path, observers=observers, on_exceeded=on_exceeded, **options)
 
     def bound(self) -> list[BoundRule]:
         """Return the rules with their buckets, including those of endpoints and routes that were requested so far."""
-        return [*self._rules.bound(), *self._parts.endpoints.met()]
+        return [*self._rules.bound(), *self._parts.endpoints.bound()]
 
     def buckets(self) -> list[LimitSet]:
         """Return all buckets, including those of routes and endpoints that were requested so far."""
@@ -272,11 +272,6 @@ class RateLimitMiddleware(FailsAtStartup):
     def begin_anew(self) -> None:
         """Treat the next request like the first one: after a fork, background work runs only in the parent."""
         self._guarded = frozenset()
-
-    @property
-    def client(self) -> ClientAddress:
-        """Determines the client's address."""
-        return self._client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Decide one request, then call the application or refuse the request."""
@@ -387,7 +382,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def _subjects(self, scope: Scope) -> Sequence[BanSubject]:
         """Return the keys and addresses whose bans apply to a request."""
-        return self._signals.subjects(scope, *self._client.locate(scope))
+        return self._signals.subjects(scope, *self.client.locate(scope))
 
     def _guard_websocket(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> GuardedWebSocket:
         """Return a wrapper that closes the websocket when its client is banned."""
@@ -458,40 +453,9 @@ class RateLimitMiddleware(FailsAtStartup):
         """Check one of the first requests for probable mistakes."""
         if self._checks.left:
             self._checks.left -= 1
-            self._checks.say(about_request(scope, self._client, gone=self._decider.is_gone(scope)))
+            self._checks.say(about_request(scope, self.client, gone=self._decider.is_gone(scope)))
         else:
             self._guarded = _GUARDED
-
-
-class _Read(RateLimitMiddleware):
-    """A middleware whose options were read from a file. It reuses the identities of its predecessor.
-
-    Args:
-        app: The application to guard.
-        shared: Watches the file, and stores the identities that its successive middlewares share.
-        options: Options of `RateLimitMiddleware`.
-    """
-
-    def __init__(self, app: ASGIApp, shared: ReloadingMiddleware, options: Mapping[str, Any]) -> None:
-        self._shared = shared
-        self.file = shared.file
-        self._replaces = shared.has_started
-        super().__init__(app, **options)
-
-    def _unique_id(self, identity: str) -> str:
-        return self._shared.unique_id(identity, self.limiter)
-
-    def _check_routes(self, app: ASGIApp) -> None:
-        """Check the routes. A file that is read again stops no application that is serving already."""
-        try:
-            super()._check_routes(app)
-        except ConfigurationError as error:
-            if not self._replaces:
-                raise
-            logger.error("%s: %s", self.file, error)
-
-    def _register(self) -> None:
-        """Do nothing: the `ReloadingMiddleware` registers the middleware that it activates."""
 
 
 def _ending(limiter: Limiter, send: Send) -> Send:

@@ -7,6 +7,7 @@ copy, because truncating a mapped file would crash the process.
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import time
@@ -105,7 +106,7 @@ class NetworkFile(FileWatcher):
                 raise ConfigurationError(f"{self.path}: lacks operators or countries that the old version has")
         except ConfigurationError as error:
             rejected = Event("list_rejected", f"{name!r} is kept unchanged: {error}", {"list": name, "path": self.path})
-            return lambda: self._report(rejected)
+            return lambda: self.report(logging.WARNING, rejected)
         count = reader[0].metadata().node_count
         details = {"list": name, "path": self.path, "count": count}
         reloaded = Event("list_reloaded", f"{name!r} was reloaded: {count} nodes", details)
@@ -113,13 +114,9 @@ class NetworkFile(FileWatcher):
         def apply() -> None:
             self._reader, self._known, self.has = reader, {}, has
             self.generation += 1
-            self._report(reloaded)
+            self.report(logging.WARNING, reloaded)
 
         return apply
-
-    def _report(self, event: Event) -> None:
-        logger.warning("%s: %s", event.kind, event.message)
-        self._observers.tell(event)
 
 
 class Network:
@@ -150,11 +147,12 @@ class Network:
         Raises:
             InvalidKey: It is not the number of an autonomous system or the code of a country, whichever the key uses.
         """
-        try:
+        read: str | int | None = None
+        with suppress(ConfigurationError):
             (read,) = self._read((value,))
-        except ConfigurationError:
+        if read is None or isinstance(read, int) is not (self.by == "asn"):
             expected = "a number such as 132203" if self.by == "asn" else 'a code such as "NL"'
-            raise invalid("network", expected, value) from None
+            raise invalid("network", expected, value)
         return KeyOf(self.identity, lambda keys: f"{self.by}:{read}")
 
     def is_in(self, *values: str | int) -> KeyCondition:

@@ -32,7 +32,7 @@ from starlette.types import Scope
 
 from ..core.errors import ConfigurationError, quoted
 from ..core.memo import remember
-from .routes import Application
+from .routes import Application, visible_app
 
 T = TypeVar("T")
 Text: TypeAlias = tuple[str, str]
@@ -106,7 +106,7 @@ class RulePath:
 
     def given(self, name: str, text: str) -> str | None:
         """Return the value of a parameter in a matching text; None if its spelling does not reveal it."""
-        match = self._exact.fullmatch(text) or self.takes(text)
+        match = self._exact.match(text) or self.takes(text)  # like a router, which ignores a line break at the end
         return match.groupdict().get(name) if match is not None else None
 
 
@@ -164,7 +164,7 @@ class RequestTexts(NamedTuple):
     """The texts of a request's path with which rules are compared.
 
     Attributes:
-        any: Whether every limit and block applies, and no exemption; there are no texts then.
+        any: Whether every limit and block applies, and no exemption, whatever the texts.
         generous: The texts of which a limit or a block must match at least one.
         slashed: The same texts with a final slash, for rules whose path ends with one.
         exact: The texts that an exemption must match, all of them.
@@ -176,37 +176,53 @@ class RequestTexts(NamedTuple):
     exact: Sequence[Text] = ()
 
 
-def texts_of(scope: Scope, app: Application) -> RequestTexts:
-    """Return the texts of a request's path.
+class PathReader:
+    """Reads the paths of requests as the guarded application does.
 
     Args:
-        scope: The scope of the request.
-        app: What is known about the guarded application.
+        app: The application.
     """
+
+    def __init__(self, app: object) -> None:
+        self._app = app
+        self._known: Application | None = None
+
+    def application(self, scope: Scope) -> Application:
+        """Return what is known about the application; it is collected for the first request."""
+        if self._known is None:
+            self._known = Application.of(visible_app(self._app, scope))
+        return self._known
+
+    def texts(self, scope: Scope) -> RequestTexts:
+        """Return the texts of a request's path."""
+        return _texts_of(scope, self.application(scope))
+
+
+def _texts_of(scope: Scope, app: Application) -> RequestTexts:
+    """Return the texts of a request's path, as an application reads it."""
     path: str = scope["path"]
-    if is_astray(path):
-        return RequestTexts(any=True)
     given: str = scope.get("root_path") or ""
     root = app.root or given
     here = below(root, path)
-    exact: list[Text] = [("", here)]
+    exact: list[Text] = []
     opaque = app.opaque
     for mounts, text, is_opaque, goes_on in _read_below(app, path, root, ""):
         opaque = opaque or is_opaque
         if not goes_on:
             exact.append((mounts, text))
+    exact.append(("", here))
     generous = [*exact, ("", below(given, path))]
     # A rule may include the root, but not the part of a path that a mount has consumed.
     if root and "app_root_path" not in scope:
         generous.append((root, here))
-    if _ODD.search(path) is not None:
+    if len(path) <= MAX_ODD and _ODD.search(path) is not None:
         exact += [(mounts, normal(text)) for mounts, text in exact]
         generous += [(mounts, normal(text)) for mounts, text in generous]
     slashed: list[Text] = []
     if opaque:
         slashed = [(mounts, f"{text}/") for mounts, text in generous if text[-1:] != "/"]
         generous += [(mounts, text[:-1]) for mounts, text in generous if text[-1:] == "/"]
-    return RequestTexts(False, list(dict.fromkeys(generous)), slashed, list(dict.fromkeys(exact)))
+    return RequestTexts(is_astray(path), list(dict.fromkeys(generous)), slashed, list(dict.fromkeys(exact)))
 
 
 def is_astray(path: str) -> bool:
@@ -215,7 +231,7 @@ def is_astray(path: str) -> bool:
 
 
 def _read_below(app: Application, path: str, root: str, mounts: str) -> Iterator[tuple[str, str, bool, bool]]:
-    """Yield how each mounted application that a path leads to reads it.
+    """Yield how each mounted application that a path leads to reads it, the innermost first.
 
     Yields:
         The combined path of the mounts; the path as the application reads it; whether it serves files or is unknown;
@@ -229,8 +245,8 @@ def _read_below(app: Application, path: str, root: str, mounts: str) -> Iterator
         inner_root = mount.root or root + read[: len(read) - len(rest)]
         inner = mounts + mount.path
         text = below(inner_root, path)
-        yield inner, text, mount.opaque, text == rest
         yield from _read_below(mount, path, inner_root, inner)
+        yield inner, text, mount.opaque, text == rest
 
 
 class PathIndex(Generic[T]):
@@ -252,13 +268,13 @@ class PathIndex(Generic[T]):
                 self._literal.setdefault(path.path, []).append(owner)
         self._behind: dict[str, PathIndex[T]] = {}
 
-    def find(self, texts: Iterable[Text], *, slashed: bool = False) -> Iterator[T]:
-        """Yield the owners of the paths that match any of the texts, unordered and possibly with duplicates.
+    def find(self, texts: RequestTexts) -> Iterator[T]:
+        """Yield the owners of the paths that match any of the texts, unordered and possibly with duplicates."""
+        yield from self._find(texts.generous)
+        yield from self._find(texts.slashed, slashed=True)
 
-        Args:
-            texts: The texts.
-            slashed: Whether to consider only paths with a final slash.
-        """
+    def _find(self, texts: Iterable[Text], *, slashed: bool = False) -> Iterator[T]:
+        """Yield the owners of matching paths; if `slashed`, only of those with a final slash."""
         for mounts, text in texts:
             index = self._below(mounts) if mounts else self
             yield from index._literal.get(text, ())
@@ -286,9 +302,9 @@ def path_below(mounts: str, path: str) -> RulePath | None:
     if not mounts:
         return RulePath(path)
     segments, above = path.split("/"), mounts.split("/")
-    for place, (segment, mount) in enumerate(zip(segments, above, strict=False)):
+    for index, (segment, mount) in enumerate(zip(segments, above, strict=False)):
         if ":" in segment and may_hold_a_slash(segment):
-            return RulePath("/" + "/".join(segments[place:]))
+            return RulePath("/" + "/".join(segments[index:]))
         if ":" in mount and may_hold_a_slash(mount):
             return RulePath("/{rest:path}")
         if segment != mount and not ("{" in segment and "{" in mount):

@@ -31,6 +31,7 @@ from .checks import Finding
 from .config import SECRET_VARIABLE, ConfigLoader
 from .file_watcher import FileWatcher, Versions
 from .lists import files_of
+from .middleware import RateLimitMiddleware
 from .operators import NetworkFile, key_by
 from .rules import Exceeded
 
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from .client_ip import ClientAddress
     from .headers import HeaderStyle
     from .keys import Key, KeyFunction
-    from .middleware import RateLimitMiddleware
     from .responses import Refused
     from .rules import Limits, LimitsFunction, Rule
     from .websockets import MessageLimits
@@ -81,7 +81,6 @@ class ReloadingMiddleware(FailsAtStartup):
     Args:
         app: The application to guard.
         path: The file.
-        make: Creates a middleware from the application, this object, and options.
         observers: Receive the events of the limiter that the file describes.
         on_exceeded: The function that rules with ``on_exceeded = true`` in the file call.
         clock: Returns the time in seconds, for the interval between two checks of the file.
@@ -98,7 +97,6 @@ class ReloadingMiddleware(FailsAtStartup):
         app: ASGIApp,
         path: str | PathLike[str],
         *,
-        make: Callable[[ASGIApp, ReloadingMiddleware, Mapping[str, Any]], RateLimitMiddleware],
         observers: Iterable[AnyObserver] = (),
         on_exceeded: Exceeded | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -106,7 +104,6 @@ class ReloadingMiddleware(FailsAtStartup):
         **options: Any,
     ) -> None:
         self._below = app
-        self._make = make
         if not isinstance(path, (str, PathLike)):
             raise ConfigurationError(
                 f'from_file: expected the path of a file, for example "slidegate.toml", not {quoted(path)}'
@@ -194,7 +191,7 @@ class ReloadingMiddleware(FailsAtStartup):
         """Create the middleware that the file describes."""
         options = loader.options()
         try:
-            return whole(self._make(self._below, self, options))
+            return whole(_FromFile(self._below, self, options))
         except ConfigurationError as error:
             raise loader.blamed(error) from None
 
@@ -238,6 +235,37 @@ class ReloadingMiddleware(FailsAtStartup):
     def _report(self, level: int, kind: str, message: str) -> None:
         logger.log(level, "%s: %s", kind, message)
         self.limiter.engine.emit(Event(kind, message, {"path": str(self.file)}))
+
+
+class _FromFile(RateLimitMiddleware):
+    """A middleware whose options were read from a file. It reuses the identities of its predecessor.
+
+    Args:
+        app: The application to guard.
+        shared: Watches the file, and stores the identities that its successive middlewares share.
+        options: Options of `RateLimitMiddleware`.
+    """
+
+    def __init__(self, app: ASGIApp, shared: ReloadingMiddleware, options: Mapping[str, Any]) -> None:
+        self._shared = shared
+        self.file = shared.file
+        self._replaces = shared.has_started
+        super().__init__(app, **options)
+
+    def _unique_id(self, identity: str) -> str:
+        return self._shared.unique_id(identity, self.limiter)
+
+    def _check_routes(self, app: ASGIApp) -> None:
+        """Check the routes. A file that is read again stops no application that is serving already."""
+        try:
+            super()._check_routes(app)
+        except ConfigurationError as error:
+            if not self._replaces:
+                raise
+            logger.error("%s: %s", self.file, error)
+
+    def _register(self) -> None:
+        """Do nothing: the `ReloadingMiddleware` registers the middleware that it activates."""
 
 
 def _windows(middleware: RateLimitMiddleware) -> dict[str, set[object]]:

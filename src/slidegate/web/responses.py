@@ -49,7 +49,8 @@ _TITLES: Final = {
 }
 NEEDED: Final = frozenset({b"cache-control", b"retry-after"})
 """The names of the fields that every answer to a refused request must have."""
-_MAX_BLOCKS: Final = 1_024
+_MAX_RENDERED: Final = 1_024
+"""The most answers of one kind that are cached."""
 _MAX_METHOD: Final = 64
 """The most characters of a method in an event; all registered methods are shorter."""
 _HANDSHAKE: Final = "WEBSOCKET"
@@ -83,10 +84,6 @@ class Refusals:
         calls: UserCallbacks,
     ) -> None:
         if on_refused is not None:
-            if not callable(on_refused):
-                raise ConfigurationError(
-                    f"on_refused: expected a function of request and decision, not {quoted(on_refused)}"
-                )
             check_takes("on_refused", on_refused, "request", "decision")
         self._observers = limiter.engine.observers
         self._client = client
@@ -94,7 +91,6 @@ class Refusals:
         self._calls = calls
         self._policies = dict(policies)
         self._limited: dict[tuple[Buckets, Buckets, tuple[bool, ...], Reason], Answer] = {}
-        self._banned: dict[tuple[str, bool], Answer] = {}
 
     async def send(self, decision: Decision, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a refused request.
@@ -186,10 +182,8 @@ class Refusals:
         """Return the answer to a banned client, which contains only that fact and the end of the ban."""
         policy = self._policies.get(ban.by) if ban.level else None  # a manual ban may carry the name of a policy
         wait_us = ban.left_us(now_us)
-        asked = "" if policy is None else policy.name, wait_us is not None
-        rendered = self._banned.get(asked)
-        if rendered is None:
-            rendered = self._banned[asked] = _ban_answer(policy, ends=wait_us is not None)
+        status, name = (403, "") if policy is None else (policy.status, policy.name)
+        rendered = _ban_answer(status, name, ends=wait_us is not None)
         return rendered if wait_us is None else _later(rendered, wait_us)
 
     async def _send_own(
@@ -327,19 +321,18 @@ def _listed() -> Answer:
     return _problem("", 403, "Requests from this address are not accepted.")
 
 
-@lru_cache(_MAX_BLOCKS)
+@lru_cache(_MAX_RENDERED)
 def _blocked(status: int, rule: str) -> Answer:
     """Return the answer to a request that a blocking rule refuses."""
     detail = "This service does not accept such a request now." if status >= 500 else "Such requests are not accepted."
     return _problem("", status, detail, [rule])
 
 
-def _ban_answer(policy: BanPolicy | None, *, ends: bool) -> Answer:
-    """Render the answer to a banned client, without Retry-After."""
+@lru_cache(_MAX_RENDERED)
+def _ban_answer(status: int, policy: str, *, ends: bool) -> Answer:
+    """Render the answer to a client that a policy has banned, "" for a manual ban, without Retry-After."""
     detail = "This client is temporarily banned." if ends else "This client is banned."
-    if policy is None:
-        return _problem(_ABUSE, 403, detail)
-    return _problem(_ABUSE, policy.status, detail, [policy.name])
+    return _problem(_ABUSE, status, detail, [policy] if policy else ())
 
 
 def _over_quota(violated: Sequence[tuple[str, AnyLimit]], *, too_large: bool) -> Answer:

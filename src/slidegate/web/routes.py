@@ -24,7 +24,7 @@ DEPTH: Final = 64
 _MAX_ROUTERS: Final = 64
 
 
-def look(thing: object, name: str, default: Any = None) -> Any:
+def attribute_of(thing: object, name: str, default: Any = None) -> Any:
     """Return an attribute of an unknown object; `default` if it is missing or reading it raises."""
     try:
         return getattr(thing, name, default)
@@ -38,31 +38,33 @@ def layers(app: object) -> Iterator[object]:
     while app is not None and id(app) not in seen and len(seen) < DEPTH:
         seen.add(id(app))
         yield app
-        app = look(app, "app")
+        app = attribute_of(app, "app")
 
 
 def root_of(app: object) -> str:
     """Return the `root_path` that an application, or one it wraps, sets itself as FastAPI does; empty if none does."""
-    roots = [look(layer, "root_path", "") for layer in layers(app) if look(layer, "openapi") is not None]
+    roots = [
+        attribute_of(layer, "root_path", "") for layer in layers(app) if attribute_of(layer, "openapi") is not None
+    ]
     return next((root for root in roots if isinstance(root, str) and root), "")
 
 
 def router_of(app: object) -> Any:
     """Return the router of an application; None if its routes are unknown."""
-    shown = next((layer for layer in layers(app) if look(layer, "routes") is not None), None)
-    return look(shown, "router", shown)
+    shown = next((layer for layer in layers(app) if attribute_of(layer, "routes") is not None), None)
+    return attribute_of(shown, "router", shown)
 
 
 def routes_of(app: object) -> list[Any] | None:
     """Return the routes of an application, with included routers expanded in place; None if they are unknown."""
     router = router_of(app)
-    listed = look(router, "routes")
+    listed = attribute_of(router, "routes")
     if not isinstance(listed, Sequence) or not all(isinstance(route, BaseRoute) for route in listed):
         return None
     return [route for route, _ in _listed(listed, ())]
 
 
-def shown(app: object, scope: Scope) -> object:
+def visible_app(app: object, scope: Scope) -> object:
     """Return an application; if a wrapper hides its routes, the application in the scope instead."""
     return app if "router" in scope or router_of(app) is not None else scope.get("app", app)
 
@@ -156,7 +158,7 @@ class MountedRoute:
     """A route at one of the paths where it is mounted.
 
     Attributes:
-        route: The route; None for an application without routes, such as a directory of files.
+        original: The route; None for an application without routes, such as a directory of files.
         endpoint: Its endpoint, or that application.
         path: The full path, in Starlette's syntax.
         connection: ``"http"`` or ``"websocket"``.
@@ -165,7 +167,7 @@ class MountedRoute:
         inside: The mounted applications around it, the outermost first.
     """
 
-    route: Any
+    original: Any
     endpoint: Any
     path: str
     connection: str = "http"
@@ -185,7 +187,9 @@ class MountedRoute:
         return f"{names if self.connection == 'http' else 'WS'} {self.template}"
 
 
-def _place(route: Any, above: str, required: Iterable[Required] = (), inside: tuple[object, ...] = ()) -> MountedRoute:
+def _mounted(
+    route: Any, above: str, required: Iterable[Required] = (), inside: tuple[object, ...] = ()
+) -> MountedRoute:
     methods = getattr(route, "methods", None)
     connection = "http" if hasattr(route, "methods") else "websocket"
     there = tuple(Required(dependency, above + where) for dependency, where in required)
@@ -202,17 +206,17 @@ def _below(mount: Mount | Host, siblings: Iterable[Any]) -> str:
     return f"//{mount.host}" if len(alike) == 1 else ""
 
 
-def walk(app: object) -> list[MountedRoute]:
+def mounted_routes(app: object) -> list[MountedRoute]:
     """Return every route of an application, a router, or a wrapper around one, once for each path where it is mounted.
 
     The walk ends at the first object that cannot be read.
     """
-    places: list[MountedRoute] = []
+    routes: list[MountedRoute] = []
     try:
-        places.extend(_walk(app, "", ()))
+        routes.extend(_walk(app, "", ()))
     except Exception:
-        return places
-    return places
+        return routes
+    return routes
 
 
 def _walk(app: object, above: str, inside: tuple[object, ...]) -> Iterator[MountedRoute]:
@@ -223,18 +227,18 @@ def _walk(app: object, above: str, inside: tuple[object, ...]) -> Iterator[Mount
             if route.app not in inside and len(inside) < DEPTH:
                 yield from _walk(route.app, above + _below(route, routes or ()), (*inside, route.app))
         elif hasattr(route, "endpoint") and hasattr(route, "path_format"):
-            yield _place(route, above, required, inside)
+            yield _mounted(route, above, required, inside)
 
 
 class Reached(NamedTuple):
     """The route that a request reaches.
 
     Attributes:
-        place: The route; None if none matches, or if it cannot be determined.
+        route: The route; None if none matches, or if it cannot be determined.
         answers: Whether the route accepts the method; if not, the router answers 405.
     """
 
-    place: MountedRoute | None = None
+    route: MountedRoute | None = None
     answers: bool = True
 
 
@@ -261,7 +265,7 @@ def _reach(app: object, scope: Scope, above: str, depth: int = 0) -> Reached:
     if isinstance(route, (Mount, Host)):
         scope.update(child)
         return _reach(route.app, scope, above + _below(route, router.routes), depth + 1)
-    return Reached(None if route is None else _place(route, above), answers)
+    return Reached(None if route is None else _mounted(route, above), answers)
 
 
 def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope, bool]:
@@ -292,46 +296,47 @@ class RouteIndex:
         """Return the route of a request; None if no router reveals it."""
         candidates = self._candidates(scope)
         if len(candidates) > 1 and (route := scope.get("route")) is not None:  # set by routers since Starlette 1
-            candidates = [one for one in candidates if one.route is route] or candidates
+            candidates = [one for one in candidates if one.original is route] or candidates
         if len(candidates) < 2:
             return candidates[0] if candidates else None
         root = scope.get("app_root_path", scope.get("root_path", ""))
-        place = reach(scope["router"], {**scope, "root_path": root}).place
+        reached = reach(scope["router"], {**scope, "root_path": root}).route
         return next(
-            (one for one in candidates if place and one.route is place.route and one.label == place.label), None
+            (one for one in candidates if reached and one.original is reached.original and one.label == reached.label),
+            None,
         )
 
     def label(self, scope: Scope) -> str:
         """Return the display name of a request's route; `UNROUTED` if it is unknown."""
-        place = self.find(scope)
-        return UNROUTED if place is None else place.label
+        route = self.find(scope)
+        return UNROUTED if route is None else route.label
 
     def labels_below(self, scope: Scope, dependency: object) -> tuple[str, list[str]] | None:
         """Return the path prefix and the labels of the routes that share a dependency; None if none is shared."""
-        places = [place for places in self._places(scope.get("router")).values() for place in places]
-        requiring = [(place.label, required) for place in places for required in place.above]
+        routes = [route for routes in self._routes_below(scope.get("router")).values() for route in routes]
+        requiring = [(route.label, required) for route in routes for required in route.above]
         found = [(label, required) for label, required in requiring if required.dependency is dependency]
         return (found[0][1].where, sorted({label for label, _ in found})) if found else None
 
     def _candidates(self, scope: Scope) -> Sequence[MountedRoute]:
         """Return the routes of the endpoint that a request reached; usually one."""
         router, endpoint = scope.get("router"), scope.get("endpoint")
-        found = self._places(router).get(id(endpoint))
+        found = self._routes_below(router).get(id(endpoint))
         if found is None and id(endpoint) not in self._strangers:
             self._routers.pop(id(router), None)  # an included or mounted router may have a new route
-            found = self._places(router).get(id(endpoint))
+            found = self._routes_below(router).get(id(endpoint))
             if found is None:
                 remember(self._strangers, id(endpoint), endpoint)
         return found or ()
 
-    def _places(self, router: Any) -> dict[int, list[MountedRoute]]:
+    def _routes_below(self, router: Any) -> dict[int, list[MountedRoute]]:
         """Return the routes below a router by the ids of their endpoints, which they keep alive."""
         known = self._routers.get(id(router))
         if known is not None and known[0] is router and known[1] == len(router.routes):
             return known[2]
-        places: dict[int, list[MountedRoute]] = {}
-        if isinstance(look(router, "routes"), Sequence):
-            for place in walk(router):
-                places.setdefault(id(place.endpoint), []).append(place)
-            remember(self._routers, id(router), (router, len(router.routes), places), _MAX_ROUTERS)
-        return places
+        routes: dict[int, list[MountedRoute]] = {}
+        if isinstance(attribute_of(router, "routes"), Sequence):
+            for route in mounted_routes(router):
+                routes.setdefault(id(route.endpoint), []).append(route)
+            remember(self._routers, id(router), (router, len(router.routes), routes), _MAX_ROUTERS)
+        return routes

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.types import Scope
 
-from ..core.arguments import check_list
-from ..core.decision import Check, LimitSet, unique_name, wire_names
-from ..core.errors import ConfigurationError, quoted
+from ..core.decision import Check, LimitSet, unique_name
 from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import Throttle, logger
 from ..core.memo import MAX_PATHS, PATH_BYTES, remember
 from ..limiter import Limiter
 from ..limiter.overrides import NamedLimit, Override
+from .buckets import IN_TURN, amounts_by_window, buckets_of, make_bucket, named_limits, with_amounts
 from .exchange import is_preflight
-from .keys import Key, KeyFunction, everyone
-from .paths import PathIndex, RequestTexts, path_below, texts_of
-from .routes import Application, shown
-from .rules import Limits, LimitsFunction, Rule, says_nobody
+from .keys import Key, everyone, parts_of
+from .path_params import PathParam, PathParameters
+from .paths import PathIndex, PathReader, RequestTexts, path_below
+from .rule_list import check_apart
+from .rules import Limits, Rule, says_nobody
 
 if TYPE_CHECKING:
     from .default_limits import DefaultLimits
@@ -31,8 +31,6 @@ _MEMO_PLANS: Final = 256
 _MEMO_TENANTS: Final = 4_096
 _PREFLIGHTS: Final = ":preflight"
 """The suffix of an identity that counts preflights."""
-_IN_TURN: Final = "::"
-"""Separates an identity from its turn number; names contain no colon."""
 
 
 class BoundRule:
@@ -59,6 +57,7 @@ class BoundRule:
         self.permits = permits
         functions = (self.key_function, self.cost_function, rule.limits_function, rule.when)
         self.plain = all(function is None for function in functions) and rule.concurrency is None
+        self._parameters: PathParameters | None = None
         self._plans: dict[object, LimitSet] = {}
         self._others: dict[tuple[LimitSet, int], LimitSet] = {}
         self._tenants: dict[tuple[LimitSet, str], LimitSet] = {}
@@ -68,7 +67,19 @@ class BoundRule:
 
     def check(self, scope: Scope, limiter: Limiter, client_key: str) -> Check:
         """Return the check of a request, without calling the user's functions."""
-        return self.bucket, client_key if self.key is None else self.key.find(scope, limiter, client_key), self.cost
+        key = client_key if self.key is None else self.key.find(self.routed(scope), limiter, client_key)
+        return self.bucket, key, self.cost
+
+    def read_parameters(self, reader: PathReader) -> None:
+        """Read the path parameters by which the rule counts from the paths of requests, which are not routed yet."""
+        parts = [part for key in (self.rule.key, self.rule.fair) for part in parts_of(key)]
+        names = {part.name for part in parts if isinstance(part, PathParam)}
+        if names:
+            self._parameters = PathParameters(names, self.rule.rule_paths, reader)
+
+    def routed(self, scope: Scope) -> Scope:
+        """Return the scope of a request with the path parameters by which the rule counts."""
+        return scope if self._parameters is None else self._parameters.routed(scope)
 
     def buckets(self) -> list[LimitSet]:
         """Return the buckets of the rule; if a function returns its limits, that of the fallback limits."""
@@ -88,10 +99,12 @@ class BoundRule:
         """
         left = []
         for bucket, key, cost in checks:
-            amounts = _amounts(bucket.limits)
+            amounts = amounts_by_window(bucket.limits)
             for turn in count(1):
                 own = self._in_turn(bucket, turn)
-                others = [_amounts(one.limits) for one, whose, _ in asked if one.rule == own.rule and whose == key]
+                others = [
+                    amounts_by_window(one.limits) for one, whose, _ in asked if one.rule == own.rule and whose == key
+                ]
                 if amounts in others:
                     break
                 if all(amounts.keys().isdisjoint(other) for other in others):
@@ -103,7 +116,7 @@ class BoundRule:
         """Return a bucket for turn 1; for later turns a copy with the same limits and separate windows."""
         other = bucket if turn == 1 else self._others.get((bucket, turn))
         if other is None:
-            other = bucket.under(f"{bucket.rule}{_IN_TURN}{turn}", [f"{name}-{turn}" for name in bucket.names])
+            other = bucket.under(f"{bucket.rule}{IN_TURN}{turn}", [f"{name}-{turn}" for name in bucket.names])
             remember(self._others, (bucket, turn), other, _MEMO_PLANS)
         return other
 
@@ -118,6 +131,7 @@ class BoundRule:
             bucket, permits = self._in_code
             own = None if permits is None else permits.under(permits.rule + _PREFLIGHTS)
             apart = BoundRule(self.rule, bucket.under(bucket.rule + _PREFLIGHTS), own)
+            apart._parameters = self._parameters
             apart.override(self._overrides)
             self._preflights = apart
             apart.catch_up(lambda: self._overrides)
@@ -136,8 +150,8 @@ class BoundRule:
         self._overrides = overrides
         amounts = {one.name: one.amount_under(overrides) for one in self.named_limits()}
         bucket, permits = self._in_code
-        self.bucket = _with_amounts(bucket, amounts)
-        self.permits = None if permits is None else _with_amounts(permits, amounts)
+        self.bucket = with_amounts(bucket, amounts)
+        self.permits = None if permits is None else with_amounts(permits, amounts)
         # Drop derived buckets, which have the old amounts. Buckets are never mutated, because stores refer to them.
         self._others, self._tenants = {}, {}
         if self._preflights is not None:
@@ -175,7 +189,7 @@ class BoundRule:
             if not isinstance(limits, (str, AnyLimit)) and isinstance(limits, Iterable):
                 limits = tuple(limits)  # an iterator can be consumed only once
             parsed = () if says_nobody(limits) else parse_limits(limits)
-            bucket = self._plans.get(parsed) or _make_bucket(self.rule, self.bucket.rule, parsed)
+            bucket = self._plans.get(parsed) or make_bucket(self.rule, self.bucket.rule, parsed)
             for key in (parsed, limits) if isinstance(limits, (str, AnyLimit)) else (parsed,):
                 remember(self._plans, key, bucket, _MEMO_PLANS)
         return bucket
@@ -216,7 +230,7 @@ class RuleSet:
     Args:
         rules: The rules.
         unique_id: Makes the identity of a rule unique, as `Engine.unique_id` does.
-        app: The application that the middleware guards.
+        paths: Reads the paths of requests as the guarded application does.
         defaults: The `default_limits`, which apply after all rules unless a final rule ends the list.
 
     Attributes:
@@ -233,23 +247,23 @@ class RuleSet:
         self,
         rules: Sequence[Rule],
         unique_id: Callable[[str], str],
-        app: object = None,
+        paths: PathReader,
         defaults: DefaultLimits | None = None,
     ) -> None:
         check_apart(rules)
+        self._paths = paths
         # Shadow rules appear in no header field, so they choose their names last.
         taken: set[str] = set()
         names = {id(rule): _names(rule, taken) for rule in sorted(rules, key=lambda rule: rule.action == "shadow")}
         self._bound = [BoundRule(rule, *_buckets(rule, unique_id, names[id(rule)])) for rule in rules]
+        for bound in self._bound:
+            bound.read_parameters(self._paths)
         counting = [bound for bound in self._bound if bound.rule.counts]
         self.reserving = {name: one.rule for one in counting if one.rule.count_if for name in one.identities}
         self.waits = any(rule.wait_us for rule in rules)
         self.holds = any(rule.concurrency is not None for rule in rules)
-        paths = [(path, place) for place, rule in enumerate(rules) for path in rule.rule_paths]
-        self._index = PathIndex(paths)
-        self._anywhere = {place for place, rule in enumerate(rules) if not rule.rule_paths}
-        self._app = app
-        self._known_app: Application | None = None
+        self._index = PathIndex([(path, index) for index, rule in enumerate(rules) for path in rule.rule_paths])
+        self._anywhere = {index for index, rule in enumerate(rules) if not rule.rule_paths}
         self._throttle = Throttle()
         self._defaults = defaults
         self._known: dict[tuple[str, str, str, str], Matched] = {}
@@ -268,17 +282,16 @@ class RuleSet:
             return self.always
         method = "a preflight" if preflight else scope.get("method", "GET")
         request = scope["type"], method, scope["path"], scope.get("root_path", "")
-        matched = self._known.get(request)
-        if matched is not None:
-            return matched
         try:
+            matched = self._known.get(request)
+            if matched is not None:
+                return matched
             known = True
             defaults: Sequence[BoundRule] = ()
-            app = self._known_app = self._known_app or Application.of(shown(self._app, scope))
-            met, ended = self._met(scope, texts_of(scope, app))
+            met, ended = self._met(scope, self._paths.texts(scope))
             if self._defaults is not None and not ended:
                 defaults, routed = self._defaults.find(scope)
-                known = routed and app.by_path  # a route may be added later
+                known = routed and self._paths.application(scope).by_path  # a route may be added later
         except Exception as error:
             left_out = self._throttle.left_out(type(error), time.monotonic())
             if left_out is not None:
@@ -290,18 +303,17 @@ class RuleSet:
 
     def _met(self, scope: Scope, texts: RequestTexts) -> tuple[list[tuple[int, bool]], bool]:
         """Return the indexes of matching rules, each with whether it ends the list, and whether one certainly does."""
-        places: Iterable[int] = range(len(self._bound))
+        indexes: Iterable[int] = range(len(self._bound))
         if not texts.any:
-            found = {*self._anywhere, *self._index.find(texts.generous)}
-            places = sorted(found.union(self._index.find(texts.slashed, slashed=True)))
+            indexes = sorted({*self._anywhere, *self._index.find(texts)})
         kind, method = scope["type"], scope.get("method", "GET")
         met = []
-        for place in places:
-            rule = self._bound[place].rule
+        for index in indexes:
+            rule = self._bound[index].rule
             counts = not rule.exempt and limits_kind(rule, kind, method)
             ends = counts if rule.blocks else rule.final and _exempts(rule, kind, method, texts)
             if counts or ends:
-                met.append((place, ends))
+                met.append((index, ends))
             if ends and rule.when is None:
                 return met, True
         return met, False
@@ -312,7 +324,7 @@ class RuleSet:
         matched = self._alike.get(key)
         if matched is not None:
             return matched
-        met = [(self._bound[place], ends) for place, ends in key[0]] + [(bound, False) for bound in defaults]
+        met = [(self._bound[index], ends) for index, ends in key[0]] + [(bound, False) for bound in defaults]
         met = [(bound.for_preflights() if preflight else bound, ends) for bound, ends in met]
         if any(bound.rule.when is not None for bound, _ in met):
             return remember(self._alike, key, Matched(plain=False, conditions=tuple(met)))
@@ -321,7 +333,7 @@ class RuleSet:
     def bound(self) -> list[BoundRule]:
         """Return the counting rules in order, then the default limits of the routes that were requested so far."""
         counting = [bound for bound in self._bound if bound.rule.counts]
-        return counting if self._defaults is None else [*counting, *self._defaults.met()]
+        return counting if self._defaults is None else [*counting, *self._defaults.bound()]
 
     def names(self) -> set[str]:
         """Return the names that users gave to rules."""
@@ -343,7 +355,7 @@ def limits_kind(rule: Rule, kind: str, method: object) -> bool:
 
 def _exempts(rule: Rule, kind: str, method: object, texts: RequestTexts) -> bool:
     """Return whether an exempt or final rule ends the list for a request: every text of its path must match."""
-    if rule.methods is not None and method not in rule.methods:
+    if rule.methods is not None and not (isinstance(method, str) and method in rule.methods):
         return False
     if rule.connection is not None and kind != rule.connection:
         return False
@@ -372,64 +384,6 @@ def chosen(met: Iterable[tuple[BoundRule, bool]]) -> Matched:
     return Matched(limiting, plain, shadows, told, exempt=last is not None and last.exempt, blocked=blocked)
 
 
-def all_rules(
-    limits: Limits | LimitsFunction | None, rules: Sequence[Rule] | None, key: Key | KeyFunction | None = None
-) -> Sequence[Rule]:
-    """Return the rules of a middleware: those given, one made from `limits`, or none.
-
-    Args:
-        limits: The limits of all requests.
-        rules: The rules.
-        key: The key of rules that have none.
-    """
-    if rules is None:
-        return [] if limits is None else [Rule("*", limits, key=key)]
-    if limits is not None:
-        raise ConfigurationError(
-            'RateLimitMiddleware: give limits="100/minute", which is Rule("*", ...), or rules=[...], not both'
-        )
-    listed: list[Rule] = check_list("rules", rules, 'a list such as [Rule("*", "100/minute")]', Rule)
-    return listed if key is None else [rule.keyed(key) for rule in listed]
-
-
-def check_apart(rules: Iterable[Rule]) -> None:
-    """Check that no two rules would share a bucket."""
-    by_identity: dict[str, Rule] = {}
-    for rule in rules:
-        twin = by_identity.get(rule.identity)
-        by_identity[rule.identity] = rule
-        if twin is None or not rule.counts:
-            continue
-        advice = "name one of them, or drop it"
-        if rule.name is not None:
-            paths = "*" if "*" in twin.paths + rule.paths else list(dict.fromkeys(twin.paths + rule.paths))
-            advice = f"write one rule with the paths {quoted(paths)}, or give one of them another name"
-        raise ConfigurationError(f"{twin!r} and {rule!r} would share one bucket; {advice}", "rules")
-
-
-def check_names(rules: Iterable[tuple[Rule, str]]) -> None:
-    """Check that rules of one name have the same limits, if these are known before a request.
-
-    Args:
-        rules: The rules and the limits at endpoints of one limiter, each with a phrase for its location.
-
-    Raises:
-        ConfigurationError: Two rules of one name have different limits.
-    """
-    named: dict[str, tuple[Rule, str]] = {}
-    for rule, where in rules:
-        if rule.name is None or not rule.counts or rule.limits_function is not None:
-            continue
-        twin, there = named.setdefault(rule.identity, (rule, where))
-        if _amounts(rule.all_limits) != _amounts(twin.all_limits):
-            theirs, own = ("; ".join(map(str, one.all_limits)) for one in (twin, rule))
-            raise ConfigurationError(
-                f"{rule.name!r} has the limits {quoted(theirs)} {there} and {quoted(own)} {where}, but one name "
-                f"has one bucket; write the same limits, or another name such as name={quoted(f'{rule.name}-2')}",
-                "name",
-            )
-
-
 def _names(rule: Rule, taken: set[str]) -> list[str]:
     """Return unique names of a rule's limits for header fields, and add them to `taken`."""
     names = []
@@ -446,67 +400,3 @@ def _buckets(rule: Rule, unique_id: Callable[[str], str], names: Sequence[str]) 
     # Unnamed rules of two middlewares count separately, even on one limiter; rules of one name share their counts.
     identity = rule.identity if rule.name is not None else unique_id(rule.identity)
     return buckets_of(rule, identity, names)
-
-
-def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[LimitSet]:
-    """Return the bucket of a rule's limits and that of its permits; either is omitted if the rule has none.
-
-    Args:
-        rule: The rule.
-        identity: The identity of its counts.
-        names: The names in header fields, in the order of `Rule.wire_names`.
-    """
-    buckets = []
-    if rule.limits or rule.limits_function is not None:
-        fallback = rule.limits_function is not None
-        buckets.append(_make_bucket(rule, identity, rule.limits, names[: len(rule.limits)], fallback=fallback))
-    if rule.concurrency is not None:
-        buckets.append(_make_bucket(rule, identity, (rule.concurrency,), names[-1:]))
-    return buckets
-
-
-def name_of(identity: str) -> str:
-    """Return an identity without its turn number."""
-    return identity.partition(_IN_TURN)[0]
-
-
-def named_limits(rule: Rule, names: Sequence[str], limits: Sequence[AnyLimit]) -> Iterator[NamedLimit]:
-    """Yield the limits of a rule by their names in header fields, with the reason if operators cannot change one."""
-    cost = rule.cost if isinstance(rule.cost, int) else rule.cost_max or 1
-    for name, limit in zip(names, limits, strict=False):
-        is_permit, fixed = limit is rule.concurrency, ""
-        if rule.name is None:
-            fixed = f"its rule has no name, by which other workers identify it; write Rule(..., name={name!r})"
-        elif rule.limits_function is not None and not is_permit:
-            fixed = "a function returns the limits of its rule for each request; change them there"
-        yield NamedLimit(name, limit, 1 if is_permit else max(cost, 1), fixed)
-
-
-def _with_amounts(bucket: LimitSet, amounts: Mapping[str, int]) -> LimitSet:
-    """Return a bucket with other amounts, given by limit name; the same bucket if they are equal."""
-    return bucket.change(
-        [limit.with_amount(amounts[name]) for name, limit in zip(bucket.names, bucket.limits, strict=False)]
-    )
-
-
-def _amounts(limits: Iterable[AnyLimit]) -> dict[object, int]:
-    """Return the amounts of limits by their windows."""
-    return {limit.same_window: limit.amount for limit in limits}
-
-
-def _make_bucket(
-    rule: Rule, identity: str, limits: Sequence[AnyLimit], names: Sequence[str] | None = None, *, fallback: bool = False
-) -> LimitSet:
-    permits = rule.concurrency in limits
-    return LimitSet(
-        identity,
-        limits,
-        names if names is not None else wire_names(rule.label, limits),
-        count_denied=rule.count_denied and not permits,
-        wait_us=rule.wait_us,
-        wait_max=rule.wait_max,
-        unit=None if permits else rule.unit,
-        label=rule.label,
-        on_error=rule.on_error,
-        fallback=fallback,
-    )

@@ -23,7 +23,8 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_AMOUNT, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
 from ..limiter.failover import OnError, check_on_error
-from .keys import Key, KeyCondition, KeyFunction, bind
+from .keys import Key, KeyCondition, KeyFunction
+from .path_params import check_parameters
 from .paths import RulePath
 
 CostFunction: TypeAlias = Callable[[Any], int | Awaitable[int]]
@@ -232,7 +233,10 @@ class Rule:
         return rule
 
     def _checked_key(self, key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
-        return bind(key, self.rule_paths, option) if isinstance(key, Key) else checked_function(key, option)
+        if not isinstance(key, Key):
+            return checked_function(key, option)
+        check_parameters(key, self.rule_paths, option)
+        return key
 
     @property
     def _call(self) -> str:
@@ -308,10 +312,10 @@ def checked_paths(path: Any) -> tuple[str, ...]:
     listed: list[Any] = [path] if isinstance(path, (str, bytes)) or not isinstance(path, Iterable) else list(path)
     if not listed:
         raise ConfigurationError('expected paths such as ["/login", "/token"], not an empty list', "path")
-    for place, one in enumerate(listed):
+    for index, one in enumerate(listed):
         if one == "*":
             raise ConfigurationError(f'"*" means every path; do not combine it with others: {quoted(listed)}', "path")
-        if one in listed[:place]:
+        if one in listed[:index]:
             raise ConfigurationError(f"{quoted(one)} is listed twice in {quoted(listed)}; write it once", "path")
     return tuple(listed)
 

@@ -31,7 +31,8 @@ from ..limiter import Limiter
 from ..limiter.aio import in_background
 from .client_ip import ClientAddress
 from .endpoint_refusals import TOO_MANY, TRY_AGAIN_LATER
-from .keys import Key, PathParam, parts_of
+from .keys import Key, parts_of
+from .path_params import PathParam
 from .responses import POLICY_VIOLATION, close_websocket
 from .waiting import ReadAhead
 
@@ -76,7 +77,7 @@ class MessageLimits:
             raise ConfigurationError(
                 f'expected "connection", "client" or a key such as header, not {quoted(key)}', "key"
             )
-        if isinstance(key, Key) and any(isinstance(part, PathParam) for part in parts_of(key)):
+        if any(isinstance(part, PathParam) for part in parts_of(key)):
             raise ConfigurationError(
                 f"{key!r} is not known here, before routing; use another key, or write "
                 "RateLimit(..., key=path_param(...)) at the endpoint",
@@ -103,32 +104,31 @@ class MessageCounter:
 
     Attributes:
         beyond: The action on a message over a limit.
-        shared: The limiter that counts; None if each connection counts separately.
     """
 
     def __init__(self, messages: MessageLimits, limiter: Limiter, client: ClientAddress, own_id: str) -> None:
         self._bucket = LimitSet(own_id, messages.limits)
         self._key = messages.key
-        self._engine = limiter.engine
+        self._limiter = limiter
         self._client = client
         self.beyond = messages.beyond
-        self.shared = None if messages.key == "connection" else limiter
 
     def buckets(self) -> Sequence[LimitSet]:
         """Return the bucket in the limiter; none if each connection has its own windows."""
-        return () if self.shared is None else (self._bucket,)
+        return () if self._key == "connection" else (self._bucket,)
 
     def count_of(self, scope: Scope) -> Count:
         """Return the function that counts a message of a connection."""
-        if self.shared is None:
+        engine = self._limiter.engine
+        if self._key == "connection":
             # These windows live as long as the connection, so they need no shared store.
             windows = {limit.same_window: b"" for limit in self._bucket.limits}
             places: list[WindowRef] = [(limit.counter, 1, windows, limit.same_window) for limit in self._bucket.limits]
-            return partial(_count, ((self._bucket, "connection", 1),), places, self._engine.now_us)
+            return partial(_count, ((self._bucket, "connection", 1),), places, engine.now_us)
         key = self._client.locate(scope)[0]
         if isinstance(self._key, Key):
-            key = self._key.find(scope, self.shared, key)
-        return partial(self._engine.queues.decide, ((self._bucket, key, 1),), ())
+            key = self._key.find(scope, self._limiter, key)
+        return partial(engine.queues.decide, ((self._bucket, key, 1),), ())
 
 
 def _count(checks: Sequence[Check], places: Sequence[WindowRef], clock: Clock) -> Decision:
@@ -168,8 +168,8 @@ class GuardedWebSocket:
         self.subjects = subjects
         self._sockets = sockets
         self._strike = strike
-        self._messages = messages
         self._count = None if messages is None else messages.count_of(scope)
+        self._drops = messages is not None and messages.beyond == "drop"
         self._watched = False
         self._waiting: asyncio.Task[object] | None = None
         self._interrupted = False
@@ -181,8 +181,8 @@ class GuardedWebSocket:
         message: Message | None = None
         while message is None:
             message = await self._next()
-            if self._messages is not None and message["type"] == "websocket.receive":
-                message = await self._counted(message, self._messages)
+            if self._count is not None and message["type"] == "websocket.receive":
+                message = await self._counted(message, self._count)
         return message
 
     async def _next(self) -> Message:
@@ -198,10 +198,9 @@ class GuardedWebSocket:
             self.over = True
         return message
 
-    async def _counted(self, message: Message, messages: MessageCounter) -> Message | None:
+    async def _counted(self, message: Message, count: Count) -> Message | None:
         """Count a message. Return it if it is admitted, else a disconnect, or None if it is dropped."""
-        assert self._count is not None, "messages without limits are not counted"
-        answer = self._count()
+        answer = count()
         decision = answer if isinstance(answer, Decision) else await answer
         if decision.allowed:
             return message
@@ -209,7 +208,7 @@ class GuardedWebSocket:
             return await self._close_as_banned()
         if decision.reason is Reason.LIMITED and await self._strike():
             return await self._close_as_banned()
-        return await self._close(TRY_AGAIN_LATER, "message limit exceeded") if messages.beyond == "close" else None
+        return None if self._drops else await self._close(TRY_AGAIN_LATER, "message limit exceeded")
 
     async def send(self, message: Message) -> None:
         """Forward a message; raise `OSError` if the connection was closed (ASGI, "Send after disconnect")."""

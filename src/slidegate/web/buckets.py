@@ -1,0 +1,78 @@
+"""The buckets of a rule: who owns its counts in a store, and the limits with their amounts and names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from ..core.decision import LimitSet, wire_names
+from ..core.limits import AnyLimit
+from ..limiter.overrides import NamedLimit
+from .rules import Rule
+
+IN_TURN: Final = "::"
+"""Separates an identity from its turn number; names contain no colon."""
+
+
+def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[LimitSet]:
+    """Return the bucket of a rule's limits and that of its permits; either is omitted if the rule has none.
+
+    Args:
+        rule: The rule.
+        identity: The identity of its counts.
+        names: The names in header fields, in the order of `Rule.wire_names`.
+    """
+    buckets = []
+    if rule.limits or rule.limits_function is not None:
+        fallback = rule.limits_function is not None
+        buckets.append(make_bucket(rule, identity, rule.limits, names[: len(rule.limits)], fallback=fallback))
+    if rule.concurrency is not None:
+        buckets.append(make_bucket(rule, identity, (rule.concurrency,), names[-1:]))
+    return buckets
+
+
+def name_of(identity: str) -> str:
+    """Return an identity without its turn number."""
+    return identity.partition(IN_TURN)[0]
+
+
+def named_limits(rule: Rule, names: Sequence[str], limits: Sequence[AnyLimit]) -> Iterator[NamedLimit]:
+    """Yield the limits of a rule by their names in header fields, with the reason if operators cannot change one."""
+    cost = rule.cost if isinstance(rule.cost, int) else rule.cost_max or 1
+    for name, limit in zip(names, limits, strict=False):
+        is_permit, fixed = limit is rule.concurrency, ""
+        if rule.name is None:
+            fixed = f"its rule has no name, by which other workers identify it; write Rule(..., name={name!r})"
+        elif rule.limits_function is not None and not is_permit:
+            fixed = "a function returns the limits of its rule for each request; change them there"
+        yield NamedLimit(name, limit, 1 if is_permit else max(cost, 1), fixed)
+
+
+def with_amounts(bucket: LimitSet, amounts: Mapping[str, int]) -> LimitSet:
+    """Return a bucket with other amounts, given by limit name; the same bucket if they are equal."""
+    return bucket.change(
+        [limit.with_amount(amounts[name]) for name, limit in zip(bucket.names, bucket.limits, strict=False)]
+    )
+
+
+def amounts_by_window(limits: Iterable[AnyLimit]) -> dict[object, int]:
+    """Return the amounts of limits by their windows."""
+    return {limit.same_window: limit.amount for limit in limits}
+
+
+def make_bucket(
+    rule: Rule, identity: str, limits: Sequence[AnyLimit], names: Sequence[str] | None = None, *, fallback: bool = False
+) -> LimitSet:
+    permits = rule.concurrency in limits
+    return LimitSet(
+        identity,
+        limits,
+        names if names is not None else wire_names(rule.label, limits),
+        count_denied=rule.count_denied and not permits,
+        wait_us=rule.wait_us,
+        wait_max=rule.wait_max,
+        unit=None if permits else rule.unit,
+        label=rule.label,
+        on_error=rule.on_error,
+        fallback=fallback,
+    )
