@@ -39,23 +39,22 @@ def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> D
     if len(refs) == 1:
         counter, cost, windows, key = refs[0]
         windows[key], state = counter.spend(windows[key], now_us, cost)
-        states, refused = [state], state[3] != 0
+        states, refused, plain = [state], state[3] != 0, isinstance(counter, Ring)
     else:
-        states, refused = _spend_all(refs, now_us)
+        states, refused, plain = _spend_all(refs, now_us)
     if refused:
         return _refuse(checks, refs, states, now_us)
-    for bucket, _, _ in checks:
-        if not bucket.plain:
-            units = [cost for _, cost, _, _ in refs]
-            return Decision(True, OK, now_us, checks, states, _reserved(refs, checks, now_us, units))
-    return Decision(True, OK, now_us, checks, states, None)
+    if plain:
+        return Decision(True, OK, now_us, checks, states, None)
+    units = [cost for _, cost, _, _ in refs]
+    return Decision(True, OK, now_us, checks, states, _reserved(refs, checks, now_us, units))
 
 
-def _spend_all(refs: Sequence[WindowRef], now_us: int) -> tuple[list[WindowState], bool]:
-    """Charge all of several windows, or none; return their states, and whether one has no room."""
+def _spend_all(refs: Sequence[WindowRef], now_us: int) -> tuple[list[WindowState], bool, bool]:
+    """Charge all of several windows, or none; return their states, whether one has no room, and if all are rings."""
     before: list[bytes] = []
     states: list[WindowState] = []
-    refused = False
+    refused, plain = False, True
     for counter, cost, windows, key in refs:
         window = windows[key]
         before.append(window)
@@ -63,13 +62,15 @@ def _spend_all(refs: Sequence[WindowRef], now_us: int) -> tuple[list[WindowState
         states.append(state)
         if state[3]:
             refused = True
+        if not isinstance(counter, Ring):
+            plain = False
     if refused:
         for at in range(len(refs) - 1, -1, -1):  # backwards, because two refs may share a window
             if not states[at][3]:
                 counter, _, windows, key = refs[at]
                 windows[key] = window = counter.settle(before[at], now_us)
                 states[at] = counter.state(window)
-    return states, refused
+    return states, refused, plain
 
 
 def _refuse(checks: Sequence[Check], refs: Sequence[WindowRef], states: list[WindowState], now_us: int) -> Decision:

@@ -219,7 +219,7 @@ def lowered(name: Any) -> bytes:
 
 def field_value(scope: Scope, name: bytes) -> str:
     """Return all values of a header joined in order (RFC 9110, section 5.3); only the last `MAX_FIELD` characters."""
-    value: bytes = b",".join([value for key, value in scope["headers"] if key == name])
+    value: bytes = b",".join([field[1] for field in scope["headers"] if field[0] == name])
     return value[-MAX_FIELD:].decode("latin-1")
 
 
