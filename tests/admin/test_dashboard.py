@@ -8,8 +8,10 @@ from typing import Any
 
 import anyio
 import pytest
+import tree_sitter_javascript
 from hypothesis import given
 from hypothesis import strategies as st
+from tree_sitter import Language, Parser
 
 from slidegate import Limiter, RateLimitMiddleware, Rule
 from slidegate.admin.dashboard import LINE_POINTS, thinned
@@ -125,3 +127,12 @@ async def test_the_page_is_small_asks_no_other_place_and_shows_no_version(site: 
         assert not re.search(r"""(?:src|href|from|import)\s*=?\s*["'(]//""", text)
         assert not re.search(r"\b\d+\.\d+\.\d+\b", re.sub(r"\b\d{1,3}(?:\.\d{1,3}){3}\b", "", text))
         assert max(map(len, text.splitlines())) <= 120, path
+
+
+async def test_every_script_of_the_page_can_be_parsed(site: Site) -> None:
+    parser = Parser(Language(tree_sitter_javascript.language()))
+    scripts = {path: text for path, text in (await loaded(site)).items() if path.endswith(".js")}
+    assert len(scripts) >= 10
+    broken = [path for path, text in scripts.items() if parser.parse(text.encode()).root_node.has_error]
+    assert broken == []
+    assert parser.parse(b"const = 1;").root_node.has_error
