@@ -198,26 +198,28 @@ async def _started(app: ASGIApp) -> AsyncIterator[None]:
     received: asyncio.Queue[Message] = asyncio.Queue()
     scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
     running = asyncio.ensure_future(app(scope, received.get, sent.put))
+    running.add_done_callback(lambda _: sent.put_nowait({"type": "ended"}))
     try:
         received.put_nowait({"type": "lifespan.startup"})
-        await _answer(sent, running, "startup")
+        await _answer(sent, "startup")
         yield
-        received.put_nowait({"type": "lifespan.shutdown"})
-        await _answer(sent, running, "shutdown")
+        if not running.done():
+            received.put_nowait({"type": "lifespan.shutdown"})
+            await _answer(sent, "shutdown")
     finally:
         running.cancel()
         with suppress(BaseException):
             await running
 
 
-async def _answer(sent: asyncio.Queue[Message], running: asyncio.Future[None], phase: str) -> None:
-    asking = asyncio.ensure_future(sent.get())
-    await asyncio.wait((asking, running), timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-    message = asking.result() if asking.done() else None
-    asking.cancel()
-    if message is None and not running.done():
-        raise click.ClickException(f"the application's {phase} took longer than {START_TIMEOUT_S:g} s")
-    if message is not None and message["type"].endswith(".failed"):
+async def _answer(sent: asyncio.Queue[Message], phase: str) -> None:
+    """Wait until the application reports the end of a phase, or has itself ended."""
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            message = await sent.get()
+    except TimeoutError as error:
+        raise click.ClickException(f"the application's {phase} took longer than {START_TIMEOUT_S:g} s") from error
+    if message["type"].endswith(".failed"):
         # Starlette sends a whole traceback: indented frames, then the exception.
-        error = re.split(r"^ .*\n", message.get("message", ""), flags=re.MULTILINE)[-1]
-        raise failed(ConfigurationError(f"the application's {phase} failed: {error}"))
+        error_line = re.split(r"^ .*\n", message.get("message", ""), flags=re.MULTILINE)[-1]
+        raise failed(ConfigurationError(f"the application's {phase} failed: {error_line}"))
