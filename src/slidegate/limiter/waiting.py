@@ -57,12 +57,13 @@ class Waiter:
 
     Attributes:
         tenant: Its tenant under the rule of its queue; None if that rule does not share permits fairly.
+        waits: Whether it counts as waiting, because it could not be admitted immediately.
         gave_way: Whether it was removed from its queue in favor of another tenant.
     """
 
     def __init__(self) -> None:
         self.tenant: str | None = None
-        self.gave_way = False
+        self.waits = self.gave_way = False
         self._event = anyio.Event()
         self._soon: Callable[[Callable[[], object]], object]
         if on_asyncio():
@@ -135,7 +136,6 @@ class Queues:
 
     Attributes:
         by_name: The queues that are not empty.
-        waiting: The number of waiting requests.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -144,8 +144,12 @@ class Queues:
         hold_over_fork(self._lock)
         self.by_name: dict[Name, Queue] = {}
         self._held: dict[Name, Counter[str | None]] = {}
-        self.waiting = 0
         begin_anew_in_child(self.forget)
+
+    @property
+    def waiting(self) -> int:
+        """The number of waiting requests."""
+        return sum([waiter.waits for queue in list(self.by_name.values()) for waiter in list(queue.waiters)])
 
     def decide(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
         """Charge every check or none; return `NotAsked`, without a query, if the request has to queue first.
@@ -159,23 +163,19 @@ class Queues:
             if asked.wait_us and (asked.count_denied or (self.by_name and (asked.rule, check[1]) in self.by_name)):
                 return NotAsked(check, checks)
             fair = fair or asked.tenant is not None
+        return self._query(checks, subjects) if fair else self._engine.decide(checks, subjects)
+
+    def _query(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
+        """Charge every check or none, and record the permits that this grants to tenants."""
         answer = self._engine.decide(checks, subjects)
-        if not fair:
-            return answer
-        if not isinstance(answer, Decision):
-            return self._held_later(answer)
-        self._hold(answer)
-        return answer
+        return self._hold(answer) if isinstance(answer, Decision) else self._hold_later(answer)
 
-    async def _held_later(self, answer: Awaitable[Decision]) -> Decision:
-        decision = await answer
-        self._hold(decision)
-        return decision
+    async def _hold_later(self, answer: Awaitable[Decision]) -> Decision:
+        return self._hold(await answer)
 
-    def _hold(self, decision: Decision) -> None:
-        """Record the permits that a decision grants to a tenant."""
+    def _hold(self, decision: Decision) -> Decision:
         if not decision.allowed or all(asked.tenant is None for asked, _, _ in decision.checks):
-            return
+            return decision
         names = []
         with self._lock:
             for reservation in decision.reservations:
@@ -185,6 +185,7 @@ class Queues:
                     names.append((asked.rule, key))
         for name in names if self.by_name else ():
             self._wake(name)  # another request may be first now, and only the first queries the store
+        return decision
 
     def _let_go(self, name: Name, tenant: str | None) -> None:
         """Remove a permit of a tenant, and the whole entry when no request holds or awaits a permit."""
@@ -200,12 +201,6 @@ class Queues:
         """Drop all queues, as in a child of `fork`: the requests that wait in the parent never run in the child."""
         self.by_name.clear()
         self._held.clear()
-        self.waiting = 0
-
-    def count(self, requests: int) -> None:
-        """Add a number, which may be negative, to the count of waiting requests."""
-        with self._lock:
-            self.waiting += requests
 
     def freed(self, checks: Sequence[Check]) -> None:
         """Wake the first waiter of each check, because its units or permits were refunded."""
@@ -251,11 +246,8 @@ class Queues:
 
     async def ask(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
         """Query the store. If the caller is cancelled meanwhile, an admission is refunded."""
-        answer = self._engine.decide(checks, subjects)
-        if not isinstance(answer, Decision):
-            return await self._unless_cancelled(answer)
-        self._hold(answer)
-        return answer
+        answer = self._query(checks, subjects)
+        return answer if isinstance(answer, Decision) else await self._unless_cancelled(answer)
 
     async def _unless_cancelled(self, answer: Awaitable[Decision]) -> Decision:
         given_up, decision = False, None
@@ -263,7 +255,6 @@ class Queues:
         async def heard() -> Decision:
             nonlocal decision
             decision = await answer
-            self._hold(decision)
             if given_up:
                 await self._engine.refund(decision.take_back())
             return decision
@@ -305,37 +296,27 @@ class _Request:
     ) -> None:
         self._queues = queues
         self._engine = engine
-        self._ask_for(refused.question if isinstance(refused, LocalRefusal) else refused.checks)
+        self._checks = refused.question if isinstance(refused, LocalRefusal) else refused.checks
         self._subjects = subjects
         self._waiter = Waiter()
-        self._began_s = anyio.current_time()
-        self._until_s = self._began_s
+        self._began_s = self._until_s = anyio.current_time()
         self._begins = begins
-        self._waits = False
         self._refusal = None if isinstance(refused, NotAsked) else refused
         self._lacks = refused.check if isinstance(refused, NotAsked) else _longest(_lacking(refused) or ())
 
-    def _ask_for(self, checks: Sequence[Check]) -> None:
-        self._checks = checks
-        # Repeated queries are not counted as denied.
-        self._uncounted = [(asked.uncounted, key, cost) for asked, key, cost in checks]
-
-    def _take_changes(self) -> None:
-        """Apply the overrides that have changed since the last query."""
-        self._ask_for([(asked.in_force(), key, cost) for asked, key, cost in self._checks])
+    def _repeated(self) -> list[Check]:
+        """Return the checks of a repeated query, with the overrides in force; it is not counted as denied."""
+        self._checks = [(asked.in_force(), key, cost) for asked, key, cost in self._checks]
+        return [(asked.uncounted, key, cost) for asked, key, cost in self._checks]
 
     async def wait(self) -> Decision:
         """See `Queues.wait`."""
-        try:
-            decision = None
-            while decision is None:  # it now has to wait in another queue
-                decision = await self._queue()
-            if not decision.allowed:
-                decision = await self._refused(decision)
-        finally:
-            if self._waits:
-                self._queues.count(-1)
-        if decision.allowed and self._waits and decision.reason is Reason.OK:
+        decision = None
+        while decision is None:  # it now has to wait in another queue
+            decision = await self._queue()
+        if not decision.allowed:
+            decision = await self._refused(decision)
+        elif self._waiter.waits and decision.reason is Reason.OK:
             decision.reason = Reason.WAITED
         if decision.readings:
             decision.checks = self._own(decision.checks)
@@ -368,8 +349,7 @@ class _Request:
         while True:
             decision, self._refusal = self._refusal, None
             if decision is None:
-                self._take_changes()
-                decision = await self._queues.ask(self._uncounted, self._subjects)
+                decision = await self._queues.ask(self._repeated(), self._subjects)
             lacks = _lacking(decision)
             if decision.allowed or lacks is None:
                 return decision
@@ -401,16 +381,14 @@ class _Request:
 
     def _count(self) -> None:
         """Count the request as waiting, once."""
-        if not self._waits:
-            self._waits = True
-            self._queues.count(1)
+        if not self._waiter.waits:
+            self._waiter.waits = True
             if self._begins is not None:
                 self._begins()
 
     async def _turned_away(self, asks_s: float) -> Decision:
         """Return the refusal of a request that timed out or found no place, even if the store has room by now."""
-        self._take_changes()
-        decision = await self._engine.peek(self._uncounted, self._subjects)
+        decision = await self._engine.peek(self._repeated(), self._subjects)
         if not decision.allowed or not decision.readings:
             return decision
         later_us = max(round((asks_s - anyio.current_time()) * 1_000_000), 1)
@@ -425,8 +403,8 @@ class _Request:
 
     def _own(self, checks: Sequence[Check]) -> list[Check]:
         """Replace the `uncounted` checks by the original ones."""
-        own = {(id(twin), key): check for (twin, key, _), check in zip(self._uncounted, self._checks, strict=True)}
-        return [own.get((id(check[0]), check[1]), check) for check in checks]
+        own = {(asked.uncounted, key): (asked, key, cost) for asked, key, cost in self._checks}
+        return [own.get((asked, key), (asked, key, cost)) for asked, key, cost in checks]
 
     async def _refused(self, decision: Decision) -> Decision:
         """Return the final refusal; with `count_denied` it is charged now, once."""
