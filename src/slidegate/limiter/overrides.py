@@ -183,13 +183,13 @@ class Overrides:
         Its limits help to decide which overrides apply, so the other callers may gain or lose some, too.
         """
         with self._lock:
-            before, limits = self._taken, self._named() if self.known else {}
-            self._spread(limits, caller)
-            changed = [one for name, one in self.known.items() if (name in before) is not (name in self._taken)]
+            taken_before, limits = self._taken, self._named() if self.known else {}
+            taken = self._spread(limits, caller)
+            changed = [one for name, one in self.known.items() if (name in taken_before) is not (name in taken)]
         if changed:
             self._engine.queues.reset()
         for one in changed:
-            self._tell(one.name, limits, None, one)
+            self._tell(limits, None, one, taken_before, taken)
 
     def forget(self) -> None:
         """Drop all overrides in this process. For tests."""
@@ -208,7 +208,7 @@ class Overrides:
                 "override: an override in this store is ended by a timer of an event loop, and none runs here; use "
                 "`await limiter.override(...)` in the application"
             )
-        now_us = await self._now_us()
+        now_us = self._engine.now_us() if self._shared is None else await self._engine.command(self._shared.time)
         made = Override(name, limit.strip(), by, reason, self._unix_us(), length_us, now_us + length_us)
         await self._write(made, length_us)
         self.start()
@@ -303,11 +303,6 @@ class Overrides:
         now_us = self._engine.now_us() + self._ahead_us
         return {name: one for name, one in self.known.items() if one.until_us > now_us}
 
-    async def _now_us(self) -> int:
-        if self._shared is None:
-            return self._engine.now_us()
-        return await self._engine.command(self._shared.time)
-
     async def _write(self, override: Override, kept_us: int) -> None:
         shared, name = self._shared, override.name
         if shared is None:
@@ -337,76 +332,70 @@ class Overrides:
             raise ConfigurationError(f"limit {name!r}: the limits of operators' tools cannot be changed")
         _check_text(limit)
         limits = self._named()
-        _amount(limits.get(name, ()), limit)
+        for one in limits.get(name, ()):
+            one.amount_in(limit)
         if limits and name not in limits:
-            free = {one for one, those in limits.items() if not those[0].fixed}
+            free = {other for other, those in limits.items() if not those[0].fixed}
             raise ConfigurationError(
                 f"limit {name!r}: no rule has a limit of this name, as response headers show it{closest(name, free)}"
             )
 
     def _take(self, found: Mapping[str, Override]) -> None:
-        """Replace the overrides in effect, and emit events for those that are new or gone."""
+        """Replace the overrides in effect, and report those that are new or gone."""
         with self._lock:
             before, self.known = self.known, found
             changed = [name for name in {**before, **found} if before.get(name) != found.get(name)]
-            limits = self._named() if changed else {}
-            if changed:
-                self._spread(limits)
-        if changed:
-            self._engine.queues.reset()
+            if not changed:
+                return
+            taken_before, limits = self._taken, self._named()
+            taken = self._spread(limits)
+        self._engine.queues.reset()
         for name in changed if limits else ():
-            self._tell(name, limits, before.get(name), found.get(name))
+            self._tell(limits, before.get(name), found.get(name), taken_before, taken)
 
-    def _spread(self, limits: Mapping[str, Sequence[NamedLimit]], *more: Changing) -> None:
-        """Apply the known overrides that the limits in code allow to all callers, and to `more`."""
-        self._taken = {name: one for name, one in self.known.items() if _takes(limits.get(name, ()), one)}
+    def _spread(self, limits: Mapping[str, Sequence[NamedLimit]], *more: Changing) -> Mapping[str, Override]:
+        """Apply the known overrides that the limits in code allow to all callers, and to `more`; return them."""
+        taken = {name: one for name, one in self.known.items() if _obstacle(limits.get(name, ()), one) is None}
+        self._taken = taken
         for caller in self._callers(*self._engine.callers.replaced, *more):
-            caller.override(self._taken)
+            caller.override(taken)
+        return taken
 
     def _tell(
         self,
-        name: str,
         limits: Mapping[str, Sequence[NamedLimit]],
-        before: Override | None,
-        after: Override | None,
+        gone: Override | None,
+        new: Override | None,
+        taken_before: Mapping[str, Override],
+        taken: Mapping[str, Override],
     ) -> None:
+        """Report a changed override of one limit: by an event, or by a warning if it does not apply."""
+        latest = new or gone
+        assert latest is not None, "a change has an override before or after it"
+        name = latest.name
         own = limits.get(name, ())
-        if not own:
-            if after is not None:
-                logger.warning("no rule of this worker has a limit %r yet%s", name, closest(name, limits))
-            return
-        in_code = own[0].limit.amount
-        try:
-            amount = in_code if after is None else _amount(own, after.limit) or in_code
-        except ConfigurationError as error:
-            logger.warning("an override was not applied: %s", error)
-            return
-        was = in_code if before is None or not _takes(own, before) else own[0].amount_in(before.limit)
-        told = after or before
-        assert told is not None, "a change has an override before or after it"
-        kind, how = "limit_restored", "again"
-        if after is not None:
-            kind, how = "limit_overridden", f"until {after.until:%Y-%m-%dT%H:%M:%SZ}"
-        details = {"limit": name, "amount": amount, "was": was, "by": told.by, "reason": told.reason}
-        message = f"limit {name!r} is {amount} {how}, and was {was}; changed by {told.by}: {told.reason}"
-        self._engine.emit(Event(kind, message, {**details, "until": told.until}))
+        if new is not None and not own:
+            logger.warning("no rule of this worker has a limit %r yet%s", name, closest(name, limits))
+        elif new is not None and (obstacle := _obstacle(own, new)) is not None:
+            logger.warning("an override was not applied: %s", obstacle)
+        elif own:
+            was, amount = own[0].amount_under(taken_before), own[0].amount_under(taken)
+            kind, how = "limit_restored", "again"
+            if new is not None:
+                kind, how = "limit_overridden", f"until {new.until:%Y-%m-%dT%H:%M:%SZ}"
+            details = {"limit": name, "amount": amount, "was": was, "by": latest.by, "reason": latest.reason}
+            message = f"limit {name!r} is {amount} {how}, and was {was}; changed by {latest.by}: {latest.reason}"
+            self._engine.emit(Event(kind, message, {**details, "until": latest.until}))
 
 
-def _amount(limits: Iterable[NamedLimit], text: str) -> int:
-    """Return the amount that a text sets for limits of the same name; 0 if there are none.
-
-    Raises:
-        ConfigurationError: It does not apply to one of them; then it applies to none.
-    """
-    return min([one.amount_in(text) for one in limits], default=0)
-
-
-def _takes(limits: Iterable[NamedLimit], override: Override) -> bool:
+def _obstacle(limits: Iterable[NamedLimit], override: Override) -> ConfigurationError | None:
+    """Return why an override does not apply to the limits of its name; None if all of them take it."""
     try:
-        _amount(limits, override.limit)
-    except ConfigurationError:
-        return False
-    return True
+        for one in limits:
+            one.amount_in(override.limit)
+    except ConfigurationError as error:
+        return error
+    return None
 
 
 def _read_as(limit: AnyLimit, text: str) -> AnyLimit | None:
