@@ -95,15 +95,12 @@ class Breaker:
         self._causes = Throttle(SAY_EVERY_US)
         self._quiet_until_us = 0
 
-    def fail(self, now_us: int) -> None:
-        """Record a failure."""
+    def fail(self, cause: str, now_us: int) -> bool:
+        """Record a failure; return whether to report it: the first one, and each cause once in `SAY_EVERY_US`."""
         self.failures += 1
         self.failed_us = now_us
         if self.failures >= FAILURES_TO_OPEN:
             self.open_until_us = now_us + OPEN_US
-
-    def is_news(self, cause: str, now_us: int) -> bool:
-        """Return whether to report a failure: the first one, and each cause once in `SAY_EVERY_US`."""
         if now_us < self._quiet_until_us or self._causes.left_out(cause, now_us) is None:
             return False
         self._quiet_until_us = now_us + LINE_EVERY_US
@@ -260,18 +257,21 @@ class Failover:
             StoreUnavailable: The store did not answer, and `on_error` is ``"deny"``.
         """
         bans, struck = self._store.bans, (policy, key, weight, reason)
+        ban: Ban | None = _UNANSWERED
         if self._troubled and self._is_open(()):
             bans.strike_later(*struck)
         else:
-            ban: Ban | None = await self._put(lambda: bans.strike(*struck), _UNANSWERED)
-            if ban is not _UNANSWERED:
-                return ban
+            ban = await self._put(lambda: bans.strike(*struck), _UNANSWERED)
+        if ban is not _UNANSWERED:
+            return ban
         if self.on_error == "deny":
             raise StoreUnavailable("the store did not answer a strike, so it is unknown whether it bans")
         if self.on_error == "allow":
             return None
-        _, made = self._local.ask(lambda store: store.bans.strike(*struck), policy.after.window_us)
-        return self._local.keep_ban(made)
+        _, ban = self._local.ask(lambda store: store.bans.strike(*struck), policy.after.window_us)
+        if ban is not None and ban.ends_us is not None:
+            self._local.keep(ban.ends_us)
+        return ban
 
     async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return a ban that refuses one of `subjects`; during an outage, only local bans are known."""
@@ -362,8 +362,8 @@ class Failover:
 
     def _breakers(self, checks: Sequence[Check]) -> list[Breaker]:
         """Return the breakers that a query depends on: that of its part, and that of the whole store."""
-        breakers = [self._troubled.get(part) for part in {self._store.part_of(checks), WHOLE}]
-        return [breaker for breaker in breakers if breaker is not None]
+        parts = {self._store.part_of(checks), WHOLE}
+        return [breaker for part in parts if (breaker := self._troubled.get(part)) is not None]
 
     def _is_open(self, checks: Sequence[Check]) -> bool:
         """Return whether a breaker prevents a query. The first query after the pause is allowed: it is the probe."""
@@ -393,8 +393,7 @@ class Failover:
             return
         part = self._store.part_of(checks)
         breaker = self._troubled.setdefault(part, Breaker())
-        breaker.fail(now_us)
-        is_news = breaker.is_news(shown, now_us)
+        is_news = breaker.fail(shown, now_us)
         if is_news or not breaker.logged:
             breaker.logged |= self._tell_failed(_at(part), shown, now_us, checks, is_news=is_news)
 
@@ -480,12 +479,6 @@ class LocalStore:
                 store.observe(self._emit)
                 self.made = store
             return self.made
-
-    def keep_ban(self, ban: Ban | None) -> Ban | None:
-        """Keep the store until a ban that it made has ended; return the ban."""
-        if ban is not None and ban.ends_us is not None:
-            self.keep(ban.ends_us)
-        return ban
 
     def needed(self, away: bool) -> MemoryStore | None:
         """Return the store; None if the shared store answers and everything counted here has expired."""

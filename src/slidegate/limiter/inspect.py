@@ -142,16 +142,14 @@ async def look_at(engine: Engine, key: str, buckets: Sequence[LimitSet]) -> KeyV
     """
     looked_at = buckets[:MAX_BUCKETS]
     views: list[WindowView] = []
-    at = 0
-    while True:
-        part = looked_at[at : at + TOGETHER]
+    for first in range(0, max(len(looked_at), 1), TOGETHER):  # without buckets, only the time is queried
+        if first:
+            await let_others_run()
+        part = looked_at[first : first + TOGETHER]
         now_us, windows = await engine.command(partial(engine.store.inspect, key, part))
         places = [(bucket, place) for bucket in part for place in range(len(bucket.limits))]
         for (bucket, place), window in zip(places, windows, strict=True):
             limit = bucket.limits[place]
             view = view_of(bucket.rule, bucket.label, bucket.names[place], limit, window, now_us)
             views.append(view._replace(fallback=bucket.fallback))
-        at += TOGETHER
-        if at >= len(looked_at):
-            return KeyView(key, now_us, time_ns() // 1_000, tuple(views), len(buckets) - len(looked_at))
-        await let_others_run()
+    return KeyView(key, now_us, time_ns() // 1_000, tuple(views), len(buckets) - len(looked_at))

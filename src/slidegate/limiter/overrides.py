@@ -32,8 +32,6 @@ from ..core.logs import Throttle, logger
 from ..core.quotas import Quota
 from ..core.store import CHANGED_LIMITS, Event, StatsRow
 from ..stores.forks import begin_anew_in_child, hold_over_fork
-from ..stores.memory.store import MemoryStore
-from ..stores.system_clock import system_us
 from .aio import COMMAND_DEADLINE_S, on_asyncio, on_loop, within
 
 if TYPE_CHECKING:
@@ -157,9 +155,7 @@ class Overrides:
         self.known: Mapping[str, Override] = {}
         self._taken: Mapping[str, Override] = {}
         self._engine = engine
-        store = engine.store
-        self._shared = store.shared_stats
-        self._unix_us = store.unix_us if isinstance(store, MemoryStore) else system_us
+        self._shared = engine.store.shared_stats
         self._ahead_us = 0
         self._begun = self._heard = 0
         self._home: asyncio.AbstractEventLoop | None = None
@@ -209,7 +205,7 @@ class Overrides:
                 "`await limiter.override(...)` in the application"
             )
         now_us = self._engine.now_us() if self._shared is None else await self._engine.command(self._shared.time)
-        made = Override(name, limit.strip(), by, reason, self._unix_us(), length_us, now_us + length_us)
+        made = Override(name, limit.strip(), by, reason, self._engine.unix_us(), length_us, now_us + length_us)
         await self._write(made, length_us)
         self.start()
         return made
