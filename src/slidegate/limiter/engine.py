@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from inspect import isawaitable
 from time import monotonic_ns, time_ns
-from typing import ClassVar, Final, Protocol, TypeVar
+from typing import ClassVar, Final, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from ..core.bans.ban import Ban, BanSubject
@@ -40,11 +40,8 @@ T = TypeVar("T")
 _NS_PER_US: Final = 1_000
 
 
-class Decide(Protocol):
-    """A function that charges every check or none, as `Store.hit` does."""
-
-    def __call__(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
-        """Charge every check or none."""
+Decide: TypeAlias = Callable[[Sequence[Check], Sequence[BanSubject]], Decision | Awaitable[Decision]]
+"""A function that charges every check or none, as `Store.hit` does."""
 
 
 class Engine:
@@ -105,18 +102,14 @@ class Engine:
         self.emit: Callable[[Event], None] = self.observers.emit
         store.observe(self.emit)
         self.callers = Callers()
-        # A memory store never waits or fails, so it needs no failover.
-        self.failover = (
-            None
-            if self.per_process
-            else Failover(store, deadline, on_error, self.emit, buckets=self.callers.all_buckets)
-        )
-        self._backend: Store | Failover = store if self.failover is None else self.failover
-        self._bans: BanStore | Failover = store.bans if self.failover is None else self.failover
+        self.failover: Failover | None = None
+        if memory is None:  # a memory store never waits or fails
+            self.failover = Failover(store, deadline, on_error, self.emit, buckets=self.callers.all_buckets)
+        self._backend: Store | Failover = self.failover or store
+        self._bans: BanStore | Failover = self.failover or store.bans
         self.keys = Keys(secret)
-        ahead_us = (time_ns() - monotonic_ns()) // _NS_PER_US
         clock = None if memory is None else memory.clock
-        self.now_us: Clock = clock or (lambda: monotonic_ns() // _NS_PER_US + ahead_us)
+        self.now_us: Clock = clock or _steady_clock()
         self.queues = Queues(self)
         self.ending: list[Callable[[], Awaitable[None]]] = []
         self.forgetting: list[Callable[[], object]] = []
@@ -246,7 +239,7 @@ class Engine:
     def _closed_error(self) -> StoreUnavailable:
         return closed(f"the limiter on {self.store!r}")
 
-    def _raise_closed(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
+    def _raise_closed(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
         raise self._closed_error()
 
 
@@ -258,5 +251,11 @@ def all_engines() -> list[Engine]:
     return list(_every)
 
 
-def _let_pass(checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
+def _steady_clock() -> Clock:
+    """Return a clock of Unix time that follows no step of the system clock."""
+    ahead_us = (time_ns() - monotonic_ns()) // _NS_PER_US
+    return lambda: monotonic_ns() // _NS_PER_US + ahead_us
+
+
+def _let_pass(checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
     return Decision(True, Reason.EXEMPT)
