@@ -52,37 +52,6 @@ Name: TypeAlias = tuple[str, str]
 """The identity of a rule, and a key."""
 
 
-class Waiter:
-    """A waiting request, which sleeps in its event loop and can be woken from any thread.
-
-    Attributes:
-        tenant: Its tenant under the rule of its queue; None if that rule does not share permits fairly.
-        waits: Whether it counts as waiting, because it could not be admitted immediately.
-        gave_way: Whether it was removed from its queue in favor of another tenant.
-    """
-
-    def __init__(self) -> None:
-        self.tenant: str | None = None
-        self.waits = self.gave_way = False
-        self._event = anyio.Event()
-        self._soon: Callable[[Callable[[], object]], object]
-        if on_asyncio():
-            self._soon = asyncio.get_running_loop().call_soon_threadsafe
-        else:
-            self._soon = sys.modules["trio"].lowlevel.current_trio_token().run_sync_soon
-
-    def wake(self) -> None:
-        """End the wait. Callable from any thread; the event itself is set in its event loop."""
-        with suppress(RuntimeError):  # its event loop has ended
-            self._soon(lambda: self._event.set())
-
-    async def wait(self, wait_s: float) -> None:
-        """Sleep until woken, for at most `wait_s` seconds."""
-        with anyio.move_on_after(wait_s):
-            await self._event.wait()
-        self._event = anyio.Event()
-
-
 class Queue:
     """The waiting requests of one rule and key.
 
@@ -117,15 +86,6 @@ class Queue:
         newest.gave_way = True
         newest.wake()
         return True
-
-    async def turn(self, waiter: Waiter, until_s: float) -> bool:
-        """Wait to be first; False if that takes longer than `until_s`, or the request was removed."""
-        while not waiter.gave_way and self.first is not waiter:
-            left_s = until_s - anyio.current_time()
-            if left_s <= 0:
-                return False
-            await waiter.wait(left_s)
-        return not waiter.gave_way
 
 
 class Queues:
@@ -280,11 +240,26 @@ class Queues:
         Returns:
             The final decision of the store; an admission after a wait has the reason `WAITED`.
         """
-        return await _Request(self, self._engine, refused, subjects, begins).wait()
+        return await Waiter(self, self._engine, refused, subjects, begins).wait()
 
 
-class _Request:
-    """The wait of one request, which may pass through several queues."""
+class Waiter:
+    """A waiting request, which may pass through several queues.
+
+    It sleeps in its event loop, and can be woken from any thread.
+
+    Args:
+        queues: The queues.
+        engine: Queries the store.
+        refused: As for `Queues.wait`.
+        subjects: As for `Queues.wait`.
+        begins: As for `Queues.wait`.
+
+    Attributes:
+        tenant: Its tenant under the rule of its queue; None if that rule does not share permits fairly.
+        waits: Whether it counts as waiting, because it could not be admitted immediately.
+        gave_way: Whether it was removed from its queue in favor of another tenant.
+    """
 
     def __init__(
         self,
@@ -294,15 +269,42 @@ class _Request:
         subjects: Sequence[BanSubject],
         begins: Callable[[], object] | None,
     ) -> None:
+        self.tenant: str | None = None
+        self.waits = self.gave_way = False
         self._queues = queues
         self._engine = engine
         self._checks = refused.question if isinstance(refused, LocalRefusal) else refused.checks
         self._subjects = subjects
-        self._waiter = Waiter()
         self._began_s = self._until_s = anyio.current_time()
         self._begins = begins
         self._refusal = None if isinstance(refused, NotAsked) else refused
         self._lacks = refused.check if isinstance(refused, NotAsked) else _longest(_lacking(refused) or ())
+        self._event = anyio.Event()
+        self._soon: Callable[[Callable[[], object]], object]
+        if on_asyncio():
+            self._soon = asyncio.get_running_loop().call_soon_threadsafe
+        else:
+            self._soon = sys.modules["trio"].lowlevel.current_trio_token().run_sync_soon
+
+    def wake(self) -> None:
+        """End the sleep. Callable from any thread; the event itself is set in its event loop."""
+        with suppress(RuntimeError):  # its event loop has ended
+            self._soon(lambda: self._event.set())
+
+    async def _sleep(self, wait_s: float) -> None:
+        """Sleep until woken, for at most `wait_s` seconds."""
+        with anyio.move_on_after(wait_s):
+            await self._event.wait()
+        self._event = anyio.Event()
+
+    async def _turn(self, queue: Queue) -> bool:
+        """Sleep until it is first in a queue; return False if it times out, or was removed."""
+        while not self.gave_way and queue.first is not self:
+            left_s = self._until_s + LATE_S - anyio.current_time()
+            if left_s <= 0:
+                return False
+            await self._sleep(left_s)
+        return not self.gave_way
 
     def _repeated(self) -> list[Check]:
         """Return the checks of a repeated query, with the overrides in force; it is not counted as denied."""
@@ -316,7 +318,7 @@ class _Request:
             decision = await self._queue()
         if not decision.allowed:
             decision = await self._refused(decision)
-        elif self._waiter.waits and decision.reason is Reason.OK:
+        elif self.waits and decision.reason is Reason.OK:
             decision.reason = Reason.WAITED
         if decision.readings:
             decision.checks = self._own(decision.checks)
@@ -327,22 +329,22 @@ class _Request:
         asked, key, _ = self._lacks
         name = asked.rule, key
         self._until_s = self._began_s + asked.wait_us / 1_000_000
-        self._waiter.gave_way = False
-        self._waiter.tenant = self._tenant_under(name)
-        queue = self._queues.join(name, self._waiter, asked.wait_max)
+        self.gave_way = False
+        self.tenant = self._tenant_under(name)
+        queue = self._queues.join(name, self, asked.wait_max)
         if queue is None:
             return await self._turned_away(0)
         try:
-            if queue.first is not self._waiter:
+            if queue.first is not self:
                 if not self._is_in_time(queue.asks_s):
                     return await self._turned_away(queue.asks_s)
                 self._count()
-                if not await queue.turn(self._waiter, self._until_s + LATE_S):
+                if not await self._turn(queue):
                     return await self._turned_away(queue.asks_s)
                 self._refusal = None
             return await self._first(queue, name)
         finally:
-            self._queues.leave(name, self._waiter)
+            self._queues.leave(name, self)
 
     async def _first(self, queue: Queue, name: Name) -> Decision | None:
         """As the first waiter of a queue, query the store and sleep for its retry-after, until admitted or late."""
@@ -366,8 +368,8 @@ class _Request:
                 self._refusal = decision
                 return None
             self._count()
-            await self._waiter.wait(queue.asks_s - anyio.current_time())
-            if not await queue.turn(self._waiter, self._until_s + LATE_S):
+            await self._sleep(queue.asks_s - anyio.current_time())
+            if not await self._turn(queue):
                 return await self._turned_away(queue.asks_s)
 
     def _tenant_under(self, name: Name) -> str | None:
@@ -381,8 +383,8 @@ class _Request:
 
     def _count(self) -> None:
         """Count the request as waiting, once."""
-        if not self._waiter.waits:
-            self._waiter.waits = True
+        if not self.waits:
+            self.waits = True
             if self._begins is not None:
                 self._begins()
 
