@@ -36,11 +36,11 @@ class BucketCaller:
     """A caller with a single bucket. Its owner must keep a reference, because `Callers` keeps a weak one."""
 
     def __init__(self, bucket: LimitSet) -> None:
-        self._bucket = bucket
+        self.bucket = bucket
 
     def buckets(self) -> tuple[LimitSet]:
         """See `Caller.buckets`."""
-        return (self._bucket,)
+        return (self.bucket,)
 
 
 class Plans:

@@ -103,9 +103,7 @@ def outcome_of_question(decision: Decision, now_us: int) -> Outcome:
     """Return the outcome of a call of the limiter without HTTP, made at `now_us`."""
     ended: Ended = "success" if decision.allowed else "refused"
     waited_us = 0 if decision.reason is Reason.WAITED else None
-    rules = (
-        refusing_rules(decision) if not decision.allowed else tuple([asked.label for asked, _, _ in decision.checks])
-    )
+    rules = tuple([asked.label for asked, _, _ in decision.checks]) if decision.allowed else refusing_rules(decision)
     return Outcome(decision.allowed, decision.reason, rules, (), None, 0, ended, now_us, 0, waited_us, (decision,))
 
 
