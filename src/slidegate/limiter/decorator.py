@@ -124,7 +124,7 @@ class Limited:
         return answer if isinstance(answer, Decision) else await answer
 
     def _unless_refused(self, decision: Decision) -> Decision:
-        self._engine.tell_outcome(decision)
+        self._engine.report_outcome(decision)
         if not decision.allowed:
             raise RateLimitExceeded(decision)
         return decision

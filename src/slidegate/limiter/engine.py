@@ -227,7 +227,7 @@ class Engine:
         if self.counting and self._closed:
             self.decide = self._raise_closed
 
-    def tell_outcome(self, decision: Decision) -> None:
+    def report_outcome(self, decision: Decision) -> None:
         """Pass the outcome of a question without HTTP to the observers of requests, if there are any."""
         if self.observers.requests:
             self.observers.request(outcome_of_question(decision, self.now_us()))

@@ -58,9 +58,9 @@ FORGET_US: Final = 60_000_000
 WHOLE: Final = None
 """The value of `Store.part_of` that means the whole store."""
 MIN_RETRY_US: Final = 1_000_000
-SAY_EVERY_US: Final = 60_000_000
+REPORT_EVERY_US: Final = 60_000_000
 """How often the same cause is reported during a long outage."""
-LINE_EVERY_US: Final = 1_000_000
+LOG_EVERY_US: Final = 1_000_000
 """The least time between two log lines, so that a store that keeps failing and recovering does not flood the log."""
 MAX_NAMED: Final = 9
 """The most rules with their own `on_error` that a message names."""
@@ -92,18 +92,18 @@ class Breaker:
     def __init__(self) -> None:
         self.failures = self.failed_us = self.open_until_us = 0
         self.logged = False
-        self._causes = Throttle(SAY_EVERY_US)
+        self._causes = Throttle(REPORT_EVERY_US)
         self._quiet_until_us = 0
 
     def fail(self, cause: str, now_us: int) -> bool:
-        """Record a failure; return whether to report it: the first one, and each cause once in `SAY_EVERY_US`."""
+        """Record a failure; return whether to report it: the first one, and each cause once in `REPORT_EVERY_US`."""
         self.failures += 1
         self.failed_us = now_us
         if self.failures >= FAILURES_TO_OPEN:
             self.open_until_us = now_us + OPEN_US
         if now_us < self._quiet_until_us or self._causes.left_out(cause, now_us) is None:
             return False
-        self._quiet_until_us = now_us + LINE_EVERY_US
+        self._quiet_until_us = now_us + LOG_EVERY_US
         return True
 
 
@@ -145,7 +145,7 @@ class Failover:
         self._clock = clock
         self._troubled: dict[Hashable, Breaker] = {}
         self._local = LocalStore(emit, lambda: self._clock())
-        self._throttle = Throttle(SAY_EVERY_US)
+        self._throttle = Throttle(REPORT_EVERY_US)
         self._quiet_until_us = 0
         self._left_out = 0
         self.failures = 0
@@ -389,15 +389,15 @@ class Failover:
             # The server answered, so this does not count as its failure.
             self._probe_again(checks)
             if self._throttle.left_out(error.concerns, now_us) is not None:
-                self._tell_failed(f" for a {error.concerns}", shown, now_us, checks)
+                self._report_failure(f" for a {error.concerns}", shown, now_us, checks)
             return
         part = self._store.part_of(checks)
         breaker = self._troubled.setdefault(part, Breaker())
         is_news = breaker.fail(shown, now_us)
         if is_news or not breaker.logged:
-            breaker.logged |= self._tell_failed(_at(part), shown, now_us, checks, is_news=is_news)
+            breaker.logged |= self._report_failure(_at(part), shown, now_us, checks, is_news=is_news)
 
-    def _tell_failed(
+    def _report_failure(
         self, where: str, error: str, now_us: int, checks: Sequence[Check], *, is_news: bool = True
     ) -> bool:
         """Emit a failure if it is news, and log it if the last line is a second old; return whether it was logged.
@@ -415,7 +415,7 @@ class Failover:
             return False
         others = self._left_out - (not is_news)
         more = f" ({others} more were not logged)" if others > 0 else ""
-        self._left_out, self._quiet_until_us = 0, now_us + LINE_EVERY_US
+        self._left_out, self._quiet_until_us = 0, now_us + LOG_EVERY_US
         logger.error("store_failed: %s%s", message, more)
         return True
 
@@ -435,7 +435,7 @@ class Failover:
                 message = f"the store answers again{_at(part)}, after {gone.failures} failed requests"
                 self._emit(Event("store_recovered", message, {"failures": gone.failures}))
                 if gone.logged:
-                    self._quiet_until_us = now_us + LINE_EVERY_US
+                    self._quiet_until_us = now_us + LOG_EVERY_US
                     logger.warning("store_recovered: %s", message)
 
 

@@ -129,7 +129,7 @@ class KeyView(NamedTuple):
     """The number of rules that were not inspected: 0 unless there are more than 4,096."""
 
 
-async def look_at(engine: Engine, key: str, buckets: Sequence[LimitSet]) -> KeyView:
+async def inspect_key(engine: Engine, key: str, buckets: Sequence[LimitSet]) -> KeyView:
     """Return the windows of a key.
 
     Args:

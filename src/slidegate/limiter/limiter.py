@@ -31,7 +31,7 @@ from .aio import COMMAND_DEADLINE_S, in_turns
 from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
-from .inspect import KeyView, look_at
+from .inspect import KeyView, inspect_key
 from .keys import AnyKey, KeyOf, Limits, Question
 from .observers import AnyObserver, Subscription
 from .operators import NetworkKey, check_ban, files_of, operator_of
@@ -205,7 +205,7 @@ class Limiter:
         checks, subjects = self._question(key, limits, rule, cost)
         answer = self.engine.decide(checks, subjects)
         decision = answer if isinstance(answer, Decision) else await answer
-        self.engine.tell_outcome(decision)
+        self.engine.report_outcome(decision)
         return decision
 
     async def hit_all(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
@@ -223,7 +223,7 @@ class Limiter:
         """
         answer = self.engine.decide(_checked(checks), subjects)
         decision = answer if isinstance(answer, Decision) else await answer
-        self.engine.tell_outcome(decision)
+        self.engine.report_outcome(decision)
         return decision
 
     async def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
@@ -314,7 +314,7 @@ class Limiter:
             )
         else:
             buckets = [LimitSet(check_name(rule, "rule"), parse_limits(limits)) for rule, limits in rules.items()]
-        return await look_at(self.engine, spelled, buckets)
+        return await inspect_key(self.engine, spelled, buckets)
 
     async def override(
         self, name: str, limit: str, *, duration: str | float | timedelta, reason: str = "", by: str = "manual"

@@ -153,11 +153,11 @@ class Overrides:
 
     def __init__(self, engine: Engine) -> None:
         self.known: Mapping[str, Override] = {}
-        self._taken: Mapping[str, Override] = {}
+        self._in_effect: Mapping[str, Override] = {}
         self._engine = engine
         self._shared = engine.store.shared_stats
         self._ahead_us = 0
-        self._begun = self._heard = 0
+        self._begun = self._applied = 0
         self._home: asyncio.AbstractEventLoop | None = None
         self._loop: asyncio.AbstractEventLoop | object | None = None  # under trio, the token of its run
         self._task: asyncio.Task[None] | None = None
@@ -179,17 +179,17 @@ class Overrides:
         Its limits help to decide which overrides apply, so the other callers may gain or lose some, too.
         """
         with self._lock:
-            taken_before, limits = self._taken, self._named() if self.known else {}
-            taken = self._spread(limits, caller)
-            changed = [one for name, one in self.known.items() if (name in taken_before) is not (name in taken)]
+            in_effect_before, limits = self._in_effect, self._named() if self.known else {}
+            in_effect = self._spread(limits, caller)
+            changed = [one for name, one in self.known.items() if (name in in_effect_before) is not (name in in_effect)]
         if changed:
             self._engine.queues.reset()
         for one in changed:
-            self._tell(limits, None, one, taken_before, taken)
+            self._report(limits, None, one, in_effect_before, in_effect)
 
     def forget(self) -> None:
         """Drop all overrides in this process. For tests."""
-        self._take({})
+        self._replace({})
 
     async def set(self, name: str, limit: str, length_us: int, reason: str, by: str) -> Override:
         """Change a limit for all workers; for this one immediately.
@@ -225,17 +225,17 @@ class Overrides:
             StoreError: The store does not answer.
         """
         if self._shared is None:
-            self._take(self._lasting())
+            self._replace(self._lasting())
             return
         self._begun += 1
         reading = self._begun
         rows = await within(self._shared.read(ROLLUP, 0, 0), deadline_s)
         if rows:
             self._ahead_us = await within(self._shared.time(), deadline_s) - self._engine.now_us()
-        if reading > self._heard:  # else a read that started later has already returned
-            self._heard = reading
+        if reading > self._applied:  # else a read that started later has already returned
+            self._applied = reading
             found = filter(None, (_unpacked(value) for _, _, value in rows))
-            self._take({one.name: one for one in found})
+            self._replace({one.name: one for one in found})
 
     def start(self) -> None:
         """Start polling, in the first event loop that called this: loops of other threads may be short-lived."""
@@ -247,11 +247,11 @@ class Overrides:
             return
         if self._home is not None and self._loop is not self._home:
             self._loop = self._home
-            self._home.call_soon_threadsafe(self._next, self._home)
+            self._home.call_soon_threadsafe(self._start_poll, self._home)
         elif self._loop is None and on_loop():
             trio = sys.modules["trio"].lowlevel
             self._loop = trio.current_trio_token()
-            trio.spawn_system_task(self._look_under_trio, self._loop)
+            trio.spawn_system_task(self._poll_under_trio, self._loop)
         if self._loop is not None and self.end not in self._engine.ending:
             self._engine.ending.append(self.end)
 
@@ -261,33 +261,33 @@ class Overrides:
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _start_poll(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is loop:
-            self._task = loop.create_task(self._look_and_go_on(loop))
+            self._task = loop.create_task(self._poll_and_reschedule(loop))
 
-    async def _look_and_go_on(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _poll_and_reschedule(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            await self._look(loop)
+            await self._poll(loop)
         finally:
             if self._loop is loop and not loop.is_closed():
-                loop.call_later(INTERVAL_S, self._next, loop)
+                loop.call_later(INTERVAL_S, self._start_poll, loop)
 
-    async def _look_under_trio(self, token: object) -> None:
+    async def _poll_under_trio(self, token: object) -> None:
         """Poll until the trio run, which cancels this task, or the limiter ends."""
         try:
             while self._loop is token:
-                await self._look(token)
+                await self._poll(token)
                 await anyio.sleep(INTERVAL_S)
         finally:
             if self._loop is token:
                 self._loop = None
 
-    async def _look(self, loop: object) -> None:
+    async def _poll(self, loop: object) -> None:
         """Refresh the overrides; without `SharedStats`, stop polling when none is left."""
         try:
             await self.refresh(DEADLINE_S)
         except Exception as error:
-            self._take(self._lasting())
+            self._replace(self._lasting())
             if not isinstance(error, StoreError) and self._throttle.left_out(None, monotonic()) is not None:
                 logger.exception("changed limits cannot be read")
         finally:
@@ -303,7 +303,7 @@ class Overrides:
         shared, name = self._shared, override.name
         if shared is None:
             others = {other: one for other, one in self.known.items() if other != name}
-            self._take({**others, name: override} if kept_us else others)
+            self._replace({**others, name: override} if kept_us else others)
             return
         row = StatsRow(ROLLUP, 0, json.dumps(asdict(override)).encode(), kept_us)
         worker = blake2b(name.encode(), digest_size=8).digest()
@@ -336,34 +336,34 @@ class Overrides:
                 f"limit {name!r}: no rule has a limit of this name, as response headers show it{closest(name, free)}"
             )
 
-    def _take(self, found: Mapping[str, Override]) -> None:
+    def _replace(self, found: Mapping[str, Override]) -> None:
         """Replace the overrides in effect, and report those that are new or gone."""
         with self._lock:
             before, self.known = self.known, found
             changed = [name for name in {**before, **found} if before.get(name) != found.get(name)]
             if not changed:
                 return
-            taken_before, limits = self._taken, self._named()
-            taken = self._spread(limits)
+            in_effect_before, limits = self._in_effect, self._named()
+            in_effect = self._spread(limits)
         self._engine.queues.reset()
         for name in changed if limits else ():
-            self._tell(limits, before.get(name), found.get(name), taken_before, taken)
+            self._report(limits, before.get(name), found.get(name), in_effect_before, in_effect)
 
     def _spread(self, limits: Mapping[str, Sequence[NamedLimit]], *more: Changing) -> Mapping[str, Override]:
         """Apply the known overrides that the limits in code allow to all callers, and to `more`; return them."""
-        taken = {name: one for name, one in self.known.items() if _obstacle(limits.get(name, ()), one) is None}
-        self._taken = taken
+        in_effect = {name: one for name, one in self.known.items() if _obstacle(limits.get(name, ()), one) is None}
+        self._in_effect = in_effect
         for caller in self._callers(*self._engine.callers.replaced, *more):
-            caller.override(taken)
-        return taken
+            caller.override(in_effect)
+        return in_effect
 
-    def _tell(
+    def _report(
         self,
         limits: Mapping[str, Sequence[NamedLimit]],
         gone: Override | None,
         new: Override | None,
-        taken_before: Mapping[str, Override],
-        taken: Mapping[str, Override],
+        in_effect_before: Mapping[str, Override],
+        in_effect: Mapping[str, Override],
     ) -> None:
         """Report a changed override of one limit: by an event, or by a warning if it does not apply."""
         latest = new or gone
@@ -375,7 +375,7 @@ class Overrides:
         elif new is not None and (obstacle := _obstacle(own, new)) is not None:
             logger.warning("an override was not applied: %s", obstacle)
         elif own:
-            was, amount = own[0].amount_under(taken_before), own[0].amount_under(taken)
+            was, amount = own[0].amount_under(in_effect_before), own[0].amount_under(in_effect)
             kind, how = "limit_restored", "again"
             if new is not None:
                 kind, how = "limit_overridden", f"until {new.until:%Y-%m-%dT%H:%M:%SZ}"
