@@ -136,14 +136,15 @@ class Queues:
     def _hold(self, decision: Decision) -> Decision:
         if not decision.allowed or all(asked.tenant is None for asked, _, _ in decision.checks):
             return decision
-        names = []
+        granted = {}
+        for reservation in decision.reservations:  # after an outage two for each permit, a local and a shared one
+            asked, key, _ = reservation.check
+            if asked.tenant is not None and any(reservation.units):
+                granted[asked.rule, key] = asked.tenant
         with self._lock:
-            for reservation in decision.reservations:
-                asked, key, _ = reservation.check
-                if asked.tenant is not None and any(reservation.units):
-                    self._held.setdefault((asked.rule, key), Counter())[asked.tenant] += 1
-                    names.append((asked.rule, key))
-        for name in names if self.by_name else ():
+            for name, tenant in granted.items():
+                self._held.setdefault(name, Counter())[tenant] += 1
+        for name in granted if self.by_name else ():
             self._wake(name)  # another request may be first now, and only the first queries the store
         return decision
 
@@ -164,10 +165,12 @@ class Queues:
 
     def freed(self, checks: Sequence[Check]) -> None:
         """Wake the first waiter of each check, because its units or permits were refunded."""
-        for asked, key, _ in checks if self.by_name or self._held else ():
-            if asked.tenant is not None:
-                self._let_go((asked.rule, key), asked.tenant)
-            self._wake((asked.rule, key))
+        if not self.by_name and not self._held:
+            return
+        for name, tenant in {(asked.rule, key): asked.tenant for asked, key, _ in checks}.items():
+            if tenant is not None:
+                self._let_go(name, tenant)
+            self._wake(name)
 
     def reset(self, key: str | None = None) -> None:
         """Wake the first waiter of each queue of a key, or of all: windows were reset, or amounts changed."""
