@@ -145,7 +145,7 @@ class Engine:
             answer = self._backend.refund(reservations)
             return answer if isinstance(answer, bool) else await answer
         finally:
-            self.queues.freed([reservation.check for reservation in reservations])
+            self.queues.freed(reservations)
 
     async def command(self, ask: Callable[[], T | Awaitable[T]], deadline_s: float = COMMAND_DEADLINE_S) -> T:
         """Return the store's answer to a command of an operator, which has a longer deadline than a request.

@@ -35,6 +35,7 @@ from ..core.bans.ban import BanSubject
 from ..core.decision import Check, Decision, LimitSet, Reason
 from ..core.limits import AnyLimit
 from ..core.quotas import Quota
+from ..core.reservation import Reservation
 from ..core.ring import NEVER, OPEN
 from ..stores.forks import begin_anew_in_child, hold_over_fork
 from .aio import on_asyncio, to_the_end
@@ -136,11 +137,7 @@ class Queues:
     def _hold(self, decision: Decision) -> Decision:
         if not decision.allowed or all(asked.tenant is None for asked, _, _ in decision.checks):
             return decision
-        granted = {}
-        for reservation in decision.reservations:  # after an outage two for each permit, a local and a shared one
-            asked, key, _ = reservation.check
-            if asked.tenant is not None and any(reservation.units):
-                granted[asked.rule, key] = asked.tenant
+        granted = {name: tenant for name, tenant in _tenants(decision.reservations).items() if tenant is not None}
         with self._lock:
             for name, tenant in granted.items():
                 self._held.setdefault(name, Counter())[tenant] += 1
@@ -163,11 +160,11 @@ class Queues:
         self.by_name.clear()
         self._held.clear()
 
-    def freed(self, checks: Sequence[Check]) -> None:
-        """Wake the first waiter of each check, because its units or permits were refunded."""
+    def freed(self, reservations: Sequence[Reservation]) -> None:
+        """Wake the first waiter of each rule and key whose units or permits were refunded."""
         if not self.by_name and not self._held:
             return
-        for name, tenant in {(asked.rule, key): asked.tenant for asked, key, _ in checks}.items():
+        for name, tenant in _tenants(reservations).items():
             if tenant is not None:
                 self._let_go(name, tenant)
             self._wake(name)
@@ -244,6 +241,12 @@ class Queues:
             The final decision of the store; an admission after a wait has the reason `WAITED`.
         """
         return await Waiter(self, self._engine, refused, subjects, begins).wait()
+
+
+def _tenants(reservations: Sequence[Reservation]) -> dict[Name, str | None]:
+    """Return the rules and keys that were charged, with the tenant of each; after an outage two stores charge each."""
+    charged = [reservation.check for reservation in reservations if any(reservation.units)]
+    return {(asked.rule, key): asked.tenant for asked, key, _ in charged}
 
 
 class Waiter:
