@@ -221,7 +221,7 @@ class Failover:
 
     async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Return what `hit` would return now."""
-        decision = await self.ask(lambda: self._store.peek(checks, subjects), None, checks)
+        decision = await self._ask(lambda: self._store.peek(checks, subjects), None, checks)
         if decision is None:
             return self.fallback("peek", checks, subjects)
         local = self.local
@@ -232,7 +232,7 @@ class Failover:
 
     async def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost, whatever the limits."""
-        decision = await self.ask(lambda: self._store.charge(checks), None, checks)
+        decision = await self._ask(lambda: self._store.charge(checks), None, checks)
         return self.fallback("charge", checks) if decision is None else decision
 
     async def refund(self, reservations: Sequence[Reservation]) -> bool:
@@ -245,7 +245,7 @@ class Failover:
         if shared:
             end_permits(shared)  # an open breaker may prevent the query
             checks = [reservation.check for reservation in shared]
-            changed |= await self.ask(lambda: self._store.refund(shared), False, checks)
+            changed |= await self._ask(lambda: self._store.refund(shared), False, checks)
         return changed
 
     async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
@@ -261,7 +261,7 @@ class Failover:
         if self._troubled and self._is_open(()):
             bans.strike_later(*struck)
         else:
-            ban = await self._put(lambda: bans.strike(*struck), _UNANSWERED)
+            ban = await self._query(lambda: bans.strike(*struck), _UNANSWERED)
         if ban is not _UNANSWERED:
             return ban
         if self.on_error == "deny":
@@ -275,11 +275,11 @@ class Failover:
 
     async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return a ban that refuses one of `subjects`; during an outage, only local bans are known."""
-        ban = await self.ask(lambda: self._store.bans.find(subjects), None)
+        ban = await self._ask(lambda: self._store.bans.find(subjects), None)
         local = self.local
         return ban if ban is not None or local is None else local.bans.find(subjects)
 
-    async def ask(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check] = ()) -> T:
+    async def _ask(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check] = ()) -> T:
         """Return the answer to a query, or `default` if none comes in time.
 
         Args:
@@ -289,10 +289,10 @@ class Failover:
         """
         if self._troubled and self._is_open(checks):
             return default
-        return await self._put(question, default, checks)
+        return await self._query(question, default, checks)
 
-    async def _put(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check] = ()) -> T:
-        """Do what `ask` does, even if a breaker is open."""
+    async def _query(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check] = ()) -> T:
+        """Do what `_ask` does, even if a breaker is open."""
         try:
             self._store.keep_deadline(self._deadline_s)
             answer = await within(question(), self._deadline_s)
