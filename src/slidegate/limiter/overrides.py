@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import anyio
 
@@ -82,6 +82,10 @@ class Override:
         return datetime.fromtimestamp((self.made_us + self.length_us) / 1_000_000, UTC)
 
 
+ByName: TypeAlias = Mapping[str, Override]
+"""Overrides by the name of their limit."""
+
+
 class NamedLimit(NamedTuple):
     """A limit as configured in code, with its name in response headers."""
 
@@ -116,7 +120,7 @@ class NamedLimit(NamedTuple):
             )
         return other.amount
 
-    def amount_under(self, overrides: Mapping[str, Override]) -> int:
+    def amount_under(self, overrides: ByName) -> int:
         """Return the amount in effect; the one in code if there is no applicable override."""
         override = overrides.get(self.name)
         if override is None:
@@ -127,6 +131,10 @@ class NamedLimit(NamedTuple):
             return self.limit.amount
 
 
+NamedLimits: TypeAlias = Mapping[str, Sequence[NamedLimit]]
+"""The limits of all callers by name."""
+
+
 @runtime_checkable
 class Changing(Protocol):
     """A caller of the limiter whose limits can be changed: a middleware."""
@@ -134,7 +142,7 @@ class Changing(Protocol):
     def named_limits(self) -> Iterable[NamedLimit]:
         """Return its limits as configured in code."""
 
-    def override(self, overrides: Mapping[str, Override]) -> None:
+    def override(self, overrides: ByName) -> None:
         """Apply these overrides, by limit name; other limits get their amount in code."""
 
     def begin_anew(self) -> None:
@@ -152,8 +160,8 @@ class Overrides:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.known: Mapping[str, Override] = {}
-        self._in_effect: Mapping[str, Override] = {}
+        self.known: ByName = {}
+        self._in_effect: ByName = {}
         self._engine = engine
         self._shared = engine.store.shared_stats
         self._ahead_us = 0
@@ -178,14 +186,7 @@ class Overrides:
 
         Its limits help to decide which overrides apply, so the other callers may gain or lose some, too.
         """
-        with self._lock:
-            in_effect_before, limits = self._in_effect, self._named() if self.known else {}
-            in_effect = self._spread(limits, caller)
-            changed = [one for name, one in self.known.items() if (name in in_effect_before) is not (name in in_effect)]
-        if changed:
-            self._engine.queues.reset()
-        for one in changed:
-            self._report(limits, None, one, in_effect_before, in_effect)
+        self._replace(None, caller)
 
     def forget(self) -> None:
         """Drop all overrides in this process. For tests."""
@@ -294,7 +295,7 @@ class Overrides:
             if self._shared is None and not self.known and self._loop is loop:
                 self._loop = None
 
-    def _lasting(self) -> Mapping[str, Override]:
+    def _lasting(self) -> ByName:
         """Return the known overrides that have not ended, according to the clock of this process."""
         now_us = self._engine.now_us() + self._ahead_us
         return {name: one for name, one in self.known.items() if one.until_us > now_us}
@@ -336,34 +337,32 @@ class Overrides:
                 f"limit {name!r}: no rule has a limit of this name, as response headers show it{closest(name, free)}"
             )
 
-    def _replace(self, found: Mapping[str, Override]) -> None:
-        """Replace the overrides in effect, and report those that are new or gone."""
-        with self._lock:
-            before, self.known = self.known, found
-            changed = [name for name in {**before, **found} if before.get(name) != found.get(name)]
-            if not changed:
-                return
-            in_effect_before, limits = self._in_effect, self._named()
-            in_effect = self._spread(limits)
-        self._engine.queues.reset()
-        for name in changed if limits else ():
-            self._report(limits, before.get(name), found.get(name), in_effect_before, in_effect)
+    def _replace(self, found: ByName | None, *joined: Changing) -> None:
+        """Replace the overrides in this process, apply those that the limits in code allow, and report changes.
 
-    def _spread(self, limits: Mapping[str, Sequence[NamedLimit]], *more: Changing) -> Mapping[str, Override]:
-        """Apply the known overrides that the limits in code allow to all callers, and to `more`; return them."""
-        in_effect = {name: one for name, one in self.known.items() if _obstacle(limits.get(name, ()), one) is None}
-        self._in_effect = in_effect
-        for caller in self._callers(*self._engine.callers.replaced, *more):
-            caller.override(in_effect)
-        return in_effect
+        Args:
+            found: The overrides; None to keep them.
+            joined: Callers that have none yet.
+        """
+        with self._lock:
+            known, before = self.known, self._in_effect
+            self.known = found = known if found is None else found
+            if found == known and not joined:
+                return
+            limits = self._named() if found or known else {}
+            after = {name: one for name, one in found.items() if _obstacle(limits.get(name, ()), one) is None}
+            self._in_effect = after
+            for caller in self._callers(*self._engine.callers.replaced, *joined):
+                caller.override(after)
+        names = [name for name in {**known, **found} if known.get(name) != found.get(name)]
+        names += [name for name in found if name not in names and (name in before) is not (name in after)]
+        if names:
+            self._engine.queues.reset()
+        for name in names if limits else ():
+            self._report(limits, known.get(name), found.get(name), before, after)
 
     def _report(
-        self,
-        limits: Mapping[str, Sequence[NamedLimit]],
-        gone: Override | None,
-        new: Override | None,
-        in_effect_before: Mapping[str, Override],
-        in_effect: Mapping[str, Override],
+        self, limits: NamedLimits, gone: Override | None, new: Override | None, before: ByName, after: ByName
     ) -> None:
         """Report a changed override of one limit: by an event, or by a warning if it does not apply."""
         latest = new or gone
@@ -375,7 +374,7 @@ class Overrides:
         elif new is not None and (obstacle := _obstacle(own, new)) is not None:
             logger.warning("an override was not applied: %s", obstacle)
         elif own:
-            was, amount = own[0].amount_under(in_effect_before), own[0].amount_under(in_effect)
+            was, amount = own[0].amount_under(before), own[0].amount_under(after)
             kind, how = "limit_restored", "again"
             if new is not None:
                 kind, how = "limit_overridden", f"until {new.until:%Y-%m-%dT%H:%M:%SZ}"
