@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from slidegate import ConfigurationError, Limiter, MemoryStore
 from slidegate.events import Event, Observer, Outcome, Subscription
 from slidegate.limiter import observers as module
-from slidegate.limiter.observers import FAILURE_EVERY_S, KINDS, LOGGED_WHERE_MADE
+from slidegate.limiter.observers import FAILURE_EVERY_S, KINDS, LOGGED_WHERE_MADE, ThreadedSubscription
 from slidegate.stores.lmdb.store import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -45,7 +45,8 @@ def emit(limiter: Limiter, count: int, first: int = 0) -> None:
 
 
 def flushed(subscription: Subscription) -> None:
-    assert subscription.queue.flush(BOUND_S)
+    assert isinstance(subscription, ThreadedSubscription)
+    assert subscription.flush(BOUND_S)
 
 
 class Slow:
@@ -66,7 +67,7 @@ class Slow:
 def held_up(limiter: Limiter, most: int = module.MAX_QUEUED) -> Iterator[tuple[Slow, Subscription]]:
     slow = Slow()
     subscription = limiter.observe(slow, thread=True)
-    subscription.queue.max_queued = most
+    subscription.max_queued = most
     limiter.engine.emit(Event("store_reset", "hold"))
     assert slow.begun.wait(BOUND_S)
     try:
@@ -194,7 +195,7 @@ def test_every_event_is_delivered_or_counted_as_dropped_and_reported(bursts: lis
     heard: list[Event] = []
     limiter = Limiter()
     subscription = limiter.observe(heard.append, thread=True)
-    subscription.queue.max_queued = most
+    subscription.max_queued = most
     total = 0
     for burst in bursts:
         emit(limiter, burst, first=total)
@@ -211,7 +212,7 @@ def test_threads_that_emit_at_once_lose_and_repeat_nothing_and_one_other_thread_
     threads = set[int]()
     limiter = Limiter()
     subscription = limiter.observe(lambda told: (heard.append(told), threads.add(threading.get_ident())), thread=True)
-    subscription.queue.max_queued = 10**6
+    subscription.max_queued = 10**6
     at_once(lambda number: emit(limiter, 500, 1_000 * number), threads=6)
     flushed(subscription)
     told = [int(str(number)) for number in numbers(heard)]
@@ -272,9 +273,9 @@ async def test_an_observer_may_call_the_limiter() -> None:
 def test_an_observer_that_waits_for_its_own_queue_does_not_wait() -> None:
     answers: list[bool] = []
     limiter = Limiter()
-    queue: Any = limiter.observe(lambda told: answers.append(queue.flush(BOUND_S)), thread=True).queue
+    own: Any = limiter.observe(lambda told: answers.append(own.flush(BOUND_S)), thread=True)
     emit(limiter, 1)
-    assert queue.flush(BOUND_S)
+    assert own.flush(BOUND_S)
     assert answers == [False]
 
 
@@ -418,7 +419,7 @@ def test_events_wait_where_no_thread_can_be_started(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", fails)
         emit(limiter, 2)
-        assert not subscription.queue.flush(0.01)
+        assert not subscription.flush(0.01)
     assert "can't start new thread" in caplog.text
     emit(limiter, 1, first=2)
     flushed(subscription)
@@ -443,7 +444,7 @@ def hear(event):
     if event.kind == "banned" and event.message != "more":
         os.write(1, f"{event.message}\\n".encode())
 limiter, go = Limiter(), threading.Event()
-queues = [limiter.observe(hear, thread=True).queue]
+queues = [limiter.observe(hear, thread=True)]
 def emit(text):
     limiter.engine.emit(Event("banned", text))
 def fork():
@@ -473,7 +474,7 @@ def hold(event):
     begun.set()
     go.wait(60)
     hear(event)
-queues.append(limiter.observe(hold, thread=True).queue)
+queues.append(limiter.observe(hold, thread=True))
 emit("of the parent")
 begun.wait(60)
 fork()

@@ -28,13 +28,14 @@ from slidegate import (
     header,
     user,
 )
-from slidegate.core import Concurrency, LimitSet
+from slidegate.core import Concurrency, LimitSet, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
+from slidegate.testing import FakeClock
 
 from ..asgi import Answer, call
 from ..redis_servers import RedisServer
-from ..remote_stores import RemoteStore
+from ..remote_stores import RemoteStore, SickStore
 
 TENANT = header("X-Tenant")
 
@@ -223,6 +224,22 @@ async def test_a_permit_for_a_waiter_that_is_cancelled_in_that_instant_goes_to_t
         assert await model.end_all() == [200, 200]
         queues = model.limiter.engine.queues
         assert (queues.by_name, queues._held, queues.waiting) == ({}, {}, 0)
+
+
+async def test_a_permit_that_is_held_here_and_in_the_store_after_an_outage_counts_once() -> None:
+    store = SickStore(FakeClock(), inline=True)
+    model = Model(3, limiter=Limiter(store, deadline="60s"))
+    store.error = StoreUnavailable("gone")
+    await model.ask("small")
+    store.error = None
+    await model.ask("big", "other")
+    await model.ask("big")
+    await model.ask("small")
+    assert await model.end(2) == "other"
+    assert model.held == {"small": 1, "big": 2}, "both tenants held one permit, and the first to come is the first"
+    assert await model.end_all() == [200] * 5
+    queues = model.limiter.engine.queues
+    assert (queues.by_name, queues._held) == ({}, {})
 
 
 async def test_nobody_waits_beyond_the_bound() -> None:

@@ -14,7 +14,7 @@ from ..core.arguments import signature_of
 from ..core.bans.ban import BanSubject
 from ..core.decision import Check, Decision, LimitSet
 from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
-from ..core.limits import MAX_NAME, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
+from ..core.limits import MAX_NAME, check_name, check_whole, parse_duration_us, parse_limits
 from .engine import Engine
 from .inspect import BucketCaller
 from .keys import Limits
@@ -23,9 +23,6 @@ from .waiting import may_wait
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_KNOWN: Final = "__slidegate_bucket__"
-"""The attribute of a limited function that keeps its `BucketCaller` alive as long as the function."""
 
 LimitedKey: TypeAlias = str | Callable[..., str]
 """A key, or a function of a call's arguments that returns it."""
@@ -56,7 +53,8 @@ class Limited:
         self._without_loop = without_loop
         self._limits = parse_limits(limits)
         self._key = _checked_key(key)
-        self._cost = _checked_cost(cost, self._limits)
+        least = min(limit.amount for limit in self._limits)
+        self._cost = check_whole(cost, 0, least, "limited: cost", "for example 1")
         self._wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
         if self._wait_us:
             without_loop.expect_waits()
@@ -75,26 +73,23 @@ class Limited:
         _check_function(function)
         if callable(self._key):
             _check_reachable(self._key, function)
-        bucket = self._bucket(_name_of(function))
-        caller = BucketCaller(bucket)
-        self._engine.callers.add(caller)
+        caller = BucketCaller(self._bucket(_name_of(function)))
+        self._engine.callers.add(caller)  # a weak reference: it is known as long as the limited function exists
         if not _is_async(function):
 
             @wraps(function)
             def limited(*args: P.args, **options: P.kwargs) -> R:
-                self._take(bucket, self._key_of(args, options))
+                self._take(caller.bucket, self._key_of(args, options))
                 return function(*args, **options)
 
-            vars(limited)[_KNOWN] = caller
             return limited
         awaited = cast("Callable[P, Awaitable[Any]]", function)
 
         @wraps(function)
         async def limited_async(*args: P.args, **options: P.kwargs) -> Any:
-            await self._take_async(bucket, self._key_of(args, options))
+            await self._take_async(caller.bucket, self._key_of(args, options))
             return await awaited(*args, **options)
 
-        vars(limited_async)[_KNOWN] = caller
         return cast("Callable[P, R]", limited_async)
 
     async def __aenter__(self) -> Decision:
@@ -129,7 +124,7 @@ class Limited:
         return answer if isinstance(answer, Decision) else await answer
 
     def _unless_refused(self, decision: Decision) -> Decision:
-        self._engine.tell_outcome(decision)
+        self._engine.report_outcome(decision)
         if not decision.allowed:
             raise RateLimitExceeded(decision)
         return decision
@@ -181,12 +176,6 @@ def _check_reachable(key: Callable[..., object], function: Callable[..., object]
         f"limited: key: expected a function of {' and '.join(names) or 'nothing'}, for example "
         f"lambda {', '.join(names)}: ..., not {quoted(key)}, which takes {key_takes}"
     )
-
-
-def _checked_cost(cost: int, limits: Sequence[AnyLimit]) -> int:
-    least = min(limit.amount for limit in limits)
-    check_whole(cost, 0, least, "limited: cost", "for example 1")
-    return cost
 
 
 def _check_function(function: Callable[..., object]) -> None:

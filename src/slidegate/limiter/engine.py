@@ -12,11 +12,11 @@ So it uses `limiter.engine` directly. Nothing here is public: any release may ch
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from inspect import isawaitable
 from time import monotonic_ns, time_ns
-from typing import ClassVar, Final, Protocol, TypeVar
+from typing import ClassVar, Final, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from ..core.bans.ban import Ban, BanSubject
@@ -26,11 +26,12 @@ from ..core.errors import ConfigurationError, StoreUnavailable
 from ..core.reservation import Reservation
 from ..core.store import BanStore, Clock, Event, Store, closed
 from ..stores.memory.store import MemoryStore
+from ..stores.system_clock import system_us
 from .aio import COMMAND_DEADLINE_S, within
 from .failover import Failover, OnError, check_failure_policy
 from .inspect import Callers
 from .keys import Keys
-from .observers import ObserverHub, outcome_of_question
+from .observers import AnyObserver, ObserverHub, listed_observers, outcome_of_question
 from .operators import NetworkLookup
 from .overrides import Overrides
 from .waiting import Queues
@@ -39,11 +40,8 @@ T = TypeVar("T")
 _NS_PER_US: Final = 1_000
 
 
-class Decide(Protocol):
-    """A function that charges every check or none, as `Store.hit` does."""
-
-    def __call__(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
-        """Charge every check or none."""
+Decide: TypeAlias = Callable[[Sequence[Check], Sequence[BanSubject]], Decision | Awaitable[Decision]]
+"""A function that charges every check or none, as `Store.hit` does."""
 
 
 class Engine:
@@ -52,7 +50,7 @@ class Engine:
     Args:
         store: The store.
         secret: The user's key for digests; None for none.
-        observers: The observers of all events, the store's and the limiter's.
+        observers: The first observers of events, the store's and the limiter's, and of outcomes.
         deadline: How long the store may take to answer a request.
         on_error: What decides if the store takes longer.
         networks: The files that map addresses to operators, for bans of operators.
@@ -63,6 +61,7 @@ class Engine:
         per_process: Whether every process has separate counts.
         prepare: Returns checks in a form that the store answers faster; see `Store.prepare`.
         decide: Charges every check or none; not a coroutine, so a synchronous store's decision is returned directly.
+        unix_us: Returns Unix time in microseconds, by the system clock.
         observers: The observers.
         emit: Emits an event of the limiter or a middleware.
         now_us: Returns Unix time in microseconds, measured once and advanced by the monotonic clock, so that a step of
@@ -85,30 +84,32 @@ class Engine:
         self,
         store: Store,
         secret: str | bytes | None,
-        observers: ObserverHub,
+        observers: Iterable[AnyObserver],
         deadline: str | float | timedelta,
         on_error: OnError,
-        networks: Sequence[NetworkLookup] = (),
+        networks: Sequence[NetworkLookup],
     ) -> None:
         self.store = store
         self.networks = networks
         self.prepare = store.prepare
-        self.observers = observers
-        self.emit: Callable[[Event], None] = observers.emit
-        store.observe(self.emit)
         check_failure_policy(deadline, on_error)
-        self.per_process = isinstance(store, MemoryStore)
+        memory = store if isinstance(store, MemoryStore) else None
+        self.per_process = memory is not None
+        self.unix_us: Clock = system_us if memory is None else memory.unix_us
+        self.observers = ObserverHub(self.unix_us)
+        for observer in listed_observers(observers):
+            self.observers.subscribe(observer)
+        self.emit: Callable[[Event], None] = self.observers.emit
+        store.observe(self.emit)
         self.callers = Callers()
-        # A memory store never waits or fails, so it needs no failover.
-        self.failover = (
-            None
-            if self.per_process
-            else Failover(store, deadline, on_error, self.emit, buckets=self.callers.all_buckets)
-        )
-        self._backend: Store | Failover = store if self.failover is None else self.failover
+        self.failover: Failover | None = None
+        if memory is None:  # a memory store never waits or fails
+            self.failover = Failover(store, deadline, on_error, self.emit, buckets=self.callers.all_buckets)
+        self._backend: Store | Failover = self.failover or store
+        self._bans: BanStore | Failover = self.failover or store.bans
         self.keys = Keys(secret)
-        ahead_us = (time_ns() - monotonic_ns()) // _NS_PER_US
-        self.now_us: Clock = self.clock or (lambda: monotonic_ns() // _NS_PER_US + ahead_us)
+        clock = None if memory is None else memory.clock
+        self.now_us: Clock = clock or _steady_clock()
         self.queues = Queues(self)
         self.ending: list[Callable[[], Awaitable[None]]] = []
         self.forgetting: list[Callable[[], object]] = []
@@ -118,15 +119,6 @@ class Engine:
         self._closed = False
         self.rebuild()
         _every.add(self)
-
-    @property
-    def clock(self) -> Clock | None:
-        """The clock given to a store of this process; None for the store's own."""
-        return self.store.clock if isinstance(self.store, MemoryStore) else None
-
-    @property
-    def _bans(self) -> BanStore | Failover:
-        return self.store.bans if self.failover is None else self.failover
 
     def unique_id(self, rule: str) -> str:
         """Return a unique rule identity: `rule` for the first caller, ``rule#2`` for the next."""
@@ -153,7 +145,7 @@ class Engine:
             answer = self._backend.refund(reservations)
             return answer if isinstance(answer, bool) else await answer
         finally:
-            self.queues.freed([reservation.check for reservation in reservations])
+            self.queues.freed(reservations)
 
     async def command(self, ask: Callable[[], T | Awaitable[T]], deadline_s: float = COMMAND_DEADLINE_S) -> T:
         """Return the store's answer to a command of an operator, which has a longer deadline than a request.
@@ -235,7 +227,7 @@ class Engine:
         if self.counting and self._closed:
             self.decide = self._raise_closed
 
-    def tell_outcome(self, decision: Decision) -> None:
+    def report_outcome(self, decision: Decision) -> None:
         """Pass the outcome of a question without HTTP to the observers of requests, if there are any."""
         if self.observers.requests:
             self.observers.request(outcome_of_question(decision, self.now_us()))
@@ -247,7 +239,7 @@ class Engine:
     def _closed_error(self) -> StoreUnavailable:
         return closed(f"the limiter on {self.store!r}")
 
-    def _raise_closed(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
+    def _raise_closed(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
         raise self._closed_error()
 
 
@@ -259,5 +251,11 @@ def all_engines() -> list[Engine]:
     return list(_every)
 
 
-def _let_pass(checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
+def _steady_clock() -> Clock:
+    """Return a clock of Unix time that follows no step of the system clock."""
+    ahead_us = (time_ns() - monotonic_ns()) // _NS_PER_US
+    return lambda: monotonic_ns() // _NS_PER_US + ahead_us
+
+
+def _let_pass(checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
     return Decision(True, Reason.EXEMPT)

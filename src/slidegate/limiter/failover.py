@@ -58,9 +58,9 @@ FORGET_US: Final = 60_000_000
 WHOLE: Final = None
 """The value of `Store.part_of` that means the whole store."""
 MIN_RETRY_US: Final = 1_000_000
-SAY_EVERY_US: Final = 60_000_000
+REPORT_EVERY_US: Final = 60_000_000
 """How often the same cause is reported during a long outage."""
-LINE_EVERY_US: Final = 1_000_000
+LOG_EVERY_US: Final = 1_000_000
 """The least time between two log lines, so that a store that keeps failing and recovering does not flood the log."""
 MAX_NAMED: Final = 9
 """The most rules with their own `on_error` that a message names."""
@@ -92,21 +92,18 @@ class Breaker:
     def __init__(self) -> None:
         self.failures = self.failed_us = self.open_until_us = 0
         self.logged = False
-        self._causes = Throttle(SAY_EVERY_US)
+        self._causes = Throttle(REPORT_EVERY_US)
         self._quiet_until_us = 0
 
-    def fail(self, now_us: int) -> None:
-        """Record a failure."""
+    def fail(self, cause: str, now_us: int) -> bool:
+        """Record a failure; return whether to report it: the first one, and each cause once in `REPORT_EVERY_US`."""
         self.failures += 1
         self.failed_us = now_us
         if self.failures >= FAILURES_TO_OPEN:
             self.open_until_us = now_us + OPEN_US
-
-    def is_news(self, cause: str, now_us: int) -> bool:
-        """Return whether to report a failure: the first one, and each cause once in `SAY_EVERY_US`."""
         if now_us < self._quiet_until_us or self._causes.left_out(cause, now_us) is None:
             return False
-        self._quiet_until_us = now_us + LINE_EVERY_US
+        self._quiet_until_us = now_us + LOG_EVERY_US
         return True
 
 
@@ -148,7 +145,7 @@ class Failover:
         self._clock = clock
         self._troubled: dict[Hashable, Breaker] = {}
         self._local = LocalStore(emit, lambda: self._clock())
-        self._throttle = Throttle(SAY_EVERY_US)
+        self._throttle = Throttle(REPORT_EVERY_US)
         self._quiet_until_us = 0
         self._left_out = 0
         self.failures = 0
@@ -224,7 +221,7 @@ class Failover:
 
     async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Return what `hit` would return now."""
-        decision = await self.ask(lambda: self._store.peek(checks, subjects), None, checks)
+        decision = await self._ask(lambda: self._store.peek(checks, subjects), None, checks)
         if decision is None:
             return self.fallback("peek", checks, subjects)
         local = self.local
@@ -235,7 +232,7 @@ class Failover:
 
     async def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost, whatever the limits."""
-        decision = await self.ask(lambda: self._store.charge(checks), None, checks)
+        decision = await self._ask(lambda: self._store.charge(checks), None, checks)
         return self.fallback("charge", checks) if decision is None else decision
 
     async def refund(self, reservations: Sequence[Reservation]) -> bool:
@@ -248,7 +245,7 @@ class Failover:
         if shared:
             end_permits(shared)  # an open breaker may prevent the query
             checks = [reservation.check for reservation in shared]
-            changed |= await self.ask(lambda: self._store.refund(shared), False, checks)
+            changed |= await self._ask(lambda: self._store.refund(shared), False, checks)
         return changed
 
     async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
@@ -260,26 +257,29 @@ class Failover:
             StoreUnavailable: The store did not answer, and `on_error` is ``"deny"``.
         """
         bans, struck = self._store.bans, (policy, key, weight, reason)
+        ban: Ban | None = _UNANSWERED
         if self._troubled and self._is_open(()):
             bans.strike_later(*struck)
         else:
-            ban: Ban | None = await self._put(lambda: bans.strike(*struck), _UNANSWERED)
-            if ban is not _UNANSWERED:
-                return ban
+            ban = await self._query(lambda: bans.strike(*struck), _UNANSWERED)
+        if ban is not _UNANSWERED:
+            return ban
         if self.on_error == "deny":
             raise StoreUnavailable("the store did not answer a strike, so it is unknown whether it bans")
         if self.on_error == "allow":
             return None
-        _, made = self._local.ask(lambda store: store.bans.strike(*struck), policy.after.window_us)
-        return self._local.keep_ban(made)
+        _, ban = self._local.ask(lambda store: store.bans.strike(*struck), policy.after.window_us)
+        if ban is not None and ban.ends_us is not None:
+            self._local.keep(ban.ends_us)
+        return ban
 
     async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return a ban that refuses one of `subjects`; during an outage, only local bans are known."""
-        ban = await self.ask(lambda: self._store.bans.find(subjects), None)
+        ban = await self._ask(lambda: self._store.bans.find(subjects), None)
         local = self.local
         return ban if ban is not None or local is None else local.bans.find(subjects)
 
-    async def ask(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check] = ()) -> T:
+    async def _ask(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check] = ()) -> T:
         """Return the answer to a query, or `default` if none comes in time.
 
         Args:
@@ -289,10 +289,10 @@ class Failover:
         """
         if self._troubled and self._is_open(checks):
             return default
-        return await self._put(question, default, checks)
+        return await self._query(question, default, checks)
 
-    async def _put(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check] = ()) -> T:
-        """Do what `ask` does, even if a breaker is open."""
+    async def _query(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check] = ()) -> T:
+        """Do what `_ask` does, even if a breaker is open."""
         try:
             self._store.keep_deadline(self._deadline_s)
             answer = await within(question(), self._deadline_s)
@@ -362,8 +362,8 @@ class Failover:
 
     def _breakers(self, checks: Sequence[Check]) -> list[Breaker]:
         """Return the breakers that a query depends on: that of its part, and that of the whole store."""
-        breakers = [self._troubled.get(part) for part in {self._store.part_of(checks), WHOLE}]
-        return [breaker for breaker in breakers if breaker is not None]
+        parts = {self._store.part_of(checks), WHOLE}
+        return [breaker for part in parts if (breaker := self._troubled.get(part)) is not None]
 
     def _is_open(self, checks: Sequence[Check]) -> bool:
         """Return whether a breaker prevents a query. The first query after the pause is allowed: it is the probe."""
@@ -389,16 +389,15 @@ class Failover:
             # The server answered, so this does not count as its failure.
             self._probe_again(checks)
             if self._throttle.left_out(error.concerns, now_us) is not None:
-                self._tell_failed(f" for a {error.concerns}", shown, now_us, checks)
+                self._report_failure(f" for a {error.concerns}", shown, now_us, checks)
             return
         part = self._store.part_of(checks)
         breaker = self._troubled.setdefault(part, Breaker())
-        breaker.fail(now_us)
-        is_news = breaker.is_news(shown, now_us)
+        is_news = breaker.fail(shown, now_us)
         if is_news or not breaker.logged:
-            breaker.logged |= self._tell_failed(_at(part), shown, now_us, checks, is_news=is_news)
+            breaker.logged |= self._report_failure(_at(part), shown, now_us, checks, is_news=is_news)
 
-    def _tell_failed(
+    def _report_failure(
         self, where: str, error: str, now_us: int, checks: Sequence[Check], *, is_news: bool = True
     ) -> bool:
         """Emit a failure if it is news, and log it if the last line is a second old; return whether it was logged.
@@ -416,7 +415,7 @@ class Failover:
             return False
         others = self._left_out - (not is_news)
         more = f" ({others} more were not logged)" if others > 0 else ""
-        self._left_out, self._quiet_until_us = 0, now_us + LINE_EVERY_US
+        self._left_out, self._quiet_until_us = 0, now_us + LOG_EVERY_US
         logger.error("store_failed: %s%s", message, more)
         return True
 
@@ -436,7 +435,7 @@ class Failover:
                 message = f"the store answers again{_at(part)}, after {gone.failures} failed requests"
                 self._emit(Event("store_recovered", message, {"failures": gone.failures}))
                 if gone.logged:
-                    self._quiet_until_us = now_us + LINE_EVERY_US
+                    self._quiet_until_us = now_us + LOG_EVERY_US
                     logger.warning("store_recovered: %s", message)
 
 
@@ -480,12 +479,6 @@ class LocalStore:
                 store.observe(self._emit)
                 self.made = store
             return self.made
-
-    def keep_ban(self, ban: Ban | None) -> Ban | None:
-        """Keep the store until a ban that it made has ended; return the ban."""
-        if ban is not None and ban.ends_us is not None:
-            self.keep(ban.ends_us)
-        return ban
 
     def needed(self, away: bool) -> MemoryStore | None:
         """Return the store; None if the shared store answers and everything counted here has expired."""

@@ -36,11 +36,11 @@ class BucketCaller:
     """A caller with a single bucket. Its owner must keep a reference, because `Callers` keeps a weak one."""
 
     def __init__(self, bucket: LimitSet) -> None:
-        self._bucket = bucket
+        self.bucket = bucket
 
     def buckets(self) -> tuple[LimitSet]:
         """See `Caller.buckets`."""
-        return (self._bucket,)
+        return (self.bucket,)
 
 
 class Plans:
@@ -129,7 +129,7 @@ class KeyView(NamedTuple):
     """The number of rules that were not inspected: 0 unless there are more than 4,096."""
 
 
-async def look_at(engine: Engine, key: str, buckets: Sequence[LimitSet]) -> KeyView:
+async def inspect_key(engine: Engine, key: str, buckets: Sequence[LimitSet]) -> KeyView:
     """Return the windows of a key.
 
     Args:
@@ -142,16 +142,14 @@ async def look_at(engine: Engine, key: str, buckets: Sequence[LimitSet]) -> KeyV
     """
     looked_at = buckets[:MAX_BUCKETS]
     views: list[WindowView] = []
-    at = 0
-    while True:
-        part = looked_at[at : at + TOGETHER]
+    for first in range(0, max(len(looked_at), 1), TOGETHER):  # without buckets, only the time is queried
+        if first:
+            await let_others_run()
+        part = looked_at[first : first + TOGETHER]
         now_us, windows = await engine.command(partial(engine.store.inspect, key, part))
         places = [(bucket, place) for bucket in part for place in range(len(bucket.limits))]
         for (bucket, place), window in zip(places, windows, strict=True):
             limit = bucket.limits[place]
             view = view_of(bucket.rule, bucket.label, bucket.names[place], limit, window, now_us)
             views.append(view._replace(fallback=bucket.fallback))
-        at += TOGETHER
-        if at >= len(looked_at):
-            return KeyView(key, now_us, time_ns() // 1_000, tuple(views), len(buckets) - len(looked_at))
-        await let_others_run()
+    return KeyView(key, now_us, time_ns() // 1_000, tuple(views), len(buckets) - len(looked_at))

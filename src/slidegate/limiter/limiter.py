@@ -27,14 +27,13 @@ from ..core.limits import (
 from ..core.memo import remember
 from ..core.store import BanStore, Store
 from ..stores.memory.store import MemoryStore
-from ..stores.system_clock import system_us
 from .aio import COMMAND_DEADLINE_S, in_turns
 from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
-from .inspect import KeyView, look_at
+from .inspect import KeyView, inspect_key
 from .keys import AnyKey, KeyOf, Limits, Question
-from .observers import AnyObserver, ObserverHub, Subscription, listed_observers
+from .observers import AnyObserver, Subscription
 from .operators import NetworkKey, check_ban, files_of, operator_of
 from .overrides import Override
 from .sync import DEFAULT_RULE, SyncLimiter, WithoutLoop
@@ -130,10 +129,7 @@ class Limiter:
             )
         self.store: Store = store if store is not None else MemoryStore()
         """The store that keeps the counts."""
-        hub = ObserverHub(self.store.unix_us if isinstance(self.store, MemoryStore) else system_us)
-        for observer in listed_observers(observers):
-            hub.subscribe(observer)
-        self.engine = Engine(self.store, secret, hub, deadline, on_error, files_of(networks))
+        self.engine = Engine(self.store, secret, observers, deadline, on_error, files_of(networks))
         """The interface for the middlewares of this package. Not public: any release may change it."""
         self.digest = self.engine.keys.digest
         """Returns a key of at most 64 bytes for a kind and a value that must not be readable: ``kind#1f3a…``. Limiters
@@ -209,7 +205,7 @@ class Limiter:
         checks, subjects = self._question(key, limits, rule, cost)
         answer = self.engine.decide(checks, subjects)
         decision = answer if isinstance(answer, Decision) else await answer
-        self.engine.tell_outcome(decision)
+        self.engine.report_outcome(decision)
         return decision
 
     async def hit_all(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
@@ -227,7 +223,7 @@ class Limiter:
         """
         answer = self.engine.decide(_checked(checks), subjects)
         decision = answer if isinstance(answer, Decision) else await answer
-        self.engine.tell_outcome(decision)
+        self.engine.report_outcome(decision)
         return decision
 
     async def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
@@ -318,7 +314,7 @@ class Limiter:
             )
         else:
             buckets = [LimitSet(check_name(rule, "rule"), parse_limits(limits)) for rule, limits in rules.items()]
-        return await look_at(self.engine, spelled, buckets)
+        return await inspect_key(self.engine, spelled, buckets)
 
     async def override(
         self, name: str, limit: str, *, duration: str | float | timedelta, reason: str = "", by: str = "manual"

@@ -1,7 +1,7 @@
 """Observers of a limiter: they receive its events, and the outcome of each request.
 
 An observer is called in the thread of the event, after the answer was sent and all locks and transactions have ended. A
-slow one can have its own thread, with an `EventQueue`. Every limiter also has an `EventLog`, which writes the log.
+slow one can have its own thread: a `ThreadedSubscription`. Every limiter also has an `EventLog`, which writes the log.
 """
 
 from __future__ import annotations
@@ -103,9 +103,7 @@ def outcome_of_question(decision: Decision, now_us: int) -> Outcome:
     """Return the outcome of a call of the limiter without HTTP, made at `now_us`."""
     ended: Ended = "success" if decision.allowed else "refused"
     waited_us = 0 if decision.reason is Reason.WAITED else None
-    rules = (
-        refusing_rules(decision) if not decision.allowed else tuple([asked.label for asked, _, _ in decision.checks])
-    )
+    rules = tuple([asked.label for asked, _, _ in decision.checks]) if decision.allowed else refusing_rules(decision)
     return Outcome(decision.allowed, decision.reason, rules, (), None, 0, ended, now_us, 0, waited_us, (decision,))
 
 
@@ -145,53 +143,35 @@ class Subscription:
         kinds: The kinds of events that it receives; None for all.
         event: Its method for events; None if it has none.
         request: Its method for outcomes; None if it has none.
+        dropped: The number of events and outcomes that were dropped because the observer was too slow.
 
     Raises:
         ConfigurationError: The observer has neither method, one of them is a coroutine function, or a kind is unknown.
     """
 
-    def __init__(
-        self,
-        observer: AnyObserver,
-        kinds: Iterable[str] | None,
-        thread: bool,
-        leave: Callable[[Subscription], None],
-        report: Callable[[Subscription, int], None],
-    ) -> None:
+    def __init__(self, observer: AnyObserver, kinds: Iterable[str] | None, hub: ObserverHub) -> None:
         self.observer: Final = observer
         self.event, self.request = _methods(observer)
         self.kinds: Final[Set[str] | None] = frozenset() if self.event is None else _known(kinds)
-        self.queue: Final = EventQueue(lambda dropped: report(self, dropped)) if thread else None
+        self.dropped = 0
+        self._hub = hub
         self._over = False
-        self._leave = leave
         self._throttle = Throttle(FAILURE_EVERY_S)
 
     def __repr__(self) -> str:
         return f"<Subscription {self.observer!r}>"
 
-    @property
-    def dropped(self) -> int:
-        """The number of events and outcomes that were dropped because the observer was too slow."""
-        return 0 if self.queue is None else self.queue.dropped
-
     def remove(self) -> None:
         """Stop calling the observer, even for queued events. A second call does nothing."""
         self._over = True
-        self._leave(self)
+        self._hub.leave(self)
 
     def wants(self, kind: str) -> bool:
         """Return whether the observer receives events of a kind."""
         return self.kinds is None or kind in self.kinds
 
-    def pass_on(self, method: Callable[[T], object], what: T) -> None:
-        """Call a method of the observer, in its thread if it has one."""
-        if self.queue is None:
-            self.call(method, what)
-        else:
-            self.queue.put(lambda: self.call(method, what))
-
     def call(self, method: Callable[[T], object], what: T) -> None:
-        """Call a method of the observer in this thread. Log its exceptions, in its own thread even SystemExit."""
+        """Call a method of the observer in this thread, and log its exceptions."""
         if self._over:
             return
         try:
@@ -200,13 +180,108 @@ class Subscription:
                 if iscoroutine(answer):
                     answer.close()
                 raise TypeError(f"it returned {type(answer).__name__!r}, never awaited; observers are not async")
+        except Exception as error:
+            self._log(error)
+
+    pass_on = call
+    """Calls a method of the observer, in the observer's own thread if it has one."""
+
+    def _log(self, error: BaseException) -> None:
+        left_out = self._throttle.left_out(None, monotonic())
+        if left_out is not None:
+            more = f", {left_out} times more since the last report" if left_out else ""
+            logger.error("observer %r failed%s", self.observer, more, exc_info=error)
+
+
+class ThreadedSubscription(Subscription):
+    """Calls a slow observer in its own thread, one event after another, in order.
+
+    * The thread starts with the first event, and ends after `IDLE_S` without one, so an unclosed limiter leaves none.
+    * If `MAX_QUEUED` events are queued, further ones are dropped, counted, and reported when there is room again.
+    * `fork` copies no threads: a child starts with an empty queue, and the parent handles the queued events.
+    * When the interpreter exits, the queued events are handled, for at most `END_S`.
+
+    Attributes:
+        max_queued: The capacity of the queue.
+    """
+
+    def __init__(self, observer: AnyObserver, kinds: Iterable[str] | None, hub: ObserverHub) -> None:
+        super().__init__(observer, kinds, hub)
+        self.max_queued = MAX_QUEUED
+        self.begin_anew()
+        begin_anew_in_child(self.begin_anew)
+        _threaded.add(self)
+
+    def begin_anew(self) -> None:
+        """Reset the queue and the thread, which belong to the parent process after `fork`."""
+        self.dropped = self._reported = 0
+        self._lock = Lock()
+        self._calls: Queue[tuple[Callable[[Any], object], Any]] = Queue()
+        self._thread: Thread | None = None
+        self._report_again_s = 0.0
+
+    def pass_on(self, method: Callable[[T], object], what: T) -> None:
+        """Queue a call for the thread, or count it as dropped."""
+        with self._lock:
+            if self._calls.qsize() >= self.max_queued:
+                self.dropped += 1
+            else:
+                self._calls.put((method, what))
+            if self._thread is None:
+                self._start()
+
+    def call(self, method: Callable[[T], object], what: T) -> None:
+        """Call a method in this thread, the observer's own, and log even SystemExit."""
+        try:
+            super().call(method, what)
         except BaseException as error:
-            if self.queue is None and not isinstance(error, Exception):
-                raise
-            left_out = self._throttle.left_out(None, monotonic())
-            if left_out is not None:
-                more = f", {left_out} times more since the last report" if left_out else ""
-                logger.error("observer %r failed%s", self.observer, more, exc_info=error)
+            self._log(error)
+
+    def flush(self, max_s: float) -> bool:
+        """Wait until all queued calls were made, for at most `max_s` seconds; return whether they were.
+
+        In the observer's own thread it does not wait, because that would be a deadlock.
+        """
+        calls = self._calls
+        waits = self._thread is not None and self._thread is not current_thread()
+        with calls.all_tasks_done:
+            return calls.all_tasks_done.wait_for(lambda: not calls.unfinished_tasks, max_s if waits else 0)
+
+    def _start(self) -> None:
+        self._thread = Thread(target=self._serve, name="slidegate-observer", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # out of threads, or the interpreter is exiting; the next event tries again
+            self._thread = None
+            logger.error("events stay queued, because no thread can be started for an observer: %s", error)
+
+    def _serve(self) -> None:
+        calls = self._calls
+        while self._calls is calls:  # it differs in a child, if the observer itself forks
+            try:
+                method, what = calls.get(timeout=IDLE_S)
+            except Empty:
+                with self._lock:
+                    if calls.empty():
+                        self._thread = None
+                        return
+                continue
+            self.call(method, what)
+            if self._calls is calls:
+                self._report_dropped(idle=calls.empty())
+                calls.task_done()
+
+    def _report_dropped(self, *, idle: bool) -> None:
+        dropped = self.dropped - self._reported
+        if dropped and (idle or monotonic() >= self._report_again_s):
+            self._report_again_s = monotonic() + REPORT_EVERY_S
+            message = f"{dropped} events were dropped, because the observer {self.observer!r} is too slow"
+            self._hub.emit(Event("events_dropped", message, {"dropped": dropped}), past=self)
+            self._reported += dropped
+
+
+_threaded: Final[WeakSet[ThreadedSubscription]] = WeakSet()
+atexit.register(lambda: _flush(list(_threaded), END_S))
 
 
 def _methods(observer: AnyObserver) -> tuple[Callable[[Event], object] | None, Callable[[Outcome], object] | None]:
@@ -278,7 +353,7 @@ class ObserverHub:
         self, observer: AnyObserver, kinds: Iterable[str] | None = None, *, thread: bool = False
     ) -> Subscription:
         """Subscribe an observer; see `Limiter.observe`."""
-        subscription = Subscription(observer, kinds, thread, self._leave, self._report_dropped)
+        subscription = (ThreadedSubscription if thread else Subscription)(observer, kinds, self)
         with self._lock:
             self._set((*self._subscriptions, subscription))
         return subscription
@@ -312,40 +387,32 @@ class ObserverHub:
 
     async def close(self) -> None:
         """Wait until all queues are empty, for at most `CLOSE_S`. Later events are still delivered."""
-        queues = [subscription.queue for subscription in self._subscriptions if subscription.queue is not None]
-        left = sum([not queue.flush(0) for queue in queues])
+        threaded = [one for one in self._subscriptions if isinstance(one, ThreadedSubscription)]
+        left = sum([not one.flush(0) for one in threaded])
         if left and on_loop():
-            left = await anyio.to_thread.run_sync(_flush, queues, CLOSE_S, abandon_on_cancel=True)
+            left = await anyio.to_thread.run_sync(_flush, threaded, CLOSE_S, abandon_on_cancel=True)
         elif left:
-            left = _flush(queues, CLOSE_S)
+            left = _flush(threaded, CLOSE_S)
         if left:
             logger.warning("the limiter is closed, and %d observers still have queued events", left)
         self._log.rest()
 
-    def _leave(self, subscription: Subscription) -> None:
+    def leave(self, subscription: Subscription) -> None:
+        """End a subscription."""
         with self._lock:
             self._set(tuple(other for other in self._subscriptions if other is not subscription))
 
     def _set(self, subscriptions: tuple[Subscription, ...]) -> None:
         self._subscriptions = subscriptions
         self._refused = any(subscription.wants("refused") for subscription in subscriptions)
-        self._requests = [
-            (one.call if one.queue is None else one.pass_on, one.request)
-            for one in subscriptions
-            if one.request is not None
-        ]
+        self._requests = [(one.pass_on, one.request) for one in subscriptions if one.request is not None]
         self.requests = bool(self._requests)
 
-    def _report_dropped(self, slow: Subscription, dropped: int) -> None:
-        """Report that a queue was full; called in its thread."""
-        message = f"{dropped} events were dropped, because the observer {slow.observer!r} is too slow"
-        self.emit(Event("events_dropped", message, {"dropped": dropped}), past=slow)
 
-
-def _flush(queues: Iterable[EventQueue], max_s: float) -> int:
+def _flush(threaded: Iterable[ThreadedSubscription], max_s: float) -> int:
     """Drain all queues, for at most `max_s` seconds in total; return how many are not empty afterwards."""
     ends_s = monotonic() + max_s
-    return sum([not queue.flush(max(ends_s - monotonic(), 0.0)) for queue in queues])
+    return sum([not one.flush(max(ends_s - monotonic(), 0.0)) for one in threaded])
 
 
 class EventLog:
@@ -387,90 +454,3 @@ def _shown(value: object) -> object:
     if value is None or isinstance(value, (bool, int, float)):
         return value
     return value.isoformat() if isinstance(value, date) else escaped(str(value), _MAX_VALUE)
-
-
-class EventQueue:
-    """Calls a slow observer in its own thread, one event after another, in order.
-
-    * The thread starts with the first event, and ends after `IDLE_S` without one, so an unclosed limiter leaves none.
-    * If `MAX_QUEUED` events are queued, further ones are dropped, counted, and reported when there is room again.
-    * `fork` copies no threads: a child starts with an empty queue, and the parent handles the queued events.
-    * When the interpreter exits, the queued events are handled, for at most `END_S`.
-
-    Args:
-        report: Called in the thread with the number of events dropped since the last report.
-
-    Attributes:
-        max_queued: The capacity of the queue.
-        dropped: The number of events dropped so far.
-    """
-
-    def __init__(self, report: Callable[[int], None]) -> None:
-        self.max_queued = MAX_QUEUED
-        self._report = report
-        self.begin_anew()
-        begin_anew_in_child(self.begin_anew)
-        _queues.add(self)
-
-    def begin_anew(self) -> None:
-        """Reset the queue and the thread, which belong to the parent process after `fork`."""
-        self.dropped = self._reported = 0
-        self._lock = Lock()
-        self._calls: Queue[Callable[[], object]] = Queue()
-        self._thread: Thread | None = None
-        self._report_again_s = 0.0
-
-    def put(self, call: Callable[[], object]) -> None:
-        """Queue a call for the thread, or count it as dropped. `call` must not raise."""
-        with self._lock:
-            if self._calls.qsize() >= self.max_queued:
-                self.dropped += 1
-            else:
-                self._calls.put(call)
-            if self._thread is None:
-                self._start()
-
-    def flush(self, max_s: float) -> bool:
-        """Wait until all queued calls were made, for at most `max_s` seconds; return whether they were.
-
-        In the observer's own thread it does not wait, because that would be a deadlock.
-        """
-        calls = self._calls
-        waits = self._thread is not None and self._thread is not current_thread()
-        with calls.all_tasks_done:
-            return calls.all_tasks_done.wait_for(lambda: not calls.unfinished_tasks, max_s if waits else 0)
-
-    def _start(self) -> None:
-        self._thread = Thread(target=self._serve, name="slidegate-observer", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:  # out of threads, or the interpreter is exiting; the next event tries again
-            self._thread = None
-            logger.error("events stay queued, because no thread can be started for an observer: %s", error)
-
-    def _serve(self) -> None:
-        calls = self._calls
-        while self._calls is calls:  # it differs in a child, if the observer itself forks
-            try:
-                call = calls.get(timeout=IDLE_S)
-            except Empty:
-                with self._lock:
-                    if calls.empty():
-                        self._thread = None
-                        return
-                continue
-            call()
-            if self._calls is calls:
-                self._report_dropped(idle=calls.empty())
-                calls.task_done()
-
-    def _report_dropped(self, *, idle: bool) -> None:
-        dropped = self.dropped
-        if dropped > self._reported and (idle or monotonic() >= self._report_again_s):
-            self._report_again_s = monotonic() + REPORT_EVERY_S
-            self._report(dropped - self._reported)
-            self._reported = dropped
-
-
-_queues: Final[WeakSet[EventQueue]] = WeakSet()
-atexit.register(lambda: _flush(list(_queues), END_S))

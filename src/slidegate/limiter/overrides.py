@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import anyio
 
@@ -32,8 +32,6 @@ from ..core.logs import Throttle, logger
 from ..core.quotas import Quota
 from ..core.store import CHANGED_LIMITS, Event, StatsRow
 from ..stores.forks import begin_anew_in_child, hold_over_fork
-from ..stores.memory.store import MemoryStore
-from ..stores.system_clock import system_us
 from .aio import COMMAND_DEADLINE_S, on_asyncio, on_loop, within
 
 if TYPE_CHECKING:
@@ -84,6 +82,10 @@ class Override:
         return datetime.fromtimestamp((self.made_us + self.length_us) / 1_000_000, UTC)
 
 
+ByName: TypeAlias = Mapping[str, Override]
+"""Overrides by the name of their limit."""
+
+
 class NamedLimit(NamedTuple):
     """A limit as configured in code, with its name in response headers."""
 
@@ -118,7 +120,7 @@ class NamedLimit(NamedTuple):
             )
         return other.amount
 
-    def amount_under(self, overrides: Mapping[str, Override]) -> int:
+    def amount_under(self, overrides: ByName) -> int:
         """Return the amount in effect; the one in code if there is no applicable override."""
         override = overrides.get(self.name)
         if override is None:
@@ -129,6 +131,10 @@ class NamedLimit(NamedTuple):
             return self.limit.amount
 
 
+NamedLimits: TypeAlias = Mapping[str, Sequence[NamedLimit]]
+"""The limits of all callers by name."""
+
+
 @runtime_checkable
 class Changing(Protocol):
     """A caller of the limiter whose limits can be changed: a middleware."""
@@ -136,7 +142,7 @@ class Changing(Protocol):
     def named_limits(self) -> Iterable[NamedLimit]:
         """Return its limits as configured in code."""
 
-    def override(self, overrides: Mapping[str, Override]) -> None:
+    def override(self, overrides: ByName) -> None:
         """Apply these overrides, by limit name; other limits get their amount in code."""
 
     def begin_anew(self) -> None:
@@ -154,14 +160,12 @@ class Overrides:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.known: Mapping[str, Override] = {}
-        self._taken: Mapping[str, Override] = {}
+        self.known: ByName = {}
+        self._in_effect: ByName = {}
         self._engine = engine
-        store = engine.store
-        self._shared = store.shared_stats
-        self._unix_us = store.unix_us if isinstance(store, MemoryStore) else system_us
+        self._shared = engine.store.shared_stats
         self._ahead_us = 0
-        self._begun = self._heard = 0
+        self._begun = self._applied = 0
         self._home: asyncio.AbstractEventLoop | None = None
         self._loop: asyncio.AbstractEventLoop | object | None = None  # under trio, the token of its run
         self._task: asyncio.Task[None] | None = None
@@ -182,18 +186,11 @@ class Overrides:
 
         Its limits help to decide which overrides apply, so the other callers may gain or lose some, too.
         """
-        with self._lock:
-            before, limits = self._taken, self._named() if self.known else {}
-            self._spread(limits, caller)
-            changed = [one for name, one in self.known.items() if (name in before) is not (name in self._taken)]
-        if changed:
-            self._engine.queues.reset()
-        for one in changed:
-            self._tell(one.name, limits, None, one)
+        self._replace(None, caller)
 
     def forget(self) -> None:
         """Drop all overrides in this process. For tests."""
-        self._take({})
+        self._replace({})
 
     async def set(self, name: str, limit: str, length_us: int, reason: str, by: str) -> Override:
         """Change a limit for all workers; for this one immediately.
@@ -208,8 +205,8 @@ class Overrides:
                 "override: an override in this store is ended by a timer of an event loop, and none runs here; use "
                 "`await limiter.override(...)` in the application"
             )
-        now_us = await self._now_us()
-        made = Override(name, limit.strip(), by, reason, self._unix_us(), length_us, now_us + length_us)
+        now_us = self._engine.now_us() if self._shared is None else await self._engine.command(self._shared.time)
+        made = Override(name, limit.strip(), by, reason, self._engine.unix_us(), length_us, now_us + length_us)
         await self._write(made, length_us)
         self.start()
         return made
@@ -229,17 +226,17 @@ class Overrides:
             StoreError: The store does not answer.
         """
         if self._shared is None:
-            self._take(self._lasting())
+            self._replace(self._lasting())
             return
         self._begun += 1
         reading = self._begun
         rows = await within(self._shared.read(ROLLUP, 0, 0), deadline_s)
         if rows:
             self._ahead_us = await within(self._shared.time(), deadline_s) - self._engine.now_us()
-        if reading > self._heard:  # else a read that started later has already returned
-            self._heard = reading
+        if reading > self._applied:  # else a read that started later has already returned
+            self._applied = reading
             found = filter(None, (_unpacked(value) for _, _, value in rows))
-            self._take({one.name: one for one in found})
+            self._replace({one.name: one for one in found})
 
     def start(self) -> None:
         """Start polling, in the first event loop that called this: loops of other threads may be short-lived."""
@@ -251,11 +248,11 @@ class Overrides:
             return
         if self._home is not None and self._loop is not self._home:
             self._loop = self._home
-            self._home.call_soon_threadsafe(self._next, self._home)
+            self._home.call_soon_threadsafe(self._start_poll, self._home)
         elif self._loop is None and on_loop():
             trio = sys.modules["trio"].lowlevel
             self._loop = trio.current_trio_token()
-            trio.spawn_system_task(self._look_under_trio, self._loop)
+            trio.spawn_system_task(self._poll_under_trio, self._loop)
         if self._loop is not None and self.end not in self._engine.ending:
             self._engine.ending.append(self.end)
 
@@ -265,54 +262,49 @@ class Overrides:
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _start_poll(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is loop:
-            self._task = loop.create_task(self._look_and_go_on(loop))
+            self._task = loop.create_task(self._poll_and_reschedule(loop))
 
-    async def _look_and_go_on(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _poll_and_reschedule(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            await self._look(loop)
+            await self._poll(loop)
         finally:
             if self._loop is loop and not loop.is_closed():
-                loop.call_later(INTERVAL_S, self._next, loop)
+                loop.call_later(INTERVAL_S, self._start_poll, loop)
 
-    async def _look_under_trio(self, token: object) -> None:
+    async def _poll_under_trio(self, token: object) -> None:
         """Poll until the trio run, which cancels this task, or the limiter ends."""
         try:
             while self._loop is token:
-                await self._look(token)
+                await self._poll(token)
                 await anyio.sleep(INTERVAL_S)
         finally:
             if self._loop is token:
                 self._loop = None
 
-    async def _look(self, loop: object) -> None:
+    async def _poll(self, loop: object) -> None:
         """Refresh the overrides; without `SharedStats`, stop polling when none is left."""
         try:
             await self.refresh(DEADLINE_S)
         except Exception as error:
-            self._take(self._lasting())
+            self._replace(self._lasting())
             if not isinstance(error, StoreError) and self._throttle.left_out(None, monotonic()) is not None:
                 logger.exception("changed limits cannot be read")
         finally:
             if self._shared is None and not self.known and self._loop is loop:
                 self._loop = None
 
-    def _lasting(self) -> Mapping[str, Override]:
+    def _lasting(self) -> ByName:
         """Return the known overrides that have not ended, according to the clock of this process."""
         now_us = self._engine.now_us() + self._ahead_us
         return {name: one for name, one in self.known.items() if one.until_us > now_us}
-
-    async def _now_us(self) -> int:
-        if self._shared is None:
-            return self._engine.now_us()
-        return await self._engine.command(self._shared.time)
 
     async def _write(self, override: Override, kept_us: int) -> None:
         shared, name = self._shared, override.name
         if shared is None:
             others = {other: one for other, one in self.known.items() if other != name}
-            self._take({**others, name: override} if kept_us else others)
+            self._replace({**others, name: override} if kept_us else others)
             return
         row = StatsRow(ROLLUP, 0, json.dumps(asdict(override)).encode(), kept_us)
         worker = blake2b(name.encode(), digest_size=8).digest()
@@ -337,76 +329,68 @@ class Overrides:
             raise ConfigurationError(f"limit {name!r}: the limits of operators' tools cannot be changed")
         _check_text(limit)
         limits = self._named()
-        _amount(limits.get(name, ()), limit)
+        for one in limits.get(name, ()):
+            one.amount_in(limit)
         if limits and name not in limits:
-            free = {one for one, those in limits.items() if not those[0].fixed}
+            free = {other for other, those in limits.items() if not those[0].fixed}
             raise ConfigurationError(
                 f"limit {name!r}: no rule has a limit of this name, as response headers show it{closest(name, free)}"
             )
 
-    def _take(self, found: Mapping[str, Override]) -> None:
-        """Replace the overrides in effect, and emit events for those that are new or gone."""
+    def _replace(self, found: ByName | None, *joined: Changing) -> None:
+        """Replace the overrides in this process, apply those that the limits in code allow, and report changes.
+
+        Args:
+            found: The overrides; None to keep them.
+            joined: Callers that have none yet.
+        """
         with self._lock:
-            before, self.known = self.known, found
-            changed = [name for name in {**before, **found} if before.get(name) != found.get(name)]
-            limits = self._named() if changed else {}
-            if changed:
-                self._spread(limits)
-        if changed:
+            known, before = self.known, self._in_effect
+            self.known = found = known if found is None else found
+            if found == known and not joined:
+                return
+            limits = self._named() if found or known else {}
+            after = {name: one for name, one in found.items() if _obstacle(limits.get(name, ()), one) is None}
+            self._in_effect = after
+            for caller in self._callers(*self._engine.callers.replaced, *joined):
+                caller.override(after)
+        names = [name for name in {**known, **found} if known.get(name) != found.get(name)]
+        names += [name for name in found if name not in names and (name in before) is not (name in after)]
+        if names:
             self._engine.queues.reset()
-        for name in changed if limits else ():
-            self._tell(name, limits, before.get(name), found.get(name))
+        for name in names if limits else ():
+            self._report(limits, known.get(name), found.get(name), before, after)
 
-    def _spread(self, limits: Mapping[str, Sequence[NamedLimit]], *more: Changing) -> None:
-        """Apply the known overrides that the limits in code allow to all callers, and to `more`."""
-        self._taken = {name: one for name, one in self.known.items() if _takes(limits.get(name, ()), one)}
-        for caller in self._callers(*self._engine.callers.replaced, *more):
-            caller.override(self._taken)
-
-    def _tell(
-        self,
-        name: str,
-        limits: Mapping[str, Sequence[NamedLimit]],
-        before: Override | None,
-        after: Override | None,
+    def _report(
+        self, limits: NamedLimits, gone: Override | None, new: Override | None, before: ByName, after: ByName
     ) -> None:
+        """Report a changed override of one limit: by an event, or by a warning if it does not apply."""
+        latest = new or gone
+        assert latest is not None, "a change has an override before or after it"
+        name = latest.name
         own = limits.get(name, ())
-        if not own:
-            if after is not None:
-                logger.warning("no rule of this worker has a limit %r yet%s", name, closest(name, limits))
-            return
-        in_code = own[0].limit.amount
-        try:
-            amount = in_code if after is None else _amount(own, after.limit) or in_code
-        except ConfigurationError as error:
-            logger.warning("an override was not applied: %s", error)
-            return
-        was = in_code if before is None or not _takes(own, before) else own[0].amount_in(before.limit)
-        told = after or before
-        assert told is not None, "a change has an override before or after it"
-        kind, how = "limit_restored", "again"
-        if after is not None:
-            kind, how = "limit_overridden", f"until {after.until:%Y-%m-%dT%H:%M:%SZ}"
-        details = {"limit": name, "amount": amount, "was": was, "by": told.by, "reason": told.reason}
-        message = f"limit {name!r} is {amount} {how}, and was {was}; changed by {told.by}: {told.reason}"
-        self._engine.emit(Event(kind, message, {**details, "until": told.until}))
+        if new is not None and not own:
+            logger.warning("no rule of this worker has a limit %r yet%s", name, closest(name, limits))
+        elif new is not None and (obstacle := _obstacle(own, new)) is not None:
+            logger.warning("an override was not applied: %s", obstacle)
+        elif own:
+            was, amount = own[0].amount_under(before), own[0].amount_under(after)
+            kind, how = "limit_restored", "again"
+            if new is not None:
+                kind, how = "limit_overridden", f"until {new.until:%Y-%m-%dT%H:%M:%SZ}"
+            details = {"limit": name, "amount": amount, "was": was, "by": latest.by, "reason": latest.reason}
+            message = f"limit {name!r} is {amount} {how}, and was {was}; changed by {latest.by}: {latest.reason}"
+            self._engine.emit(Event(kind, message, {**details, "until": latest.until}))
 
 
-def _amount(limits: Iterable[NamedLimit], text: str) -> int:
-    """Return the amount that a text sets for limits of the same name; 0 if there are none.
-
-    Raises:
-        ConfigurationError: It does not apply to one of them; then it applies to none.
-    """
-    return min([one.amount_in(text) for one in limits], default=0)
-
-
-def _takes(limits: Iterable[NamedLimit], override: Override) -> bool:
+def _obstacle(limits: Iterable[NamedLimit], override: Override) -> ConfigurationError | None:
+    """Return why an override does not apply to the limits of its name; None if all of them take it."""
     try:
-        _amount(limits, override.limit)
-    except ConfigurationError:
-        return False
-    return True
+        for one in limits:
+            one.amount_in(override.limit)
+    except ConfigurationError as error:
+        return error
+    return None
 
 
 def _read_as(limit: AnyLimit, text: str) -> AnyLimit | None:

@@ -102,7 +102,10 @@ class SyncLimiter:
 
     def close(self) -> None:
         """Close the limiter and its store, and end the thread that serves it. A second call does nothing."""
-        self._without_loop.close(self._limiter.close())
+        try:
+            self._without_loop.command(self._limiter.close())
+        finally:
+            self._without_loop.release()
 
     def __enter__(self) -> Self:
         return self
@@ -122,12 +125,12 @@ class WithoutLoop:
     """
 
     def __init__(self, engine: Engine) -> None:
-        store, failover = engine.store, engine.failover
-        self._answers_here = store.answers_threads()
+        self._answers_here = engine.store.answers_threads()
         self._portal: SharedPortal | None = None
         if not self._answers_here:
             self.expect_waits()
-        self._max_s = GRACE_S + (0.0 if failover is None else STEPS * failover.deadline_us / 1_000_000)
+        deadline_us = 0 if engine.failover is None else engine.failover.deadline_us
+        self._max_s = GRACE_S + STEPS * deadline_us / 1_000_000
 
     def ask(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a query of a request, within the limiter's deadline.
@@ -139,11 +142,11 @@ class WithoutLoop:
             ConfigurationError: An event loop runs in this thread.
             StoreTimeout: No answer comes.
         """
-        return self._run(work, self._max_s)
+        return self._run(work, self._max_s, here=self._answers_here)
 
     def command(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a command of an operator; see `ask`."""
-        return self._run(work, _COMMAND_S)
+        return self._run(work, _COMMAND_S, here=self._answers_here)
 
     def expect_waits(self) -> None:
         """Prepare for calls that have to wait."""
@@ -156,37 +159,26 @@ class WithoutLoop:
 
     def wait(self, work: Coroutine[Any, Any, T], wait_us: int) -> T:
         """Run a call that queues for at most `wait_us`; see `ask`."""
-        assert self._portal is not None, "expect_waits was called"
-        _expect_no_loop(work)
-        return self._portal.run(self, work, min(self._max_s + wait_us / 1_000_000, TIMEOUT_MAX))
-
-    def close(self, work: Coroutine[Any, Any, None]) -> None:
-        """Close the limiter."""
-        try:
-            self._run(work, _COMMAND_S)
-        finally:
-            self.release()
+        return self._run(work, min(self._max_s + wait_us / 1_000_000, TIMEOUT_MAX), here=False)
 
     def release(self) -> None:
         """Release the thread with the event loop."""
         if self._portal is not None:
             self._portal.release(self)
 
-    def _run(self, work: Coroutine[Any, Any, T], max_s: float) -> T:
-        _expect_no_loop(work)
-        if self._answers_here or self._portal is None:
+    def _run(self, work: Coroutine[Any, Any, T], max_s: float, *, here: bool) -> T:
+        """Run a coroutine in this thread, where it must not suspend, or on the loop for threads."""
+        if on_loop():
+            work.close()
+            raise ConfigurationError(
+                "limiter.sync blocks, and would block the event loop that runs in this thread; write `await "
+                "limiter.hit(...)`, or with limiter.limited `async with` or `async def`, or call it in a thread, for "
+                "example with asyncio.to_thread"
+            )
+        if here:
             return _at_once(work)
+        assert self._portal is not None, "expect_waits was called"
         return self._portal.run(self, work, max_s)
-
-
-def _expect_no_loop(work: Coroutine[Any, Any, object]) -> None:
-    if on_loop():
-        work.close()
-        raise ConfigurationError(
-            "limiter.sync blocks, and would block the event loop that runs in this thread; write `await "
-            "limiter.hit(...)`, or with limiter.limited `async with` or `async def`, or call it in a thread, for "
-            "example with asyncio.to_thread"
-        )
 
 
 def _at_once(work: Coroutine[Any, Any, T]) -> T:

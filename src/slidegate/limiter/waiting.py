@@ -35,6 +35,7 @@ from ..core.bans.ban import BanSubject
 from ..core.decision import Check, Decision, LimitSet, Reason
 from ..core.limits import AnyLimit
 from ..core.quotas import Quota
+from ..core.reservation import Reservation
 from ..core.ring import NEVER, OPEN
 from ..stores.forks import begin_anew_in_child, hold_over_fork
 from .aio import on_asyncio, to_the_end
@@ -50,36 +51,6 @@ LATE_S: Final = 0.01
 
 Name: TypeAlias = tuple[str, str]
 """The identity of a rule, and a key."""
-
-
-class Waiter:
-    """A waiting request, which sleeps in its event loop and can be woken from any thread.
-
-    Attributes:
-        tenant: Its tenant under the rule of its queue; None if that rule does not share permits fairly.
-        gave_way: Whether it was removed from its queue in favor of another tenant.
-    """
-
-    def __init__(self) -> None:
-        self.tenant: str | None = None
-        self.gave_way = False
-        self._event = anyio.Event()
-        self._soon: Callable[[Callable[[], object]], object]
-        if on_asyncio():
-            self._soon = asyncio.get_running_loop().call_soon_threadsafe
-        else:
-            self._soon = sys.modules["trio"].lowlevel.current_trio_token().run_sync_soon
-
-    def wake(self) -> None:
-        """End the wait. Callable from any thread; the event itself is set in its event loop."""
-        with suppress(RuntimeError):  # its event loop has ended
-            self._soon(lambda: self._event.set())
-
-    async def wait(self, wait_s: float) -> None:
-        """Sleep until woken, for at most `wait_s` seconds."""
-        with anyio.move_on_after(wait_s):
-            await self._event.wait()
-        self._event = anyio.Event()
 
 
 class Queue:
@@ -117,15 +88,6 @@ class Queue:
         newest.wake()
         return True
 
-    async def turn(self, waiter: Waiter, until_s: float) -> bool:
-        """Wait to be first; False if that takes longer than `until_s`, or the request was removed."""
-        while not waiter.gave_way and self.first is not waiter:
-            left_s = until_s - anyio.current_time()
-            if left_s <= 0:
-                return False
-            await waiter.wait(left_s)
-        return not waiter.gave_way
-
 
 class Queues:
     """The queues of one limiter.
@@ -135,7 +97,6 @@ class Queues:
 
     Attributes:
         by_name: The queues that are not empty.
-        waiting: The number of waiting requests.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -144,8 +105,12 @@ class Queues:
         hold_over_fork(self._lock)
         self.by_name: dict[Name, Queue] = {}
         self._held: dict[Name, Counter[str | None]] = {}
-        self.waiting = 0
         begin_anew_in_child(self.forget)
+
+    @property
+    def waiting(self) -> int:
+        """The number of waiting requests."""
+        return sum([waiter.waits for queue in list(self.by_name.values()) for waiter in list(queue.waiters)])
 
     def decide(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
         """Charge every check or none; return `NotAsked`, without a query, if the request has to queue first.
@@ -159,32 +124,26 @@ class Queues:
             if asked.wait_us and (asked.count_denied or (self.by_name and (asked.rule, check[1]) in self.by_name)):
                 return NotAsked(check, checks)
             fair = fair or asked.tenant is not None
+        return self._query(checks, subjects) if fair else self._engine.decide(checks, subjects)
+
+    def _query(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
+        """Charge every check or none, and record the permits that this grants to tenants."""
         answer = self._engine.decide(checks, subjects)
-        if not fair:
-            return answer
-        if not isinstance(answer, Decision):
-            return self._held_later(answer)
-        self._hold(answer)
-        return answer
+        return self._hold(answer) if isinstance(answer, Decision) else self._hold_later(answer)
 
-    async def _held_later(self, answer: Awaitable[Decision]) -> Decision:
-        decision = await answer
-        self._hold(decision)
-        return decision
+    async def _hold_later(self, answer: Awaitable[Decision]) -> Decision:
+        return self._hold(await answer)
 
-    def _hold(self, decision: Decision) -> None:
-        """Record the permits that a decision grants to a tenant."""
+    def _hold(self, decision: Decision) -> Decision:
         if not decision.allowed or all(asked.tenant is None for asked, _, _ in decision.checks):
-            return
-        names = []
+            return decision
+        granted = {name: tenant for name, tenant in _tenants(decision.reservations).items() if tenant is not None}
         with self._lock:
-            for reservation in decision.reservations:
-                asked, key, _ = reservation.check
-                if asked.tenant is not None and any(reservation.units):
-                    self._held.setdefault((asked.rule, key), Counter())[asked.tenant] += 1
-                    names.append((asked.rule, key))
-        for name in names if self.by_name else ():
+            for name, tenant in granted.items():
+                self._held.setdefault(name, Counter())[tenant] += 1
+        for name in granted if self.by_name else ():
             self._wake(name)  # another request may be first now, and only the first queries the store
+        return decision
 
     def _let_go(self, name: Name, tenant: str | None) -> None:
         """Remove a permit of a tenant, and the whole entry when no request holds or awaits a permit."""
@@ -200,19 +159,15 @@ class Queues:
         """Drop all queues, as in a child of `fork`: the requests that wait in the parent never run in the child."""
         self.by_name.clear()
         self._held.clear()
-        self.waiting = 0
 
-    def count(self, requests: int) -> None:
-        """Add a number, which may be negative, to the count of waiting requests."""
-        with self._lock:
-            self.waiting += requests
-
-    def freed(self, checks: Sequence[Check]) -> None:
-        """Wake the first waiter of each check, because its units or permits were refunded."""
-        for asked, key, _ in checks if self.by_name or self._held else ():
-            if asked.tenant is not None:
-                self._let_go((asked.rule, key), asked.tenant)
-            self._wake((asked.rule, key))
+    def freed(self, reservations: Sequence[Reservation]) -> None:
+        """Wake the first waiter of each rule and key whose units or permits were refunded."""
+        if not self.by_name and not self._held:
+            return
+        for name, tenant in _tenants(reservations).items():
+            if tenant is not None:
+                self._let_go(name, tenant)
+            self._wake(name)
 
     def reset(self, key: str | None = None) -> None:
         """Wake the first waiter of each queue of a key, or of all: windows were reset, or amounts changed."""
@@ -251,11 +206,8 @@ class Queues:
 
     async def ask(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
         """Query the store. If the caller is cancelled meanwhile, an admission is refunded."""
-        answer = self._engine.decide(checks, subjects)
-        if not isinstance(answer, Decision):
-            return await self._unless_cancelled(answer)
-        self._hold(answer)
-        return answer
+        answer = self._query(checks, subjects)
+        return answer if isinstance(answer, Decision) else await self._unless_cancelled(answer)
 
     async def _unless_cancelled(self, answer: Awaitable[Decision]) -> Decision:
         given_up, decision = False, None
@@ -263,7 +215,6 @@ class Queues:
         async def heard() -> Decision:
             nonlocal decision
             decision = await answer
-            self._hold(decision)
             if given_up:
                 await self._engine.refund(decision.take_back())
             return decision
@@ -289,11 +240,32 @@ class Queues:
         Returns:
             The final decision of the store; an admission after a wait has the reason `WAITED`.
         """
-        return await _Request(self, self._engine, refused, subjects, begins).wait()
+        return await Waiter(self, self._engine, refused, subjects, begins).wait()
 
 
-class _Request:
-    """The wait of one request, which may pass through several queues."""
+def _tenants(reservations: Sequence[Reservation]) -> dict[Name, str | None]:
+    """Return the rules and keys that were charged, with the tenant of each; after an outage two stores charge each."""
+    charged = [reservation.check for reservation in reservations if any(reservation.units)]
+    return {(asked.rule, key): asked.tenant for asked, key, _ in charged}
+
+
+class Waiter:
+    """A waiting request, which may pass through several queues.
+
+    It sleeps in its event loop, and can be woken from any thread.
+
+    Args:
+        queues: The queues.
+        engine: Queries the store.
+        refused: As for `Queues.wait`.
+        subjects: As for `Queues.wait`.
+        begins: As for `Queues.wait`.
+
+    Attributes:
+        tenant: Its tenant under the rule of its queue; None if that rule does not share permits fairly.
+        waits: Whether it counts as waiting, because it could not be admitted immediately.
+        gave_way: Whether it was removed from its queue in favor of another tenant.
+    """
 
     def __init__(
         self,
@@ -303,39 +275,56 @@ class _Request:
         subjects: Sequence[BanSubject],
         begins: Callable[[], object] | None,
     ) -> None:
+        self.tenant: str | None = None
+        self.waits = self.gave_way = False
         self._queues = queues
         self._engine = engine
-        self._ask_for(refused.question if isinstance(refused, LocalRefusal) else refused.checks)
+        self._checks = refused.question if isinstance(refused, LocalRefusal) else refused.checks
         self._subjects = subjects
-        self._waiter = Waiter()
-        self._began_s = anyio.current_time()
-        self._until_s = self._began_s
+        self._began_s = self._until_s = anyio.current_time()
         self._begins = begins
-        self._waits = False
         self._refusal = None if isinstance(refused, NotAsked) else refused
         self._lacks = refused.check if isinstance(refused, NotAsked) else _longest(_lacking(refused) or ())
+        self._event = anyio.Event()
+        self._soon: Callable[[Callable[[], object]], object]
+        if on_asyncio():
+            self._soon = asyncio.get_running_loop().call_soon_threadsafe
+        else:
+            self._soon = sys.modules["trio"].lowlevel.current_trio_token().run_sync_soon
 
-    def _ask_for(self, checks: Sequence[Check]) -> None:
-        self._checks = checks
-        # Repeated queries are not counted as denied.
-        self._uncounted = [(asked.uncounted, key, cost) for asked, key, cost in checks]
+    def wake(self) -> None:
+        """End the sleep. Callable from any thread; the event itself is set in its event loop."""
+        with suppress(RuntimeError):  # its event loop has ended
+            self._soon(lambda: self._event.set())
 
-    def _take_changes(self) -> None:
-        """Apply the overrides that have changed since the last query."""
-        self._ask_for([(asked.in_force(), key, cost) for asked, key, cost in self._checks])
+    async def _sleep(self, wait_s: float) -> None:
+        """Sleep until woken, for at most `wait_s` seconds."""
+        with anyio.move_on_after(wait_s):
+            await self._event.wait()
+        self._event = anyio.Event()
+
+    async def _turn(self, queue: Queue) -> bool:
+        """Sleep until it is first in a queue; return False if it times out, or was removed."""
+        while not self.gave_way and queue.first is not self:
+            left_s = self._until_s + LATE_S - anyio.current_time()
+            if left_s <= 0:
+                return False
+            await self._sleep(left_s)
+        return not self.gave_way
+
+    def _repeated(self) -> list[Check]:
+        """Return the checks of a repeated query, with the overrides in force; it is not counted as denied."""
+        self._checks = [(asked.in_force(), key, cost) for asked, key, cost in self._checks]
+        return [(asked.uncounted, key, cost) for asked, key, cost in self._checks]
 
     async def wait(self) -> Decision:
         """See `Queues.wait`."""
-        try:
-            decision = None
-            while decision is None:  # it now has to wait in another queue
-                decision = await self._queue()
-            if not decision.allowed:
-                decision = await self._refused(decision)
-        finally:
-            if self._waits:
-                self._queues.count(-1)
-        if decision.allowed and self._waits and decision.reason is Reason.OK:
+        decision = None
+        while decision is None:  # it now has to wait in another queue
+            decision = await self._queue()
+        if not decision.allowed:
+            decision = await self._refused(decision)
+        elif self.waits and decision.reason is Reason.OK:
             decision.reason = Reason.WAITED
         if decision.readings:
             decision.checks = self._own(decision.checks)
@@ -346,30 +335,29 @@ class _Request:
         asked, key, _ = self._lacks
         name = asked.rule, key
         self._until_s = self._began_s + asked.wait_us / 1_000_000
-        self._waiter.gave_way = False
-        self._waiter.tenant = self._tenant_under(name)
-        queue = self._queues.join(name, self._waiter, asked.wait_max)
+        self.gave_way = False
+        self.tenant = self._tenant_under(name)
+        queue = self._queues.join(name, self, asked.wait_max)
         if queue is None:
             return await self._turned_away(0)
         try:
-            if queue.first is not self._waiter:
+            if queue.first is not self:
                 if not self._is_in_time(queue.asks_s):
                     return await self._turned_away(queue.asks_s)
                 self._count()
-                if not await queue.turn(self._waiter, self._until_s + LATE_S):
+                if not await self._turn(queue):
                     return await self._turned_away(queue.asks_s)
                 self._refusal = None
             return await self._first(queue, name)
         finally:
-            self._queues.leave(name, self._waiter)
+            self._queues.leave(name, self)
 
     async def _first(self, queue: Queue, name: Name) -> Decision | None:
         """As the first waiter of a queue, query the store and sleep for its retry-after, until admitted or late."""
         while True:
             decision, self._refusal = self._refusal, None
             if decision is None:
-                self._take_changes()
-                decision = await self._queues.ask(self._uncounted, self._subjects)
+                decision = await self._queues.ask(self._repeated(), self._subjects)
             lacks = _lacking(decision)
             if decision.allowed or lacks is None:
                 return decision
@@ -386,8 +374,8 @@ class _Request:
                 self._refusal = decision
                 return None
             self._count()
-            await self._waiter.wait(queue.asks_s - anyio.current_time())
-            if not await queue.turn(self._waiter, self._until_s + LATE_S):
+            await self._sleep(queue.asks_s - anyio.current_time())
+            if not await self._turn(queue):
                 return await self._turned_away(queue.asks_s)
 
     def _tenant_under(self, name: Name) -> str | None:
@@ -401,16 +389,14 @@ class _Request:
 
     def _count(self) -> None:
         """Count the request as waiting, once."""
-        if not self._waits:
-            self._waits = True
-            self._queues.count(1)
+        if not self.waits:
+            self.waits = True
             if self._begins is not None:
                 self._begins()
 
     async def _turned_away(self, asks_s: float) -> Decision:
         """Return the refusal of a request that timed out or found no place, even if the store has room by now."""
-        self._take_changes()
-        decision = await self._engine.peek(self._uncounted, self._subjects)
+        decision = await self._engine.peek(self._repeated(), self._subjects)
         if not decision.allowed or not decision.readings:
             return decision
         later_us = max(round((asks_s - anyio.current_time()) * 1_000_000), 1)
@@ -425,8 +411,8 @@ class _Request:
 
     def _own(self, checks: Sequence[Check]) -> list[Check]:
         """Replace the `uncounted` checks by the original ones."""
-        own = {(id(twin), key): check for (twin, key, _), check in zip(self._uncounted, self._checks, strict=True)}
-        return [own.get((id(check[0]), check[1]), check) for check in checks]
+        own = {(asked.uncounted, key): (asked, key, cost) for asked, key, cost in self._checks}
+        return [own.get((asked, key), (asked, key, cost)) for asked, key, cost in checks]
 
     async def _refused(self, decision: Decision) -> Decision:
         """Return the final refusal; with `count_denied` it is charged now, once."""
