@@ -12,6 +12,7 @@ from fastapi import Depends, FastAPI
 from hypothesis import given, note
 from hypothesis import strategies as st
 from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
 from starlette.exceptions import WebSocketException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -230,10 +231,17 @@ def required() -> FastAPI:
     return app
 
 
+class Page(HTTPEndpoint):
+    @OTHER
+    async def get(self, request: Request) -> PlainTextResponse:
+        return PlainTextResponse("hi")
+
+
 @pytest.mark.parametrize(
     ("app", "rules", "where"),
     [
         (routes(a=OTHER), [Rule("*", "5/minute", name="x")], "at 'GET /a'"),
+        (Starlette(routes=[Route("/a", Page)]), [Rule("*", "5/minute", name="x")], "at '* /a'"),
         (routes(a=ONE, b=OTHER), [], "at 'GET /b'"),
         (required(), [], "at 'GET /'"),
         (Starlette(routes=[Mount("/sub", routes(a=ONE)), Route("/b", OTHER(page))]), [], "at 'GET /b'"),

@@ -15,6 +15,7 @@ import anyio.lowlevel
 import pytest
 from fastapi import Depends, FastAPI
 from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -428,7 +429,7 @@ async def test_what_is_made_of_a_rule_after_a_change_has_its_amount_and_what_was
     assert (await call(app, method="OPTIONS", headers=preflight)).status == 200
 
 
-@pytest.mark.parametrize("at", ["dependency", "decorator"])
+@pytest.mark.parametrize("at", ["dependency", "decorator", "method"])
 async def test_a_limit_at_an_endpoint_is_changed_before_and_after_its_first_request(limiter: Limiter, at: str) -> None:
     limit, other = RateLimit("5/minute", name="search"), RateLimit("5/minute", name="find")
     inner: ASGIApp
@@ -436,8 +437,12 @@ async def test_a_limit_at_an_endpoint_is_changed_before_and_after_its_first_requ
         inner = FastAPI()
         inner.get("/search", dependencies=[Depends(limit)])(lambda: "found")
         inner.get("/find", dependencies=[Depends(other)])(lambda: "found")
-    else:
+    elif at == "decorator":
         inner = Starlette(routes=[Route("/search", limit(page)), Route("/find", other(page))])
+    else:
+        methods = [staticmethod(one(page)) for one in (limit, other)]
+        search, find = (type("Page", (HTTPEndpoint,), {"get": method}) for method in methods)
+        inner = Starlette(routes=[Route("/search", search), Route("/find", find)])
     app = guarded(limiter, app=inner)
     assert await passed(app, 1, "/search") == 1
     await change(limiter, "search", "2/minute")

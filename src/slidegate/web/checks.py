@@ -109,7 +109,7 @@ class StartupChecks:
         self.findings: list[Finding] = []
         self.left = WATCHED
 
-    def say(self, found: Iterable[Finding]) -> None:
+    def report(self, found: Iterable[Finding]) -> None:
         """Report findings that were not reported before. If a check raises, that is logged and no request fails."""
         try:
             for finding in found:

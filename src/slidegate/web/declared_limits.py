@@ -37,7 +37,7 @@ def _is_marked(endpoint: object) -> bool:
 def limits_at(route: MountedRoute) -> Iterator[Rule]:
     """Yield the limits at a route: those that decorate its endpoint or its dependencies, or are dependencies."""
     required = [one.dependency for one in route.above]
-    for called in (route.endpoint, *required, *_dependencies(route.original)):
+    for called in (route.endpoint, *_methods_of(route.endpoint), *required, *_dependencies(route.original)):
         for layer in unwrapped(called):
             rule = attribute_of(layer, "rule") if _is_limit(layer) else getattr(layer, "__dict__", {}).get(LIMIT)
             if rule is not None:
@@ -46,6 +46,12 @@ def limits_at(route: MountedRoute) -> Iterator[Rule]:
 
 def _is_limit(called: object) -> bool:
     return isinstance(attribute_of(called, "rule"), Rule)
+
+
+def _methods_of(endpoint: object) -> Iterator[Any]:
+    """Yield the methods of a class-based endpoint, which may have limits of their own."""
+    if isclass(endpoint):
+        yield from (attribute_of(endpoint, name) for name in dir(endpoint) if not name.startswith("_"))
 
 
 def _dependencies(route: object) -> Iterator[Any]:

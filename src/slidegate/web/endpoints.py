@@ -25,7 +25,7 @@ from .callbacks import UserCallbacks
 from .decorators import check_parentheses, decorate, exempt, unwrapped
 from .endpoint_refusals import refuse
 from .exchange import DISABLED_KEY, SCOPE_KEY, Exchange, hand_back_uncounted, no_middleware
-from .keys import Key, KeyFunction, everyone, files_asked
+from .keys import Key, KeyFunction, files_asked
 from .routes import MountedRoute, RouteIndex
 from .rule_set import BoundRule, limits_kind
 from .rules import (
@@ -37,6 +37,7 @@ from .rules import (
     Limits,
     LimitsFunction,
     Rule,
+    checked_function,
     identity_of,
     label_of,
 )
@@ -50,6 +51,13 @@ _ALLOWLISTED: Final = Reason.ALLOWLISTED
 _MEMO: Final = 4_096
 _METHODS: Final = frozenset({"get", "head", "post", "put", "patch", "delete", "options"})
 """The names of the methods that answer requests in a class such as `HTTPEndpoint`."""
+
+
+class _EndpointRule(Rule):
+    """A rule of an endpoint. It has no paths: the router provides the path parameters by which it counts."""
+
+    def _checked_key(self, key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
+        return key if isinstance(key, Key) else checked_function(key, option)
 
 
 class RateLimit:
@@ -117,14 +125,14 @@ class RateLimit:
         name: str | None = None,
     ) -> None:
         check_parentheses(limits)
-        self.rule = Rule(
+        self.rule = _EndpointRule(
             "*",
             limits,
             fallback_limits=fallback_limits,
             when=when,
             methods=methods,
             concurrency=concurrency,
-            key=None if isinstance(key, Key) else key,
+            key=key,
             cost=cost,
             cost_max=cost_max,
             unit=unit,
@@ -134,12 +142,10 @@ class RateLimit:
             on_exceeded=on_exceeded,
             wait=wait,
             wait_max=wait_max,
-            fair=everyone if isinstance(fair, Key) else fair,
+            fair=fair,
             on_error=on_error,
             name=name,
         )
-        # `Rule` validates path parameters of keys against its own path, but here the router provides them.
-        self.rule.key, self.rule.fair = key, fair
         # FastAPI inspects the instance's `__call__` and signature. If `__call__` were not a coroutine function there,
         # FastAPI would not await its result, and no request would ever be limited.
         vars(self)["__call__"] = self.check

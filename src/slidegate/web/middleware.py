@@ -213,7 +213,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self._enabled = not off
         self._checks = StartupChecks(ignored)
         self.findings = self._checks.findings
-        self._checks.say(about_settings(self, off))
+        self._checks.report(about_settings(self, off))
 
     @classmethod
     def from_file(
@@ -421,7 +421,7 @@ class RateLimitMiddleware(FailsAtStartup):
         check_decorator_order(app)
         self.check_below()
         self.limiter.engine.overrides.apply(self)
-        self._checks.say(about_routes(self, app))
+        self._checks.report(about_routes(self, app))
 
     def check_below(self) -> None:
         """Check that the rules and the limits at endpoints with the same name have the same limits.
@@ -453,7 +453,7 @@ class RateLimitMiddleware(FailsAtStartup):
         """Check one of the first requests for probable mistakes."""
         if self._checks.left:
             self._checks.left -= 1
-            self._checks.say(about_request(scope, self.client, gone=self._decider.is_gone(scope)))
+            self._checks.report(about_request(scope, self.client, gone=self._decider.is_gone(scope)))
         else:
             self._guarded = _GUARDED
 

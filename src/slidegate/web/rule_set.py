@@ -258,8 +258,7 @@ class RuleSet:
         self._bound = [BoundRule(rule, *_buckets(rule, unique_id, names[id(rule)])) for rule in rules]
         for bound in self._bound:
             bound.read_parameters(self._paths)
-        counting = [bound for bound in self._bound if bound.rule.counts]
-        self.reserving = {name: one.rule for one in counting if one.rule.count_if for name in one.identities}
+        self.reserving = {name: one.rule for one in self._bound if one.rule.count_if for name in one.identities}
         self.waits = any(rule.wait_us for rule in rules)
         self.holds = any(rule.concurrency is not None for rule in rules)
         self._index = PathIndex([(path, index) for index, rule in enumerate(rules) for path in rule.rule_paths])
