@@ -152,7 +152,7 @@ class Decider:
             else:
                 answer = self._decide_uncached(matched, scope, exchange, client)
         if isinstance(answer, Decision) and answer.allowed:
-            entries.append((exchange.parts, answer))
+            exchange.record(answer)
             return None
         return answer
 
