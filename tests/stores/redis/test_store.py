@@ -15,8 +15,8 @@ from redis.asyncio import Redis
 from redis.credentials import UsernamePasswordCredentialProvider
 
 from slidegate import BanPolicy
-from slidegate.core import Decision, LimitSet, Reason, StoreUnavailable, parse_limits
-from slidegate.stores.redis import RedisStore
+from slidegate.core import Concurrency, Decision, LimitSet, Reason, StoreUnavailable, parse_limits
+from slidegate.stores.redis import RedisStore, batch
 from slidegate.stores.redis.clock import ServerClock
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.testing.contract import StoreContract
@@ -26,6 +26,7 @@ from slidegate.testing.contract.programs import Ask, Change, Move, Program, Step
 
 from ...patching import replace_everywhere
 from ...redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
+from ...virtual_time import turns
 from ..transports import RandomContract
 from .stores import PLENTY_S, address, eventually, fresh_prefix, store_at, store_of, struck, workers_at
 from .test_replies import methods_of
@@ -273,6 +274,54 @@ async def test_what_one_worker_bans_and_unbans_is_known_to_the_others_as_soon_as
             assert (await hit(other, "user:ann", plenty)).reason is Reason.OK
             await store.bans.unban(banned, "ann")
             await eventually(passes)
+
+
+@pytest.mark.parametrize("running", ["server", "cluster"])
+async def test_a_worker_knows_bans_of_networks_at_its_first_answer_and_after_it_was_idle(
+    running: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "NEWS_S", 0.05)
+    plenty = usual("100000/minute")
+    async with workers_at(request.getfixturevalue(running), 2) as (store, other):
+
+        async def reason_after(change: Awaitable[Any], ask: Callable[..., Any], key: str) -> Reason:
+            await change
+            await asyncio.sleep(0.06)
+            decision: Decision = await settle(ask(((plenty, key, 1),), (address(key),)))
+            return decision.reason
+
+        for at, ask in enumerate((other.hit, other.peek, other.hit)):  # a known refusal of a client holds for a second
+            banned = store.bans.ban("192.0.2.0/24", None, "by request", "ann")
+            assert await reason_after(banned, ask, f"192.0.2.{at}") is Reason.BANNED
+            assert await reason_after(store.bans.unban("192.0.2.0/24", "ann"), ask, f"192.0.2.{10 + at}") is Reason.OK
+
+
+@pytest.mark.parametrize("given_up_after", ["the answer", *range(4, 60, 4)])
+async def test_a_request_that_is_given_up_while_bans_are_read_or_afterwards_holds_no_permit(
+    given_up_after: str | int, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "NEWS_S", 0.0)  # every request reads them first
+    checks = ((LimitSet("held", [Concurrency(9)]), "user:ann", 1),)
+    async with store_at(server, permit_lease="5m") as store:
+        renewals = store._shared.renewals
+        hold = renewals.hold
+
+        def answered(decision: Decision) -> None:
+            hold(decision)
+            asked.cancel()
+
+        monkeypatch.setattr(renewals, "hold", answered)
+        asked = asyncio.create_task(settle(store.hit(checks)))
+        if isinstance(given_up_after, int):
+            await turns(given_up_after)
+            asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+
+        async def none_is_held() -> bool:
+            return (await settle(store.peek(checks))).remaining == 8  # after the one that is asked about
+
+        await eventually(none_is_held)
 
 
 @pytest.mark.parametrize(("step_us", "way"), [(-5_000_000, "5.0 s back"), (5_000_000, "5.0 s forward")])

@@ -226,7 +226,19 @@ class Batcher(ABC):
             StoreError: The server or the cluster cannot be reached.
         """
         while not self._is_ready:
-            await self._settled(self._open())
+            await self.settled(self._open())
+
+    def news(self) -> asyncio.Task[None] | None:
+        """Return what reads the bans of networks; None if they were read, or polled for, within `NEWS_S`."""
+        return self._poll_when_due() if self._is_ready else self._open()
+
+    async def settled(self, task: asyncio.Task[Any]) -> None:
+        """Wait for a shared task without cancelling it; if it was cancelled itself, raise StoreUnavailable."""
+        assert task is not asyncio.current_task(), "a task that awaits itself never ends"
+        await asyncio.wait((task,))
+        if task.cancelled():
+            raise StoreUnavailable(CLOSED)
+        task.result()
 
     def _open(self) -> asyncio.Task[None]:
         if self._opening is None:
@@ -251,11 +263,12 @@ class Batcher(ABC):
         self._news_from_s = monotonic() + NEWS_S
         await self._shared.bans.hear(ask)
 
-    def _poll_when_due(self) -> None:
-        """Poll for changes in a task, at most once in `NEWS_S`."""
-        if monotonic() >= self._news_from_s:
-            self._news_from_s = monotonic() + NEWS_S
-            self._start(self._poll())
+    def _poll_when_due(self) -> asyncio.Task[None] | None:
+        """Poll for changes in a task, at most once in `NEWS_S`; return the task."""
+        if monotonic() < self._news_from_s:
+            return None
+        self._news_from_s = monotonic() + NEWS_S
+        return self._start(self._poll())
 
     async def _poll(self) -> None:
         try:
@@ -289,14 +302,6 @@ class Batcher(ABC):
                 fail(requests, store_error(error))
 
         self._start(work).add_done_callback(ended)
-
-    async def _settled(self, task: asyncio.Task[Any]) -> None:
-        """Wait for a shared task without cancelling it; if it was cancelled itself, raise StoreUnavailable."""
-        assert task is not asyncio.current_task(), "a task that awaits itself never ends"
-        await asyncio.wait((task,))
-        if task.cancelled():
-            raise StoreUnavailable(CLOSED)
-        task.result()
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         if self._closed:

@@ -84,7 +84,7 @@ class NodeBatcher(ServerBatcher):
         """Do nothing: the batcher of the cluster polls, at the node with the shared keys."""
 
     def _poll_when_due(self) -> None:
-        """Do nothing; see `_begin`."""
+        """Return None; see `_begin`."""
 
     def _fail_line(self, error: StoreError) -> None:
         """Send the unsent requests to the current owners of their slots."""
@@ -255,7 +255,7 @@ class ClusterBatcher(Batcher):
 
     async def _look(self) -> None:
         """Read the slot map, and wait for it."""
-        await self._settled(self.look_soon())
+        await self.settled(self.look_soon())
 
     async def _learn_owners(self) -> None:
         try:

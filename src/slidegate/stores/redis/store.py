@@ -156,8 +156,14 @@ class RedisStore(Store):
         refusals = self._shared.refusals
         if refusals.bans and (refusal := refusals.banned(checks, subjects_of(checks, subjects))) is not None:
             return refusal
+        news = self._batcher().news()
+        return self._hit(checks, subjects) if news is None else self._hit_after(news, checks, subjects)
+
+    def _hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
+        """Do what `hit` does once the bans of networks are known."""
+        refusals = self._shared.refusals
         if self.bans.networks.bans and self.bans.refused_by_network(checks, subjects) is not None:
-            return self.peek(checks, subjects)  # the key's own ban may last longer
+            return self._peek(checks, subjects)  # the key's own ban may last longer
         if refusals.known and (refused := refusals.answer(checks)) is not None:
             return refused
         if self._is_cluster:
@@ -166,6 +172,38 @@ class RedisStore(Store):
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Awaitable[Decision]:
         """Return what `hit` would return now. Changes nothing."""
+        news = self._batcher().news()
+        return self._peek(checks, subjects) if news is None else self._peek_after(news, checks, subjects)
+
+    async def _hit_after(
+        self, news: asyncio.Task[None], checks: Sequence[Check], subjects: Sequence[BanSubject]
+    ) -> Decision:
+        """Do what `_hit` does after the end of a task that reads the bans of networks."""
+        await self._batcher().settled(news)
+        answer = self._hit(checks, subjects)
+        if isinstance(answer, Decision):
+            return answer
+        asked = asyncio.ensure_future(answer)
+        try:
+            await asyncio.wait((asked,))
+        except asyncio.CancelledError:
+            asked.cancel()
+            asked.add_done_callback(self._release)
+            raise
+        return asked.result()
+
+    def _release(self, asked: asyncio.Future[Decision]) -> None:
+        """Release the permits of an answer that came just before its request was cancelled."""
+        if not asked.cancelled() and asked.exception() is None:
+            self._hand_back_unheard(asked.result().take_back(held=True))
+
+    async def _peek_after(
+        self, news: asyncio.Task[None], checks: Sequence[Check], subjects: Sequence[BanSubject]
+    ) -> Decision:
+        await self._batcher().settled(news)
+        return await self._peek(checks, subjects)
+
+    def _peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Awaitable[Decision]:
         asked = self._question(PEEK, checks, subjects)
         return self._beside_networks(asked, checks, subjects) if self.bans.networks.bans else asked
 
