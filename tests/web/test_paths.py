@@ -322,7 +322,10 @@ ODD: list[dict[str, Any]] = [
     *({"path": path} for path in (5, None, b"/a", ["/a"])),
     *({"method": method} for method in (None, b"POST", 5, ["GET"])),
     *({"root_path": root} for root in (None, b"", b"/api", ["/api"])),
-    *({"client": (host, 1)} for host in (5, b"203.0.113.9", None)),
+    *({"client": (host, 1)} for host in (5, b"203.0.113.9", None, ["203.0.113.9"])),
+    *({"client": client} for client in (5, "", [], ["203.0.113.9"], {}, {"host": "203.0.113.9"}, object)),
+    *({"client": None, "server": server} for server in (5, "", [], {"port": 80}, ("127.0.0.1",))),
+    *({"extensions": extensions} for extensions in (5, None, ["websocket.http.response"])),
     {"headers": [(b"x-api-key", bytearray(b"k"))]},
 ]
 """What no server should send, and an adapter might."""
@@ -340,7 +343,7 @@ async def test_a_scope_with_odd_values_is_a_counted_request(odd: dict[str, Any],
     middleware = RateLimitMiddleware(hello, rules=rules, bans=BanPolicy(signals={"/trap": "ban"}))
     scopes = [scope_of("/a", type=kind) for _ in range(3)]
     for scope in scopes:
-        scope.update(odd, extensions={"websocket.http.response": {}})
+        scope.update({"extensions": {"websocket.http.response": {}}, **odd})
         await send_scope(middleware, scope)
     assert [bool(scope["slidegate.ended"].decision) for scope in scopes] == [True, True, False]
 

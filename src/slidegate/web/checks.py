@@ -20,7 +20,7 @@ from starlette.types import Scope
 from ..core.arguments import check_flag, check_list
 from ..core.errors import ConfigurationError, RateLimitExceeded, closest, quoted
 from ..core.logs import logger
-from .client_ip import UNKNOWN_PEER, ClientAddress
+from .client_ip import UNKNOWN_PEER, ClientAddress, host_of
 from .declared_limits import is_exempt, limits_at
 from .keys import parts_of
 from .mcp import McpTool
@@ -183,8 +183,7 @@ def about_request(scope: Scope, client: ClientAddress, *, gone: bool) -> Iterato
     """
     if gone:
         return
-    peer = scope.get("client")
-    host = (peer[0] if peer else None) or ""
+    host = host_of(scope)
     if not host:
         yield Finding(
             "SG109",

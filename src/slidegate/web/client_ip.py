@@ -16,7 +16,7 @@ unclosed quote from the client cannot hide the entries that proxies have appende
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice, takewhile
 from typing import Final
@@ -110,9 +110,7 @@ class ClientAddress:
         client = scope.get("client")
         # A server on a port has no Unix peers: a client could reset its connection to be trusted as one.
         believed = self.trusted and (client is not None or self._hops or not may_be_gone(scope))
-        host = (client[0] if client else None) or ""
-        host = host if isinstance(host, str) else str(host)  # what no server should write is a peer all the same
-        written = host, field_value(scope, self.header) if believed else ""
+        written = host_of(scope), field_value(scope, self.header) if believed else ""
         return self._known.get(written) or remember(self._known, written, self._find(*written))
 
     def _find(self, host: str, value: str) -> tuple[str, Address | None]:
@@ -140,7 +138,17 @@ def may_be_gone(scope: Scope) -> bool:
     result means nothing for them.
     """
     server = scope.get("server")
-    return scope.get("client") is None and server is not None and server[1] is not None
+    return scope.get("client") is None and isinstance(server, Sequence) and len(server) > 1 and server[1] is not None
+
+
+def host_of(scope: Scope) -> str:
+    """Return the host of the peer; empty if the server names none. What no server should write is a peer, too."""
+    client = scope.get("client")
+    try:
+        host = client[0] if client else ""
+    except (TypeError, LookupError):
+        host = client
+    return host if isinstance(host, str) else str(host or "")
 
 
 def client_ip(

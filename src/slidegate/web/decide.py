@@ -23,7 +23,7 @@ from ..limiter.operators import NetworkLookup
 from ..limiter.waiting import may_wait
 from .bans import BanSignals, Signal
 from .callbacks import ShadowRules, UserCallbacks
-from .client_ip import ClientAddress, may_be_gone
+from .client_ip import ClientAddress, host_of, may_be_gone
 from .endpoint_refusals import wait_at_endpoint
 from .exchange import Entry, Exchange, allowlisted, has_passed, is_preflight, passed_checks
 from .headers import field_value
@@ -185,9 +185,13 @@ class Decider:
         peer = scope.get("client")
         if not peer:
             return self._identify(scope)
-        asked = peer[0] if self._header is None else (peer[0], field_value(scope, self._header))
         clients = self._clients
-        return clients.get(asked) or remember(clients, asked, self._identify(scope))
+        try:
+            asked = peer[0] if self._header is None else (peer[0], field_value(scope, self._header))
+            known = clients.get(asked)
+        except (TypeError, LookupError):  # no server sends such a peer
+            return self._identify(scope)
+        return known or remember(clients, asked, self._identify(scope))
 
     def forget_clients(self) -> None:
         """Clear the cache of clients, because their cached checks are outdated."""
@@ -205,8 +209,7 @@ class Decider:
         """Determine the client of a request, and whether it is on a list."""
         key, address = self._client.locate(scope)
         verdict: Decision | None = None
-        peer = scope.get("client")
-        self._peers_named = self._peers_named or bool(peer and peer[0])
+        self._peers_named = self._peers_named or bool(host_of(scope))
         if self.is_gone(scope):
             verdict = _GONE
         elif address is not None and self._allowlist is not None and self._allowlist.covers(*address):

@@ -243,7 +243,8 @@ def refused_by(decision: Decision) -> str:
 
 def _takes_answer(scope: Scope) -> bool:
     """Return whether the server can send a full answer; not every server can answer a websocket handshake."""
-    return scope["type"] == "http" or "websocket.http.response" in (scope.get("extensions") or {})
+    extensions = scope.get("extensions")
+    return scope["type"] == "http" or (isinstance(extensions, Mapping) and "websocket.http.response" in extensions)
 
 
 async def refuse_websocket(scope: Scope, send: Send, status: int, body: bytes, fields: Fields) -> None:
