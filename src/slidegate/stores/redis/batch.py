@@ -228,9 +228,9 @@ class Batcher(ABC):
         while not self._is_ready:
             await self.settled(self._open())
 
-    def news(self) -> asyncio.Task[None] | None:
-        """Return what reads the bans of networks; None if they were read, or polled for, within `NEWS_S`."""
-        return self._poll_when_due() if self._is_ready else self._open()
+    def opening(self) -> asyncio.Task[None] | None:
+        """Return the task that connects and reads the bans of networks; None if requests can be sent."""
+        return None if self._is_ready else self._open()
 
     async def settled(self, task: asyncio.Task[Any]) -> None:
         """Wait for a shared task without cancelling it; if it was cancelled itself, raise StoreUnavailable."""
@@ -263,12 +263,11 @@ class Batcher(ABC):
         self._news_from_s = monotonic() + NEWS_S
         await self._shared.bans.hear(ask)
 
-    def _poll_when_due(self) -> asyncio.Task[None] | None:
-        """Poll for changes in a task, at most once in `NEWS_S`; return the task."""
-        if monotonic() < self._news_from_s:
-            return None
-        self._news_from_s = monotonic() + NEWS_S
-        return self._start(self._poll())
+    def _poll_when_due(self) -> None:
+        """Poll for changes in a task, at most once in `NEWS_S`."""
+        if monotonic() >= self._news_from_s:
+            self._news_from_s = monotonic() + NEWS_S
+            self._start(self._poll())
 
     async def _poll(self) -> None:
         try:

@@ -84,7 +84,7 @@ class NodeBatcher(ServerBatcher):
         """Do nothing: the batcher of the cluster polls, at the node with the shared keys."""
 
     def _poll_when_due(self) -> None:
-        """Return None; see `_begin`."""
+        """Do nothing; see `_begin`."""
 
     def _fail_line(self, error: StoreError) -> None:
         """Send the unsent requests to the current owners of their slots."""

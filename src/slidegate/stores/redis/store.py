@@ -156,8 +156,8 @@ class RedisStore(Store):
         refusals = self._shared.refusals
         if refusals.bans and (refusal := refusals.banned(checks, subjects_of(checks, subjects))) is not None:
             return refusal
-        news = self._batcher().news()
-        return self._hit(checks, subjects) if news is None else self._hit_after(news, checks, subjects)
+        opening = self._batcher().opening()
+        return self._hit(checks, subjects) if opening is None else self._hit_after(opening, checks, subjects)
 
     def _hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
         """Do what `hit` does once the bans of networks are known."""
@@ -172,14 +172,14 @@ class RedisStore(Store):
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Awaitable[Decision]:
         """Return what `hit` would return now. Changes nothing."""
-        news = self._batcher().news()
-        return self._peek(checks, subjects) if news is None else self._peek_after(news, checks, subjects)
+        opening = self._batcher().opening()
+        return self._peek(checks, subjects) if opening is None else self._peek_after(opening, checks, subjects)
 
     async def _hit_after(
-        self, news: asyncio.Task[None], checks: Sequence[Check], subjects: Sequence[BanSubject]
+        self, opening: asyncio.Task[None], checks: Sequence[Check], subjects: Sequence[BanSubject]
     ) -> Decision:
-        """Do what `_hit` does after the end of a task that reads the bans of networks."""
-        await self._batcher().settled(news)
+        """Do what `_hit` does once the connection is open."""
+        await self._batcher().settled(opening)
         answer = self._hit(checks, subjects)
         if isinstance(answer, Decision):
             return answer
@@ -198,9 +198,9 @@ class RedisStore(Store):
             self._hand_back_unheard(asked.result().take_back(held=True))
 
     async def _peek_after(
-        self, news: asyncio.Task[None], checks: Sequence[Check], subjects: Sequence[BanSubject]
+        self, opening: asyncio.Task[None], checks: Sequence[Check], subjects: Sequence[BanSubject]
     ) -> Decision:
-        await self._batcher().settled(news)
+        await self._batcher().settled(opening)
         return await self._peek(checks, subjects)
 
     def _peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Awaitable[Decision]:
