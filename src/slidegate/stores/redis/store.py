@@ -156,16 +156,13 @@ class RedisStore(Store):
         refusals = self._shared.refusals
         if refusals.bans and (refusal := refusals.banned(checks, subjects_of(checks, subjects))) is not None:
             return refusal
-        opening = self._batcher().opening()
-        return self._hit(checks, subjects) if opening is None else self._hit_after(opening, checks, subjects)
-
-    def _hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
-        """Do what `hit` does once the bans of networks are known."""
-        refusals = self._shared.refusals
         if self.bans.networks.bans and self.bans.refused_by_network(checks, subjects) is not None:
-            return self._peek(checks, subjects)  # the key's own ban may last longer
+            return self.peek(checks, subjects)  # the key's own ban may last longer
         if refusals.known and (refused := refusals.answer(checks)) is not None:
             return refused
+        opening = self._batcher().opening()
+        if opening is not None:  # the bans of networks are not known yet
+            return self._hit_after(opening, checks, subjects)
         if self._is_cluster:
             return self._question(HIT, checks, subjects)
         return self._ask(HIT, checks, subjects)
@@ -178,9 +175,9 @@ class RedisStore(Store):
     async def _hit_after(
         self, opening: asyncio.Task[None], checks: Sequence[Check], subjects: Sequence[BanSubject]
     ) -> Decision:
-        """Do what `_hit` does once the connection is open."""
+        """Do what `hit` does once the connection is open."""
         await self._batcher().settled(opening)
-        answer = self._hit(checks, subjects)
+        answer = self.hit(checks, subjects)
         if isinstance(answer, Decision):
             return answer
         asked = asyncio.ensure_future(answer)
