@@ -26,6 +26,7 @@ from slidegate.testing import FakeClock
 
 from ..asgi import call
 from ..stats.shared_store import Board, Staff
+from ..virtual_time import turns_during
 from ..web.middlewares import end_of_looks
 from .admin_client import NOW_US, TOKEN, AdminClient, Operator, names
 
@@ -324,18 +325,7 @@ async def test_others_run_between_the_parts_that_a_worker_publishes() -> None:
     board = Board()
     staff = Staff(board)
     AdminRoutes(staff, token=TOKEN)
-    turns, done = 0, False
-
-    async def count() -> None:
-        nonlocal turns
-        while not done:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count())
-    await staff.publisher.publish()
-    done = True
-    await counting
+    turns = await turns_during(staff.publisher.publish())
     assert turns >= len(json.loads(board.rows["s-activity", 0, staff.publisher.worker][0]))
 
 

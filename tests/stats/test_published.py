@@ -23,6 +23,7 @@ from slidegate.stats.recorder import MAX_SERIES
 from slidegate.stats.report import RecentStats, Span
 from slidegate.stats.rows import VERSION, WORKERS, unpacked
 
+from ..virtual_time import turns_during
 from .shared_store import Board, Staff
 
 PASS = Outcome(True, Reason.OK, (), (), "", 200, "success", 0, 0, None, ())
@@ -264,18 +265,7 @@ async def test_it_publishes_by_itself_while_a_loop_runs_and_goes_on_after_failur
 async def test_others_run_between_two_series_while_it_publishes(board: Board, ann: Staff) -> None:
     for number in range(MAX_SERIES):
         note(ann, PASS, (("api",), f"GET /{number}"))
-    turns, done = 0, False
-
-    async def count() -> None:
-        nonlocal turns
-        while not done:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count())
-    await ann.publisher.publish()
-    done = True
-    await counting
+    turns = await turns_during(ann.publisher.publish())
     slices = 3  # slices of five seconds, a minute and five minutes
     assert turns >= MAX_SERIES * (1 + slices)
 

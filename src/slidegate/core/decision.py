@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from .bans.ban import Ban
 from .concurrency import Concurrency
-from .limits import AnyLimit, Limit
+from .limits import AnyLimit
 from .reservation import Reservation, reserved
 from .ring import WindowState
 
@@ -67,7 +67,6 @@ class LimitSet:
     Attributes:
         source: The limit set in the code from which this one is derived, directly or indirectly; else itself.
         held: Whether a charge is a permit, which a request holds until it ends, and not units of a window.
-        plain: Whether all limits are sliding windows.
         uncounted: The same limits and windows without `count_denied`.
     """
 
@@ -80,7 +79,6 @@ class LimitSet:
         "limits",
         "names",
         "on_error",
-        "plain",
         "rule",
         "source",
         "tenant",
@@ -118,7 +116,6 @@ class LimitSet:
         self.wait_max = wait_max
         self.limits = self._limits_now = tuple(limits)
         self.held = any(isinstance(limit, Concurrency) for limit in self.limits)
-        self.plain = all(isinstance(limit, Limit) for limit in self.limits)
         self.names = tuple(names) if names is not None else wire_names(rule, self.limits)
         self.uncounted = self if not count_denied else self.under(rule, count_denied=False)
 

@@ -215,11 +215,11 @@ class Exchange(Decided):
     def record(self, decision: Decision) -> None:
         """Record a decision of the current middleware. It replaces a refusal of the same checks, asked for again."""
         if self.entries:
-            own = self.parts, windows_of(decision)
+            own = self.parts, _rules_and_keys(decision)
             self.entries = [
                 (parts, before)
                 for parts, before in self.entries
-                if before.allowed or (parts, windows_of(before)) != own
+                if before.allowed or (parts, _rules_and_keys(before)) != own
             ]
         self.entries.append((self.parts, decision))
 
@@ -524,7 +524,7 @@ def no_middleware(who: str) -> ConfigurationError:
     )
 
 
-def windows_of(decision: Decision) -> list[tuple[str, str]]:
+def _rules_and_keys(decision: Decision) -> list[tuple[str, str]]:
     """Return the identity of the rule and the key of each check of a decision."""
     return [(bucket.rule, key) for bucket, key, _ in decision.checks]
 
