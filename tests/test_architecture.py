@@ -27,6 +27,10 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "simulation": ({"core", "limiter", "logs", "stores", "web"}, {"anyio", "starlette"}),
     "cli": ({"core", "limiter", "admin", "logs", "simulation", "stats", "stores", "web"}, {"click", "starlette"}),
     "testing": ({"core", "limiter", "stores"}, {"hypothesis", "pytest"}),
+    "ops": (
+        {"core", "events", "limiter", "web"},
+        {"anyio", "click", "jinja2", "markupsafe", "opentelemetry", "prometheus_client", "rich", "starlette"},
+    ),
     "__main__": ({"cli"}, set()),
     "dashboard": ({"admin"}, set()),
     "events": ({"core", "limiter", "web"}, set()),

@@ -34,6 +34,7 @@ from .keys import Keys
 from .observers import AnyObserver, ObserverHub, listed_observers, outcome_of_question
 from .operators import NetworkLookup
 from .overrides import Overrides
+from .rows import Rows
 from .waiting import Queues
 
 T = TypeVar("T")
@@ -73,6 +74,7 @@ class Engine:
         ending: Coroutine functions to await when the application ends or the limiter is closed.
         forgetting: Functions that `forget` calls.
         overrides: The limits that operators have changed temporarily.
+        rows: What the workers of the store keep for each other.
 
     Raises:
         ConfigurationError: The secret, the deadline or `on_error` is invalid.
@@ -96,7 +98,9 @@ class Engine:
         memory = store if isinstance(store, MemoryStore) else None
         self.per_process = memory is not None
         self.unix_us: Clock = system_us if memory is None else memory.unix_us
-        self.observers = ObserverHub(self.unix_us)
+        self.ending: list[Callable[[], Awaitable[None]]] = []
+        self.forgetting: list[Callable[[], object]] = []
+        self.observers = ObserverHub(self.unix_us, self.ending, self.forgetting)
         for observer in listed_observers(observers):
             self.observers.subscribe(observer)
         self.emit: Callable[[Event], None] = self.observers.emit
@@ -111,8 +115,7 @@ class Engine:
         clock = None if memory is None else memory.clock
         self.now_us: Clock = clock or _steady_clock()
         self.queues = Queues(self)
-        self.ending: list[Callable[[], Awaitable[None]]] = []
-        self.forgetting: list[Callable[[], object]] = []
+        self.rows = Rows(self)
         self.overrides = Overrides(self)
         self._counts_permits = store.permits_held() is not None  # read once: counting them may be slow
         self._ids: dict[str, int] = {}
@@ -206,7 +209,7 @@ class Engine:
         """Await the cleanup functions in `ending`, which must not raise. After `close` there is nothing to clean up."""
         if self._closed:
             return
-        for end in self.ending:
+        for end in [*self.ending]:
             await end()
 
     def forget(self) -> None:

@@ -35,7 +35,8 @@ from .inspect import KeyView, inspect_key
 from .keys import AnyKey, KeyOf, Limits, Question
 from .observers import AnyObserver, Subscription
 from .operators import NetworkKey, check_ban, files_of, operator_of
-from .overrides import Override
+from .overrides import Changing, LimitInForce, Override
+from .rows import Row
 from .sync import DEFAULT_RULE, SyncLimiter, WithoutLoop
 
 ONE_UNIT: Final = 1
@@ -500,6 +501,76 @@ class Limiter:
             ConfigurationError: `observer` cannot be called or is a coroutine function, or a kind is unknown.
         """
         return self.engine.observers.subscribe(observer, kinds, thread=check_flag("thread", thread))
+
+    # -- what tools read -----------------------------------------------------------------------------------------------
+
+    @property
+    def middlewares(self) -> tuple[Any, ...]:
+        """The `RateLimitMiddleware` objects of this process that use this limiter, oldest first."""
+        return tuple(caller for caller in self.engine.callers.listed() if isinstance(caller, Changing))
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the store is failing, so that `on_error` decides; always False for a memory store."""
+        return self.engine.failover is not None and self.engine.failover.away
+
+    @property
+    def failures(self) -> int:
+        """How many queries of this process the store has failed or answered after the deadline."""
+        return 0 if self.engine.failover is None else self.engine.failover.failures
+
+    @property
+    def queued(self) -> int:
+        """How many requests of this process wait for room now."""
+        return self.engine.queues.waiting
+
+    @property
+    def deadline_us(self) -> int | None:
+        """How long the store may take to answer a request, in microseconds; None for a memory store."""
+        return None if self.engine.failover is None else self.engine.failover.deadline_us
+
+    @property
+    def on_error(self) -> OnError | None:
+        """What decides when the store fails; None for a memory store, which cannot."""
+        return None if self.engine.failover is None else self.engine.failover.on_error
+
+    def limits(self) -> list[LimitInForce]:
+        """Return the limits of the middlewares of this process: those of rules, and of endpoints met so far."""
+        return list(self.engine.overrides.in_force())
+
+    async def now_us(self) -> int:
+        """Return the time of the store in microseconds, the same for all workers that share it.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        return await self.engine.rows.time()
+
+    async def keep_row(self, kind: str, number: int, value: bytes, kept_us: int) -> None:
+        """Keep a row of this worker for all workers that share the store, replacing its row of the same number.
+
+        A memory store shares nothing, so this process keeps the row.
+
+        Args:
+            kind: What the row is, 1 to 40 characters of ``a-z``, ``0-9``, ``-`` and ``_``.
+            number: Its number among the rows of its kind, 0 or more, for example that of a time slice.
+            value: At most 1 MiB.
+            kept_us: When it expires, in microseconds from now; 0 deletes it.
+
+        Raises:
+            ConfigurationError: A value is invalid.
+            StoreError: The store does not answer, or has no room for rows.
+        """
+        await self.engine.rows.keep(kind, number, value, kept_us)
+
+    async def rows(self, kind: str, first: int = 0, last: int = 0) -> list[Row]:
+        """Return the rows of all workers with a number from `first` to `last`, both included.
+
+        Raises:
+            ConfigurationError: A value is invalid.
+            StoreError: The store does not answer.
+        """
+        return await self.engine.rows.read(kind, first, last)
 
     # -- functions, threads, and the end -------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from datetime import date
 from inspect import isawaitable, iscoroutine, iscoroutinefunction
 from queue import Empty, Queue
@@ -130,6 +130,12 @@ class Observer:
     def request(self, outcome: Outcome, /) -> None:
         """Receive the outcome of a request."""
 
+    async def end(self) -> None:
+        """Finish: the application ends, or the limiter is being closed and its store is still open."""
+
+    def forget(self) -> None:
+        """Begin anew, with nothing counted: a test resets all limiters."""
+
 
 AnyObserver: TypeAlias = Observer | Callable[[Event], object] | Any
 """An object with the method `event` or `request`, or a function of an event."""
@@ -143,6 +149,8 @@ class Subscription:
         kinds: The kinds of events that it receives; None for all.
         event: Its method for events; None if it has none.
         request: Its method for outcomes; None if it has none.
+        finish: Awaits its method `end`, and logs exceptions; None if it has none.
+        forget: Its method `forget`; None if it has none.
         dropped: The number of events and outcomes that were dropped because the observer was too slow.
 
     Raises:
@@ -152,6 +160,11 @@ class Subscription:
     def __init__(self, observer: AnyObserver, kinds: Iterable[str] | None, hub: ObserverHub) -> None:
         self.observer: Final = observer
         self.event, self.request = _methods(observer)
+        self.finish: Callable[[], Awaitable[None]] | None = None
+        self.forget: Callable[[], object] | None = None
+        if isinstance(observer, Observer):
+            self.finish = self._end if type(observer).end is not Observer.end else None
+            self.forget = observer.forget if type(observer).forget is not Observer.forget else None
         self.kinds: Final[Set[str] | None] = frozenset() if self.event is None else _known(kinds)
         self.dropped = 0
         self._hub = hub
@@ -180,6 +193,12 @@ class Subscription:
                 if iscoroutine(answer):
                     answer.close()
                 raise TypeError(f"it returned {type(answer).__name__!r}, never awaited; observers are not async")
+        except Exception as error:
+            self._log(error)
+
+    async def _end(self) -> None:
+        try:
+            await self.observer.end()  # type: ignore[union-attr]
         except Exception as error:
             self._log(error)
 
@@ -334,13 +353,19 @@ class ObserverHub:
 
     Args:
         unix_us: Returns Unix time in microseconds, for the time of events.
+        ending: Receives the methods `end` of observers.
+        forgetting: Receives their methods `forget`.
 
     Attributes:
         requests: Whether any observer receives outcomes; if not, no `Outcome` is created.
     """
 
-    def __init__(self, unix_us: Clock) -> None:
+    def __init__(
+        self, unix_us: Clock, ending: list[Callable[[], Awaitable[None]]], forgetting: list[Callable[[], object]]
+    ) -> None:
         self._unix_us = unix_us
+        self._ending = ending
+        self._forgetting = forgetting
         self._lock = Lock()
         hold_over_fork(self._lock)
         self._subscriptions: tuple[Subscription, ...] = ()
@@ -356,6 +381,10 @@ class ObserverHub:
         subscription = (ThreadedSubscription if thread else Subscription)(observer, kinds, self)
         with self._lock:
             self._set((*self._subscriptions, subscription))
+            if subscription.finish is not None:
+                self._ending.append(subscription.finish)
+            if subscription.forget is not None:
+                self._forgetting.append(subscription.forget)
         return subscription
 
     def find(self, kind: type[T]) -> T | None:
@@ -401,6 +430,10 @@ class ObserverHub:
         """End a subscription."""
         with self._lock:
             self._set(tuple(other for other in self._subscriptions if other is not subscription))
+            if subscription.finish in self._ending:
+                self._ending.remove(subscription.finish)
+            if subscription.forget in self._forgetting:
+                self._forgetting.remove(subscription.forget)
 
     def _set(self, subscriptions: tuple[Subscription, ...]) -> None:
         self._subscriptions = subscriptions

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -95,6 +95,10 @@ class NamedLimit(NamedTuple):
     """The largest known cost of one request."""
     fixed: str = ""
     """Why its amount cannot be changed; empty if it can."""
+    rule: str = ""
+    """The label of its rule."""
+    shadow: bool = False
+    """Whether its rule only reports."""
 
     def amount_in(self, text: str) -> int:
         """Return the amount that an override's text sets for this limit.
@@ -129,6 +133,23 @@ class NamedLimit(NamedTuple):
             return self.amount_in(override.limit)
         except ConfigurationError:
             return self.limit.amount
+
+
+class LimitInForce(NamedTuple):
+    """A limit that this process counts with."""
+
+    name: str
+    """Its name in response headers."""
+    rule: str
+    """The label of its rule."""
+    limit: AnyLimit
+    """The limit in force, as an operator has changed it; ``str(limit)`` is ``100/1m``."""
+    configured: AnyLimit
+    """The limit as configured in code."""
+    changeable: bool
+    """Whether `Limiter.override` can change it."""
+    shadow: bool
+    """Whether its rule reports and never refuses."""
 
 
 NamedLimits: TypeAlias = Mapping[str, Sequence[NamedLimit]]
@@ -218,6 +239,13 @@ class Overrides:
             return False
         await self._write(self.known[name], 0)
         return True
+
+    def in_force(self) -> Iterator[LimitInForce]:
+        """Yield the limits of all callers, with the amounts in effect."""
+        for named in self._named().values():
+            for one in named:
+                limit = one.limit.with_amount(one.amount_under(self._in_effect))
+                yield LimitInForce(one.name, one.rule, limit, one.limit, not one.fixed, one.shadow)
 
     async def refresh(self, deadline_s: float = COMMAND_DEADLINE_S) -> None:
         """Read the overrides from the store, and apply them.

@@ -45,7 +45,7 @@ def named_limits(rule: Rule, names: Sequence[str], limits: Sequence[AnyLimit]) -
             fixed = f"its rule has no name, by which other workers identify it; write Rule(..., name={name!r})"
         elif rule.limits_function is not None and not is_permit:
             fixed = "a function returns the limits of its rule for each request; change them there"
-        yield NamedLimit(name, limit, 1 if is_permit else max(cost, 1), fixed)
+        yield NamedLimit(name, limit, 1 if is_permit else max(cost, 1), fixed, rule.label, rule.action == "shadow")
 
 
 def with_amounts(bucket: LimitSet, amounts: Mapping[str, int]) -> LimitSet:
