@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
-import slidegate.stores.memory.store
 from slidegate import (
     BanPolicy,
     Limiter,
@@ -29,7 +29,7 @@ from slidegate import (
     header,
 )
 from slidegate.core import Reason
-from slidegate.testing import FakeClock
+from slidegate.testing import FakeClock, limits_clock
 
 from .asgi import call, page
 
@@ -37,14 +37,13 @@ PROXY = "10.0.0.1"
 
 
 @pytest.fixture(autouse=True)
-def steady_ns(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    """Stop the clock of every memory store."""
-    clock = FakeClock(10**15)
-    monkeypatch.setattr(slidegate.stores.memory.store, "monotonic_ns", clock)
-    return clock
+def clock() -> Iterator[FakeClock]:
+    """Stop the clock of every limiter."""
+    with limits_clock(FakeClock(10**15)) as clock:
+        yield clock
 
 
-def test_one_line_holds_every_client_to_a_hundred_requests_a_minute(steady_ns: FakeClock) -> None:
+def test_one_line_holds_every_client_to_a_hundred_requests_a_minute(clock: FakeClock) -> None:
     app = FastAPI()
     app.add_middleware(RateLimitMiddleware, limits="100/minute")
     client = TestClient(app)
@@ -59,7 +58,7 @@ def test_one_line_holds_every_client_to_a_hundred_requests_a_minute(steady_ns: F
         "ratelimit": f'"default";r=0;t={retry_after}',
     }
     assert refused.json()["violated-policies"] == ["default"]
-    steady_ns.set(steady_ns() + int(retry_after) * 10**9)
+    clock.advance(us=int(retry_after) * 1_000_000)
     assert client.get("/").status_code == 404
 
 
@@ -135,11 +134,11 @@ def test_the_whole_thing_holds_everyone_together_to_the_service_limit(visitor: V
 
 
 def test_the_whole_thing_bans_at_the_twentieth_refusal_and_for_longer_each_time(
-    visitor: Visitor, steady_ns: FakeClock
+    visitor: Visitor, clock: FakeClock
 ) -> None:
     for least_s in (3_600, 4 * 3_600, 16 * 3_600, 64 * 3_600, 7 * 86_400, 7 * 86_400):
         for number in range(4):  # of a minute's 5, with 5 refusals each
-            steady_ns.set(steady_ns() + 60 * 10**9)
+            clock.advance("60s")
             assert visitor.statuses(10, "/login", "POST") == [404] * 5 + [429] * 5, number
         refused = visitor.answer("/")
         assert refused.status_code == 403
@@ -148,9 +147,9 @@ def test_the_whole_thing_bans_at_the_twentieth_refusal_and_for_longer_each_time(
         assert least_s <= wait_s <= min(1.1 * least_s, 7 * 86_400)
         assert visitor.statuses(1, "/health") == [403], "whatever the rules say"
         assert visitor.statuses(1, "/health", client="203.0.113.10") == [404], "a neighbour"
-        steady_ns.set(steady_ns() + (wait_s - 1) * 10**9)
+        clock.advance(us=(wait_s - 1) * 1_000_000)
         assert visitor.statuses(1, "/") == [403]
-        steady_ns.set(steady_ns() + 10**9)
+        clock.advance("1s")
         assert visitor.statuses(1, "/") == [404]
 
 
@@ -179,10 +178,10 @@ def endpoint(how: str) -> ASGIApp:
 
 
 @pytest.mark.parametrize("how", ["dependency", "decorated", "middleware of a route"])
-def test_an_endpoint_is_held_to_five_a_second(how: str, steady_ns: FakeClock) -> None:
+def test_an_endpoint_is_held_to_five_a_second(how: str, clock: FakeClock) -> None:
     client = TestClient(endpoint(how))
     assert [client.get("/search").status_code for _ in range(6)] == [200] * 5 + [429]
-    steady_ns.set(steady_ns() + 10**9)
+    clock.advance("1s")
     assert client.get("/search").status_code == 200
 
 

@@ -26,7 +26,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     ),
     "simulation": ({"core", "limiter", "logs", "stores", "web"}, {"anyio", "starlette"}),
     "cli": ({"core", "limiter", "admin", "logs", "simulation", "stats", "stores", "web"}, {"click", "starlette"}),
-    "testing": ({"core", "limiter", "stores"}, {"hypothesis", "pytest"}),
+    "testing": ({"core", "events", "limiter"}, set()),
     "ops": (
         {"core", "events", "limiter", "web"},
         {"anyio", "click", "jinja2", "markupsafe", "opentelemetry", "prometheus_client", "rich", "starlette"},

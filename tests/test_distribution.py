@@ -57,7 +57,6 @@ NEEDS_AN_EXTRA = {
     "from slidegate.prometheus import PrometheusMetrics": "prometheus",
     "from slidegate.stores.lmdb import LmdbStore": "lmdb",
     "from slidegate.stores.redis import RedisStore": "redis",
-    "from slidegate.testing.contract import StoreContract": "testing",
     "import slidegate; slidegate.Limiter.from_url('lmdb:///tmp/x')": "lmdb",
     "import slidegate; slidegate.Limiter.from_url('redis://localhost')": "redis",
     "import slidegate; slidegate.RateLimitMiddleware.from_file(None, 'slidegate.toml')": "config",
@@ -113,13 +112,13 @@ def test_both_are_built_and_pass_all_checks(built: Built) -> None:
     assert (built.wheel.name, built.source.name) == names
 
 
-def test_the_extra_all_brings_what_every_extra_brings_but_that_for_tests(built: Built) -> None:
+def test_the_extra_all_brings_what_every_extra_brings(built: Built) -> None:
     (found,) = distributions(path=[str(built.wheel)])
     brought: dict[str, set[str]] = {}
     for line in found.requires or ():
         for extra in re.findall(r"extra == '(\w+)'", line):
             brought.setdefault(extra, set()).add(line.replace(f"'{extra}'", ""))
-    asked, _ = brought.pop("all"), brought.pop("testing")
+    asked = brought.pop("all")
     assert asked == set().union(*brought.values())
     assert len(brought) > 5
 

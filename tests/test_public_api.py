@@ -89,12 +89,6 @@ EXTRAS = {
     "hiredis": ("redis", 'slidegate.Limiter.from_url("redis://h")', "ConfigurationError: store address: RedisStore"),
     "http_sf": ("httpx", "import slidegate.httpx", "ImportError: slidegate.httpx"),
     "click": ("cli", "from slidegate.cli import main; sys.exit(main(['--help']))", "slidegate: the command"),
-    # The clock, the observer and the reference need nothing.
-    "hypothesis": (
-        "testing",
-        "import slidegate.testing, slidegate.testing.reference.model; import slidegate.testing.contract",
-        "ImportError: the store contract",
-    ),
 }
 
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from slidegate import Limit, MemoryStore
 from slidegate.core import Decision, LimitSet
 from slidegate.testing import FakeClock
-from slidegate.testing.contract.programs import YEAR_2100_US, Choices
+
+from ..contract.programs import YEAR_2100_US, Choices
 
 
 class Question(NamedTuple):

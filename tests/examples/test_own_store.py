@@ -8,7 +8,7 @@ import examples.own_store.__main__
 from examples.own_store.dict_store import DictStore
 from slidegate import Limiter, StoreError
 from slidegate.testing import FakeClock
-from slidegate.testing.contract import StoreContract
+from tests.contract import StoreContract
 
 pytestmark = pytest.mark.all
 

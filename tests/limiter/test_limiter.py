@@ -15,8 +15,8 @@ from slidegate.core.addresses import canonical_key
 from slidegate.limiter import MAX_KEY_BYTES, Limiter
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.testing.contract import StoreContract
 
+from ..contract import StoreContract
 from ..remote_stores import RemoteStore, SlowStore
 
 SECOND_US = 1_000_000

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import pytest
 
 from slidegate import MemoryStore
-from slidegate.testing.contract.player import settle
 
+from ..contract.player import settle
 from ..redis_servers import VALKEY, RedisServer
 from .redis.stores import store_of
 

@@ -22,7 +22,8 @@ from typing import Any, Final
 
 from slidegate import Limiter
 from slidegate.core import Concurrency, Decision, Event, LimitSet
-from slidegate.testing.contract.player import settle
+
+from ..contract.player import settle
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 BOUND_S: Final = 60

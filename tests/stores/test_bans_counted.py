@@ -10,8 +10,8 @@ import pytest
 
 from slidegate import BanPolicy, ConfigurationError, MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.testing.contract.player import settle
 
+from ..contract.player import settle
 from ..redis_servers import AT_REDIS, BOUND_S
 from .conftest import Opened
 

@@ -15,9 +15,9 @@ from slidegate.core import Ban, BanSubject, Reason
 from slidegate.core.addresses import BITS, Address, format_network
 from slidegate.core.bans.ban import ban_key, longest
 from slidegate.testing import FakeClock
-from slidegate.testing.contract.harness import bucket
-from slidegate.testing.contract.player import settle
 
+from ..contract.harness import bucket
+from ..contract.player import settle
 from ..redis_servers import needs_redis
 from .conftest import Opened
 

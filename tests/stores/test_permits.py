@@ -20,9 +20,9 @@ from slidegate.core.reservation import Permit
 from slidegate.stores.leases import HeldPermits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.testing.contract.player import settle
-from slidegate.testing.contract.programs import YEAR_2100_US
 
+from ..contract.player import settle
+from ..contract.programs import YEAR_2100_US
 from ..redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..remote_stores import RemoteStore
 from ..virtual_time import turns

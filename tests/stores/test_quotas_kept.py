@@ -10,9 +10,9 @@ import pytest
 from slidegate.core import Decision, LimitSet, Quota, StoreUnavailable, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
-from slidegate.testing.contract.harness import bucket
-from slidegate.testing.contract.player import settle
 
+from ..contract.harness import bucket
+from ..contract.player import settle
 from ..redis_servers import RedisServer, needs_redis
 from .conftest import Opened
 from .redis.stores import store_at

@@ -17,9 +17,9 @@ from slidegate import Decision, Limiter, MemoryStore, Quota
 from slidegate.core import LimitSet, Store, parse_limits
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
-from slidegate.testing.contract.harness import bucket
-from slidegate.testing.contract.player import as_peek_says, settle
 
+from ..contract.harness import bucket
+from ..contract.player import as_peek_says, settle
 from ..fault_proxy import FaultProxy
 from ..hurry import at_once
 from ..redis_servers import BOUND_S, RedisServer, needs_redis

@@ -17,9 +17,9 @@ import slidegate.stores.memory.shard
 from slidegate.core import Check, Decision, Limit, LimitSet
 from slidegate.core.limits import MAX_AMOUNT
 from slidegate.testing import FakeClock
-from slidegate.testing.contract.harness import bucket
-from slidegate.testing.contract.programs import Choices
 
+from ..contract.harness import bucket
+from ..contract.programs import Choices
 from .conftest import Opened
 
 SECOND_US = 1_000_000

@@ -11,8 +11,8 @@ from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.stats import SHARE
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
-from slidegate.testing.contract.player import settle
 
+from ..contract.player import settle
 from ..redis_servers import RedisCluster, RedisServer, needs_redis
 from .redis.stores import store_at
 

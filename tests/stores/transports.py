@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from slidegate.testing.contract import StoreContract
+from ..contract import StoreContract
 
 RANDOM = ("test_answers_are_those_of_the_reference", "test_bans_are_those_of_the_reference")
 

@@ -1,12 +1,13 @@
-"""The pytest plugin of users: what it does stands in plugin/cases.py, which runs here in a pytest of its own.
+"""The pytest plugin and the contract of stores as users run them: in a pytest of their own.
 
-There it changes how the stores of the whole process tell the time, which the other tests must not notice.
+What the plugin does is in plugin/cases.py.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,9 +50,21 @@ def test_the_tests_on_the_page_pass_in_another_order(tmp_path: Path) -> None:
     (fragment,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     for name, code in {**saved, "pyproject.toml": fragment}.items():
         (tmp_path / name).write_text(code, "utf-8")
-    assert page.count("```python") == len(saved) == 4
+    assert page.count("```python") == len(saved) == 5
     files = sorted((str(tmp_path / name) for name in saved if name.startswith("test_")), reverse=True)
     plugins = ("-p", "slidegate_pytest")
     ended = pytest_of_its_own(*plugins, "-W", "error", *files, path=tmp_path)
     assert ended.returncode == 0, ended.stdout[-6_000:]
     assert f"{sum(code.count('def test_') for code in saved.values())} passed" in ended.stdout
+
+
+def test_the_contract_of_stores_runs_where_it_is_copied_to(tmp_path: Path) -> None:
+    for folder in ("contract", "reference"):
+        shutil.copytree(ROOT / "tests" / folder, tmp_path / "tests" / folder)
+    (tmp_path / "tests" / "__init__.py").touch()
+    page = (ROOT / "docs" / "stores" / "own_store.md").read_text("utf-8")
+    (code,) = re.findall(r"^<!-- file: test_my_store.py -->\n```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "tests" / "test_my_store.py").write_text(code, "utf-8")
+    ended = pytest_of_its_own("-W", "error", "tests/test_my_store.py", path=tmp_path)
+    assert ended.returncode == 0, ended.stdout[-6_000:]
+    assert int(re.findall(r"(\d+) passed", ended.stdout)[-1]) > 40

@@ -58,7 +58,7 @@ async def test_during_a_failure_the_bound_is_per_process_and_afterwards_both_cou
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store, clock = Failing(FakeClock()), FakeClock()
-    monkeypatch.setattr("slidegate.limiter.failover.monotonic_ns", lambda: clock() * 1_000)
+    monkeypatch.setattr("slidegate.stores.system_clock.SYSTEM.monotonic_ns", lambda: clock() * 1_000)
     limiter = Limiter(store, deadline="20s")
     inside, ends = asyncio.Queue[None](), [asyncio.Event() for _ in range(2)]
     left = iter(ends)

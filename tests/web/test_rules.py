@@ -130,7 +130,7 @@ def limiter_at(wall: FakeClock) -> Limiter:
 
 async def test_a_client_is_told_to_the_second_when_a_quota_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     wall = FakeClock(NOON_US + 400_000)
-    monkeypatch.setattr("slidegate.web.headers.time", lambda: wall() / 1_000_000 + 0.05)
+    monkeypatch.setattr("slidegate.stores.system_clock.SYSTEM.time_ns", lambda: wall() * 1_000 + 50_000_000)
     rule = Rule("*", ["100/minute", Quota("2/day", name="plan")], name="api")
     middleware = RateLimitMiddleware(hello, rules=[rule], limiter=limiter_at(wall), headers="both")
     first, _, refused = await call(middleware), await call(middleware), await call(middleware)

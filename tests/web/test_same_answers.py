@@ -7,7 +7,6 @@ import gc
 import weakref
 from collections.abc import Callable
 from typing import Any, Final
-from unittest.mock import patch
 
 import pytest
 from hypothesis import given, note, settings
@@ -33,8 +32,7 @@ from slidegate import (
     header,
 )
 from slidegate.stats import Statistics
-from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web import headers
+from slidegate.testing import FakeClock, RecordingObserver, limits_clock
 
 from ..asgi import PEER, call, hello, page, scope_of, statuses
 
@@ -166,7 +164,7 @@ async def test_answers_counts_and_events_do_not_depend_on_what_no_request_meets(
     rules: Callable[[], list[Rule]], style: Any, on_refused: Any, requests: list[dict[str, Any]]
 ) -> None:
     note(str(rules()))
-    with patch.object(headers, "time", lambda: 1_700_000_000.0):
+    with limits_clock(FakeClock(1_700_000_000_000_000)):
         plays = [Play(rules(), headers=style, on_refused=on_refused, **more) for more in ({}, beside())]
         for asked in requests:
             answers = []

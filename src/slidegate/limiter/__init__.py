@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from ..core.bans.ban import MAX_KEY_BYTES
+from ..stores.system_clock import system_us
 from .failover import FailurePolicy, check_failure_policy
 from .inspect import KeyView
 from .limiter import Limiter, check_cost
 from .overrides import Override
 
-__all__ = ["MAX_KEY_BYTES", "FailurePolicy", "KeyView", "Limiter", "Override", "check_cost", "check_failure_policy"]
+__all__ = [
+    "MAX_KEY_BYTES",
+    "FailurePolicy",
+    "KeyView",
+    "Limiter",
+    "Override",
+    "check_cost",
+    "check_failure_policy",
+    "system_us",
+]

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from inspect import isawaitable
-from time import monotonic_ns, time_ns
 from typing import ClassVar, Final, TypeAlias, TypeVar
 from weakref import WeakSet
 
@@ -26,7 +25,7 @@ from ..core.errors import ConfigurationError, StoreUnavailable
 from ..core.reservation import Reservation
 from ..core.store import BanStore, Clock, Event, Store, closed
 from ..stores.memory.store import MemoryStore
-from ..stores.system_clock import system_us
+from ..stores.system_clock import SYSTEM, monotonic_us, system_us
 from .aio import COMMAND_DEADLINE_S, within
 from .failover import Failover, OnError, check_failure_policy
 from .inspect import Callers
@@ -58,7 +57,7 @@ class Engine:
 
     Attributes:
         networks: Those files.
-        counting: Whether limits count and refuse. A test may turn that off for all limiters; see `rebuild`.
+        counting: Whether limits count and refuse. A test may turn that off for all limiters; see `all_limiters`.
         per_process: Whether every process has separate counts.
         prepare: Returns checks in a form that the store answers faster; see `Store.prepare`.
         decide: Charges every check or none; not a coroutine, so a synchronous store's decision is returned directly.
@@ -109,8 +108,6 @@ class Engine:
         self.failover: Failover | None = None
         if memory is None:  # a memory store never waits or fails
             self.failover = Failover(store, deadline, on_error, self.emit, buckets=self.callers.all_buckets)
-        self._backend: Store | Failover = self.failover or store
-        self._bans: BanStore | Failover = self.failover or store.bans
         self.keys = Keys(secret)
         clock = None if memory is None else memory.clock
         self.now_us: Clock = clock or _steady_clock()
@@ -145,7 +142,7 @@ class Engine:
         if self._closed or not reservations:
             return False
         try:
-            answer = self._backend.refund(reservations)
+            answer = (self.failover or self.store).refund(reservations)
             return answer if isinstance(answer, bool) else await answer
         finally:
             self.queues.freed(reservations)
@@ -225,10 +222,12 @@ class Engine:
                 forget()
 
     def rebuild(self) -> None:
-        """Set `decide`: it allows everything if `counting` is false, and raises after `close`."""
-        self.decide: Decide = self._backend.hit if self.counting else _let_pass
-        if self.counting and self._closed:
-            self.decide = self._raise_closed
+        """Set what answers: the store; after `close`, nothing; `_NoLimits` if `counting` is false."""
+        self._backend: Store | Failover | _NoLimits = self.failover or self.store
+        self._bans: BanStore | Failover | _NoLimits = self.failover or self.store.bans
+        if not self.counting:
+            self._backend = self._bans = _NoLimits()
+        self.decide: Decide = self._raise_closed if self._closed and self.counting else self._backend.hit
 
     def report_outcome(self, decision: Decision) -> None:
         """Pass the outcome of a question without HTTP to the observers of requests, if there are any."""
@@ -236,7 +235,7 @@ class Engine:
             self.observers.request(outcome_of_question(decision, self.now_us()))
 
     def _expect_open(self) -> None:
-        if self._closed:
+        if self._closed and self.counting:
             raise self._closed_error()
 
     def _closed_error(self) -> StoreUnavailable:
@@ -256,9 +255,24 @@ def all_engines() -> list[Engine]:
 
 def _steady_clock() -> Clock:
     """Return a clock of Unix time that follows no step of the system clock."""
-    ahead_us = (time_ns() - monotonic_ns()) // _NS_PER_US
-    return lambda: monotonic_ns() // _NS_PER_US + ahead_us
+    ahead_us = system_us() - monotonic_us()
+    return lambda: SYSTEM.monotonic_ns() // _NS_PER_US + ahead_us
 
 
-def _let_pass(checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
-    return Decision(True, Reason.EXEMPT)
+class _NoLimits:
+    """Answers in place of a store while `Engine.counting` is false: exempts every question, and bans nobody."""
+
+    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
+        return Decision(True, Reason.EXEMPT)
+
+    def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
+        return Decision(True, Reason.EXEMPT)
+
+    def charge(self, checks: Sequence[Check]) -> Decision:
+        return Decision(True, Reason.EXEMPT)
+
+    def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
+        return None
+
+    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
+        return None

@@ -29,7 +29,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from threading import Lock
-from time import monotonic_ns, time_ns
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from ..core.bans.ban import Ban, BanSubject
@@ -42,6 +41,7 @@ from ..core.reservation import Reservation, end_permits
 from ..core.store import Clock, Event, Store
 from ..stores.forks import hold_over_fork
 from ..stores.memory.store import MemoryStore
+from ..stores.system_clock import monotonic_us, system_us
 from .aio import Deadline, to_the_end, within
 from .decisions import LocalRefusal, StoreDown
 
@@ -130,7 +130,7 @@ class Failover:
         deadline: str | float | timedelta,
         on_error: OnError,
         emit: Callable[[Event], None],
-        clock: Clock = lambda: monotonic_ns() // 1000,
+        clock: Clock = monotonic_us,
         buckets: Callable[[], Iterable[LimitSet]] = tuple,
     ) -> None:
         self._store = store
@@ -475,7 +475,7 @@ class LocalStore:
         with self._lock:
             self._needed_until_us = max(self._needed_until_us, until_us, self._clock() + counts_us)
             if self.made is None:
-                store = MemoryStore(clock=self._clock, wall_clock=lambda: time_ns() // 1000)
+                store = MemoryStore(clock=self._clock, wall_clock=system_us)
                 store.observe(self._emit)
                 self.made = store
             return self.made

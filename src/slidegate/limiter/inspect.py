@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from threading import Lock
-from time import time_ns
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from weakref import WeakSet, ref
 
 from ..core.decision import LimitSet
 from ..core.views import WindowView, view_of
 from ..stores.forks import hold_over_fork
+from ..stores.system_clock import system_us
 from .aio import let_others_run
 
 if TYPE_CHECKING:
@@ -152,4 +152,4 @@ async def inspect_key(engine: Engine, key: str, buckets: Sequence[LimitSet]) -> 
             limit = bucket.limits[place]
             view = view_of(bucket.rule, bucket.label, bucket.names[place], limit, window, now_us)
             views.append(view._replace(fallback=bucket.fallback))
-    return KeyView(key, now_us, time_ns() // 1_000, tuple(views), len(buckets) - len(looked_at))
+    return KeyView(key, now_us, system_us(), tuple(views), len(buckets) - len(looked_at))

@@ -40,7 +40,9 @@ class Rows:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._shared = engine.store.shared_stats or _OwnRows(engine.now_us)
+        own = _OwnRows(engine.now_us)
+        self._shared = engine.store.shared_stats or own
+        engine.forgetting.append(own.forget)
         self.begin_anew()
         begin_anew_in_child(self.begin_anew)
 
@@ -83,6 +85,10 @@ class _OwnRows(SharedStats):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._rows: dict[tuple[str, int, bytes], tuple[bytes, int]] = {}
+
+    def forget(self) -> None:
+        """Drop all rows. For tests."""
+        self._rows = {}
 
     def time(self) -> int:
         """See `SharedStats`."""

@@ -1,10 +1,69 @@
-"""The system clock, the default clock of quotas and of the times shown for bans."""
+"""The system clock, which gives the time to every limiter without a clock of its own.
+
+No other module reads the time for that, so a test replaces it here for the whole process: see `SystemClock.use`.
+Others call the functions below, or, where every nanosecond counts, the methods of `SYSTEM`.
+"""
 
 from __future__ import annotations
 
-from time import time_ns
+import time
+from collections.abc import Callable
+from typing import Final
+
+from ..core.store import Clock
+from .shared import non_decreasing
+
+
+class SystemClock:
+    """The functions that return the time: those of the operating system, or those of a test.
+
+    Attributes:
+        monotonic_ns: Returns the monotonic time in nanoseconds.
+        time_ns: Returns Unix time in nanoseconds.
+    """
+
+    __slots__ = ("_test_clock", "monotonic_ns", "time_ns")
+
+    def __init__(self) -> None:
+        self.monotonic_ns: Callable[[], int] = time.monotonic_ns
+        self.time_ns: Callable[[], int] = time.time_ns
+        self._test_clock: Clock | None = None
+
+    def use(self, clock: Clock | None) -> Clock | None:
+        """Read a test's clock instead of that of the system; or, with None, that of the system again.
+
+        Stores rely on a monotonic time that never runs backwards. So it continues from its present value, whatever the
+        new clock says: it passes as that clock advances, and stands still while that is set back.
+
+        Args:
+            clock: Returns Unix time in microseconds; may step back.
+
+        Returns:
+            The clock that was read until now; None for that of the system.
+        """
+        if clock is None:
+            steady_ns, self.time_ns = time.monotonic_ns, time.time_ns
+        else:
+            steady_ns, self.time_ns = _nanoseconds(non_decreasing(clock)), _nanoseconds(clock)
+        ahead_ns = self.monotonic_ns() - steady_ns()
+        self.monotonic_ns = lambda: steady_ns() + ahead_ns
+        before, self._test_clock = self._test_clock, clock
+        return before
+
+
+def _nanoseconds(clock: Clock) -> Callable[[], int]:
+    return lambda: clock() * 1_000
+
+
+SYSTEM: Final = SystemClock()
+"""The system clock of this process."""
+
+
+def monotonic_us() -> int:
+    """Return the monotonic time in microseconds."""
+    return SYSTEM.monotonic_ns() // 1_000
 
 
 def system_us() -> int:
     """Return Unix time in microseconds."""
-    return time_ns() // 1000
+    return SYSTEM.time_ns() // 1_000

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
-from time import time
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from starlette.types import Scope
@@ -22,6 +21,7 @@ from ..core.limits import AnyLimit
 from ..core.memo import remember
 from ..core.quotas import Quota
 from ..core.ring import WindowState
+from ..limiter import system_us
 
 if TYPE_CHECKING:
     from .exchange import Entry
@@ -269,6 +269,6 @@ def _reset_s(limit: AnyLimit, reading: WindowState, now_us: int) -> int:
     spent, _, newest_us, _ = reading
     reset_after_us = max(newest_us + limit.span_us - now_us, 0) if spent else 0
     if isinstance(limit, Quota):
-        # Periods end on a full minute, and the decision was made slightly before `time()`: rounding corrects for that.
-        return round(time() + reset_after_us / 1_000_000)
-    return int(time()) + ceil_s(reset_after_us)
+        # Periods end on a full minute, and the decision was made slightly before now: rounding corrects for that.
+        return round((system_us() + reset_after_us) / 1_000_000)
+    return system_us() // 1_000_000 + ceil_s(reset_after_us)

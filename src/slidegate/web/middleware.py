@@ -398,7 +398,7 @@ class RateLimitMiddleware(FailsAtStartup):
         """Check the routes in the first call. Return True if the call is to be decided; otherwise pass it on."""
         if self.error is not None:
             await end_start(self.error, scope, receive, send)
-        if self._enabled:
+        if self._enabled and self.limiter.engine.counting:
             if not self._routes_checked:
                 try:
                     self._check_routes(scope.get("app", self.app))

@@ -40,10 +40,10 @@ from slidegate.stores.lmdb.batching import LOOK_EVERY
 from slidegate.stores.lmdb.checking import DATA
 from slidegate.stores.lmdb.opening import PATIENCE_S
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.testing.contract import StoreContract
-from slidegate.testing.contract.harness import bucket
-from slidegate.testing.contract.player import settle
 
+from ...contract import StoreContract
+from ...contract.harness import bucket
+from ...contract.player import settle
 from ...virtual_time import turns
 from ..transports import RandomContract
 from .remote import SMALL, Remote, TwoProcesses

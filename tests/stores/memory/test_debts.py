@@ -11,7 +11,8 @@ from hypothesis import given
 from slidegate import MemoryStore
 from slidegate.core import Decision, Limit, LimitSet, Reason, parse_limits
 from slidegate.testing import FakeClock
-from slidegate.testing.contract.programs import Ask, Debt, Program, Refund, Step, programs
+
+from ...contract.programs import Ask, Debt, Program, Refund, Step, programs
 
 
 def bucket(limits: str, *, count_denied: bool = False) -> LimitSet:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from slidegate import MemoryStore
 from slidegate.core import LimitSet, Reason, parse_duration_us
 from slidegate.testing import FakeClock
-from slidegate.testing.contract.harness import bucket
+
+from ...contract.harness import bucket
 
 SECOND_US = 1_000_000
 

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-import slidegate.stores.memory.store
 from slidegate import Limiter, MemoryStore, Quota
 from slidegate.core import AnyLimit, Concurrency, Decision, Limit, LimitSet, Reason, parse_limits
 from slidegate.stores.memory.shard import cell_of
 from slidegate.stores.memory.store import MemoryStats
+from slidegate.stores.system_clock import SYSTEM
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.testing.contract import StoreContract
-from slidegate.testing.contract.harness import bucket
-from slidegate.testing.reference.model_window import ModelWindow
 
+from ...contract import StoreContract
+from ...contract.harness import bucket
 from ...hurry import at_once, hurried
+from ...reference.model_window import ModelWindow
 
 SECOND_US = 1_000_000
 COMMON = LimitSet("everyone", parse_limits("1000000/hour"))
@@ -212,13 +212,14 @@ def test_looking_and_handing_back_make_no_windows() -> None:
 
 def test_steps_of_the_wall_clock_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     steady_ns = FakeClock(10**15)
-    monkeypatch.setattr(slidegate.stores.memory.store, "monotonic_ns", steady_ns)
+    monkeypatch.setattr(SYSTEM, "monotonic_ns", steady_ns)
     plain, asked = MemoryStore(), bucket("10/minute")
     answers = []
     for step_s in (0, -3_600, 3_600, 86_400 * 365, -(10**9)):
         moved_ns = 10**18 + step_s * 10**9
         monkeypatch.setattr(time, "time", lambda moved_ns=moved_ns: moved_ns / 10**9)
-        monkeypatch.setattr(time, "time_ns", lambda moved_ns=moved_ns: moved_ns)
+        for clocks in (time, SYSTEM):
+            monkeypatch.setattr(clocks, "time_ns", lambda moved_ns=moved_ns: moved_ns)
         answers.append([plain.hit(((asked, "ann", 1),)).retry_after_us for _ in range(6)])
         steady_ns.set(steady_ns() + 10 * 10**9)
     assert answers == [[0] * 6, [0] * 4 + [50_000_000] * 2, [40_000_000] * 6, [30_000_000] * 6, [20_000_000] * 6]

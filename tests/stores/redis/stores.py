@@ -13,8 +13,8 @@ from slidegate import StoreError
 from slidegate.core import Decision, parse_address
 from slidegate.core.addresses import Address
 from slidegate.stores.redis import RedisStore
-from slidegate.testing.contract.player import settle
 
+from ...contract.player import settle
 from ...redis_servers import RedisCluster, RedisServer
 
 PLENTY_S: Final = 20

@@ -14,9 +14,9 @@ from slidegate.core import BanSubject, Decision, Reason
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.bans import CHUNK
 from slidegate.testing import FakeClock
-from slidegate.testing.contract.harness import bucket
-from slidegate.testing.contract.player import settle
 
+from ...contract.harness import bucket
+from ...contract.player import settle
 from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer, needs_redis
 from .stores import PLENTY_S, address, workers_at

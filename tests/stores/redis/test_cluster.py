@@ -9,8 +9,8 @@ import pytest
 
 from slidegate import Limiter
 from slidegate.core import LimitSet, Reason, StoreUnavailable, parse_limits
-from slidegate.testing.contract.player import settle
 
+from ...contract.player import settle
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis, until
 from .stores import PLENTY_S, store_at
 from .test_processes import most_in_any

@@ -11,9 +11,9 @@ from slidegate import BanPolicy, StoreError
 from slidegate.core import Decision, Reason
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
-from slidegate.testing.contract.harness import bucket
-from slidegate.testing.contract.player import settle
 
+from ...contract.harness import bucket
+from ...contract.player import settle
 from ...redis_servers import RedisServer, needs_redis
 from .stores import PLENTY_S, struck, until_answered, workers_at
 

@@ -24,9 +24,9 @@ from slidegate.limiter import failover
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.shared import DEFAULT_MAX_KEYS
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.testing.contract.player import settle
 
 from ...asgi import PEER, call, hello
+from ...contract.player import settle
 from ...fault_proxy import FaultProxy
 from ...redis_servers import ReplicaPair, needs_redis
 from .faults import FAULTS, Place

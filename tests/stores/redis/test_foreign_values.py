@@ -12,9 +12,9 @@ import pytest
 from slidegate import BanPolicy, Quota
 from slidegate.core import Concurrency, LimitSet, Reason, StoreUnavailable
 from slidegate.stores.redis import RedisStore
-from slidegate.testing.contract.harness import bucket
-from slidegate.testing.contract.player import settle
 
+from ...contract.harness import bucket
+from ...contract.player import settle
 from ...redis_servers import RedisCluster, RedisServer, needs_redis
 from .stores import fresh_prefix, store_at
 

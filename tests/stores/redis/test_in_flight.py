@@ -16,10 +16,10 @@ from slidegate.core import Decision, LimitSet, Reason, StoreUnavailable
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_IN_CALL, ServerBatcher
 from slidegate.testing import FakeClock
-from slidegate.testing.contract.harness import bucket
-from slidegate.testing.contract.player import settle
-from slidegate.testing.contract.programs import YEAR_2100_US
 
+from ...contract.harness import bucket
+from ...contract.player import settle
+from ...contract.programs import YEAR_2100_US
 from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer, needs_redis
 from ...virtual_time import turns

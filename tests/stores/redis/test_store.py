@@ -19,11 +19,11 @@ from slidegate.core import Concurrency, Decision, LimitSet, Reason, StoreUnavail
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.clock import ServerClock
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.testing.contract import StoreContract
-from slidegate.testing.contract.harness import bucket
-from slidegate.testing.contract.player import settle
-from slidegate.testing.contract.programs import Ask, Change, Move, Program, Step
 
+from ...contract import StoreContract
+from ...contract.harness import bucket
+from ...contract.player import settle
+from ...contract.programs import Ask, Change, Move, Program, Step
 from ...patching import replace_everywhere
 from ...redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ...virtual_time import turns

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from threading import Lock
-from time import monotonic_ns
 from typing import Any, Final, TypeVar
 
 from ...core.bans.ban import Ban, BanSubject, longest
@@ -25,7 +24,7 @@ from ...core.logs import Throttle
 from ...core.store import BanStore, Clock, Event, closed
 from ..forks import hold_over_fork
 from ..shared import DEFAULT_MAX_BANS, non_decreasing
-from ..system_clock import system_us
+from ..system_clock import monotonic_us, system_us
 
 T = TypeVar("T")
 
@@ -165,7 +164,7 @@ class MemoryBans(BanStore):
     ) -> None:
         self._lock = Lock()
         hold_over_fork(self._lock)
-        self._now_us = _monotonic_us if clock is None else non_decreasing(clock)
+        self._now_us = monotonic_us if clock is None else non_decreasing(clock)
         self._wall = wall_clock or system_us
         self._emit = emit
         self._storage = MemoryBanStorage()
@@ -280,7 +279,3 @@ class MemoryBans(BanStore):
             events, self._rules.events = self._rules.events, []
         self._emit(events)
         return answer
-
-
-def _monotonic_us() -> int:
-    return monotonic_ns() // 1000

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
 from threading import Lock
-from time import monotonic_ns
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.bans.ban import BanSubject
@@ -34,7 +33,7 @@ from ...core.store import Clock, Event, Store
 from ...core.views import Snapshot
 from ..forks import hold_over_fork
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, SHARED_PAUSE_US, check_clock, keys_shared
-from ..system_clock import system_us
+from ..system_clock import SYSTEM, system_us
 from .bans import MemoryBans
 from .question import Question
 from .shard import Identity, Locks, Room, Table, Windows, cell_of
@@ -171,7 +170,7 @@ class MemoryStore(Store):
             lock = self._lock_of(checks)
         lock.acquire()  # `with` would take twice as long
         try:
-            now_us = monotonic_ns() // 1000 if self._clock is None else self._now_us()
+            now_us = SYSTEM.monotonic_ns() // 1000 if self._clock is None else self._now_us()
             refs = self._refs(checks, now_us) if question is None else self._refs_of(question, now_us)
             decision = decide(checks, refs, now_us)
         finally:
@@ -264,7 +263,7 @@ class MemoryStore(Store):
 
     def _time_us(self) -> int:
         """Return the time without recording it, for calls that charge nothing."""
-        return monotonic_ns() // 1000 if self._clock is None else self._clock()
+        return SYSTEM.monotonic_ns() // 1000 if self._clock is None else self._clock()
 
     def _now_us(self) -> int:
         """Return the time, and record the latest one, because a user's clock may step back."""

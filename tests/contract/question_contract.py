@@ -5,9 +5,9 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 
-from ...core.decision import Check, Decision, Reason
-from ...core.store import Store
-from ...stores.memory.store import MemoryStore
+from slidegate import MemoryStore
+from slidegate.core import Check, Decision, Reason, Store
+
 from .harness import StoreHarness, bucket, with_store
 from .player import settle
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...core.store import StatsRow
+from slidegate.core import StatsRow
+
 from .harness import StoreHarness, with_store
 from .player import settle
 from .programs import SECOND_US

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...core.concurrency import Concurrency
-from ...core.decision import LimitSet
+from slidegate.core import Concurrency, LimitSet
+
 from .harness import StoreHarness, bucket, with_store
 from .player import settle
 from .programs import SECOND_US

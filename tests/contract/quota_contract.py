@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from ...core.decision import LimitSet
-from ...core.limits import parse_limits
-from ...core.quotas import Quota
+from slidegate.core import LimitSet, Quota, parse_limits
+
 from .harness import StoreHarness, with_store
 from .programs import DAY_US, SECOND_US
 

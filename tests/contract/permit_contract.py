@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from ...core.concurrency import Concurrency
-from ...core.decision import Check, Decision, LimitSet, Reason
+from slidegate.core import Check, Concurrency, Decision, LimitSet, Reason
+
 from .harness import StoreHarness, bucket, with_store
 from .player import views_of
 from .programs import SECOND_US

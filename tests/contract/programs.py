@@ -8,8 +8,8 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from hypothesis import strategies as st
 
-from ...core.limits import MAX_AMOUNT, AnyLimit, Limit
-from ...core.quotas import Quota
+from slidegate.core import AnyLimit, Limit, Quota
+from slidegate.core.limits import MAX_AMOUNT
 
 KEYS = ("ann", "bob", "192.0.2.7")
 MIN_WINDOW_US = 1_000

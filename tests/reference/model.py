@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import NamedTuple
 
-from ...core.decision import Check, Decision, LimitSet, Reason
-from ...core.limits import AnyLimit, Identity, Limit
-from ...core.quotas import Quota
+from slidegate.core import AnyLimit, Check, Decision, Limit, LimitSet, Quota, Reason
+from slidegate.core.limits import Identity
+
 from .model_quota import ModelQuota
 from .model_window import Answer, ModelWindow
 

@@ -7,14 +7,10 @@ from collections.abc import Awaitable, Callable
 from math import inf
 from typing import TypeAlias
 
-from ...core.addresses import parse_address
-from ...core.bans.ban import Ban, BanSubject
-from ...core.bans.policy import BanPolicy
-from ...core.decision import LimitSet, Reason
-from ...core.limits import parse_limits
-from ...core.store import Store
-from ..clock import FakeClock
-from ..observers import RecordingObserver
+from slidegate import BanPolicy
+from slidegate.core import Ban, BanSubject, LimitSet, Reason, Store, parse_address, parse_limits
+from slidegate.testing import FakeClock, RecordingObserver
+
 from ..reference.ban_model import BanModel, Made
 from .player import same, settle, shown_with
 from .programs import SECOND_US, YEAR_2100_US, Choices

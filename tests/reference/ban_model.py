@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from ...core.bans.policy import BanPolicy
+from slidegate import BanPolicy
 
 
 class Struck(NamedTuple):

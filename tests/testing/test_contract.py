@@ -1,60 +1,25 @@
-"""The public test helpers, which must be correct before other tests can rely on them."""
+"""The models of the store contract, worked out by hand, and what the contract finds in a wrong store."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from datetime import datetime, timedelta, timezone
-from typing import Any
 
 import pytest
 
 from slidegate import BanPolicy
-from slidegate.core import ConfigurationError, Event, LimitSet, Reason, parse_limits
+from slidegate.core import LimitSet, Reason, parse_limits
 from slidegate.stores.memory.store import MemoryStore
-from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.testing.contract.ban_player import BanPlayer
-from slidegate.testing.contract.programs import Choices
-from slidegate.testing.reference.ban_model import BanModel, Stand
-from slidegate.testing.reference.model import Model, Verdict
-from slidegate.testing.reference.model_window import Answer
+
+from ..contract.ban_player import BanPlayer
+from ..contract.programs import Choices
+from ..reference.ban_model import BanModel, Stand
+from ..reference.model import Model, Verdict
+from ..reference.model_window import Answer
 
 SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
 POLICY = BanPolicy("3/60s", "10s", factor=2, forgive="100s")
-
-
-def test_a_fake_clock_stands_still_until_it_is_told_to_move() -> None:
-    clock = FakeClock()
-    assert (clock(), clock(), FakeClock(5)()) == (0, 0, 5)
-    for span in ("30s", timedelta(milliseconds=1), timedelta(microseconds=-1)):
-        clock.advance(span)
-    clock.advance(us=7)
-    clock.advance("1s", us=-2)
-    assert clock() == 31_001_004
-    with pytest.raises(ConfigurationError, match="span: expected a number and a unit"):
-        clock.advance("a while")
-    with pytest.raises(ConfigurationError, match=r'for example advance\("60s"\) or advance\(us=60\), not '):
-        clock.advance(60)  # type: ignore[arg-type]
-    clock.set(12)
-    assert (clock(), repr(clock)) == (12, "<FakeClock 12>")
-    clock.set(datetime(1970, 1, 1, 1, 0, 7, tzinfo=timezone(timedelta(hours=1))))
-    assert clock() == 7_000_000
-
-
-@pytest.mark.parametrize("moment", [datetime(2030, 1, 31), 1.5, True])
-def test_a_fake_clock_is_set_to_no_moment_that_means_several(moment: Any) -> None:
-    clock = FakeClock(5)
-    with pytest.raises(ConfigurationError, match=r"set: expected microseconds or a datetime with a time zone, for "):
-        clock.set(moment)
-    assert clock() == 5
-
-
-def test_a_recording_observer_keeps_events_in_their_order() -> None:
-    observer = RecordingObserver(without=["two"])
-    for kind in ("one", "two", "three"):
-        observer(Event(kind, "said"))
-    assert observer.kinds == ["one", "three"]
 
 
 def test_the_reference_on_traffic_worked_out_by_hand() -> None:

@@ -19,12 +19,9 @@ from typing import Any, Final
 import pytest
 from hypothesis import given, settings
 
-from ...core.decision import Check, Decision, Reason
-from ...core.errors import StoreUnavailable
-from ...core.limits import parse_limits
-from ...core.quotas import Quota
-from ...core.store import Store
-from ..clock import FakeClock
+from slidegate.core import Check, Decision, Quota, Reason, Store, StoreUnavailable, parse_limits
+from slidegate.testing import FakeClock
+
 from .ban_contract import BansContract
 from .harness import StoreHarness, bucket, in_threads, play_to, with_store
 from .inspect_contract import InspectContract

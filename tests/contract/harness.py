@@ -10,15 +10,21 @@ from typing import Any, Final, TypeVar
 
 import pytest
 
-from ...core.addresses import canonical_key, parse_address
-from ...core.bans.ban import Ban, BanSubject
-from ...core.bans.policy import BanPolicy
-from ...core.decision import Decision, LimitSet
-from ...core.limits import parse_limits
-from ...core.store import SharedStats, Store
-from ...core.views import WindowView
-from ..clock import FakeClock
-from ..observers import RecordingObserver
+from slidegate import BanPolicy
+from slidegate.core import (
+    Ban,
+    BanSubject,
+    Decision,
+    LimitSet,
+    SharedStats,
+    Store,
+    WindowView,
+    parse_address,
+    parse_limits,
+)
+from slidegate.core.addresses import canonical_key
+from slidegate.testing import FakeClock, RecordingObserver
+
 from .player import as_peek_says, settle
 from .programs import HOUR_US, YEAR_2100_US
 

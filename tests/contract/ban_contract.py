@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from ...core.bans.ban import Ban
-from ...core.decision import Reason
-from ...core.errors import ConfigurationError, StoreUnavailable
-from ..clock import FakeClock
+from slidegate.core import Ban, ConfigurationError, Reason, StoreUnavailable
+from slidegate.testing import FakeClock
+
 from .ban_player import BanPlayer
 from .harness import StoreHarness, bucket, in_threads, with_store
 from .player import settle

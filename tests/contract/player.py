@@ -8,12 +8,10 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeAlias, TypeVar
 
-from ...core.decision import Check, Decision, LimitSet
-from ...core.limits import AnyLimit, Limit
-from ...core.quotas import Quota
-from ...core.store import Store
-from ...core.views import WindowView, view_of
-from ..clock import FakeClock
+from slidegate.core import AnyLimit, Check, Decision, Limit, LimitSet, Quota, Store, WindowView
+from slidegate.core.views import view_of
+from slidegate.testing import FakeClock
+
 from ..reference.model import Model, Note, Verdict, verdict_of
 from .programs import Align, Ask, Change, Debt, Look, Move, Program, Question, Refund, Reset, Step
 

@@ -11,7 +11,8 @@ from typing import Final
 
 import pytest
 
-from ...core.store import Store
+from slidegate.core import Store
+
 from .harness import bucket
 from .player import settle
 

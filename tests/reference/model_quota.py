@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...core.quotas import Quota
+from slidegate.core import Quota
+
 from .model_window import Answer
 
 MAX_UNITS = 2**52

@@ -1,0 +1,33 @@
+"""What tests change for all limiters of this process, existing and future; public in `slidegate.testing`."""
+
+from __future__ import annotations
+
+from ..core.store import Clock
+from ..stores.system_clock import SYSTEM
+from .engine import Engine, all_engines
+from .overrides import Changing
+
+
+def reset() -> None:
+    """Clear what has been counted; see `Engine.forget`."""
+    for engine in all_engines():
+        engine.forget()
+
+
+def turn(on: bool) -> bool:
+    """Turn all limits and middlewares on or off; return whether they were on.
+
+    While they are off, middlewares pass all requests and limiters exempt all keys, without a query to a store.
+    """
+    before, Engine.counting = Engine.counting, on
+    for engine in all_engines():
+        engine.rebuild()
+        for caller in engine.callers.listed():
+            if isinstance(caller, Changing):
+                caller.begin_anew()  # a middleware then checks whether it is on
+    return before
+
+
+def use_clock(clock: Clock | None) -> Clock | None:
+    """Make all limiters use a clock, or with None that of the system; return the clock that they used before."""
+    return SYSTEM.use(clock)

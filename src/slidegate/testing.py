@@ -1,0 +1,179 @@
+"""Help for tests of rate-limited applications: a clock, an observer, and switches for all limiters of the process.
+
+The clock and the observer are passed to a store or a limiter::
+
+    clock, events = FakeClock(), RecordingObserver()
+    limiter = Limiter(MemoryStore(clock=clock), observers=[events])
+    clock.advance("1m")
+
+The switches affect every limiter and middleware of the process, including those created before. The fixtures of the
+pytest plugin consist of them, and other test frameworks call them directly::
+
+    reset_limits()
+    with limits_clock(FakeClock()) as clock:
+        clock.advance("1m")
+    with limits_off():
+        client.get("/")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypeVar
+
+from .core import Clock, ConfigurationError, Event, parse_duration_us
+from .core.errors import quoted
+from .events import Observer
+from .limiter import all_limiters
+
+__all__ = ["FakeClock", "RecordingObserver", "limits_clock", "limits_off", "reset_limits"]
+AnyClock = TypeVar("AnyClock", bound=Clock)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class FakeClock:
+    """A clock that moves only when a test advances it.
+
+    Example:
+        ``MemoryStore(clock=FakeClock())``, or for all limiters ``with limits_clock(FakeClock()):``.
+
+    Args:
+        start_us: The initial time in microseconds.
+
+    Attributes:
+        now_us: The time in microseconds.
+    """
+
+    def __init__(self, start_us: int = 0) -> None:
+        self.now_us = start_us
+
+    def __call__(self) -> int:
+        return self.now_us
+
+    def __repr__(self) -> str:
+        return f"<FakeClock {self.now_us}>"
+
+    def advance(self, span: str | timedelta | None = None, *, us: int = 0) -> None:
+        """Advance the clock: ``advance("30s")``, ``advance(timedelta(minutes=1))`` or ``advance(us=250)``.
+
+        Args:
+            span: Text such as ``"30s"``, or a `timedelta`; a negative one steps the clock back.
+            us: Microseconds, instead of or in addition to `span`; may be negative.
+
+        Raises:
+            ConfigurationError: `span` is a number, whose unit would be ambiguous, or invalid.
+        """
+        if isinstance(span, timedelta):
+            us += span // timedelta(microseconds=1)
+        elif isinstance(span, str):
+            us += parse_duration_us(span, "span")
+        elif span is not None:
+            raise ConfigurationError(
+                f'span: expected text or a timedelta, for example advance("60s") or advance(us=60), not {quoted(span)}'
+            )
+        self.now_us += us
+
+    def set(self, moment: int | datetime) -> None:
+        """Set the time, forwards or backwards.
+
+        Args:
+            moment: Microseconds, 0 or more, or a `datetime` such as ``datetime(2030, 1, 31, 23, 59, tzinfo=UTC)``.
+
+        Raises:
+            ConfigurationError: It is neither, or a `datetime` without a time zone.
+        """
+        if isinstance(moment, datetime) and moment.tzinfo is not None:
+            moment = (moment - _EPOCH) // timedelta(microseconds=1)
+        if isinstance(moment, bool) or not isinstance(moment, int):
+            raise ConfigurationError(
+                "set: expected microseconds or a datetime with a time zone, for example "
+                f"datetime(2030, 1, 31, 23, 59, tzinfo=UTC), not {quoted(moment)}"
+            )
+        self.now_us = moment
+
+
+class RecordingObserver(Observer):
+    """Records events in `events`, oldest first.
+
+    Example:
+        ``observer = RecordingObserver(without=["refused"])``, then ``Limiter(observers=[observer])`` and
+        ``assert observer.kinds == ["banned"]``.
+
+    Args:
+        without: Kinds of events to ignore, for example ``["refused"]``.
+    """
+
+    def __init__(self, without: Iterable[str] = ()) -> None:
+        self.events: list[Event] = []
+        self._without = frozenset(without)
+
+    def event(self, event: Event, /) -> None:
+        """Record an event."""
+        if event.kind not in self._without:
+            self.events.append(event)
+
+    def __call__(self, event: Event, /) -> None:
+        """Record an event; for `Store.observe`, which takes a function."""
+        self.event(event)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of the recorded events."""
+        return [event.kind for event in self.events]
+
+
+def reset_limits() -> None:
+    """Reset windows, quotas, bans, strikes, overrides and statistics of every limiter with a memory store.
+
+    LMDB and Redis are not reset, because other processes may use them. Requests in progress keep their permits.
+
+    Example:
+        ``def setUp(self): reset_limits()`` in a `unittest.TestCase`.
+    """
+    all_limiters.reset()
+
+
+@contextmanager
+def limits_off() -> Iterator[None]:
+    """Turn every middleware and every limiter off until the block ends.
+
+    Middlewares pass all requests and limiters exempt all keys, without a query to a store, so nothing is counted.
+    Commands of operators, such as `Limiter.ban` and `Limiter.inspect`, work as ever.
+
+    Example:
+        ``with limits_off(): assert all(client.get("/").is_success for _ in range(1_000))``
+    """
+    were_on = all_limiters.turn(False)
+    try:
+        yield
+    finally:
+        all_limiters.turn(were_on)
+
+
+@contextmanager
+def limits_clock(clock: AnyClock) -> Iterator[AnyClock]:
+    """Make every limiter use a clock until the block ends, except a store that has a clock of its own.
+
+    Quotas and dates follow the clock wherever it is set. Windows and bans follow it when it advances, and their time
+    stands still while it is set back. LMDB and Redis measure windows and bans by the clock that their processes share.
+
+    Example:
+        ``with limits_clock(FakeClock()) as clock: clock.advance("1m")``
+
+    Args:
+        clock: Returns Unix time in microseconds, such as a `FakeClock`.
+
+    Raises:
+        ConfigurationError: The clock is not callable.
+    """
+    if not callable(clock):
+        raise ConfigurationError(
+            f"clock: expected a function that returns microseconds, for example FakeClock(), not {quoted(clock)}"
+        )
+    before = all_limiters.use_clock(clock)
+    try:
+        yield clock
+    finally:
+        all_limiters.use_clock(before)

@@ -1,0 +1,12 @@
+"""The store contract: the tests that every store must pass.
+
+Derive a test class from `StoreContract`. It plays random programs to the store and to the models of `reference`, the
+folder beside this one.
+"""
+
+from __future__ import annotations
+
+from .harness import StoreHarness
+from .store_contract import StoreContract
+
+__all__ = ["StoreContract", "StoreHarness"]

@@ -1,0 +1,202 @@
+"""The switches for all limiters of a process: reset, off, and the clock.
+
+What the fixtures do with them in a user's tests is in plugin/cases.py.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate import BanPolicy, Limiter, MemoryStore, Quota, RateLimitMiddleware, Rule, parse_limits
+from slidegate.core import ConfigurationError, Reason, StoreUnavailable
+from slidegate.events import Outcome
+from slidegate.stores.system_clock import monotonic_us, system_us
+from slidegate.testing import FakeClock, limits_clock, limits_off, reset_limits
+
+from ..asgi import call, hello, statuses
+from ..remote_stores import SickStore
+
+HOUR_US = 3_600_000_000
+DAY_US = 24 * HOUR_US
+NOON_US = 1_893_499_200_000_000  # 2030-01-01T12:00Z
+CLOCKS = st.integers(0, 2**52).map(FakeClock)
+MOVES = st.lists(
+    st.one_of(
+        st.tuples(st.just("begin"), CLOCKS),
+        st.tuples(st.just("end"), st.none()),
+        st.tuples(st.just("move"), st.integers(-HOUR_US, HOUR_US)),
+        st.tuples(st.just("set back"), st.integers(0, 2**52)),
+    ),
+    max_size=20,
+)
+
+
+def sick_store() -> SickStore:
+    """Return a store that is down."""
+    store = SickStore(FakeClock())
+    store.error = StoreUnavailable("down")
+    return store
+
+
+@given(MOVES)
+def test_the_monotonic_time_passes_only_as_the_clock_in_use_advances(moves: list[tuple[str, Any]]) -> None:
+    with ExitStack() as all_blocks:
+        blocks: list[tuple[ExitStack, FakeClock]] = []
+        for move, value in moves:
+            stood_still, passed_us = bool(blocks), 0
+            before_us = monotonic_us()
+            if move == "begin":
+                block = all_blocks.enter_context(ExitStack())
+                blocks.append((block, block.enter_context(limits_clock(value))))
+            elif move == "end" and blocks:
+                blocks.pop()[0].close()
+            elif move == "move" and blocks:
+                blocks[-1][1].advance(us=value)
+                passed_us = max(value, 0)
+            elif move == "set back" and blocks:
+                clock = blocks[-1][1]
+                clock.set(min(value, clock()))
+            if blocks and stood_still:
+                assert monotonic_us() == before_us + passed_us
+            else:
+                assert before_us <= monotonic_us() < before_us + DAY_US
+            unix_us = blocks[-1][1]() if blocks else time.time_ns() // 1_000
+            assert abs(system_us() - unix_us) < (1 if blocks else DAY_US)
+
+
+def test_after_the_block_windows_go_on_where_they_were() -> None:
+    store, (limit,) = MemoryStore(), parse_limits("1/minute")
+    limiter = Limiter(store)
+    with limits_clock(FakeClock(NOON_US)) as clock:
+        assert limiter.sync.hit("ann", "1/minute")
+        clock.advance("30s")
+        in_block = limiter.sync.peek("ann", "1/minute")
+    after = limiter.sync.peek("ann", "1/minute")
+    assert limit.span_us == 60_000_000
+    assert (in_block.retry_after_us, after.allowed) == (30_000_000, False)
+    assert 0 < (after.retry_after_us or 0) <= 30_000_000
+
+
+@pytest.mark.parametrize("clock", [None, 5, "noon"])
+def test_a_clock_that_is_none_changes_nothing(clock: Any) -> None:
+    before = system_us()
+    expected = r"clock: expected a function that returns microseconds, for example FakeClock\(\), not "
+    with pytest.raises(ConfigurationError, match=expected), limits_clock(clock):
+        pass
+    assert abs(system_us() - before) < DAY_US
+
+
+async def test_the_clock_gives_every_time_that_a_limiter_states() -> None:
+    outcomes: list[Outcome] = []
+
+    class Watcher:
+        def request(self, outcome: Outcome) -> None:
+            outcomes.append(outcome)
+
+    with limits_clock(FakeClock(NOON_US)) as clock:
+
+        async def take_2_s(scope: Any, receive: Any, send: Any) -> None:
+            await hello(scope, receive, send)
+            clock.advance("2s")
+
+        limiter = Limiter(observers=[Watcher()])
+        rules = [Rule("*", Quota("9/day", name="plan"))]
+        answer = await call(RateLimitMiddleware(take_2_s, rules=rules, limiter=limiter, headers="legacy"))
+        assert int(answer.headers["x-ratelimit-reset"]) * 1_000_000 == NOON_US + DAY_US // 2
+        assert [outcome.began_us for outcome in outcomes] == [NOON_US]
+        view = await limiter.inspect("peer:203.0.113.9")
+        assert (view.unix_us, await limiter.now_us()) == (NOON_US + 2_000_000, NOON_US + 2_000_000)
+
+
+async def test_the_local_counts_of_a_failed_store_go_by_the_clock() -> None:
+    limiter = Limiter(sick_store(), on_error="local")
+    with limits_clock(FakeClock(NOON_US)) as clock:
+        assert [bool(await limiter.hit("ann", "1/minute")) for _ in range(2)] == [True, False]
+        clock.advance("1m")
+        assert await limiter.hit("ann", "1/minute")
+
+
+async def test_while_limits_are_off_no_store_is_asked() -> None:
+    store = sick_store()
+    limiter = Limiter(store, on_error="deny")
+    app = RateLimitMiddleware(hello, rules=[Rule("*", "1/minute")], limiter=limiter)
+    assert await statuses(app, 1) == [503]
+    asked = store.asked
+    with limits_off():
+        assert await statuses(app, 3) == [200] * 3
+        for method in (limiter.hit, limiter.peek):
+            assert (await method("ann", "1/minute")).reason is Reason.EXEMPT
+        assert (await limiter.charge("ann", "1/minute", 5)).reason is Reason.EXEMPT
+        assert await limiter.strike("ann", BanPolicy(after="1/m", duration="1h")) is None
+    assert store.asked == asked
+    assert await statuses(app, 1) == [503]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+async def test_limits_are_on_again_when_the_outermost_block_ends_even_by_an_error(depth: int) -> None:
+    limiter = Limiter()
+    app = RateLimitMiddleware(hello, limits="1/minute", limiter=limiter)
+    assert await statuses(app, 2) == [200, 429]
+
+    async def enter(left: int) -> None:
+        with limits_off():
+            if left:
+                await enter(left - 1)
+            assert await statuses(app, 2) == [200, 200]
+            assert all([await limiter.hit("ann", "1/minute") for _ in range(2)])
+            if left == depth:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await enter(depth)
+    assert await statuses(app, 2) == [429, 429]
+    assert [bool(await limiter.hit("ann", "1/minute")) for _ in range(2)] == [True, False]
+
+
+async def test_a_middleware_made_while_limits_are_off_limits_afterwards() -> None:
+    with limits_off():
+        app = RateLimitMiddleware(hello, limits="1/minute")
+        assert await statuses(app, 3) == [200] * 3
+    assert await statuses(app, 2) == [200, 429]
+
+
+async def test_permits_taken_before_are_released_while_limits_are_off() -> None:
+    limiter, off = Limiter(), ExitStack()
+
+    async def turn_off(scope: Any, receive: Any, send: Any) -> None:
+        assert limiter.store.permits_held() == 1
+        off.enter_context(limits_off())
+        await hello(scope, receive, send)
+
+    app = RateLimitMiddleware(turn_off, rules=[Rule("*", concurrency=1)], limiter=limiter)
+    with off:
+        assert (await call(app)).status == 200
+        assert limiter.store.permits_held() == 0
+
+
+async def test_a_closed_limiter_exempts_while_limits_are_off_and_raises_afterwards() -> None:
+    limiter = Limiter()
+    await limiter.close()
+    with limits_off():
+        assert (await limiter.hit("ann", "1/minute")).reason is Reason.EXEMPT
+        assert (await limiter.peek("ann", "1/minute")).reason is Reason.EXEMPT
+    with pytest.raises(StoreUnavailable):
+        await limiter.hit("ann", "1/minute")
+    reset_limits()
+
+
+async def test_a_reset_drops_what_a_limiter_counts_and_what_its_process_keeps() -> None:
+    limiter = Limiter()
+    assert [bool(await limiter.hit("ann", "1/minute")) for _ in range(2)] == [True, False]
+    await limiter.ban("eve", "1h")
+    await limiter.keep_row("numbers", 1, b"row", 3_600_000_000)
+    reset_limits()
+    assert await limiter.hit("ann", "1/minute")
+    assert await limiter.banned("eve") is None
+    assert await limiter.rows("numbers", 0, 9) == []
