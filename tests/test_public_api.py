@@ -87,7 +87,7 @@ def test_the_core_runs_on_the_standard_library_alone() -> None:
 EXTRAS = {
     "lmdb": ("lmdb", 'slidegate.Limiter.from_url("lmdb:///tmp")', "ConfigurationError: store address: LmdbStore"),
     "hiredis": ("redis", 'slidegate.Limiter.from_url("redis://h")', "ConfigurationError: store address: RedisStore"),
-    "http_sf": ("httpx", "import slidegate.httpx", "ImportError: slidegate.httpx"),
+    "httpx": ("httpx", "import slidegate.httpx", "ImportError: slidegate.httpx"),
     "click": ("cli", "from slidegate.cli import main; sys.exit(main(['--help']))", "slidegate: the command"),
 }
 

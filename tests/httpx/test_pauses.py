@@ -2,68 +2,152 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from email.utils import format_datetime
+
+import httpx
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slidegate.httpx import read_pause_us
 
-NOW_S = 784_111_777.0
-"""Sun, 06 Nov 1994 08:49:37 GMT."""
+NOW_S = 1_700_000_000.0
+"""Tue, 14 Nov 2023 22:13:20 GMT."""
+LATE = "Wed, 15 Nov 2023 00:13:20 GMT"
+SPENT = {"ratelimit-remaining": "0", "x-ratelimit-remaining": "0", "x-ratelimit-remaining-requests": "0"}
+PRECEDENCE = {
+    "retry-after-ms": ("6500", 6.5),
+    "retry-after": ("7", 7),
+    "ratelimit": ('"a";r=0;t=40', 40),
+    "x-ratelimit-reset": ("50", 50),
+}
 
 
-ALL = {"retry-after": "7", "ratelimit": '"a";r=0;t=40', "x-ratelimit-reset": "50"}
-LATE = "Sun, 06 Nov 1994 10:49:37 GMT"
-PAUSES: list[tuple[dict[str, str], float | None]] = [
-    ({"retry-after": "0"}, 0),
-    ({"retry-after": "Sun, 06 Nov 1994 08:50:37 GMT"}, 60),
-    ({"retry-after": "Sun Nov  6 08:50:37 1994"}, 60),
-    ({"retry-after": "-7"}, None),
-    ({"retry-after": "7.5"}, None),
-    ({"retry-after": "\u0667"}, None),
-    ({"retry-after": "9" * 13}, None),
-    # A date is relative to the clock of the server.
-    ({"retry-after": LATE, "date": "Sun, 06 Nov 1994 10:49:07 GMT"}, 30),
-    ({"retry-after": LATE}, 7_200),
-    ({"retry-after": LATE, "date": "yesterday"}, 7_200),
-    ({"ratelimit": '"default";r=0;t=12'}, 12),
-    ({"ratelimit": '"default";r=1;t=12'}, None),
-    ({"ratelimit": '"a";r=0;t=12, "b";r=0;t=30, "c";r=5;t=90'}, 30),
-    ({"ratelimit": '"a";r=0;t=0'}, 0),
-    ({"ratelimit": '"a";r=0'}, None),
-    ({"ratelimit": '"a";r=0;t=-5'}, None),
-    ({"ratelimit": '"a;r=0;t=12'}, None),
-    ({"ratelimit": ", ".join(['"a";r=0;t=12'] * 5_000)}, None),
-    ({"x-ratelimit-reset": "30"}, 30),
-    ({"x-ratelimit-reset": "1000000030", "date": "Sun, 09 Sep 2001 01:46:40 GMT"}, 30),
-    ({"x-ratelimit-reset": "1000000000", "date": "Sun, 09 Sep 2001 01:46:40 GMT"}, 0),
-    ({"x-ratelimit-reset": "-30"}, None),
-    (ALL, 7),
-    ({**ALL, "retry-after": "soon"}, 40),
-]
+def read_s(fields: dict[str, str], status: int = 429) -> float | None:
+    pause_us = read_pause_us(status, fields, NOW_S)
+    return None if pause_us is None else pause_us / 1_000_000
 
 
-@pytest.mark.parametrize(("fields", "expected"), PAUSES)
-def test_a_refusal_says_for_how_long_in_the_first_field_that_can_be_read(
-    fields: dict[str, str], expected: float | None
-) -> None:
-    expected_us = None if expected is None else expected * 1_000_000
-    assert read_pause_us(429, fields, NOW_S) == expected_us
-    of_overload = expected_us if fields.get("retry-after", "soon") != "soon" else None
-    assert read_pause_us(503, fields, NOW_S) == of_overload
-    assert [read_pause_us(status, fields, NOW_S) for status in (200, 301, 403, 500)] == [None] * 4
+def http_date(moment_s: float) -> str:
+    return format_datetime(datetime.fromtimestamp(moment_s, UTC), usegmt=True)
 
 
-FIELDS = ("retry-after", "date", "ratelimit", "x-ratelimit-reset")
-TEXT = st.text(max_size=60) | st.text('"a;rtw=0123456789, ()?@:', max_size=60) | st.dates().map(str)
+def duration(span_s: float) -> str:
+    whole, ms = divmod(round(span_s * 1_000), 1_000)
+    return f"{whole // 3600}h{whole // 60 % 60}m{whole % 60}.{ms:03}s"
 
 
-@given(st.sampled_from([200, 429, 503]), st.dictionaries(st.sampled_from(FIELDS), TEXT))
-@example(429, {"retry-after": "Fri, 31 Dec 9999 23:59:60 -9999"})
-@example(429, {"retry-after": "9" * 65_536})
-@example(429, {"x-ratelimit-reset": "9" * 4_000})
-@example(429, {"ratelimit": "(" * 65_536})
-@example(429, {"ratelimit": '"a";r=0;t=999999999999999'})
-def test_no_field_raises_and_no_pause_is_negative(status: int, headers: dict[str, str]) -> None:
-    pause_us = read_pause_us(status, headers, NOW_S)
+FORMATS: dict[str, tuple[Callable[[float], dict[str, str]], float]] = {
+    "seconds": (lambda s: {"retry-after": f"{s:.0f}"}, 1),
+    "fraction": (lambda s: {"retry-after": f"{s:.3f}"}, 0.001),
+    "date": (lambda s: {"retry-after": http_date(NOW_S + s)}, 1),
+    "date of a server ahead": (lambda s: {"retry-after": http_date(NOW_S + s + 99), "date": http_date(NOW_S + 99)}, 1),
+    "milliseconds": (lambda s: {"retry-after-ms": f"{s * 1_000:.0f}"}, 0.001),
+    "draft 3": (lambda s: {"ratelimit-limit": "9", "ratelimit-remaining": "0", "ratelimit-reset": f"{s:.0f}"}, 1),
+    "draft 7": (lambda s: {"ratelimit": f"limit=100, remaining=0, reset={s:.0f}"}, 1),
+    "draft 8": (lambda s: {"ratelimit": f'"100-in-1min"; r=0; t={s:.0f}'}, 1),
+    "draft 11": (lambda s: {"ratelimit": f'"a,\\"r=9";r=7;t=0, "b";t={s:.0f};r=0;pk=:cGsx:'}, 1),
+    "reset in seconds": (lambda s: {"x-ratelimit-reset": f"{s:.0f}"}, 1),
+    "reset as Unix time": (lambda s: {"x-ratelimit-remaining": "0", "x-ratelimit-reset": f"{NOW_S + s:.3f}"}, 0.001),
+    "requests": (lambda s: {"x-ratelimit-reset-requests": duration(s)}, 0.001),
+    "tokens": (
+        lambda s: {"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": f"{s * 1_000:.0f}ms"},
+        0.001,
+    ),
+}
+
+
+@pytest.mark.parametrize("written", FORMATS)
+@given(span_s=st.floats(0, 86_400))
+def test_a_duration_is_read_as_it_was_written(written: str, span_s: float) -> None:
+    write, precision_s = FORMATS[written]
+    read = read_s(write(span_s))
+    assert read is not None
+    assert abs(read - span_s) <= precision_s
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"retry-after": "Tue Nov 14 22:14:20 2023"}, 60),
+        ({"retry-after": "2.0"}, 2),
+        ({"retry-after": "0"}, 0),
+        ({"retry-after": LATE, "date": "Wed, 15 Nov 2023 00:12:50 GMT"}, 30),
+        ({"retry-after": LATE, "date": "yesterday"}, 7_200),
+        ({"retry-after": http_date(NOW_S - 60)}, 0),
+        ({"retry-after": "-7"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "\u0667"}, None),
+        ({"retry-after": "9" * 13}, None),
+        ({"retry-after-ms": "-1"}, None),
+        ({"ratelimit": '"default";r=1;t=12'}, None),
+        ({"ratelimit": "limit=100, remaining=1, reset=12"}, None),
+        ({"ratelimit": '"a";r=0;t=12, "b";r=0;t=30, "c";r=5;t=90'}, 30),
+        ({"ratelimit": '"a";r=0;t=0'}, 0),
+        ({"ratelimit": '"a";r=0'}, None),
+        ({"ratelimit": '"a";t=5'}, None),
+        ({"ratelimit": '"a";r=0;t=-5'}, None),
+        ({"ratelimit": '"a;r=0;t=12'}, None),
+        ({"ratelimit": ", ".join(['"a";r=0;t=12'] * 5_000)}, None),
+        ({"x-ratelimit-reset": "1700000000"}, 0),
+        ({"x-ratelimit-reset": "1600000000"}, 0),
+        ({"x-ratelimit-reset": "-30"}, None),
+        ({"x-ratelimit-reset": "30", "x-ratelimit-remaining": "2"}, None),
+        ({"x-ratelimit-reset-requests": "1m0s", "x-ratelimit-reset-tokens": "6ms"}, 60),
+        ({"x-ratelimit-reset-requests": "1m0s", "x-ratelimit-remaining-requests": "9"}, None),
+        ({"x-ratelimit-reset-tokens": "1h2m3.5s"}, 3_723.5),
+        ({"x-ratelimit-reset-tokens": "1h and a bit"}, None),
+    ],
+)
+def test_what_a_refusal_says_is_read_and_what_is_invalid_is_not(fields: dict[str, str], expected: float | None) -> None:
+    assert read_s(fields) == expected
+
+
+def test_the_first_field_that_can_be_read_decides() -> None:
+    fields = {name: text for name, (text, _) in PRECEDENCE.items()}
+    for name, (_, expected) in PRECEDENCE.items():
+        assert read_s(fields) == expected
+        fields[name] = "soon"
+    assert read_s(fields) is None
+
+
+def test_a_server_error_is_read_in_retry_after_alone_and_a_forbidden_request_where_nothing_remains() -> None:
+    for name, (text, expected) in PRECEDENCE.items():
+        is_retry_after = name.startswith("retry-after")
+        assert read_s({**SPENT, name: text}, 503) == (expected if is_retry_after else None)
+        assert read_s({**SPENT, name: text}, 403) == expected
+        assert read_s({name: text}, 403) == (None if name == "x-ratelimit-reset" else expected)
+    assert read_s({"x-ratelimit-remaining": "4999", "x-ratelimit-reset": "1700000900"}, 403) is None
+
+
+def test_dates_are_in_utc_wherever_the_process_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(time, "tzset"):
+        pytest.skip("Windows has no time.tzset")
+    try:
+        with monkeypatch.context() as changed:
+            changed.setenv("TZ", "America/New_York")
+            time.tzset()
+            assert read_s({"retry-after": "Tue Nov 14 22:14:20 2023"}) == 60
+    finally:
+        time.tzset()
+
+
+NAMES = (*PRECEDENCE, *SPENT, "date", "ratelimit-reset", "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens")
+WRITTEN = st.text('"a;rtw=0123456789, ()?@:.-hms\\', max_size=60) | st.dates().map(str) | st.floats().map(str)
+VALUES = st.binary(max_size=60) | WRITTEN.map(str.encode)
+
+
+@given(st.sampled_from([403, 429, 503]), st.lists(st.tuples(st.sampled_from(NAMES).map(str.encode), VALUES)))
+@example(429, [(b"retry-after", b"Fri, 31 Dec 9999 23:59:60 -9999")])
+@example(429, [(b"retry-after", b"Fri, 31 Dec 9999 23:59:60 +" + b"9" * 40)])
+@example(429, [(b"retry-after", b"inf"), (b"retry-after-ms", b"9" * 10_000)])
+@example(429, [(b"retry-after", "7\u00b2".encode()), (b"x-ratelimit-reset", b"9" * 4_000)])
+@example(429, [(b"ratelimit", b'"' + b'\\"' * 2_000 + b"\\")])
+@example(429, [(b"ratelimit", b"r=0;t=" + b"9" * 1_000)])
+@example(429, [(b"x-ratelimit-reset-tokens", b"999999999999h" * 300)])
+def test_no_bytes_raise_and_no_pause_is_negative(status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    pause_us = read_pause_us(status, httpx.Headers(headers), NOW_S)
     assert pause_us is None or pause_us >= 0

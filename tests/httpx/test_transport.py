@@ -1,0 +1,475 @@
+"""Both transports wait for room, charge on sending, pause when servers request it, and send again.
+
+Where a test is not about tasks or threads, it runs with a client that awaits and with one that blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from itertools import pairwise
+from random import Random
+from time import monotonic
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import anyio
+import httpx
+import pytest
+import trio
+from anyio.lowlevel import checkpoint
+from anyio.to_thread import run_sync
+from trio.testing import MockClock
+
+from slidegate import ConfigurationError, Limiter, MemoryStore, SlidegateError
+from slidegate.core import Concurrency, StoreUnavailable
+from slidegate.httpx import GITHUB_STATUSES, LimitedTransport, SyncLimitedTransport, TurnTimeout
+from slidegate.testing import FakeClock, RecordingObserver
+
+from ..virtual_time import VirtualTime
+
+URL = "http://api.example.com/"
+KEY = "to:api.example.com"
+Answer: TypeAlias = tuple[int, Mapping[str, str]]
+OK: Answer = (200, {})
+
+
+class Body(httpx.AsyncByteStream, httpx.SyncByteStream):
+    """The body of a response; counts how often it was closed."""
+
+    closed = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"answer"
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b"answer"
+
+    def close(self) -> None:
+        self.closed += 1
+
+    async def aclose(self) -> None:
+        await checkpoint()
+        self.close()
+
+
+class Server(httpx.AsyncBaseTransport, httpx.BaseTransport):
+    """Returns responses from a list, repeating the last one; records the bodies and times of requests."""
+
+    def __init__(self, clock: FakeClock, *answers: Answer) -> None:
+        self._clock = clock
+        self._answers = list(answers or [OK])
+        self.sent_s: list[float] = []
+        self.bodies: list[bytes] = []
+        self.responses: list[Body] = []
+        self.delay_s = 0.0
+        self.closed = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        assert isinstance(request.stream, httpx.SyncByteStream)
+        return self._answer(b"".join(request.stream))
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        assert isinstance(request.stream, httpx.AsyncByteStream)
+        body = b"".join([part async for part in request.stream])
+        answer = self._answer(body)
+        await asyncio.sleep(self.delay_s)
+        return answer
+
+    def close(self) -> None:
+        self.closed += 1
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def _answer(self, body: bytes) -> httpx.Response:
+        self.sent_s.append(self._clock.now_us / 1_000_000)
+        self.bodies.append(body)
+        status, headers = self._answers[0] if len(self._answers) == 1 else self._answers.pop(0)
+        self.responses.append(Body())
+        return httpx.Response(status, headers=dict(headers), stream=self.responses[-1])
+
+    @property
+    def gaps_s(self) -> list[float]:
+        return [round(later - earlier, 6) for earlier, later in pairwise(self.sent_s)]
+
+
+class Scene:
+    """A client of either kind, a limiter and a server, which share one clock."""
+
+    def __init__(self, kind: str, *answers: Answer, **options: Any) -> None:
+        self.kind = kind
+        self.clock = FakeClock(10**12)
+        self.time = VirtualTime(self.clock)
+        self.observer = RecordingObserver(without=["refused"])
+        self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.observer])
+        self.server = Server(self.clock, *answers)
+        self.client = self.another_client(**options)
+
+    def another_client(self, **options: Any) -> Any:
+        options = {"limiter": self.limiter, "transport": self.server, "limits": "1000/second", **options}
+        if self.kind == "sync":
+            return httpx.Client(transport=SyncLimitedTransport(**options))
+        return httpx.AsyncClient(transport=LimitedTransport(**options))
+
+    async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of the client: in a thread if it blocks."""
+        return await (run_sync(function, *arguments) if self.kind == "sync" else function(*arguments))
+
+    async def get(self, url: str = URL) -> Any:
+        return await self.call(self.client.get, url)
+
+    async def statuses(self, count: int = 1) -> list[int]:
+        return [(await self.get()).status_code for _ in range(count)]
+
+
+@pytest.fixture(params=["async", "sync"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+MakeScene: TypeAlias = Callable[..., Scene]
+
+
+@pytest.fixture
+def scene(kind: str, monkeypatch: pytest.MonkeyPatch) -> MakeScene:
+    """Makes scenes in which time passes by the clock, in threads that sleep, too."""
+
+    def make(*answers: Answer, **options: Any) -> Scene:
+        made = Scene(kind, *answers, **options)
+
+        def now_s() -> float:
+            return made.clock.now_us / 1_000_000
+
+        def sleep(span_s: float) -> None:
+            made.clock.advance(us=round(span_s * 1_000_000))
+
+        times = SimpleNamespace(monotonic=now_s, time=now_s, sleep=sleep)
+        monkeypatch.setattr("slidegate.httpx.time", times)
+        return made
+
+    return make
+
+
+tasks = pytest.mark.parametrize("kind", ["async"])
+"""Tests in which several requests wait at the same time: the virtual time is that of an event loop."""
+
+
+@tasks
+async def test_requests_wait_for_room_instead_of_failing(scene: MakeScene) -> None:
+    made = scene(limits="2/second")
+    assert await made.statuses(5) == [200] * 5
+    assert made.server.gaps_s == [0, 1, 0, 1]
+
+
+def test_threads_wait_for_room() -> None:
+    inner = httpx.MockTransport(lambda request: httpx.Response(200))
+    transport = SyncLimitedTransport(limits="5/200ms", limiter=Limiter(), transport=inner)
+    with httpx.Client(transport=transport) as client, ThreadPoolExecutor(8) as pool:
+        began_s = monotonic()
+        assert set(pool.map(lambda _: client.get(URL).status_code, range(16))) == {200}
+        assert monotonic() - began_s >= 0.6
+
+
+@tasks
+async def test_a_unit_is_charged_when_a_request_is_sent_and_not_moved_while_it_is_under_way(scene: MakeScene) -> None:
+    made = scene(limits="1/second")
+    made.server.delay_s = 10
+    first = asyncio.create_task(made.get())
+    await asyncio.sleep(1)
+    await asyncio.gather(first, made.get())
+    assert made.time.passed_s == 11
+
+
+@tasks
+async def test_no_window_has_more_sendings_than_the_limit(scene: MakeScene, rng: Random) -> None:
+    made = scene(limits="5/second; 12/4s", wait="10m")
+
+    async def one() -> None:
+        await asyncio.sleep(rng.uniform(0, 10))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(rng.choice((0.5, 600))):
+                await made.get()
+
+    await asyncio.gather(*(one() for _ in range(100)))
+    sent = made.server.sent_s
+    assert len(sent) > 20
+    for amount, window_s in ((5, 1), (12, 4)):
+        assert all(later - earlier >= window_s - 1e-6 for earlier, later in zip(sent, sent[amount:], strict=False))
+
+
+async def test_a_request_that_would_be_sent_too_late_is_an_error_of_httpx_at_once(scene: MakeScene) -> None:
+    made = scene(limits="1/minute", wait="20s")
+    await made.get()
+    with pytest.raises(TurnTimeout, match="no room for a request within 20 s; retry after 60 s") as caught:
+        await made.get()
+    assert isinstance(caught.value, SlidegateError)
+    assert isinstance(caught.value, httpx.PoolTimeout)
+    assert (caught.value.key, caught.value.retry_after_us) == (KEY, 60_000_000)
+    assert caught.value.request.url == URL
+    assert made.clock.now_us == 10**12
+    assert len(made.server.sent_s) == 1
+
+
+async def test_each_host_has_a_queue_and_a_count_of_its_own(scene: MakeScene) -> None:
+    made = scene(limits="1/second")
+    await made.limiter.ban("192.0.2.1", "1h")  # a banned client can still be a server of outbound requests
+    for host in ("a.example.com", "b.example.com", "192.0.2.1"):
+        await made.get(f"http://{host}:8000/")
+    assert made.server.gaps_s == [0, 0]
+    (window,) = (await made.limiter.inspect("to:a.example.com")).windows
+    assert (window.rule, window.used) == ("outbound", 1)
+
+
+@tasks
+async def test_a_cancelled_request_leaves_the_queue_and_charges_nothing(scene: MakeScene) -> None:
+    made = scene(limits="1/second")
+    first, second, third = (asyncio.create_task(made.get()) for _ in range(3))
+    await first
+    await asyncio.sleep(0.5)
+    second.cancel()
+    await third
+    assert made.server.gaps_s == [1]
+
+
+@tasks
+async def test_a_request_that_is_cancelled_under_way_stays_charged_from_its_sending(scene: MakeScene) -> None:
+    made = scene(limits="1/second")
+    made.server.delay_s = 0.4
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await made.get()
+    await made.get()
+    assert made.time.passed_s == pytest.approx(1 + 0.4)
+
+
+@pytest.mark.parametrize(
+    ("status", "fields", "statuses"),
+    [
+        (429, {"Retry-After": "7"}, [200]),
+        (429, {"RateLimit": '"a";r=0;t=7'}, [200]),
+        (429, {"X-RateLimit-Reset": "7"}, [200]),
+        (429, {}, [429, 200]),
+        (503, {"Retry-After": "7"}, [503, 200]),
+        (403, {"Retry-After": "7"}, [200]),
+        (403, {"X-RateLimit-Remaining": "9", "X-RateLimit-Reset": "7"}, [403, 200]),
+        (403, {}, [403, 200]),
+        (500, {"Retry-After": "7"}, [500, 200]),
+    ],
+)
+async def test_a_refused_request_is_sent_again_after_the_pause_and_an_overloaded_server_gets_its_pause_only(
+    scene: MakeScene, status: int, fields: dict[str, str], statuses: list[int]
+) -> None:
+    made = scene((status, fields), OK, statuses=GITHUB_STATUSES)
+    assert await made.statuses(len(statuses)) == statuses
+    pauses = "7" in str(fields) and status != 500 and "X-RateLimit-Remaining" not in fields
+    assert made.server.gaps_s == [7 if pauses else 0]
+
+
+async def test_by_default_a_forbidden_request_pauses_nothing(scene: MakeScene) -> None:
+    made = scene((403, {"Retry-After": "7"}), OK)
+    assert await made.statuses(2) == [403, 200]
+    assert made.server.gaps_s == [0]
+
+
+@pytest.mark.parametrize(("retries", "answers"), [(0, [429, 429]), (1, [429, 200]), (3, [200])])
+async def test_a_request_is_sent_again_as_often_as_it_may(scene: MakeScene, retries: int, answers: list[int]) -> None:
+    made = scene(*[(429, {"Retry-After": "1"})] * 3, OK, retries=retries)
+    assert await made.statuses(len(answers)) == answers
+
+
+async def test_a_pause_of_more_than_an_hour_is_not_observed(scene: MakeScene) -> None:
+    made = scene((429, {"Retry-After": "3601"}), OK, wait="2h")
+    assert await made.statuses(2) == [429, 200]
+    assert made.server.gaps_s == [0]
+    assert made.observer.kinds == ["pause_ignored"]
+
+
+async def test_a_pause_longer_than_the_wait_returns_the_response_and_still_counts(scene: MakeScene) -> None:
+    made = scene((429, {"Retry-After": "60"}), OK, wait="30s")
+    assert await made.statuses() == [429]
+    with pytest.raises(TurnTimeout, match="after 60 s at the earliest"):
+        await made.get()
+    made.clock.advance("60s")
+    assert await made.statuses() == [200]
+
+
+async def test_all_pauses_of_a_request_together_are_within_its_wait(scene: MakeScene) -> None:
+    made = scene((429, {"Retry-After": "7"}), wait="10s", retries=3)
+    assert await made.statuses() == [429]
+    assert made.server.gaps_s == [7]
+
+
+async def test_clients_that_share_a_limiter_pause_together_and_spend_together(scene: MakeScene) -> None:
+    made = scene(OK, (429, {"Retry-After": "60"}), limits="9/minute", wait="20s")
+    assert await made.statuses(2) == [200, 429]
+    other = made.another_client(limits="9/minute", wait="20s")
+    with pytest.raises(TurnTimeout, match="after 60 s at the earliest"):
+        await made.call(other.get, URL)
+    (ban,) = [ban async for ban in made.limiter.bans()]
+    assert (ban.key, ban.by, ban.reason) == (KEY, "outbound", "it answered 429")
+    assert len(made.server.sent_s) == 2
+    (window,) = (await made.limiter.inspect(KEY)).windows
+    assert window.used == 2
+
+
+@tasks
+async def test_an_operator_can_end_a_pause(scene: MakeScene) -> None:
+    made = scene((429, {"Retry-After": "60"}), OK, retries=0, wait="90s")
+    await made.get()
+    waiting = asyncio.create_task(made.get())
+    await asyncio.sleep(5)
+    (ban,) = [ban async for ban in made.limiter.bans()]
+    assert [(event.kind, event.message) for event in made.observer.events] == [
+        ("banned", f"{KEY} is paused until {ban.until:%Y-%m-%dT%H:%M:%SZ}: it answered 429")
+    ]
+    await made.limiter.unban(ban.key)
+    await waiting
+    assert made.observer.events[-1].message == f"the pause of {KEY} was ended by manual"
+    await made.limiter.ban("203.0.113.7", "1h", by="outbound")
+    assert " is banned until " in made.observer.events[-1].message, "it is no pause, whoever made it"
+    assert 5 <= made.server.gaps_s[0] <= 6
+
+
+@pytest.mark.parametrize("name", ["k" * 500, "", "\udc80", None])
+async def test_whatever_a_key_is_it_counts_and_pauses_and_without_one_nothing_does(
+    scene: MakeScene, name: str | None
+) -> None:
+    made = scene(OK, (429, {"Retry-After": "7"}), OK, limits="3/hour", key=lambda request: name)
+    assert await made.statuses(2) == [200, 200 if name is not None else 429]
+    assert made.server.gaps_s == ([0, 7] if name is not None else [0])
+    with suppress(TurnTimeout) if name is None else pytest.raises(TurnTimeout):
+        await made.statuses(2)
+
+
+@tasks
+async def test_a_short_pause_does_not_end_a_longer_one_or_the_ban_of_an_operator(scene: MakeScene) -> None:
+    made = scene((429, {"Retry-After": "60"}), (429, {"Retry-After": "2"}), retries=0)
+    made.server.delay_s = 1
+    await asyncio.gather(made.get(), made.get())
+    ban = await made.limiter.banned(KEY)
+    assert ban is not None
+    assert ban.left_us(made.clock.now_us) == 60_000_000
+    made = scene((429, {"Retry-After": "60"}), retries=0)
+    made.server.delay_s = 1
+    under_way = asyncio.create_task(made.get())
+    await asyncio.sleep(0.5)
+    await made.limiter.ban(KEY, "permanent", by="alice")
+    await under_way
+    with pytest.raises(TurnTimeout) as caught:
+        await made.get()
+    assert caught.value.retry_after_us is None
+
+
+async def test_a_pause_that_a_store_does_not_record_is_an_event_and_the_response_is_returned(
+    scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unreachable(*ban: object) -> None:
+        raise StoreUnavailable("the wire is cut")
+
+    made = scene((429, {"Retry-After": "7"}), OK)
+    monkeypatch.setattr(made.limiter.store.bans, "ban", unreachable)
+    assert await made.statuses() == [429]
+    assert made.observer.kinds == ["pause_unshared"]
+
+
+@tasks
+async def test_a_store_that_does_not_answer_delays_a_response_by_a_second(
+    scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = scene((429, {"Retry-After": "7"}), OK)
+    monkeypatch.setattr(made.limiter.store.bans, "ban", lambda *ban: asyncio.sleep(3_600))
+    assert await made.statuses() == [429]
+    assert made.time.passed_s == 1
+    assert made.observer.kinds == ["pause_unshared"]
+
+
+@pytest.mark.parametrize(("body", "times"), [("in memory", 2), ("a stream", 1), ("read before", 2)])
+async def test_a_body_is_sent_again_if_it_is_in_memory(scene: MakeScene, body: str, times: int) -> None:
+    made = scene((429, {"Retry-After": "1"}), OK)
+    stream = Body().__iter__() if made.kind == "sync" else Body().__aiter__()
+    request = made.client.build_request("POST", URL, content=b"answer" if body == "in memory" else stream)
+    if body == "read before":
+        await made.call(request.read if made.kind == "sync" else request.aread)
+    assert (await made.call(made.client.send, request)).status_code == (200 if times == 2 else 429)
+    assert made.server.bodies == [b"answer"] * times
+
+
+@pytest.mark.parametrize("statuses", [(429, 200), (429, 429)])
+async def test_a_response_in_whose_place_another_came_is_closed(scene: MakeScene, statuses: tuple[int, int]) -> None:
+    made = scene(*((status, {"Retry-After": "5"}) for status in statuses))
+    send = partial(made.client.send, made.client.build_request("GET", URL), stream=True)
+    response = await made.call(send)
+    assert response.status_code == statuses[1]
+    assert [body.closed for body in made.server.responses] == [1, 0]
+    await made.call(response.close if made.kind == "sync" else response.aclose)
+    assert [body.closed for body in made.server.responses] == [1, 1]
+
+
+async def within_scope(work: Awaitable[Any], span_s: float) -> None:
+    with anyio.fail_after(span_s):
+        await work
+
+
+@tasks
+@pytest.mark.parametrize("within", [asyncio.wait_for, within_scope])
+async def test_a_response_is_closed_when_its_task_is_cancelled_before_the_next_one(
+    scene: MakeScene, within: Callable[..., Awaitable[None]]
+) -> None:
+    made = scene((429, {"Retry-After": "5"}), OK)
+    with pytest.raises(TimeoutError):
+        await within(made.get(), 2)
+    assert [body.closed for body in made.server.responses] == [1]
+
+
+def test_trio_runs_it() -> None:
+    async def run() -> float:
+        store = MemoryStore(clock=lambda: round(trio.current_time() * 1_000_000))
+        began_s = trio.current_time()
+        inner = httpx.MockTransport(lambda request: httpx.Response(200))
+        transport = LimitedTransport(limits="2/second", limiter=Limiter(store), transport=inner)
+        async with httpx.AsyncClient(transport=transport) as client:
+            for _ in range(5):
+                await client.get(URL)
+        return trio.current_time() - began_s
+
+    assert trio.run(run, clock=MockClock(autojump_threshold=0)) == pytest.approx(2)
+
+
+async def test_a_blocking_client_is_refused_in_a_thread_with_an_event_loop() -> None:
+    client = Scene("sync").client
+    with pytest.raises(ConfigurationError, match="expected a thread without event loop; use LimitedTransport"):
+        client.get(URL)
+    assert (await run_sync(client.get, URL)).status_code == 200
+
+
+async def test_closing_closes_the_transport_and_an_own_limiter_alone(scene: MakeScene) -> None:
+    made = scene()
+    for count, client in enumerate((made.client, made.another_client(), made.another_client(limiter=None)), start=1):
+        await made.call(client.close if made.kind == "sync" else client.aclose)
+        assert made.server.closed == count
+        assert (await made.limiter.hit("k", "5/minute")).allowed
+
+
+@pytest.mark.parametrize("transport", [LimitedTransport, SyncLimitedTransport])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"transport": object()}, r"transport: expected one with handle_(async_)?request, not <"),
+        ({"limits": "ten a second"}, "limits: "),
+        ({"limits": Concurrency(4)}, "limits: "),
+        ({"key": "host"}, "key: expected a function"),
+        ({"limiter": MemoryStore()}, "limiter: expected Limiter"),
+        ({"wait": 0}, "wait: must be greater than zero"),
+        ({"retries": -1}, "retries: expected a whole number from 0 to 10"),
+        ({"statuses": 429}, r"statuses: expected a list of status codes such as \(429, 503\), not 429"),
+        ({"statuses": ["429"]}, "statuses: expected a whole number from 400 to 599"),
+        ({"name": ""}, "name: expected 1 to 64 characters"),
+    ],
+)
+def test_a_value_that_cannot_work_is_named(transport: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        transport(**{"limits": "9/second", **options})
