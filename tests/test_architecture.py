@@ -20,10 +20,6 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "stats": ({"core", "limiter", "stores"}, {"anyio"}),
     "admin": ({"core", "limiter", "stats", "web"}, {"anyio", "pydantic", "pydantic_core", "starlette"}),
     "logs": ({"core"}, set()),
-    "metrics": (
-        {"core", "limiter", "stats", "stores", "web"},
-        {"opentelemetry", "prometheus_client", "starlette"},
-    ),
     "simulation": ({"core", "limiter", "logs", "stores", "web"}, {"anyio", "starlette"}),
     "cli": ({"core", "limiter", "admin", "logs", "simulation", "stats", "stores", "web"}, {"click", "starlette"}),
     "testing": ({"core", "events", "limiter"}, set()),
@@ -35,8 +31,8 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "dashboard": ({"admin"}, set()),
     "events": ({"core", "limiter", "web"}, set()),
     "httpx": ({"core", "limiter"}, {"anyio", "httpx", "http_sf"}),
-    "otel": ({"metrics"}, set()),
-    "prometheus": ({"metrics"}, set()),
+    "otel": ({"ops"}, set()),
+    "prometheus": ({"ops"}, set()),
     "__init__": ({"core", "limiter", "stores", "web"}, set()),
 }
 LIBRARY = {"core", "stores", "limiter", "web"}

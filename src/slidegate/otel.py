@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 try:
-    from .metrics.otel import OtelMetrics
+    from .ops.otel import OtelMetrics
 except ModuleNotFoundError as error:
     raise ImportError(f'slidegate.otel needs the package {error.name}: pip install "slidegate[otel]"') from error
 

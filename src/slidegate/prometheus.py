@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 try:
-    from .metrics.prometheus import PrometheusMetrics
+    from .ops.prometheus import PrometheusMetrics
 except ModuleNotFoundError as error:
     raise ImportError(
         f'PrometheusMetrics needs the package {error.name}: pip install "slidegate[prometheus]"'

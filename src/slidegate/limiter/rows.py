@@ -84,6 +84,10 @@ class _OwnRows(SharedStats):
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.forget()
+
+    def forget(self) -> None:
+        """Delete all rows, when a test resets all limiters."""
         self._rows: dict[tuple[str, int, bytes], tuple[bytes, int]] = {}
 
     def forget(self) -> None:

@@ -53,9 +53,9 @@ class Exposition:
             for sample in family.samples:
                 if sample.name.endswith("_created"):
                     continue
-                place = sample.name, frozenset(sample.labels.items())
-                assert place not in self.samples, f"{place} comes twice"
-                self.samples[place] = sample.value
+                series = sample.name, frozenset(sample.labels.items())
+                assert series not in self.samples, f"{series} comes twice"
+                self.samples[series] = sample.value
 
     def value(self, name: str, **labels: str) -> float:
         """Return the sum of all samples with this name and these labels."""
@@ -65,24 +65,24 @@ class Exposition:
         return sum(found)
 
     def series(self, prefix: str = "slidegate_") -> set[tuple[str, frozenset[tuple[str, str]]]]:
-        return {place for place in self.samples if place[0].startswith(prefix)}
+        return {series for series in self.samples if series[0].startswith(prefix)}
 
 
 def parsed(text: str) -> Exposition:
     return Exposition(parse_text(text))
 
 
-async def asked(app: Any, accept: str = "text/plain", **scope: Any) -> Answer:
+async def fetched(app: Any, accept: str = "text/plain", **scope: Any) -> Answer:
     return await send_scope(app, scope_of(**{"headers": {"Accept": accept}, **scope}))
 
 
 async def scraped(app: Any) -> Exposition:
     """Scrape in both formats, which must agree."""
-    answer = await asked(app)
+    answer = await fetched(app)
     assert answer.status == 200
     assert answer.headers["content-type"].startswith("text/plain; version=")
     text = parsed(answer.body.decode())
-    other = await asked(app, OPENMETRICS)
+    other = await fetched(app, OPENMETRICS)
     assert other.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     assert other.body.endswith(b"# EOF\n")
     openmetrics = Exposition(parse_openmetrics(other.body.decode()))

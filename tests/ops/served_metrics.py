@@ -1,4 +1,4 @@
-"""An application with metrics for several workers: ``python -m tests.metrics.served WORKERS`` prints its port."""
+"""An application with metrics for several workers: ``python -m tests.ops.served_metrics WORKERS`` prints its port."""
 
 from __future__ import annotations
 

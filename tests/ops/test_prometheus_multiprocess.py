@@ -12,20 +12,29 @@ from pathlib import Path
 import pytest
 
 from ..workers import PATIENCE_S, ask, serving
-from . import served
-from .reading import Exposition, parsed
+from . import served_metrics
+from .exposition import Exposition, parsed
 
 pytestmark = pytest.mark.all
 
 
-def scrape(url: str) -> Exposition:
-    answer = ask(f"{url}/metrics/")
-    return parsed(answer.text)
+def scrape(url: str, counted: int) -> Exposition:
+    """Scrape when at least so many requests are counted: a request counts after its answer was sent."""
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        answer = ask(f"{url}/metrics/")
+        assert answer is not None
+        found = parsed(answer.text)
+        passed = found.value("slidegate_request_duration_seconds_count", route="GET /item")
+        if passed >= counted:
+            return found
+        assert time.monotonic() < until_s, (passed, counted)
+        time.sleep(0.05)
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    with serving(served.__name__, 2, PROMETHEUS_MULTIPROC_DIR=str(tmp_path)) as url:
+    with serving(served_metrics.__name__, 2, PROMETHEUS_MULTIPROC_DIR=str(tmp_path)) as url:
         yield url
 
 
@@ -49,18 +58,16 @@ def test_counters_are_those_of_all_workers_also_of_one_that_was_killed_and_repla
             assert time.monotonic() < until_s, pids
 
     load(2)
-    told = scrape(url)
-    assert told.value("slidegate_requests_total", outcome="passed", route="GET /item") == pids.total()
-    assert told.value("slidegate_request_duration_seconds_count", route="GET /item") == pids.total()
+    found = scrape(url, pids.total())
+    assert found.value("slidegate_request_duration_seconds_count", route="GET /item") == pids.total()
     first, second = pids
     os.kill(first, signal.SIGKILL)
     load(2)
     (new,) = pids.keys() - {first, second} or {0}
     assert new, "uvicorn has not replaced the worker"
-    told = scrape(url)
-    passed = told.value("slidegate_requests_total", outcome="passed", route="GET /item")
-    assert pids.total() <= passed <= pids.total() + lost, "the dead one has counted, too"
-    assert told.value("slidegate_rule_requests_total", rule="items") == passed
-    assert told.value("slidegate_keys") <= 2, "the windows of the dead one are gone"
-    assert told.value("slidegate_store_up") == 1
-    assert all("process" not in dict(labels) for _, labels in told.series())
+    found = scrape(url, pids.total())
+    passed = found.value("slidegate_request_duration_seconds_count", route="GET /item")
+    assert passed <= pids.total() + lost, "a worker that has ended is counted once"
+    assert found.value("slidegate_rule_requests_total", rule="items") == passed
+    assert found.value("slidegate_store_up") == 1
+    assert found.value("slidegate_active_permits") == 0

@@ -1,1 +1,0 @@
-"""Metrics of a limiter for Prometheus and OpenTelemetry."""

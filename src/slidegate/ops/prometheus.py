@@ -1,0 +1,128 @@
+"""Exports metrics to Prometheus by the counters, histogram and gauges of prometheus-client.
+
+With the environment variable ``PROMETHEUS_MULTIPROC_DIR`` that library counts in files of one directory, and any worker
+of the host serves the sum. Functions of gauges do not work there, so their values are set while requests end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from typing import Any, Final
+from weakref import WeakSet
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, make_asgi_app
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from ..core.errors import ConfigurationError, quoted
+from ..events import Outcome
+from ..limiter import Limiter
+from .metrics import BOUNDS_S, COUNTERS, DURATION, GAUGES, PREFIX, STORE, Add, LimiterMetrics, Metric
+
+DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
+SET_EVERY_S: Final = 5.0
+
+
+class PrometheusMetrics(LimiterMetrics):
+    """The metrics of one limiter for Prometheus.
+
+    Args:
+        limiter: The limiter; one per registry, and one per process in multi-process mode.
+        registry: Where the metrics are registered; the global ``REGISTRY`` by default.
+
+    Attributes:
+        registry: The registry.
+        app: An ASGI application that serves the metrics: ``app.mount("/metrics", metrics.app)``.
+
+    Raises:
+        ConfigurationError: An argument is invalid, or the registry (in multi-process mode: the process) already has
+            the metrics of another limiter.
+    """
+
+    def __init__(self, limiter: Limiter, *, registry: CollectorRegistry | None = None) -> None:
+        if registry is not None and not isinstance(registry, CollectorRegistry):
+            raise ConfigurationError(
+                f"registry: expected a CollectorRegistry of prometheus_client, not {quoted(registry)}"
+            )
+        super().__init__(limiter)
+        self.registry: CollectorRegistry = REGISTRY if registry is None else registry
+        self._directory = os.environ.get(DIRECTORY, "")
+        if self._directory and _sharing_files:
+            raise ConfigurationError(
+                f"limiter: with {DIRECTORY} a process can export the metrics of only one limiter, because its files "
+                "do not distinguish limiters; it already exports those of another one"
+            )
+        self._made: dict[Metric, Any] = {}
+        self._register()
+        if self._directory:
+            _sharing_files.add(self)
+        self._set_again_s = 0.0
+        self._begin()
+        self.app: Final = make_asgi_app(self._scraped())
+
+    def close(self) -> None:
+        """Stop counting and unregister the metrics. A second call does nothing."""
+        super().close()
+        self._unregister()
+        _sharing_files.discard(self)
+
+    def request(self, outcome: Outcome, /) -> None:
+        """Count a request, and set the gauges that other processes read."""
+        super().request(outcome)
+        if self._directory and monotonic() >= self._set_again_s:
+            self._set_again_s = monotonic() + SET_EVERY_S
+            self._set_gauges()
+            # Again later: if no further request comes, the last values must not be those of a busy moment.
+            with suppress(RuntimeError):  # no event loop of asyncio runs in this thread
+                asyncio.get_running_loop().call_later(SET_EVERY_S, self._set_gauges)
+
+    def _register(self) -> None:
+        try:
+            for metric in COUNTERS:
+                self._made[metric] = Counter(*self._arguments(metric, ""), registry=self.registry)
+            self._made[DURATION] = Histogram(
+                *self._arguments(DURATION, "_seconds"), registry=self.registry, buckets=BOUNDS_S
+            )
+            for metric in GAUGES:
+                self._made[metric] = gauge = Gauge(
+                    *self._arguments(metric, ""), registry=self.registry, multiprocess_mode=metric.together
+                )
+                if not self._directory:
+                    gauge.labels(self._store).set_function(partial(self._read, metric))
+        except ValueError:
+            self._unregister()
+            raise ConfigurationError(
+                "registry: it already has the metrics of another limiter; give this one its own, for example "
+                "PrometheusMetrics(limiter, registry=CollectorRegistry())"
+            ) from None
+
+    def _arguments(self, metric: Metric, suffix: str) -> tuple[str, str, tuple[str, ...]]:
+        return f"{PREFIX}.{metric.name}".replace(".", "_") + suffix, metric.help, (*metric.labels, STORE)
+
+    def _unregister(self) -> None:
+        while self._made:
+            self.registry.unregister(self._made.popitem()[1])
+
+    def _child(self, metric: Metric, *labels: str) -> Add:
+        labelled = self._made[metric].labels(*labels, self._store)
+        add: Add = labelled.observe if metric is DURATION else labelled.inc
+        return add
+
+    def _set_gauges(self) -> None:
+        for metric in GAUGES if self._made else ():  # none after `close`
+            self._made[metric].labels(self._store).set(self._read(metric))
+
+    def _scraped(self) -> CollectorRegistry:
+        """Return the registry to export; in multi-process mode, that of all workers."""
+        if not self._directory:
+            return self.registry
+        self._set_gauges()
+        together = CollectorRegistry()
+        MultiProcessCollector(together, self._directory)  # type: ignore[no-untyped-call]
+        return together
+
+
+_sharing_files: Final[WeakSet[PrometheusMetrics]] = WeakSet()

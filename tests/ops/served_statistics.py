@@ -1,0 +1,69 @@
+"""An application with statistics for four workers: ``python -m tests.ops.served_statistics STORE`` prints its port.
+
+``/item`` is limited and answers with the id of its worker; ``/stats/{window}`` has the statistics of all workers.
+Nobody closes the limiter: the middleware ends its observers when the server ends.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from slidegate import Limiter, RateLimitMiddleware, Rule, everyone
+from slidegate.ops.statistics import Statistics
+
+WORKERS = 4
+AMOUNT = 60
+NAME = "items"
+
+
+async def worker(request: Request) -> JSONResponse:
+    return JSONResponse({"pid": os.getpid()})
+
+
+async def figures(request: Request) -> JSONResponse:
+    statistics: Statistics = request.app.state.statistics
+    found = await statistics.read(request.path_params["window"], rule=NAME)
+    clients = await statistics.clients()
+    return JSONResponse(
+        {
+            "counted": [found.total.passed, found.total.refused],
+            "steps": [sum(step.passed for step in found.steps), sum(step.refused for step in found.steps)],
+            "workers": [worker.pid for worker in found.workers],
+            "clients": [client.requests for client in clients],
+        }
+    )
+
+
+def make() -> Starlette:
+    limiter = Limiter.from_url(os.environ["STORE"], deadline="10s")
+    rules = [
+        Rule("/stats/{window}", exempt=True),
+        Rule("/item", f"{AMOUNT}/day", key=everyone, name=NAME),
+        Rule("/item", "1000/second", name="each"),
+    ]
+    middleware = Middleware(RateLimitMiddleware, limiter=limiter, rules=rules)
+    routes = [Route("/item", worker), Route("/stats/{window}", figures)]
+    app = Starlette(routes=routes, middleware=[middleware])
+    app.state.statistics = Statistics.of(limiter)
+    return app
+
+
+def main() -> None:
+    os.environ["STORE"] = sys.argv[1]
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        sys.stdout.write(f"{listening.getsockname()[1]}\n")
+        sys.stdout.flush()
+        uvicorn.run(f"{__spec__.name}:make", factory=True, fd=listening.fileno(), workers=WORKERS, log_level="warning")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The rows of several workers in one process, by a clock that tests set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slidegate import Limiter, MemoryStore
+from slidegate.core import SharedStats, StatsRow
+from slidegate.core.errors import StoreUnavailable
+from slidegate.ops.statistics import Statistics
+from slidegate.testing import FakeClock
+
+START_US = 1_700_000_000_000_000
+
+
+class SharedRows(SharedStats):
+    """Keeps the rows of all workers of a test.
+
+    Attributes:
+        clock: The store's clock.
+        is_failing: Whether nothing is answered.
+        failing_writes: How many of the next writes fail.
+        writes: How many rows were written.
+    """
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(START_US)
+        self.rows: dict[tuple[str, int, bytes], tuple[bytes, int]] = {}
+        self.is_failing = False
+        self.failing_writes = self.writes = 0
+
+    async def time(self) -> int:
+        self._answer()
+        return self.clock()
+
+    async def write(self, worker: bytes, rows: Sequence[StatsRow]) -> None:
+        self._answer()
+        if self.failing_writes:
+            self.failing_writes -= 1
+            raise StoreUnavailable("away")
+        for row in rows:
+            self.writes += 1
+            self.rows[row.rollup, row.number, worker] = row.value, self.clock() + row.kept_us
+
+    async def read(self, rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
+        self._answer()
+        return [
+            (number, worker, value)
+            for (kind, number, worker), (value, until_us) in self.rows.items()
+            if kind == rollup and first <= number <= last and until_us > self.clock()
+        ]
+
+    def _answer(self) -> None:
+        if self.is_failing:
+            raise StoreUnavailable("away")
+
+
+def worker_of(rows: SharedRows) -> tuple[Limiter, Statistics]:
+    """Return the limiter and the statistics of another worker."""
+    store = MemoryStore(clock=rows.clock)
+    store.shared_stats = rows
+    limiter = Limiter(store)
+    return limiter, Statistics.of(limiter)

@@ -1,0 +1,112 @@
+"""The Grafana dashboard of the docs, checked against the metrics of real traffic."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from slidegate import BanPolicy, Limiter, Networks, RateLimitMiddleware, Rule
+from slidegate.prometheus import PrometheusMetrics
+
+from ..asgi import call, page
+from .exposition import scraped
+
+DASHBOARD: dict[str, Any] = json.loads(
+    (Path(__file__).resolve().parents[2] / "docs" / "grafana.json").read_text("utf-8")
+)
+PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
+EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
+GROUPED = re.compile(r"\bby \(([^)]*)\)")
+MATCHED = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
+METRIC = re.compile(r"slidegate_\w+")
+WITHOUT_SAMPLES = {"unavailable"}
+"""Values that need a failing store."""
+
+
+@pytest.fixture
+async def series() -> dict[str, dict[str, set[str]]]:
+    """The values of each label of each metric, after traffic of every kind."""
+    metrics = PrometheusMetrics(limiter := Limiter(), registry=CollectorRegistry())
+    app = Starlette(routes=[Route("/items/{id}", page)])
+    app.add_middleware(
+        RateLimitMiddleware,
+        limiter=limiter,
+        rules=[Rule("*", "3/hour", name="service"), Rule("*", "1/hour", name="trial", shadow=True)],
+        blocklist=Networks(["192.0.2.0/24"]),
+        bans=BanPolicy(after="2/10m", duration="1h", ban_private=True),
+    )
+    for _ in range(7):
+        await call(app, "/items/1")
+    await call(app, "/items/1", client=("192.0.2.1", 1))
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for name, labels in (await scraped(metrics.app)).samples:
+        for label, value in labels:
+            found[name][label].add(value)
+    return found
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+async def test_every_metric_label_and_value_of_an_expression_exists(
+    expression: str, series: dict[str, dict[str, set[str]]]
+) -> None:
+    (metric, *others) = set(METRIC.findall(expression))
+    for name in (metric, *others):
+        assert name in series, f"{name} is not exported"
+    grouped = {label for labels in GROUPED.findall(expression) for label in labels.split(", ")}
+    assert grouped <= series[metric].keys()
+    for label, _, pattern in MATCHED.findall(expression):
+        for value in pattern.split("|"):
+            assert value in series[metric][label] | WITHOUT_SAMPLES, f"{metric} has no {label}={value}"
+
+
+def test_every_metric_is_on_the_dashboard(series: dict[str, dict[str, set[str]]]) -> None:
+    shown = {name for expression in EXPRESSIONS for name in METRIC.findall(expression)}
+    assert {name for name in series if name.startswith("slidegate_")} - shown == {
+        "slidegate_request_duration_seconds_sum"
+    }
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_counters_are_read_as_rates_and_gauges_as_they_are(expression: str) -> None:
+    assert expression.count("(") == expression.count(")")
+    for name in METRIC.findall(expression):
+        is_counter = name.endswith(("_total", "_count", "_bucket"))
+        after = expression.partition(name)[2]
+        has_range = re.match(r"(\{[^}]*\})?\[\$__rate_interval\]", after) is not None
+        assert is_counter == has_range, name
+
+
+def test_every_panel_has_a_name_a_description_and_the_chosen_data_source() -> None:
+    (variable,) = DASHBOARD["templating"]["list"]
+    assert (variable["name"], variable["type"], variable["query"]) == ("datasource", "datasource", "prometheus")
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+    for panel in PANELS:
+        assert panel["title"]
+        assert panel["description"]
+        assert {panel["datasource"]["uid"], *(one["datasource"]["uid"] for one in panel["targets"])} == {
+            "${datasource}"
+        }
+        assert len({one["refId"] for one in panel["targets"]}) == len(panel["targets"])
+
+
+def test_panels_do_not_overlap() -> None:
+    for one, other in combinations([panel["gridPos"] for panel in PANELS], 2):
+        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        assert beside or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert one["x"] + one["w"] <= 24
+
+
+def test_legends_name_labels_of_their_expressions() -> None:
+    for panel in PANELS:
+        for target in panel["targets"]:
+            grouped = {label for labels in GROUPED.findall(target["expr"]) for label in labels.split(", ")}
+            assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) == grouped - {"le"}

@@ -1,0 +1,738 @@
+"""Statistics of all workers: exact sums, whatever the store's clock does and whichever write fails; bounds; events."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import threading
+import weakref
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slidegate import ConfigurationError, Limit, Limiter, StoreError, everyone
+from slidegate.core import Decision, LimitSet, Reason, StatsRow
+from slidegate.core.windows.histogram import BUCKETS
+from slidegate.events import Event, Outcome
+from slidegate.limiter.rows import MAX_BYTES
+from slidegate.ops import statistics as ops_statistics
+from slidegate.ops.statistics import (
+    ALIVE_US,
+    CLIENTS,
+    EVERY_S,
+    MAX_CLIENTS,
+    MAX_EVENTS,
+    MAX_PENDING,
+    MAX_REFUSALS,
+    MAX_SERIES,
+    OTHER,
+    STEPS,
+    WORKERS,
+    Statistics,
+    Stats,
+    Traffic,
+)
+from slidegate.ops.traffic import IDENTITY_BYTES, PART, packed, unpacked
+from slidegate.testing import RecordingObserver
+
+from ..racing import THREADS, race
+from ..virtual_time import VirtualTime, turns_during
+from .shared_rows import SharedRows, worker_of
+
+SECOND_US = 1_000_000
+PASSED = Outcome(True, Reason.OK, ("api",), (), "GET /a", 200, "success", 0, 1_000, None, ())
+REFUSED = PASSED._replace(allowed=False, reason=Reason.LIMITED, status=429, ended="refused", route="(no route)")
+OUTCOMES = {
+    "passed": PASSED,
+    "refused": REFUSED,
+    "banned": REFUSED._replace(reason=Reason.BANNED, rules=(), status=403),
+    "blocked": REFUSED._replace(reason=Reason.BLOCKED, rules=("api", "all")),
+    "exceptions": PASSED._replace(ended="exception", status=500, route="GET /b", rules=("api", "all")),
+    "cancelled": PASSED._replace(allowed=False, ended="cancelled", status=0),
+    "shadow_refused": PASSED._replace(shadow_rules=("trial",)),
+}
+
+
+@pytest.fixture
+def rows() -> SharedRows:
+    return SharedRows()
+
+
+@pytest.fixture
+def statistics(rows: SharedRows) -> Iterator[Statistics]:
+    limiter, statistics = worker_of(rows)
+    yield statistics
+    limiter.sync.close()
+
+
+def by_client(key: str, outcome: Outcome = PASSED) -> Outcome:
+    """Return an outcome of a request that is counted by a key."""
+    check = LimitSet("api", [Limit(5, "1m")]), key, 1
+    return outcome._replace(decisions=(Decision(outcome.allowed, outcome.reason, 0, (check,)),))
+
+
+def traffic_of_each(count: int) -> Traffic:
+    values: dict[str, Any] = dict.fromkeys(OUTCOMES, count)
+    return Traffic(**values)
+
+
+def counts(traffic: Traffic) -> dict[str, int]:
+    return {name: count for name in OUTCOMES if (count := getattr(traffic, name))}
+
+
+# -- sums --------------------------------------------------------------------------------------------------------------
+
+
+class Counted(NamedTuple):
+    """Requests that were written at a moment of the store's clock."""
+
+    at_us: int
+    name: str
+
+
+def expected(written: list[Counted], now_us: int, window_us: int) -> tuple[Counter[str], int, int]:
+    """Return the sums of a window, the length of its steps and their number: the model of a read."""
+    step_us = next(step_us for step_us, kept in STEPS.values() if window_us <= step_us * kept)
+    steps = -(-window_us // step_us)
+    first = now_us // step_us - steps + 1
+    found = Counter[str]()
+    for at_us, name in written:
+        if first <= at_us // step_us < first + 2 * steps:  # later ones: the clock has stepped back since
+            outcome = OUTCOMES[name]
+            found["passed"] += outcome.allowed
+            found["refused"] += outcome.ended == "refused"
+            if name not in ("passed", "refused"):
+                found[name] += 1
+    return +found, step_us, steps
+
+
+pauses_s = st.sampled_from([0, 0, 1, 5, -5, 60, -60, 300, -300, 3_600, -3_600]) | st.integers(-400, 400)
+moves = st.lists(
+    st.tuples(
+        st.sampled_from([0, 0, 0, 1, 2]),  # the worker
+        st.sampled_from([*OUTCOMES, "passed", "end", "end", "end", "end", "kill", "fail", "1", "2", "3", "4", "5"]),
+        pauses_s,
+    ),
+    max_size=40,
+)
+
+
+class Fleet:
+    """Three workers on one store, and what each has written or not."""
+
+    def __init__(self) -> None:
+        self.rows = SharedRows()
+        self.workers = [worker_of(self.rows)[1] for _ in range(3)]
+        self.unwritten: list[list[str]] = [[], [], []]
+        self.written: list[Counted] = []
+
+    async def move(self, at: int, move: str) -> None:
+        if move in OUTCOMES:
+            self.workers[at].request(OUTCOMES[move])
+            self.unwritten[at].append(move)
+        elif move == "kill":
+            self.unwritten[at].clear()
+            self.workers[at] = worker_of(self.rows)[1]
+        elif move == "fail":
+            self.rows.is_failing = True
+            with pytest.raises(StoreError):
+                await self.workers[at].publish()
+            self.rows.is_failing = False
+        else:
+            self.rows.failing_writes = int(move) if move.isdecimal() else 0
+            await self.publish(at)
+            await self.workers[at].end()
+
+    async def publish(self, at: int) -> None:
+        self.written += [Counted(self.rows.clock(), name) for name in self.unwritten[at]]
+        self.unwritten[at].clear()
+        for _ in range(self.rows.failing_writes):
+            with pytest.raises(StoreError):
+                await self.workers[at].publish()
+            self.rows.clock.advance("7s")
+        await self.workers[at].publish()
+
+
+async def sums_agree(found: Stats, total: Counter[str], others: list[Statistics], window: str) -> None:
+    """Check that steps, rules and routes add up to the total, and that every worker reads the same."""
+    assert counts(found.total) == total
+    assert sum((Counter(counts(step)) for step in found.steps), Counter[str]()) == total
+    assert found.total.times.count == total["passed"]
+    assert sum(one.passed for one in found.routes.values()) == total["passed"]
+    assert sum(one.cancelled for one in found.routes.values()) == total["cancelled"]
+    for names, by_step in ((found.rules, found.rule_steps), (found.routes, found.route_steps)):
+        assert by_step.keys() == names.keys()
+        for name, steps in by_step.items():
+            assert [sum(each) for each in zip(*steps, strict=True)] == [names[name].passed, names[name].refused]
+    for name, one in found.rules.items():
+        assert counts((await others[0].read(window, rule=name)).total) == counts(one)
+    for name, one in found.routes.items():
+        assert counts((await others[1].read(window, route=name)).total) == counts(one)
+
+
+@settings(deadline=None)
+@given(moves, st.sampled_from(["5s", "1m", "5m", "10m", "1h", "3h", "24h"]))
+def test_sums_equal_what_was_written_over_failures_and_clock_steps(
+    made: list[tuple[int, str, int]], window: str
+) -> None:
+    async def play() -> None:
+        fleet = Fleet()
+        for at, move, pause_s in made:
+            fleet.rows.clock.set(fleet.rows.clock() + pause_s * SECOND_US)
+            await fleet.move(at, move)
+        for at in range(3):
+            await fleet.publish(at)
+        found = await fleet.workers[0].read(window)
+        total, step_us, steps = expected(fleet.written, fleet.rows.clock(), parse(window))
+        assert (found.step_us, len(found.steps)) == (step_us, steps)
+        await sums_agree(found, total, fleet.workers[1:], window)
+
+    asyncio.run(play())
+
+
+def parse(window: str) -> int:
+    return int(window[:-1]) * {"s": 1, "m": 60, "h": 3_600}[window[-1]] * SECOND_US
+
+
+async def test_a_write_that_failed_is_repeated_before_the_next_slice_begins(
+    rows: SharedRows, statistics: Statistics
+) -> None:
+    for seconds in (6, 61, 301):
+        statistics.request(PASSED)
+        rows.failing_writes = 1
+        with pytest.raises(StoreError):
+            await statistics.publish()
+        rows.clock.advance(us=seconds * SECOND_US)
+        statistics.request(PASSED)
+        await statistics.publish()
+    assert [(await statistics.read(window)).total.passed for window in ("10m", "24h")] == [6, 6]
+
+
+@pytest.mark.parametrize("back_s", [1, 5, 60, 300, 7_200])
+async def test_a_step_back_of_the_clock_replaces_no_counts(
+    back_s: int, rows: SharedRows, statistics: Statistics
+) -> None:
+    for step_s in (back_s, -back_s, back_s, -back_s):
+        statistics.request(PASSED)
+        await statistics.publish()
+        rows.clock.set(rows.clock() + step_s * SECOND_US)
+    rows.clock.advance(us=back_s * SECOND_US)
+    assert [(await statistics.read(window)).total.passed for window in ("3h", "24h")] == [4, 4]
+
+
+async def test_requests_that_differ_only_in_being_admitted_are_counted_apart(statistics: Statistics) -> None:
+    for allowed in (False, True, False):
+        statistics.request(PASSED._replace(allowed=allowed, reason=Reason.EXEMPT))
+    total = (await statistics.read()).total
+    assert (total.passed, total.times.count) == (1, 1)
+
+
+async def test_a_request_counts_in_the_slice_in_which_it_is_written(rows: SharedRows, statistics: Statistics) -> None:
+    statistics.request(PASSED)
+    rows.clock.advance("12s")
+    found = await statistics.read("1m")
+    assert [step.passed for step in found.steps] == [0] * 11 + [1]
+    assert found.start_us == (rows.clock() // found.step_us - 11) * found.step_us
+    rows.clock.advance("61s")
+    assert [(await statistics.read(window)).total.passed for window in ("1m", "5m", "1h")] == [0, 1, 1]
+
+
+async def test_quantiles_are_within_five_percent(statistics: Statistics) -> None:
+    for percent in range(1, 101):
+        statistics.request(PASSED._replace(duration_us=percent * 1_000))
+        statistics.request(REFUSED._replace(duration_us=10**7))
+    total = (await statistics.read()).total
+    for found, exact_us in ((total.p50_us, 50_000), (total.p95_us, 95_000), (total.p99_us, 99_000)):
+        assert found == pytest.approx(exact_us, rel=0.05)
+    assert (Traffic().p50_us, Traffic().p95_us, Traffic().p99_us) == (None, None, None)
+
+
+async def test_refusals_before_a_route_was_found_are_under_their_rule_and_no_route(statistics: Statistics) -> None:
+    statistics.request(PASSED._replace(route="(no route)"))
+    statistics.request(REFUSED)
+    statistics.request(REFUSED._replace(route="GET /a", rules=("tight",)))
+    found = await statistics.read()
+    refused = {name: (one.passed, one.refused) for name, one in found.routes.items()}
+    assert refused == {"(no route)": (1, 0), "GET /a": (0, 1)}
+    assert {name: (one.passed, one.refused) for name, one in found.rules.items()} == {"api": (1, 1), "tight": (0, 1)}
+    assert found.total.refused == 2
+
+
+async def test_a_write_that_is_cancelled_is_repeated(rows: SharedRows, statistics: Statistics) -> None:
+    for _ in range(3 * PART):
+        statistics.request(PASSED)
+    for after in range(30):
+        task = asyncio.create_task(statistics.publish())
+        for _ in range(after):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        rows.clock.advance("3s")
+    assert (await statistics.read("5m")).total.passed == 3 * PART
+
+
+async def test_reads_at_the_same_time_count_nothing_twice(statistics: Statistics) -> None:
+    for _ in range(300):
+        statistics.request(PASSED)
+    found = await asyncio.gather(*(statistics.read() for _ in range(5)))
+    assert {one.total.passed for one in found} == {300}
+
+
+@pytest.mark.parametrize("window", ["25h", "1441m", 86_401])
+async def test_a_window_of_more_than_a_day_is_an_error(window: str | int, statistics: Statistics) -> None:
+    with pytest.raises(ConfigurationError, match='longer than the stats kept; expected at most 24h, for example "6h"'):
+        await statistics.read(window)
+
+
+async def test_a_memory_store_needs_no_rows_of_its_own() -> None:
+    limiter = Limiter()
+    statistics = Statistics.of(limiter)
+    statistics.request(PASSED)
+    found = await statistics.read("24h")
+    assert (found.total.passed, [worker.pid for worker in found.workers]) == (1, [os.getpid()])
+    await limiter.close()
+
+
+# -- the observer ------------------------------------------------------------------------------------------------------
+
+
+def test_a_limiter_has_one_statistics_which_lives_as_long() -> None:
+    limiter = Limiter()
+    statistics = Statistics.of(limiter)
+    assert Statistics.of(limiter) is statistics
+    assert Statistics.of(Limiter()) is not statistics
+    gone = weakref.ref(limiter)
+    del limiter, statistics
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("wrong", [None, "limiter", Limiter])
+def test_statistics_of_anything_but_a_limiter_are_an_error(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"limiter: expected a Limiter, for example Limiter\(\), not"):
+        Statistics.of(wrong)
+
+
+async def test_calls_without_http_are_not_counted() -> None:
+    limiter = Limiter()
+    statistics = Statistics.of(limiter)
+    await limiter.hit("user:1", "1/minute")
+    await limiter.hit("user:1", "1/minute")
+    assert counts((await statistics.read()).total) == {}
+
+
+def test_threads_lose_no_request_and_series_are_bounded() -> None:
+    kinds = RecordingObserver()
+    limiter = Limiter(observers=[kinds])
+    statistics, rounds = Statistics.of(limiter), 2 * MAX_SERIES
+
+    def ask(number: int, thread: int) -> None:
+        statistics.request(PASSED._replace(rules=("rule",), route=f"GET /{number}"))
+
+    race(ask, rounds)
+    found = asyncio.run(statistics.read())
+    assert len(found.routes) == MAX_SERIES + 1
+    assert found.total.passed == THREADS * rounds
+    assert found.routes[OTHER].passed == found.rules[OTHER].passed == THREADS * (rounds - MAX_SERIES)
+    assert kinds.kinds == ["series_full"]
+
+
+def test_memory_is_bounded_when_nothing_writes(statistics: Statistics) -> None:
+    total = 3 * MAX_PENDING
+    for number in range(total):
+        statistics.request(by_client(f"user:{number}"))
+    assert len(statistics._pending) <= MAX_PENDING + 64
+    assert len(statistics._fresh_clients) <= MAX_CLIENTS
+    assert asyncio.run(statistics.read()).total.passed == total
+
+
+def test_clients_of_a_minute_are_bounded_over_several_writes(statistics: Statistics) -> None:
+    for number in range(3 * MAX_CLIENTS):
+        statistics.request(by_client(f"user:{number}"))
+        if number % 700 == 0:
+            asyncio.run(statistics.publish())
+    asyncio.run(statistics.publish())
+    assert [len(piece.series) <= MAX_CLIENTS for piece in statistics._slices if piece.kind == CLIENTS] == [True]
+
+
+async def test_others_run_while_ten_thousand_requests_are_folded_and_written(statistics: Statistics) -> None:
+    for number in range(10_000):
+        statistics._pending.append(PASSED._replace(route=f"GET /{number % MAX_SERIES}"))
+    assert await turns_during(statistics.publish()) >= 10_000 // PART
+
+
+def test_a_forked_child_begins_anew(rows: SharedRows, statistics: Statistics) -> None:
+    statistics.request(PASSED)
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            statistics.request(REFUSED)
+            asyncio.run(statistics.publish())
+            found = asyncio.run(statistics.read())
+            os.write(write, json.dumps([counts(found.total), len(found.workers)]).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert json.loads(os.read(read, 100)) == [{"refused": 1}, 1]
+    assert counts(asyncio.run(statistics.read()).total) == {"passed": 1}
+
+
+def test_a_child_that_is_forked_while_a_thread_counts_does_not_hang(statistics: Statistics) -> None:
+    with statistics._folding, statistics._publishing:
+        child = os.fork()
+        if not child:
+            try:
+                statistics.request(PASSED)
+                assert asyncio.run(statistics.read()).total.passed == 1
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+async def test_forget_begins_anew(statistics: Statistics) -> None:
+    statistics.request(PASSED)
+    statistics.event(Event("banned", "somebody"))
+    statistics.forget()
+    assert counts((await statistics.read()).total) == {}
+    assert await statistics.events() == []
+
+
+async def test_a_reset_of_a_memory_store_leaves_nothing_to_read() -> None:
+    limiter = Limiter()
+    statistics = Statistics.of(limiter)
+    statistics.request(by_client("user:ann", REFUSED))
+    assert (await statistics.read()).total.refused == 1
+    limiter.engine.forget()
+    assert counts((await statistics.read()).total) == {}
+    assert (await statistics.clients(), await statistics.events()) == ([], [])
+    statistics.request(PASSED)
+    assert counts((await statistics.read()).total) == {"passed": 1}
+
+
+# -- when it writes ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_writes_five_seconds_after_the_first_request_and_then_rests(
+    rows: SharedRows, statistics: Statistics
+) -> None:
+    time = VirtualTime(rows.clock)
+    statistics.request(PASSED)
+    await asyncio.sleep(EVERY_S - 0.1)
+    assert rows.writes == 0
+    await asyncio.sleep(0.2)
+    assert rows.writes == len(STEPS) + 1
+    await asyncio.sleep(3_600)
+    assert rows.writes == len(STEPS) + 1
+    assert time.passed_s == pytest.approx(3_605.1)
+    statistics.event(Event("banned", "somebody"))
+    await asyncio.sleep(EVERY_S + 0.1)
+    assert rows.writes == len(STEPS) + 2, "only the row of the worker has changed"
+
+
+async def test_a_worker_retries_every_five_seconds_and_says_so_once_a_minute(
+    rows: SharedRows, statistics: Statistics, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = VirtualTime(rows.clock)
+    monkeypatch.setattr(ops_statistics, "monotonic", lambda: time.passed_s)
+    rows.is_failing = True
+    statistics.request(PASSED)
+    await asyncio.sleep(59)
+    assert [record.message for record in caplog.records] == [
+        "slidegate: statistics were not written and will be retried: away"
+    ]
+    rows.is_failing = False
+    await asyncio.sleep(EVERY_S + 0.1)
+    _, other = worker_of(rows)
+    assert (await other.read()).total.passed == 1
+
+
+async def test_a_worker_whose_limiter_is_closed_rests(rows: SharedRows, caplog: pytest.LogCaptureFixture) -> None:
+    VirtualTime(rows.clock)
+    limiter, statistics = worker_of(rows)
+    await limiter.close()
+    statistics.request(PASSED)
+    rows.is_failing = True
+    await asyncio.sleep(20)
+    assert (caplog.messages, statistics._loop) == ([], None)
+
+
+async def test_a_write_does_not_run_in_the_context_of_a_request(
+    rows: SharedRows, statistics: Statistics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    VirtualTime(rows.clock)
+    span, spans = ContextVar("span", default=""), list[str]()
+
+    def time() -> int:
+        spans.append(span.get())
+        return rows.clock()
+
+    monkeypatch.setattr(rows, "time", time)
+    span.set("of a request")
+    statistics.request(PASSED)
+    await asyncio.sleep(EVERY_S + 0.1)
+    assert spans == [""]
+
+
+async def test_a_request_during_a_write_is_written_next(rows: SharedRows, statistics: Statistics) -> None:
+    VirtualTime(rows.clock)
+    statistics.request(PASSED)
+    writing = asyncio.create_task(statistics.publish())
+    for _ in range(40):
+        statistics.request(PASSED)
+        await asyncio.sleep(0)
+    await writing
+    await asyncio.sleep(2 * EVERY_S + 0.1)
+    _, other = worker_of(rows)
+    assert (await other.read()).total.passed == 41
+
+
+def test_another_loop_goes_on_where_the_first_was_closed(rows: SharedRows, statistics: Statistics) -> None:
+    async def serve(seconds: float) -> None:
+        VirtualTime(rows.clock)
+        statistics.request(PASSED)
+        await asyncio.sleep(seconds)
+
+    asyncio.run(serve(1))
+    statistics.request(PASSED)
+    asyncio.run(statistics.publish())
+    asyncio.run(serve(EVERY_S + 0.1))
+    _, other = worker_of(rows)
+    assert asyncio.run(other.read()).total.passed == 3
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_every_event_loop_reads_and_ends(backend: str) -> None:
+    async def serve() -> None:
+        limiter = Limiter()
+        statistics = Statistics.of(limiter)
+        for _ in range(PART + 1):
+            statistics.request(PASSED)
+        assert (await statistics.read()).total.passed == PART + 1
+        statistics.request(PASSED)
+        await statistics.end()
+        assert (await statistics.read()).total.passed == PART + 2
+        await limiter.close()
+
+    anyio.run(serve, backend=backend)
+
+
+def test_threads_without_a_loop_write_at_the_end(rows: SharedRows) -> None:
+    limiter, statistics = worker_of(rows)
+    thread = threading.Thread(target=statistics.request, args=(PASSED,))
+    thread.start()
+    thread.join()
+    limiter.sync.close()
+    _, other = worker_of(rows)
+    assert asyncio.run(other.read()).total.passed == 1
+
+
+async def test_an_end_that_the_store_does_not_answer_is_logged(
+    rows: SharedRows, caplog: pytest.LogCaptureFixture
+) -> None:
+    limiter, statistics = worker_of(rows)
+    statistics.request(PASSED)
+    rows.is_failing = True
+    await limiter.close()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+@pytest.mark.parametrize("failing_writes", [1, 2, 5])
+async def test_an_end_writes_what_could_not_be_written_before(failing_writes: int, rows: SharedRows) -> None:
+    limiter, statistics = worker_of(rows)
+    statistics.request(PASSED)
+    rows.is_failing = True
+    with pytest.raises(StoreError):
+        await statistics.publish()
+    rows.is_failing, rows.failing_writes = False, failing_writes
+    for _ in range(failing_writes):
+        with pytest.raises(StoreError):
+            await statistics.publish()
+    await limiter.close()
+    _, other = worker_of(rows)
+    assert (await other.read()).total.passed == 1
+
+
+async def test_an_end_with_nothing_counted_writes_nothing(rows: SharedRows) -> None:
+    limiter, _ = worker_of(rows)
+    await limiter.close()
+    assert rows.writes == 0
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def unpackable_text() -> str:
+    """Return random characters, which JSON writes as twelve bytes each and which cannot be compressed well."""
+    return "".join(chr(0x20000 + int.from_bytes(os.urandom(2)) % 0xA6D0) for _ in range(300))
+
+
+async def test_the_largest_rows_fit(rows: SharedRows, statistics: Statistics) -> None:
+    bounds = [10 * 11**step // 10**step for step in range(BUCKETS)]
+    for number in range(MAX_SERIES + 1):
+        rules = tuple(f"{rule:02}{number:03}".ljust(64, "r") for rule in range(10))
+        statistics._fresh[rules, f"GET /{number}".ljust(256, "x")] = traffic = traffic_of_each(10**9)
+        traffic.times.count_all(bounds)
+    for number in range(2 * MAX_EVENTS):
+        details = {f"{number}-{name}": unpackable_text() for name in range(20)}
+        statistics.event(Event("banned" if number % 2 else "shadow_refused", unpackable_text(), details))
+    await statistics.publish()
+    sizes = {kind: len(value) for (kind, _, _), (value, _) in rows.rows.items()}
+    assert max(sizes.values()) < MAX_BYTES, sizes
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_row_or_none(row: bytes) -> None:
+    for wrong in (row, zlib.compress(row)):
+        assert all(isinstance(name, tuple) for name, _ in unpacked(b"x" * IDENTITY_BYTES + wrong))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[",
+        "7",
+        "[]",
+        "[" * 100_000,
+        '[["api"],"",[1],0,null,[]]',
+        '[["api"],"",[1,0,0,0,0,0,1e999],0,null,[]]',
+        '[["api"],"",{},0,null,[]]',
+    ],
+)
+async def test_a_row_is_read_up_to_what_cannot_be_decoded(line: str) -> None:
+    good = '[["api"],"GET /",[2,0,0,0,0,0,0],9,3,[[0,1],[9999,1],[-1,5]]]'
+    ((name, traffic),) = unpacked(b"identity" + zlib.compress(f"{good}\n{line}\n{good}".encode()))
+    assert (name, counts(traffic)) == ((("api",), "GET /"), {"passed": 2})
+    assert (traffic.times.buckets, traffic.times.quantile(1)) == ({0: 1}, 5)
+    again = await packed(b"identity", [(name, traffic)])
+    assert list(unpacked(again)) == [(name, traffic)]
+
+
+@pytest.mark.parametrize("value", ['{"at_us": "x"}', '["h", 1, "i", "x", []]', "[]", "7", "{", "[" * 9**5, "\xff"])
+async def test_a_worker_that_cannot_be_decoded_is_passed_over(
+    value: str, rows: SharedRows, statistics: Statistics
+) -> None:
+    statistics.event(Event("banned", "somebody"))
+    await rows.write(b"stranger", [row_of(WORKERS, value), row_of(CLIENTS, value)])
+    assert len((await statistics.read()).workers) == 1
+    assert len(await statistics.events()) == 1
+    assert await statistics.clients() == []
+
+
+def row_of(kind: str, value: str) -> Any:
+    return StatsRow(kind, 0, zlib.compress(value.encode("latin-1")), ALIVE_US)
+
+
+# -- workers, clients, events ------------------------------------------------------------------------------------------
+
+
+async def test_workers_are_listed_until_they_end_or_are_silent(rows: SharedRows, statistics: Statistics) -> None:
+    limiter, other = worker_of(rows)
+    other.request(PASSED)
+    await other.publish()
+    rows.clock.advance("7s")
+    found = (await statistics.read()).workers
+    assert sorted(worker.age_s for worker in found) == [0.0, 7.0]
+    assert len({worker.name for worker in found}) == 2
+    assert {worker.pid for worker in found} == {os.getpid()}
+    await other.end()
+    assert len((await statistics.read()).workers) == 1
+    other.request(PASSED)
+    await other.publish()
+    rows.clock.advance(us=ALIVE_US)
+    assert [worker.age_s for worker in (await statistics.read()).workers] == [0.0]
+    await limiter.close()
+
+
+async def test_the_busiest_clients_are_those_of_all_workers_in_five_minutes(
+    rows: SharedRows, statistics: Statistics
+) -> None:
+    _, other = worker_of(rows)
+    for at, (worker, key, outcome, requests) in enumerate(
+        [
+            (statistics, "user:ann", PASSED, 3),
+            (other, "user:ann", REFUSED, 2),
+            (other, "user:bob", OUTCOMES["banned"], 4),
+            (statistics, "everyone", PASSED, 9),
+        ]
+    ):
+        for _ in range(requests):
+            worker.request(by_client(key, outcome))
+        await worker.publish()
+        rows.clock.advance("1m") if at == 1 else None
+    assert await statistics.clients() == [("user:ann", 5, 2, 0), ("user:bob", 4, 4, 4)]
+    assert await other.clients(limit=1) == [("user:ann", 5, 2, 0)]
+    rows.clock.advance("4m")
+    assert await statistics.clients() == [("user:bob", 4, 4, 4)]
+
+
+async def test_a_client_counts_once_for_a_request_that_several_rules_count(statistics: Statistics) -> None:
+    api, other = LimitSet("api", [Limit(5, "1m")]), LimitSet("other", [Limit(5, "1m")])
+    shared = Limiter().key_for(everyone.of())
+    inner = Decision(True, Reason.OK, 0, ((api, "user:ann", 1), (other, shared, 1)))
+    statistics.request(PASSED._replace(decisions=(inner, Decision(True, Reason.OK, 0, ((other, "user:ann", 1),)))))
+    assert await statistics.clients() == [("user:ann", 1, 0, 0)]
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 40), st.integers(MAX_CLIENTS // 2, 3 * MAX_CLIENTS))
+def test_a_busy_client_is_found_among_any_number_of_others(requests: int, others: int) -> None:
+    async def play() -> None:
+        _, statistics = worker_of(SharedRows())
+        for number in range(others):
+            if number % (others // requests) == 0:
+                statistics.request(by_client("busy"))
+            statistics.request(by_client(f"user:{number}"))
+        (first, *_) = await statistics.clients()
+        assert first.key == "busy" or first.requests == 1
+        assert first.requests <= -(-others // (others // requests))
+
+    asyncio.run(play())
+
+
+async def test_events_of_all_workers_are_the_newest_first_and_escaped(rows: SharedRows, statistics: Statistics) -> None:
+    _, other = worker_of(rows)
+    for at, worker in enumerate((statistics, other, statistics)):
+        worker.event(Event("banned", f"{at}\n" * 200, {"key": "a\x1b[0m", "until": 5, "path": "x" * 999}, at + 1))
+    other.request(by_client("user:ann", REFUSED)._replace(began_us=10))
+    await other.publish()
+    found = await statistics.events()
+    assert [(event.kind, event.time_us) for event in found] == [
+        ("refused", 1_010),
+        *[("banned", at) for at in (3, 2, 1)],
+    ]
+    assert len({event.worker for event in found}) == 2
+    assert found[0].details == {
+        **{"key": "", "rule": "api", "by": "", "reason": "limited"},
+        **{"route": "(no route)", "status": "429"},
+    }
+    for event in found:
+        assert all(len(text) <= 256 and text.isprintable() for text in (event.message, *event.details.values()))
+    assert found[1].details["key"] == "a\\x1b[0m"
+    assert await other.events(limit=1) == found[:1]
+
+
+async def test_a_flood_of_refusals_does_not_displace_other_events(statistics: Statistics) -> None:
+    statistics.event(Event("banned", "somebody", {}, 1))
+    for number in range(1_000):
+        statistics.request(REFUSED._replace(began_us=number))
+        statistics.event(Event("shadow_refused", "would have", {}, number))
+    found = Counter(event.kind for event in await statistics.events(1_000))
+    assert (found["banned"], found["refused"] + found["shadow_refused"]) == (1, MAX_REFUSALS)
+
+
+@pytest.mark.parametrize("limit", [0, 1_001, "9", True])
+@pytest.mark.parametrize("what", ["clients", "events"])
+async def test_a_limit_out_of_range_is_an_error(what: str, limit: Any, statistics: Statistics) -> None:
+    with pytest.raises(ConfigurationError, match=f"{what}: limit: expected a whole number from 1 to 1000"):
+        await getattr(statistics, what)(limit)
