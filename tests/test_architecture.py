@@ -10,6 +10,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import slidegate.core
+import slidegate.events
+
 SRC = Path(__file__).resolve().parents[1] / "src" / "slidegate"
 # A room -> the other rooms that it may import, and the packages of others.
 ALLOWED: dict[str, tuple[set[str], set[str]]] = {
@@ -30,11 +33,21 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "__main__": ({"cli"}, set()),
     "dashboard": ({"admin"}, set()),
     "events": ({"core", "limiter", "web"}, set()),
-    "httpx": ({"core", "limiter"}, {"anyio", "httpx", "http_sf"}),
+    "httpx": ({"core", "limiter"}, {"anyio", "httpx"}),
     "otel": ({"ops"}, set()),
     "prometheus": ({"ops"}, set()),
     "__init__": ({"core", "limiter", "stores", "web"}, set()),
 }
+PUBLIC = {module.__name__: {*module.__all__} for module in (slidegate, slidegate.core, slidegate.events)}
+"""The names that stand outside the library import."""
+SEAMS = {
+    "slidegate.limiter": {"Limiter", "all_limiters"},  # the second is the switch of `slidegate.testing`
+    "slidegate.core.windows.histogram": {"BUCKETS", "ResponseTimes"},
+    **dict.fromkeys([f"slidegate.core.{name}" for name in ("arguments", "durations", "errors", "limits", "logs")]),
+}
+"""Further modules that it may import, with the names; None for all public ones: texts, and checks of arguments."""
+OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
+AROUND = [SRC / "httpx.py", SRC / "testing.py", SRC.parent / "slidegate_pytest.py"]
 LIBRARY = {"core", "stores", "limiter", "web"}
 """What every application runs. The other rooms are tools, and none of these imports any of them."""
 CLOCKS = {"asyncio", "time"}
@@ -43,7 +56,7 @@ CLOCKS = {"asyncio", "time"}
 
 def imports(file: Path, source: str) -> Iterator[str]:
     """Yield the absolute dotted name of everything that a file imports."""
-    package = ("slidegate", *file.relative_to(SRC).parent.parts)
+    package = file.relative_to(SRC.parent).parent.parts
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -62,6 +75,7 @@ def refused(file: Path, source: str) -> list[str]:
         top, _, below = name.partition(".")
         if top == "slidegate":
             allowed = below.partition(".")[0] in {room, *rooms}
+            allowed |= below in slidegate.__all__ and room not in LIBRARY
         else:
             allowed = top in {*packages, *sys.stdlib_module_names} and not (room == "core" and top in CLOCKS)
         if not allowed:
@@ -74,6 +88,29 @@ def test_every_import_is_allowed() -> None:
     found = {str(file): names for file, source in sources.items() if (names := refused(file, source))}
     assert found == {}
     assert {file.relative_to(SRC).parts[0].removesuffix(".py") for file in sources} == set(ALLOWED)
+
+
+def reaches(file: Path) -> list[str]:
+    """Return what a file outside the library uses beside public names: other imports, `engine`, private attributes."""
+    source, found = file.read_text("utf-8"), []
+    for name in imports(file, source):
+        module, _, last = name.rpartition(".")
+        if not name.startswith("slidegate.") or name.startswith(("slidegate.ops", "slidegate.testing")):
+            continue
+        public = PUBLIC.get(module, SEAMS.get(module, set()))
+        if not (last in public if public is not None else last[0] != "_"):
+            found.append(name)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and not node.attr.startswith("__"):
+            own = ast.unparse(node.value) in ("self", "cls", "super()") or node.attr in OF_NAMED_TUPLES
+            if node.attr == "engine" or (node.attr[0] == "_" and not own):
+                found.append(ast.unparse(node))
+    return found
+
+
+def test_what_stands_around_the_library_imports_public_names_alone() -> None:
+    found = {file.name: names for file in (*AROUND, *SRC.glob("ops/**/*.py")) if (names := reaches(file))}
+    assert found == {}
 
 
 def test_the_library_imports_no_tool() -> None:

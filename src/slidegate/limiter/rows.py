@@ -90,10 +90,6 @@ class _OwnRows(SharedStats):
         """Delete all rows, when a test resets all limiters."""
         self._rows: dict[tuple[str, int, bytes], tuple[bytes, int]] = {}
 
-    def forget(self) -> None:
-        """Drop all rows. For tests."""
-        self._rows = {}
-
     def time(self) -> int:
         """See `SharedStats`."""
         return self._clock()

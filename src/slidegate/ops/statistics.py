@@ -31,14 +31,12 @@ from weakref import WeakValueDictionary
 import anyio
 from anyio.lowlevel import checkpoint
 
+from .. import Limiter, everyone
 from ..core import Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.limits import check_whole, parse_duration_us
 from ..core.logs import Throttle, logger
-from ..events import Event, Observer, Outcome
-from ..limiter import Limiter
-from ..limiter.observers import KINDS
-from ..web.keys import everyone
+from ..events import KINDS, Event, Observer, Outcome
 from .traffic import (
     IDENTITY_BYTES,
     PART,
