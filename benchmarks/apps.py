@@ -7,7 +7,7 @@ versions of slidegate have are used.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from ipaddress import IPv4Network
 from itertools import islice
@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from fastapi import Depends, FastAPI
 from fastapi_limiter.depends import RateLimiter
+from prometheus_client import CollectorRegistry
 from pyrate_limiter import Limiter as PyrateLimiter
 from pyrate_limiter import Rate
 from ratelimit import RateLimitMiddleware as PeerMiddleware
@@ -26,29 +27,17 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Scope
 
-from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip
-from slidegate.stats import Statistics
+from slidegate import BanPolicy, Limiter, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip, header
+from slidegate.ops.statistics import Statistics
+from slidegate.prometheus import PrometheusMetrics
 
-TEMPLATES: Final = (
-    "/items/{id}",
-    "/users/{id}",
-    "/users/{id}/orders",
-    "/api/orders/{id}",
-    "/api/invoices/{id}",
-    "/api/carts/{id}/lines",
-    "/export/{id}",
-    "/pages/{id}",
-    "/search/{id}",
-    "/files/{id}/info",
-)
-CLIENTS: Final = tuple(f"203.0.113.{number}" for number in range(256))
-PROXY: Final = "10.0.0.1"
+from .traffic import TEMPLATES, Traffic, client_of
+
 PROXIES: Final = ["10.0.0.0/8", "127.0.0.0/8"]
 NETWORKS: Final = [str(network) for network in islice(IPv4Network("198.18.0.0/15").subnets(new_prefix=26), 0, 2_000, 2)]
 """A thousand networks, no two of which are adjacent."""
-BLOCKED: Final = "198.18.0.1"
-ELSEWHERE: Final = "192.0.2.7"
-NETWORK_ELSEWHERE: Final = "192.0.2.0/24"
+STORE: Final = "SLIDEGATE_BENCH_STORE"
+"""The variable with the address of the store that workers share; without it each worker has a memory store."""
 
 
 class Allowed(NamedTuple):
@@ -57,20 +46,42 @@ class Allowed(NamedTuple):
     amount: int
     unit: str
 
+    def __str__(self) -> str:
+        return f"{self.amount}/{self.unit}"
 
+
+USUAL: Final = Traffic()
+PROXIED: Final = Traffic(proxied=True)
+NEW_PATHS: Final = Traffic(new_paths=True)
 PLENTY: Final = Allowed(2_000_000_000, "minute")
 ONE: Final = Allowed(1, "hour")
-FEW: Final = Allowed(3, "hour")
 
-STORE: Final = "SLIDEGATE_BENCH_STORE"
-"""The variable with the address of the store that workers share; without it each worker has a memory store."""
 
-Make = Callable[[Allowed], Awaitable[ASGIApp]]
-SECONDS: Final = {"minute": 60, "hour": 3_600}
+class App(NamedTuple):
+    """One candidate.
+
+    Attributes:
+        make: Returns the application with a limit.
+        traffic: The requests that it gets.
+        status: The status of every response.
+        allowed: The limit during the measurement.
+    """
+
+    make: Callable[[Allowed], Awaitable[ASGIApp]]
+    traffic: Traffic = USUAL
+    status: int = 200
+    allowed: Allowed = PLENTY
+
+
+def templates(routes: int) -> list[str]:
+    """Return templates of `routes` routes; the ten that requests match are evenly distributed among them."""
+    others = range(routes // len(TEMPLATES) - 1)
+    groups = [[*(f"/shops/{number}/{other}/{{id}}" for other in others), met] for number, met in enumerate(TEMPLATES)]
+    return [template for group in groups for template in group]
 
 
 def endpoint(number: int) -> Callable[[Request], Awaitable[PlainTextResponse]]:
-    """Return an endpoint with a unique name, because slowapi identifies endpoints by name."""
+    """Return an endpoint with a unique name, because some limiters identify endpoints by name."""
 
     async def page(request: Request) -> PlainTextResponse:
         return PlainTextResponse("hi")
@@ -79,45 +90,30 @@ def endpoint(number: int) -> Callable[[Request], Awaitable[PlainTextResponse]]:
     return page
 
 
-def templates(routes: int) -> list[str]:
-    """Return templates of `routes` routes; the ten that requests match are evenly distributed among them."""
-    others = routes // len(TEMPLATES) - 1
-    return [
-        template
-        for number, met in enumerate(TEMPLATES)
-        for template in (*(f"/shops/{number}/{other}/{{id}}" for other in range(others)), met)
-    ]
-
-
-def starlette(routes: int) -> Starlette:
+async def bare(allowed: Allowed, routes: int = 10) -> Starlette:
     return Starlette(routes=[Route(template, endpoint(place)) for place, template in enumerate(templates(routes))])
 
 
-async def bare(allowed: Allowed, *, routes: int = 10) -> ASGIApp:
-    return starlette(routes)
-
-
-def five_rules(written: str) -> list[Rule]:
+def five_rules(limits: str) -> list[Rule]:
     """Return five rules with the same limits; half of the requests match two of them."""
-    return [
-        Rule("/login", written, methods=["POST"]),
-        Rule("/api/{rest:path}", written, name="api"),
-        Rule("/items/{id}", written),
-        Rule("/export/{id}", written),
-        Rule("*", written),
-    ]
+    paths = ("/api/{rest:path}", "/items/{id}", "/export/{id}", "*")
+    return [Rule("/login", limits, methods=["POST"]), *(Rule(path, limits) for path in paths)]
 
 
-def thousand_rules(written: str) -> list[Rule]:
-    """Return a thousand rules; each request matches one of them."""
-    return [Rule(template, written) for template in templates(1_000)]
+def rule_of_each(routes: int, limits: str) -> list[Rule]:
+    """Return a rule for each route; every request matches one of them."""
+    return [Rule(template, limits) for template in templates(routes)]
+
+
+def with_prometheus(limiter: Limiter) -> PrometheusMetrics:
+    return PrometheusMetrics(limiter, registry=CollectorRegistry())
 
 
 async def ours(
     allowed: Allowed,
     *,
     routes: int = 10,
-    limits: str = "{0.amount}/{0.unit}",
+    limits: str = "{0}",
     rules: Callable[[str], list[Rule]] | None = None,
     by_route: bool = False,
     banned: Iterable[str] = (),
@@ -145,154 +141,100 @@ async def ours(
     attach(limiter)
     for address in banned:
         await limiter.ban(address, "1h")
-    app = starlette(routes)
+    app = await bare(allowed, routes)
     app.add_middleware(RateLimitMiddleware, limiter=limiter, **options)
     return app
 
 
-async def asgi_ratelimit(allowed: Allowed, *, patterns: Sequence[str] = ("^/",)) -> ASGIApp:
+async def asgi_ratelimit(allowed: Allowed, patterns: Iterable[str] = ("^/",)) -> ASGIApp:
     """Return the application behind asgi-ratelimit, with a zone so that a client is counted over all paths."""
 
     async def who(scope: Scope) -> tuple[str, str]:
         return scope["client"][0], "default"
 
     config = {pattern: [PeerRule(zone=pattern, **{allowed.unit: allowed.amount})] for pattern in patterns}
-    app = starlette(10)
+    app = await bare(allowed)
     app.add_middleware(PeerMiddleware, authenticate=who, backend=MemoryBackend(), config=config)
     return app
 
 
-def fastapi(
-    dependencies: Callable[[], Sequence[Any]] = tuple, decorate: Callable[[Any], Any] = lambda page: page
-) -> FastAPI:
-    """Return a FastAPI application whose endpoints have the given dependencies and decorator."""
-    app = FastAPI()
+async def fastapi(allowed: Allowed, limit: str = "") -> ASGIApp:
+    """Return a FastAPI application whose endpoints have a limit, by one of our two ways or by that of the peer."""
+    app, written = FastAPI(), str(allowed)
+    rate = Rate(allowed.amount, {"minute": 60_000, "hour": 3_600_000}[allowed.unit])
     for template in TEMPLATES:
 
         async def page(id: str) -> str:
             return "hi"
 
-        app.get(template, dependencies=dependencies())(decorate(page))
+        dependencies = {
+            "dependency": lambda: [Depends(RateLimit(written))],
+            "fastapi-limiter": lambda: [Depends(RateLimiter(limiter=PyrateLimiter(rate)))],
+        }.get(limit, list)
+        app.get(template, dependencies=dependencies())(RateLimit(written)(page) if limit == "decorator" else page)
+    if limit in ("dependency", "decorator"):
+        app.add_middleware(RateLimitMiddleware, rules=[], limiter=Limiter())
     return app
 
 
-async def bare_fastapi(allowed: Allowed) -> ASGIApp:
-    return fastapi()
+def behind_ours(traffic: Traffic = USUAL, status: int = 200, allowed: Allowed = PLENTY, **options: Any) -> App:
+    return App(partial(ours, **options), traffic, status, allowed)
 
 
-async def our_dependency(allowed: Allowed) -> ASGIApp:
-    app = fastapi(lambda: [Depends(RateLimit(f"{allowed.amount}/{allowed.unit}"))])
-    app.add_middleware(RateLimitMiddleware, rules=[], limiter=Limiter(MemoryStore()))
-    return app
+def one_rule(**options: Any) -> dict[str, Any]:
+    """Return the option of one rule for all requests."""
+    return {"rules": lambda limits: [Rule("*", limits, **options)]}
 
 
-async def our_decorator(allowed: Allowed) -> ASGIApp:
-    app = fastapi(decorate=lambda page: RateLimit(f"{allowed.amount}/{allowed.unit}")(page))
-    app.add_middleware(RateLimitMiddleware, rules=[], limiter=Limiter(MemoryStore()))
-    return app
-
-
-async def fastapi_limiter(allowed: Allowed) -> ASGIApp:
-    rate = Rate(allowed.amount, SECONDS[allowed.unit] * 1_000)
-    return fastapi(lambda: [Depends(RateLimiter(limiter=PyrateLimiter(rate)))])
-
-
-class App(NamedTuple):
-    """One candidate.
-
-    Attributes:
-        make: Returns the application.
-        allowed: The limit during the measurement.
-        status: The status of every response.
-        limited: Whether it counts; only bare applications do not.
-        ours: Whether it must send the header fields of slidegate.
-        by_client: Whether it counts each client separately.
-        new_paths: Whether every path is requested only once.
-        proxied: Whether requests come through a proxy.
-        bans: Whether clients that continue after refusals are banned.
-        blocks: Whether the networks of the blocklist are refused.
-    """
-
-    make: Make
-    allowed: Allowed = PLENTY
-    status: int = 200
-    limited: bool = True
-    ours: bool = False
-    by_client: bool = True
-    new_paths: bool = False
-    proxied: bool = False
-    bans: bool = False
-    blocks: bool = False
-
-
-def behind_ours(allowed: Allowed = PLENTY, status: int = 200, *, new_paths: bool = False, **options: Any) -> App:
-    """Return a candidate with our middleware; the properties to check follow from its options."""
-    return App(
-        partial(ours, **options),
-        allowed,
-        status,
-        ours=True,
-        limited=CLIENTS[0] not in options.get("banned", ()),
-        new_paths=new_paths,
-        proxied="client" in options,
-        bans="bans" in options,
-        blocks="blocklist" in options,
-    )
-
-
-def in_arrangements() -> dict[str, App]:
-    """Return configurations of slidegate in memory with ten routes; only one has an observer, as its name says."""
-    proxies = {"client": client_ip(trusted=PROXIES)}
-    policy = {"bans": BanPolicy(after="20/10m", duration="1h", factor=4, longest="7d")}
-    blocklist = {"blocklist": Networks(NETWORKS)}
-    everything = {"rules": five_rules, **proxies, **policy, **blocklist}
+def arrangements() -> dict[str, App]:
+    """Return configurations of slidegate in memory."""
+    proxies: dict[str, Any] = {"client": client_ip(trusted=PROXIES)}
+    policy: dict[str, Any] = {"bans": BanPolicy(after="20/10m", duration="1h", factor=4, longest="7d")}
+    blocklist: dict[str, Any] = {"blocklist": Networks(NETWORKS)}
+    everything = partial(behind_ours, PROXIED, rules=five_rules, **proxies, **policy, **blocklist)
+    refused = partial(behind_ours, NEW_PATHS, 429, ONE)
     return {
         "default": behind_ours(),
-        "trusted proxies": behind_ours(**proxies),
+        "trusted proxies": behind_ours(PROXIED, **proxies),
         "ban policy": behind_ours(**policy),
         "blocklist": behind_ours(**blocklist),
-        "everything": behind_ours(**everything),
-        "everything, statistics listening": behind_ours(attach=Statistics, **everything),
+        "everything": everything(),
+        "everything, statistics": everything(attach=Statistics.of),
+        "everything, Prometheus": everything(
+            attach=lambda limiter: PrometheusMetrics(limiter, registry=CollectorRegistry())
+        ),
+        "header key": behind_ours(Traffic(keys=100_000), **one_rule(key=header("X-API-Key"))),
+        "count_if": behind_ours(**one_rule(count_if=lambda status: status == 200)),
+        "concurrency": behind_ours(**one_rule(concurrency=100)),
+        "ten rules": behind_ours(rules=partial(rule_of_each, 10)),
+        "10,000 clients, 1,000 paths": behind_ours(Traffic(clients=10_000, paths=1_000)),
         "default_limits": behind_ours(by_route=True),
-        "1,000 rules": behind_ours(rules=thousand_rules),
-        "two windows": behind_ours(limits="{0.amount}/{0.unit}; {0.amount}/day"),
-        "an address banned": behind_ours(banned=[ELSEWHERE]),
-        "a network banned": behind_ours(banned=[NETWORK_ELSEWHERE]),
-        "refused by a limit": behind_ours(ONE, 429),
-        "refused by a ban": behind_ours(status=403, banned=CLIENTS),
-    }
-
-
-def on_new_paths() -> dict[str, App]:
-    """Return the candidates for paths that were never requested before."""
-    refused = partial(behind_ours, ONE, 429, new_paths=True)
-    many = partial(bare, routes=1_000)
-    return {
-        "bare Starlette, 10 routes": App(bare, limited=False, new_paths=True),
-        "bare Starlette, 1,000 routes": App(many, limited=False, new_paths=True),
+        "1,000 rules": behind_ours(rules=partial(rule_of_each, 1_000)),
+        "two windows": behind_ours(limits="{0}; {0.amount}/day"),
+        "an address banned": behind_ours(banned=["192.0.2.7"]),
+        "a network banned": behind_ours(banned=["192.0.2.0/24"]),
+        "refused by a limit": behind_ours(USUAL, 429, ONE),
+        "refused by a ban": behind_ours(USUAL, 403, banned=[client_of(number) for number in range(256)]),
         "10 routes, refused": refused(),
         "1,000 routes, refused": refused(routes=1_000),
-        "1,000 rules, refused": refused(rules=thousand_rules),
-        "10 routes, refused by default_limits": refused(by_route=True),
-        "1,000 routes, refused by default_limits": refused(by_route=True, routes=1_000),
+        "10 routes, default_limits": refused(by_route=True),
+        "1,000 routes, default_limits": refused(by_route=True, routes=1_000),
     }
 
 
 def candidates() -> dict[str, App]:
     """Return all candidates by name."""
     five = ("^/login", "^/api/", "^/items/", "^/export/", "^/")
+    at_endpoints = {name: partial(fastapi, limit=name) for name in ("dependency", "decorator", "fastapi-limiter")}
     return {
-        "bare Starlette": App(bare, limited=False),
-        **in_arrangements(),
+        "bare Starlette": App(bare),
+        "bare Starlette, 10 routes": App(bare, NEW_PATHS),
+        "bare Starlette, 1,000 routes": App(partial(bare, routes=1_000), NEW_PATHS),
+        **arrangements(),
         "asgi-ratelimit": App(asgi_ratelimit),
         "asgi-ratelimit, once more": App(asgi_ratelimit),
         "asgi-ratelimit, five patterns": App(partial(asgi_ratelimit, patterns=five)),
-        **on_new_paths(),
-        "bare FastAPI": App(bare_fastapi, limited=False),
-        "dependency": App(our_dependency, ours=True),
-        "decorator": App(our_decorator, ours=True),
-        "fastapi-limiter": App(fastapi_limiter, by_client=False),
-        "dependency, refused": App(our_dependency, ONE, 429, ours=True),
-        "decorator, refused": App(our_decorator, ONE, 429, ours=True),
-        "fastapi-limiter, refused": App(fastapi_limiter, ONE, 429, by_client=False),
+        "bare FastAPI": App(fastapi),
+        **{name: App(make) for name, make in at_endpoints.items()},
+        **{f"{name}, refused": App(make, USUAL, 429, ONE) for name, make in at_endpoints.items()},
     }

@@ -9,72 +9,49 @@ from __future__ import annotations
 import asyncio
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from slidegate import Limiter
 from slidegate.stores.lmdb import LmdbStore
 
-from .table import Table
+from .redis import KEYS, hit_us
+from .rounds import show
 
-PACKAGES = ("lmdb",)
-KEYS: Final = [f"user:{number}" for number in range(64)]
-
-
-class Candidate(NamedTuple):
-    """A configuration: processes, tasks in each, durability, and the target rate."""
-
-    processes: int
-    tasks: int
-    durability: Any = "fast"
-    asked: str = ""
+CANDIDATES: Final = ((1, 1), (1, 64), (2, 64), (4, 64))
+"""Processes, and tasks in each."""
 
 
-CANDIDATES: Final = (
-    Candidate(1, 1, asked="≥90,000"),
-    Candidate(1, 64, asked="≥150,000"),
-    Candidate(2, 64),
-    Candidate(4, 64),
-    Candidate(1, 64, "safe", asked="≥100,000"),
-)
-
-
-async def measure(candidate: Candidate, place: Path, hits: int, begin: Callable[[], object]) -> tuple[float, float]:
+async def measure(place: Path, tasks: int, hits: int, begin: Callable[[], object]) -> tuple[float, float]:
     """Send hits as soon as all processes are ready; return the start and end time in seconds."""
-    limiter = Limiter(LmdbStore(place, durability=candidate.durability), deadline="10s", on_error="deny")
-
-    async def work(number: int) -> None:
-        for turn in range(hits // candidate.tasks):
-            await limiter.hit(KEYS[(number + turn) % len(KEYS)], "100000000/hour")
-
-    await asyncio.gather(*(limiter.hit(key, "100000000/hour") for key in KEYS))  # opens the file
-    begin()
-    began_s = time.monotonic()
-    await asyncio.gather(*map(work, range(candidate.tasks)))
-    return began_s, time.monotonic()
+    async with Limiter(LmdbStore(place), deadline="10s", on_error="deny") as limiter:
+        await asyncio.gather(*(limiter.hit(key, "100000000/hour") for key in KEYS))  # opens the file
+        begin()
+        began_s = time.monotonic()
+        await hit_us(lambda key: limiter.hit(key, "100000000/hour"), tasks, hits)
+        return began_s, time.monotonic()
 
 
-def run(candidate: Candidate, place: Path, hits: int, ready: Any, results: Any) -> None:
+def run(place: Path, tasks: int, hits: int, ready: Any, results: Any) -> None:
     """Send the hits of one process."""
-    results.put(asyncio.run(measure(candidate, place, hits, ready.wait)))
+    results.put(asyncio.run(measure(place, tasks, hits, ready.wait)))
 
 
-def hits_a_second(candidate: Candidate, place: Path, hits: int) -> float:
+def hits_a_second(place: Path, processes: int, tasks: int, hits: int) -> float:
     """Return the hits per second of all processes together."""
     spawn = get_context("spawn")
-    ready, results = spawn.Barrier(candidate.processes), spawn.Queue()
-    given = (candidate, place, hits, ready, results)
-    workers = [spawn.Process(target=run, args=given, daemon=True) for _ in range(candidate.processes)]
+    ready, results = spawn.Barrier(processes), spawn.Queue()
+    workers = [spawn.Process(target=run, args=(place, tasks, hits, ready, results)) for _ in range(processes)]
     for worker in workers:
         worker.start()
     began_s, ended_s = zip(*(results.get(timeout=300) for _ in workers), strict=True)
     for worker in workers:
         worker.join()
-    return hits // candidate.tasks * candidate.tasks * candidate.processes / (max(ended_s) - min(began_s))
+    return hits * processes / (max(ended_s) - min(began_s))
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -82,12 +59,11 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--hits", type=int, default=40_000, help="of each process")
 
 
-def tables(options: Namespace) -> Iterator[Table]:
-    """Measure all candidates alternately."""
-    taken: dict[Candidate, list[float]] = {candidate: [] for candidate in CANDIDATES}
-    with TemporaryDirectory() as folder:
-        for number in range(options.rounds):
-            for at, candidate in enumerate(CANDIDATES):
-                taken[candidate].append(hits_a_second(candidate, Path(folder, f"{number}-{at}"), options.hits))
-    columns = {"processes": "d", "tasks each": "d", "durability": "", "hits/s": ",.0f", "asked": ""}
-    yield Table("", columns, [[*one[:3], median(rates), one.asked] for one, rates in taken.items()])
+def main(options: Namespace) -> None:
+    rates: dict[tuple[int, int], list[float]] = {candidate: [] for candidate in CANDIDATES}
+    for _ in range(options.rounds):
+        for candidate, taken in rates.items():
+            with TemporaryDirectory() as place:
+                taken.append(hits_a_second(Path(place), *candidate, options.hits))
+    rows = [[str(processes), str(tasks), f"{median(taken):,.0f}"] for (processes, tasks), taken in rates.items()]
+    show("", ["processes", "tasks each", "hits/s"], rows)

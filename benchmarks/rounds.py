@@ -1,195 +1,161 @@
-"""Rows of tables, measured in rounds: each round runs every candidate once.
+"""Rows of tables, measured in rounds: each round runs every candidate once, alternating which comes first.
 
 A result is a ratio or a difference within one round. It is the median over the rounds of a process, and then the median
-over several processes, because speed varies with the memory layout of a process. A second version is measured in
-separate processes, alternately with those of the first.
+over several processes, because speed varies with the memory layout of a process. A second version of slidegate is
+measured in processes of its own, alternately with those of the first.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from itertools import count, islice
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Final, NamedTuple
 
-from . import versions
-from .table import Cell, Table
+ROOT: Final = Path(__file__).resolve().parents[1]
 
 Times = dict[str, float]
 """Candidate -> microseconds per operation, in one round."""
-Measured = list[list[Times]]
-"""The rounds of each process."""
-Reached = Callable[..., float]
-"""Returns the result of one round from the time of the row's candidate and those of other candidates."""
 
 
-def share(own: float, bare: float, peer: float, peer_bare: float) -> float:
-    """Return the overhead of a candidate over its bare application, relative to that of a peer."""
-    return (own - bare) / (peer - peer_bare)
-
-
-def ratio(own: float, other: float) -> float:
-    return own / other
-
-
-def more(own: float, other: float) -> float:
-    return own - other
-
-
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One row of a table.
 
     Attributes:
         name: The candidate.
-        bare: The candidate without a limiter, whose time is subtracted; empty if there is none.
-        reached: Computes the result; None if the row has none.
-        others: The other candidates that `reached` needs.
-        asked: The targets of the source and of the compiled wheel.
+        minus: The candidate whose time is subtracted, such as the bare application; empty for none.
+        per: The candidate to which the row is compared; empty for none.
+        per_minus: The candidate whose time is subtracted from that of `per`.
+        target: The targets for the source and for the compiled wheel.
     """
 
     name: str
-    bare: str = ""
-    reached: Reached | None = None
-    others: tuple[str, ...] = ()
-    asked: str = ""
+    minus: str = ""
+    per: str = ""
+    per_minus: str = ""
+    target: str = ""
 
-    @property
-    def candidates(self) -> tuple[str, ...]:
-        """All candidates that the row needs."""
-        return self.name, *filter(None, (self.bare,)), *self.others
+    def us(self, times: Times) -> float:
+        """Return the time of one operation, or what it adds to `minus`."""
+        return times[self.name] - times.get(self.minus, 0.0)
+
+    def ratio(self, times: Times) -> float:
+        """Return the time relative to that of `per`."""
+        return self.us(times) / (times[self.per] - times.get(self.per_minus, 0.0))
 
 
-Tables = Mapping[str, Sequence[Row]]
-"""The rows of tables by title."""
+def show(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table, below its title if it has one."""
+    print(f"\n### {title}\n" if title else "")
+    for cells in (head, ["---"] * len(head), *rows):
+        print(f"| {' | '.join(cells)} |")
+    sys.stdout.flush()
 
 
-def arguments(parser: ArgumentParser, known: Tables) -> None:
-    names = ", ".join(dict.fromkeys(row.name for rows in known.values() for row in rows))
+def other_argument(parser: ArgumentParser) -> None:
+    """Add the flag for a second version."""
+    parser.add_argument("--other", metavar="PATH", help="a checkout, or `compiled`: the wheel of this one")
+
+
+def versions(options: Namespace) -> dict[str, Path]:
+    """Return the directories from which the versions to measure are imported."""
+    folders = {"source": ROOT / "src"}
+    if options.other == "compiled":
+        folders["compiled"] = ROOT / "build" / "compiled" / "lib"
+    elif options.other:
+        folders["other"] = Path(options.other).resolve() / "src"
+    return folders
+
+
+def start(folder: Path, module: str, *words: str, **variables: str) -> subprocess.Popen[str]:
+    """Start a process that imports slidegate from a directory, and check that it does: its first line says where.
+
+    Raises:
+        SystemExit: It imports slidegate from elsewhere, or failed.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"benchmarks.{module}", *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", **variables},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout
+    if (found := process.stdout.readline().strip()) != str(folder / "slidegate"):
+        raise SystemExit(f"expected slidegate from {folder}, found {found!r}; see the lines above")
+    return process
+
+
+def one_round(process: subprocess.Popen[str], turn: int) -> Times:
+    """Have a worker run every candidate once."""
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write(f"{turn}\n")
+    process.stdin.flush()
+    if not (line := process.stdout.readline()):
+        raise SystemExit("a measuring process failed; see the lines above")
+    times: Times = json.loads(line)
+    return times
+
+
+def arguments(parser: ArgumentParser, tables: Mapping[str, Sequence[Row]]) -> None:
+    """Add the flags of benchmarks that are measured in rounds."""
     parser.add_argument("--rounds", type=int, default=15, help="in each process")
     parser.add_argument("--processes", type=int, default=3, help="of each version, one after the other")
-    parser.add_argument("--only", action="append", default=[], metavar="ROW", help=f"repeatable: {names}")
-    versions.arguments(parser)
+    names = [row.name for rows in tables.values() for row in rows]
+    parser.add_argument("--only", action="append", choices=names, metavar="ROW", help=f"repeatable: {', '.join(names)}")
+    other_argument(parser)
 
 
-class Worker:
-    """A process that measures one version.
-
-    Args:
-        folder: The directory from which it imports slidegate.
-        names: The candidates.
-        sizes: The numbers of requests and of paths; not used for hits.
-    """
-
-    def __init__(self, folder: Path, names: Sequence[str], sizes: Sequence[int]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker", json.dumps([names, *sizes])],
-            cwd=versions.ROOT,
-            env=versions.environment(folder),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._folder = folder
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.communicate()
-
-    def begin(self) -> None:
-        """Wait until all candidates are created, checked and warmed up, and check the version."""
-        versions.check(self._answer()["where"], self._folder)
-
-    def round(self, turn: int) -> Times:
-        """Run every candidate once."""
-        assert self._process.stdin
-        self._process.stdin.write(f"{turn}\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit("a measuring process failed; see the lines above")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-
-def measure(
-    options: Namespace, names: Sequence[str], sizes: Sequence[int], folders: Mapping[str, Path]
-) -> dict[str, Measured]:
-    """Return the times of each version. Two versions run rounds alternately, never at the same time."""
-    found: dict[str, Measured] = {version: [] for version in folders}
-    # Turn numbers continue over processes, so that all orders of candidates occur. Turn 0 is the warm-up.
-    turns = count(2)
+def measure(options: Namespace, names: Sequence[str], requests: int) -> dict[str, list[list[Times]]]:
+    """Return the rounds of each process of each version."""
+    folders = versions(options)
+    measured: dict[str, list[list[Times]]] = {version: [] for version in folders}
     for number in range(options.processes):
         print(f"process {number + 1} of {options.processes} ...", file=sys.stderr, flush=True)
         with ExitStack() as stack:
-            workers = [
-                (version, stack.enter_context(Worker(folder, names, sizes))) for version, folder in folders.items()
-            ]
-            for version, worker in workers:
-                worker.begin()
-                found[version].append([])
-            for turn in islice(turns, options.rounds):
-                for version, worker in reversed(workers) if turn % 2 else workers:
-                    found[version][-1].append(worker.round(turn))
-    return found
+            workers = {}
+            for version, folder in folders.items():
+                workers[version] = start(folder, "worker", json.dumps([names, requests]))
+                stack.callback(workers[version].communicate)
+                measured[version].append([])
+            # Numbers of rounds continue over processes, so that all orders of candidates occur.
+            for turn in range(number * options.rounds, (number + 1) * options.rounds):
+                for version in reversed(workers) if turn % 2 else workers:
+                    measured[version][-1].append(one_round(workers[version], turn + 1))
+    return measured
 
 
-def over_processes(measured: Measured, reached: Reached, names: Sequence[str]) -> float:
-    """Return the median over processes of their medians over rounds."""
-    return median(median(reached(*(times[name] for name in names)) for times in rounds) for rounds in measured)
-
-
-def row_of(row: Row, measured: Mapping[str, Measured]) -> list[Cell]:
-    """Return the cells of a row: the time or overhead and the result of each version, and the targets."""
-    cells: list[Cell] = [row.name]
-    for taken in measured.values():
-        if row.bare:
-            cells.append(over_processes(taken, more, [row.name, row.bare]))
-        else:
-            cells.append(over_processes(taken, lambda own: own, [row.name]))
-        cells.append(over_processes(taken, row.reached, [row.name, *row.others]) if row.reached else None)
-    return [*cells, row.asked]
-
-
-def columns(names: Sequence[str]) -> dict[str, str]:
-    """Return the columns of a table for the given versions."""
-    found = {"what": ""}
-    for name in names:
-        found |= {f"{name} us": ".1f", f"{name} reached": ".2f"}
-    return {**found, "asked": ""}
-
-
-def tables(known: Tables, options: Namespace, sizes: Sequence[int] = (0, 0)) -> Iterator[Table]:
-    """Measure all rows, or those of ``--only``.
-
-    Args:
-        known: All rows.
-        options: The flags of `arguments`.
-        sizes: The numbers of requests and of paths in a round of each candidate.
-    """
-    names = {row.name for rows in known.values() for row in rows}
-    for name in options.only:
-        if name not in names:
-            raise SystemExit(f"bench: {name!r} is not a row; expected one of: {', '.join(sorted(names))}")
+def main(options: Namespace, tables: Mapping[str, Sequence[Row]], requests: int = 0) -> None:
+    """Measure all rows, or those of ``--only``, and print their tables."""
     chosen = {
-        title: [row for row in rows if not options.only or row.name in options.only] for title, rows in known.items()
+        title: [row for row in rows if not options.only or row.name in options.only] for title, rows in tables.items()
     }
-    candidates = list(dict.fromkeys(name for rows in chosen.values() for row in rows for name in row.candidates))
-    with versions.chosen(options) as folders:
-        measured = measure(options, candidates, sizes, folders)
+    needed = [name for rows in chosen.values() for row in rows for name in row[:4] if name]
+    measured = measure(options, list(dict.fromkeys(needed)), requests)
+    columns = [f"{version} {what}" for version in measured for what in ("us", "ratio")]
     for title, rows in chosen.items():
         if rows:
-            yield Table(title, columns(list(measured)), [row_of(row, measured) for row in rows])
+            show(title, ["what", *columns, "target"], [cells_of(row, measured) for row in rows])
+
+
+def cells_of(row: Row, measured: Mapping[str, list[list[Times]]]) -> list[str]:
+    """Return the cells of a row: time and ratio of each version, and the target."""
+    cells = [row.name]
+    for processes in measured.values():
+        cells.append(f"{over_processes(row.us, processes):.1f}")
+        cells.append(f"{over_processes(row.ratio, processes):.2f}" if row.per else "")
+    return [*cells, row.target]
+
+
+def over_processes(value: Callable[[Times], float], processes: list[list[Times]]) -> float:
+    """Return the median over processes of their medians over rounds."""
+    return median(median(map(value, rounds)) for rounds in processes)

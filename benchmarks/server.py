@@ -1,120 +1,96 @@
 """Requests per second behind a real server: uvicorn and granian, one worker and four, 32 connections over loopback.
 
-The servers of all candidates run at the same time, and wrk sends requests to one after the other, for some seconds
-each. Every round starts new servers, because speed varies by a few percent with the memory layout of a process. The
-result is the rate relative to that of the peer in the same round, the median over the rounds. Four workers of slidegate
-share a `LmdbStore`; four workers of the peer share nothing, and admit four times the limit.
+The servers of all candidates run at the same time, and wrk sends requests to one after the other. Every round starts
+new servers, because speed varies by a few percent with the memory layout of a process. The ratio is to the rate of the
+peer in the same round, the median over the rounds. Several workers of slidegate share a store, by default LMDB; those
+of the peer share nothing, and admit their limit each.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 import re
 import shutil
-import socket
+import signal
 import subprocess
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.request import urlopen
 
-from . import versions
-from .apps import STORE
-from .serve import APP, HOST, SERVERS
-from .table import Cell, Table
+from starlette.types import ASGIApp
 
-PACKAGES = ("uvicorn", "granian", "uvloop", "httptools", "starlette", "asgi-ratelimit", "lmdb")
-WORKERS: Final = (1, 4)
-CONNECTIONS: Final = 32
-START_S: Final = 120
-ANSWER_S: Final = 30
+from . import rounds
+from .apps import PLENTY, STORE, candidates
+from .redis import free_port
+
+SERVERS: Final = {
+    "uvicorn": ("uvicorn", "--ws", "none", "--no-access-log", "--log-level", "critical", "--no-proxy-headers"),
+    "granian": ("granian", "--interface", "asgi", "--no-ws", "--no-log"),
+}
+"""Commands of servers; both use uvloop if it is installed."""
+APP: Final = "SLIDEGATE_BENCH_APP"
+"""The variable with the name of the candidate, because each worker imports the application."""
+HOST: Final = "127.0.0.1"
+PATIENCE_S: Final = 120
 PEER: Final = "asgi-ratelimit"
 FIVE: Final = "asgi-ratelimit, five patterns"
-PEERS: Final = {"bare Starlette": PEER, PEER: "", "asgi-ratelimit, once more": PEER, FIVE: PEER}
+PEERS: Final = {PEER: "", "asgi-ratelimit, once more": PEER, FIVE: ""}
 OURS: Final = {"default": PEER, "everything": FIVE}
-"""Candidates, each with the peer that it is compared with."""
-ASKED: Final = {
-    "default, source": "≥0.9",
-    "default, wheel": "≥1.0",
-    "everything, source": "≥0.8",
-    "everything, wheel": "≥0.95",
-}
-"""The targets with one worker."""
+"""Candidates, each with the peer to which it is compared."""
 
 
-class Candidate(NamedTuple):
-    """A row of the table: the application, the version of slidegate, its directory, and the peer."""
-
-    app: str
-    version: str
-    folder: Path
-    peer: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.app}, {self.version}" if self.app in OURS else self.app
-
-
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
-
-
-def wait_for(url: str, name: str) -> None:
-    """Wait until a server answers.
-
-    Raises:
-        SystemExit: It does not answer within two minutes.
-    """
-    until_s = time.monotonic() + START_S
-    while time.monotonic() < until_s:
-        with suppress(OSError), urlopen(url, timeout=ANSWER_S):
-            return
-        time.sleep(0.05)
-    sys.exit(f"the server of {name!r} does not answer")
+def app() -> ASGIApp:
+    """Return the application of one worker."""
+    logging.disable()
+    make = candidates()[os.environ[APP]].make
+    with ThreadPoolExecutor(1) as pool:  # the event loop of the worker may already be running
+        return pool.submit(lambda: asyncio.run(make(PLENTY))).result()
 
 
 @contextmanager
-def served(candidate: Candidate, server: str, workers: int) -> Iterator[str]:
-    """Start the server of a candidate, and yield the address of a page."""
+def served(name: str, folder: Path, server: str, workers: int, store: str) -> Iterator[str]:
+    """Start the server of a candidate, and yield the address of a page when it answers."""
     port = free_port()
-    with TemporaryDirectory() as store, ExitStack() as stack:
-        variables = {APP: candidate.app, **({STORE: f"lmdb://{store}"} if workers > 1 else {})}
-        process = stack.enter_context(
-            subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.serve", server, str(workers), str(port)],
-                cwd=versions.ROOT,
-                env={**versions.environment(candidate.folder), **variables},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
+    command = [*SERVERS[server], "--host", HOST, "--port", str(port), "--workers", str(workers)]
+    with TemporaryDirectory() as place:
+        variables = {APP: name, "PYTHONPATH": f"{folder}{os.pathsep}{rounds.ROOT}"}
+        variables |= {STORE: store.format(place)} if workers > 1 else {}
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command, "--factory", "benchmarks.server:app"],
+            env={**os.environ, **variables},
+            start_new_session=True,
         )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        stack.callback(process.stdin.close)  # ends the server and its workers
-        versions.check(process.stdout.readline().strip(), candidate.folder)
-        url = f"http://{HOST}:{port}/items/7"
-        wait_for(url, candidate.name)
-        yield url
+        try:
+            url, until_s = f"http://{HOST}:{port}/items/7", time.monotonic() + PATIENCE_S
+            while time.monotonic() < until_s:
+                with suppress(OSError), urlopen(url, timeout=PATIENCE_S):
+                    break
+                time.sleep(0.05)
+            yield url
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)  # with all its workers
+            process.wait()
 
 
 def load(url: str, seconds: int) -> float:
-    """Send requests for the given number of seconds; return the responses per second.
+    """Send requests for some seconds; return the responses per second.
 
     Raises:
         RuntimeError: A request failed, or got a status other than 200.
     """
-    command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "-H", "X-Forwarded-For: 203.0.113.9", url]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=ANSWER_S + seconds).stdout
+    command = ["wrk", "-t1", "-c32", f"-d{seconds}s", "-H", "X-Forwarded-For: 203.0.113.9", url]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S + seconds).stdout
     rate = re.search(r"Requests/sec: +([\d.]+)", said)
     if rate is None or "Non-2xx" in said or "Socket errors" in said:
         raise RuntimeError(f"expected 200 only, got:\n{said}")
@@ -124,60 +100,36 @@ def load(url: str, seconds: int) -> float:
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=int, default=1, help="of each candidate in each round")
-    parser.add_argument("--only", action="append", choices=[*PEERS, *OURS], help="repeatable; includes its peer")
-    parser.add_argument("--server", action="append", choices=[*SERVERS], help="repeatable; by default all")
-    parser.add_argument("--workers", action="append", type=int, choices=WORKERS, help="repeatable, as --server")
-    versions.arguments(parser)
+    parser.add_argument("--server", action="append", choices=[*SERVERS], help="repeatable; by default both")
+    parser.add_argument("--workers", action="append", type=int, help="repeatable; by default 1 and 4")
+    parser.add_argument("--store", default="lmdb://{}", help="that several workers share; {} is a new directory")
+    rounds.other_argument(parser)
 
 
-Rates = dict[str, list[float]]
-"""Candidate -> requests per second in each round."""
-
-
-def measure(candidates: Sequence[Candidate], server: str, workers: int, options: Namespace) -> Rates:
-    """Measure the candidates after a warm-up of one second each; every other round runs in reverse order."""
-    taken: Rates = {candidate.name: [] for candidate in candidates}
+def measure(options: Namespace, server: str, workers: int) -> Iterator[list[str]]:
+    """Measure all candidates behind one server; yield the rows of their table."""
+    versions = rounds.versions(options)
+    apps = {name: (name, versions["source"], peer) for name, peer in PEERS.items()}
+    for (name, peer), (version, folder) in product(OURS.items(), versions.items()):
+        apps[f"{name}, {version}"] = (name, folder, peer)
+    rates: dict[str, list[float]] = {label: [] for label in apps}
     for number in range(options.rounds):
         print(f"{server}, {workers}: round {number + 1} of {options.rounds} ...", file=sys.stderr, flush=True)
         with ExitStack() as stack:
-            urls = {one.name: stack.enter_context(served(one, server, workers)) for one in candidates}
-            for url in urls.values():
-                load(url, 1)
-            for name in reversed(urls) if number % 2 else urls:
-                taken[name].append(load(urls[name], options.seconds))
-    return taken
+            urls = {}
+            for label, (name, folder, _) in apps.items():
+                urls[label] = stack.enter_context(served(name, folder, server, workers, options.store))
+                load(urls[label], 1)  # warms up
+            for label in reversed(urls) if number % 2 else urls:
+                rates[label].append(load(urls[label], options.seconds))
+    for label, (_, _, peer) in apps.items():
+        ratios = [own / other for own, other in zip(rates[label], rates.get(peer, ()), strict=False)]
+        yield [label, f"{median(rates[label]):,.0f}", f"{median(ratios):.2f}" if ratios else ""]
 
 
-def cells_of(candidate: Candidate, taken: Rates) -> list[Cell]:
-    """Return the cells of a candidate behind one server: its rate, and the ratio to the rate of its peer."""
-    own = taken[candidate.name]
-    if not candidate.peer:
-        return [median(own), None]
-    return [median(own), median(mine / theirs for mine, theirs in zip(own, taken[candidate.peer], strict=True))]
-
-
-def chosen(only: Sequence[str], folders: Mapping[str, Path]) -> list[Candidate]:
-    """Return the named candidates, or all, with their peers; those of slidegate in all versions."""
-    peers = {**PEERS, **OURS}
-    needed = {*only, *(peers[app] for app in only)} or {*peers}
-    first = next(iter(folders.items()))
-    found = [Candidate(app, *first, peer) for app, peer in PEERS.items()]
-    found += [Candidate(app, *version, peer) for app, peer in OURS.items() for version in folders.items()]
-    return [candidate for candidate in found if candidate.app in needed]
-
-
-def tables(options: Namespace) -> Iterator[Table]:
-    """Measure all candidates behind one server after the other."""
+def main(options: Namespace) -> None:
     if not shutil.which("wrk"):
         sys.exit("this needs wrk: sudo apt install wrk")
-    columns = {"what": ""}
-    with versions.chosen(options) as folders:
-        candidates = chosen(options.only or (), folders)
-        rows: list[list[Cell]] = [[one.name] for one in candidates]
-        for workers, server in product(options.workers or WORKERS, options.server or SERVERS):
-            name = f"{server}, {workers}"
-            columns |= {name: ",.0f", f"{name} reached": ".2f"}
-            taken = measure(candidates, server, workers, options)
-            for candidate, row in zip(candidates, rows, strict=True):
-                row += cells_of(candidate, taken)
-    yield Table("", {**columns, "asked of 1": ""}, [[*row, ASKED.get(str(row[0]))] for row in rows])
+    for workers, server in product(options.workers or (1, 4), options.server or SERVERS):
+        title = f"{server}, {workers} worker{'s' if workers > 1 else ''}"
+        rounds.show(title, ["what", "requests/s", "ratio to the peer"], measure(options, server, workers))

@@ -6,17 +6,14 @@ of all rounds counts. `-I` ignores the environment, and the bytecode of every mo
 
 from __future__ import annotations
 
-import os
 import resource
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
 
-from .table import Cell, Table
-from .versions import ROOT
+from .rounds import ROOT, show
 
-PACKAGES = ("starlette",)
+CODE = ("pass", "import starlette.applications", "import slidegate")
 
 
 def spent_ms(code: str) -> float:
@@ -32,15 +29,9 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=30)
 
 
-def tables(options: Namespace) -> Iterator[Table]:
-    """Measure both imports and an empty interpreter, whose time is subtracted."""
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    asked = ("pass", "import starlette.applications", "import slidegate")
-    rounds = [[spent_ms(code) for code in asked] for _ in range(options.rounds + 1)]
-    nothing, starlette, ours = map(min, zip(*rounds[1:], strict=True))
-    ratio = (ours - nothing) / (starlette - nothing)
-    rows: list[list[Cell]] = [
-        ["`import starlette.applications` adds", starlette - nothing, None, None],
-        ["`import slidegate` adds, with what it needs of Starlette", ours - nothing, ratio, "≤1.4"],
-    ]
-    yield Table("", {"what": "", "least ms": ".1f", "ratio": ".2f", "asked": ""}, rows)
+def main(options: Namespace) -> None:
+    taken = [[spent_ms(code) for code in CODE] for _ in range(options.rounds + 1)]
+    nothing, starlette, ours = map(min, zip(*taken[1:], strict=True))
+    starlette, ours = starlette - nothing, ours - nothing
+    row = ["importing", f"{starlette:.1f}", f"{ours:.1f}", f"{ours / starlette:.2f}", "≤1.35"]
+    show("", ["what", "Starlette ms", "slidegate ms", "ratio", "target"], [row])

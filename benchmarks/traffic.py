@@ -16,32 +16,35 @@ import html
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from contextvars import Context
-from decimal import Decimal
 from random import Random
 from time import perf_counter_ns, process_time_ns
 from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
 from starlette.applications import Starlette
-from starlette.requests import Request as StarletteRequest
+from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import Mount, Route
-from starlette.types import ASGIApp, Scope
-
-from .apps import CLIENTS, PROXY, TEMPLATES
-from .asgi import Client, scope_of
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Scope
 
 now_ns: Final = perf_counter_ns if sys.platform == "win32" else process_time_ns
 """The clock. Processor time on Windows has a resolution of 16 ms, so the wall clock is used there."""
-
-
-class Request(NamedTuple):
-    """The path and the client of one request."""
-
-    path: str
-    client: str
+TEMPLATES: Final = (
+    *("/items/{id}", "/users/{id}", "/users/{id}/orders", "/api/orders/{id}", "/api/invoices/{id}"),
+    *("/api/carts/{id}/lines", "/export/{id}", "/pages/{id}", "/search/{id}", "/files/{id}/info"),
+)
+PROXY: Final = "10.0.0.1"
+NEW: Final = 1_000_000
+"""The number of the first path that was never requested before."""
+HEADERS: Final = (
+    (b"host", b"app.test"),
+    (b"user-agent", b"Mozilla/5.0 (X11; Linux x86_64) benchmark"),
+    (b"accept", b"*/*"),
+    (b"accept-encoding", b"gzip, deflate, br"),
+    (b"connection", b"keep-alive"),
+)
 
 
 def path_of(number: int) -> str:
@@ -49,30 +52,91 @@ def path_of(number: int) -> str:
     return TEMPLATES[number % len(TEMPLATES)].replace("{id}", str(number // len(TEMPLATES)))
 
 
-def everyone_everywhere(first: int, count: int) -> list[Request]:
-    """Return requests for `count` paths; 2,560 of them cover each pair of client and route."""
-    routes = len(TEMPLATES)
-    return [Request(path_of(first + at), CLIENTS[at // routes % len(CLIENTS)]) for at in range(count)]
+def client_of(number: int) -> str:
+    """Return the address of a client."""
+    return f"203.0.113.{number}" if number < 256 else f"100.64.{number // 256}.{number % 256}"
 
 
-def requests_of(turn: int, count: int, paths: range) -> list[Request]:
-    """Return the requests of a round, the same for every candidate.
+def scope_of(path: str, client: str, *headers: tuple[bytes, bytes]) -> Scope:
+    """Return the scope of a GET request, in which every object is new."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": "".join(path),
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [*HEADERS, *headers],
+        "client": (client, 4711),
+        "server": ("127.0.0.1", 80),
+    }
 
-    Args:
-        turn: The number of the round.
-        count: The number of requests.
-        paths: The numbers of their paths, if there are `count` of them; otherwise the range to draw from.
+
+class Traffic(NamedTuple):
+    """The requests that a candidate gets.
+
+    Attributes:
+        clients: The number of clients.
+        paths: The number of paths.
+        keys: The number of values of X-API-Key; without the field if 0.
+        new_paths: Whether every path is requested only once.
+        proxied: Whether requests come through a proxy.
     """
-    chance = Random(turn)
-    numbers = paths if len(paths) == count else (chance.choice(paths) for _ in range(count))
-    return [Request(path_of(number), chance.choice(CLIENTS)) for number in numbers]
+
+    clients: int = 256
+    paths: int = 10_000
+    keys: int = 0
+    new_paths: bool = False
+    proxied: bool = False
+
+    def scope(self, path: int, client: str, key: int = 0) -> Scope:
+        """Return the scope of one request."""
+        fields = [(b"x-forwarded-for", client.encode())] if self.proxied else []
+        fields += [(b"x-api-key", b"key-%d" % key)] if self.keys else []
+        return scope_of(path_of(path), PROXY if self.proxied else client, *fields)
+
+    def warm_up(self) -> Iterator[Scope]:
+        """Yield requests of every client to every route, and for every path."""
+        first, routes = NEW if self.new_paths else 0, len(TEMPLATES)
+        for number in range(max(self.paths, self.clients * routes)):
+            client = client_of(number // routes % self.clients)
+            yield self.scope(first + number % self.paths, client, number % max(1, self.keys))
+
+    def round(self, turn: int, count: int) -> Iterator[Scope]:
+        """Yield the requests of a round, the same for every candidate."""
+        chance = Random(turn)
+        for number in range(count):
+            path = 2 * NEW + turn * count + number if self.new_paths else chance.randrange(self.paths)
+            client = client_of(chance.randrange(self.clients))
+            yield self.scope(path, client, chance.randrange(max(1, self.keys)))
 
 
-def request_scope(asked: Request, proxied: bool = False) -> Scope:
-    """Return the scope of a request that comes directly from its client or through a proxy."""
-    if proxied:
-        return scope_of(asked.path, PROXY, [(b"x-forwarded-for", asked.client.encode())])
-    return scope_of(asked.path, asked.client)
+class Client:
+    """The client of an application: it sends no body, and stores the start of the last response.
+
+    Attributes:
+        status: The status of the response; 0 before the response.
+        headers: The header fields of the response.
+    """
+
+    def __init__(self) -> None:
+        self.status, self.headers = 0, dict[bytes, bytes]()
+
+    async def ask(self, app: ASGIApp, scope: Scope) -> int:
+        """Send a request; return the status of the response."""
+        self.status = 0
+        await app(scope, self.receive, self.send)
+        return self.status
+
+    async def receive(self) -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], dict(message.get("headers", ()))
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
@@ -85,7 +149,7 @@ class CountingLoop(asyncio.SelectorEventLoop):
         return super().call_soon(callback, *args, context=context)
 
 
-async def timed(app: ASGIApp, requests: Iterable[Request], expected: int, proxied: bool, between: OtherCode) -> float:
+async def timed(app: ASGIApp, scopes: Iterator[Scope], count: int, expected: int) -> float:
     """Send requests sequentially; return the microseconds per request.
 
     Callbacks that a request schedules for the next loop iteration are timed with it, later ones at the end.
@@ -93,61 +157,39 @@ async def timed(app: ASGIApp, requests: Iterable[Request], expected: int, proxie
     Raises:
         RuntimeError: A response has an unexpected status.
     """
-    loop, client = asyncio.get_running_loop(), Client()
+    loop, client, taken_ns = asyncio.get_running_loop(), Client(), 0
     assert isinstance(loop, CountingLoop)
-    receive, send = client.receive, client.send
-    count = taken_ns = 0
-    for asked in requests:
-        await between.run()
-        scope = request_scope(asked, proxied)
-        client.begin()
+    for number in range(count):
+        await other_code(number)
+        scope = next(scopes)
         loop.scheduled = 0
         began_ns = now_ns()
-        await app(scope, receive, send)
+        status = await client.ask(app, scope)
         if loop.scheduled:
             await asyncio.sleep(0)
         taken_ns += now_ns() - began_ns
-        count += 1
-        if client.status != expected:
-            raise RuntimeError(f"{asked.path} for {asked.client}: expected {expected}, got {client.status}")
+        if status != expected:
+            raise RuntimeError(f"{scope['path']} for {scope['client']}: expected {expected}, got {status}")
     began_ns = now_ns()
     await asyncio.sleep(0)
-    taken_ns += now_ns() - began_ns
-    return taken_ns / count / 1_000
+    return (taken_ns + now_ns() - began_ns) / count / 1_000
 
 
-class OtherCode:
-    """The code between two requests: another small application, JSON, text processing, and memory accesses."""
+async def report(request: Request) -> JSONResponse:
+    """Answer for the other application."""
+    return JSONResponse({"section": request.path_params["section"], "agent": request.headers["user-agent"]})
 
-    def __init__(self) -> None:
-        chance = Random(1)
-        self._text = json.dumps(
-            [{"name": f"name {number}", "price": chance.randrange(10_000), "tags": ["a", "b"]} for number in range(12)]
-        )
-        self._memory = [str(chance.random()) for _ in range(100_000)]
-        self._app = Starlette(routes=[Mount("/admin", routes=[Route("/{section}/reports/{day}", self._report)])])
-        self._client = Client()
-        self._turn = 0
 
-    async def run(self) -> None:
-        """Run a part of it, and a request to the other application."""
-        self._turn += 1
-        (self._documents, self._words)[self._turn % 2]()
-        at = self._turn * 1_500 % 98_000
-        sum(map(len, self._memory[at : at + 1_500]))
-        self._client.begin()
-        scope = scope_of(f"/admin/sales/reports/{self._turn}", "192.0.2.1")
-        await self._app(scope, self._client.receive, self._client.send)
+OTHER_APP: Final = Starlette(routes=[Route("/admin/{section}/reports/{day}", report)])
+TEXT: Final = json.dumps([{"name": f"name {number}", "price": number * 7 % 12, "tags": []} for number in range(12)])
+MEMORY: Final = [str(number * 0.7) for number in range(100_000)]
 
-    def _documents(self) -> str:
-        read = sorted(json.loads(self._text), key=lambda row: row["price"])
-        total = sum((Decimal(row["price"]) for row in read), Decimal(0))
-        return f"{total:,.2f}" + json.dumps({row["name"].title(): row for row in read}, sort_keys=True)
 
-    def _words(self) -> str:
-        page = re.sub(r"name (\d+)", lambda found: f"<b>{found[1]}</b>", html.escape(self._text[:400]))
-        fields = parse_qsl(urlencode({"q": page[:80], "page": "2", "sort": "name"}))
-        return hashlib.sha256(repr(fields).encode()).hexdigest()
-
-    async def _report(self, request: StarletteRequest) -> JSONResponse:
-        return JSONResponse({"section": request.path_params.get("section"), "agent": request.headers["user-agent"]})
+async def other_code(turn: int) -> None:
+    """Run what a worker runs between two requests: another application, JSON, text, memory accesses."""
+    rows = sorted(json.loads(TEXT), key=lambda row: row["price"])
+    page = re.sub(r"name (\d+)", lambda found: f"<b>{found[1]}</b>", html.escape(TEXT[:400]))
+    hashlib.sha256(urlencode({"q": page[:80], "rows": json.dumps(rows, sort_keys=True)}).encode()).hexdigest()
+    at = turn * 1_500 % 98_000
+    sum(map(len, MEMORY[at : at + 1_500]))
+    await Client().ask(OTHER_APP, scope_of(f"/admin/sales/reports/{turn}", "192.0.2.1"))

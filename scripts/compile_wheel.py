@@ -5,7 +5,7 @@ Without that variable it does nothing, and the wheel is pure. With it, mypyc com
 them on import. Nothing is written into the checkout, where extension modules would silently replace the source.
 One module is compiled from a different file, see `REPLACED`.
 
-``python -m scripts.compile_wheel`` builds that wheel into .cache/compiled.
+``python -m scripts.compile_wheel`` builds that wheel into build/compiled, and unpacks it there into lib.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "slidegate"
-BUILT = ROOT / ".cache" / "compiled"
-EPOCH = {"SOURCE_DATE_EPOCH": "1580601600"}
-"""Sets the timestamp of all files in a build to 2020-02-02, hatchling's default."""
+BUILT = ROOT / "build" / "compiled"
 REPLACED = {PACKAGE / "core" / "packing.py": ROOT / "scripts" / "compiled_packing.py"}
 """Modules compiled from a different file, which calls `librt`: only mypyc can call that fast."""
 
@@ -98,17 +96,19 @@ def compile_to(made: Path, files: list[Path]) -> dict[Path, str]:
     return {path: path.relative_to(made / "lib").as_posix() for path in built}
 
 
-def build(into: Path) -> None:
-    """Build the compiled wheel of the checkout into a directory.
+def main() -> None:
+    """Build the compiled wheel of the checkout.
 
     Raises:
         CalledProcessError: The build failed.
     """
     print("compiling slidegate; this takes a minute or two ...", file=sys.stderr, flush=True)
-    command = (sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(into))
-    subprocess.run(command, cwd=ROOT, env={**os.environ, **EPOCH, "SLIDEGATE_COMPILE": "1"}, check=True)
+    shutil.rmtree(BUILT, ignore_errors=True)
+    command = (sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(BUILT))
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "SLIDEGATE_COMPILE": "1"}, check=True)
+    (wheel,) = BUILT.glob("*.whl")
+    shutil.unpack_archive(wheel, BUILT / "lib", "zip")
 
 
 if __name__ == "__main__":
-    shutil.rmtree(BUILT, ignore_errors=True)
-    build(BUILT)
+    main()

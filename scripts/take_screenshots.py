@@ -1,13 +1,15 @@
 """Takes the screenshots for the pages in docs/: the dashboard of four workers under simulated traffic.
 
-Run ``python -m scripts.take_screenshots`` in the root of the checkout. It requires Chromium on PATH, and takes about
-two minutes, because it generates traffic first.
+Run ``python -m scripts.take_screenshots [FOLDER]`` in the root of the checkout. It requires Chromium on PATH, and takes
+about four minutes, because it generates traffic first. With a folder, it writes all views there, also those of a phone.
 """
 
 from __future__ import annotations
 
 import random
+import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -19,55 +21,77 @@ from tests.browser.chromium import PROGRAM, arguments
 from tests.browser.served import PATIENCE_S, Site, served
 from tests.browser.site import TOKEN
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-PICTURES: Final = ROOT / "docs" / "images"
-TRAFFIC_S: Final = 75
-SIZE: Final = {"width": 1280, "height": 960}
+PICTURES: Final = Path(__file__).resolve().parents[1] / "docs" / "images"
+TRAFFIC_S: Final = 260
+MARGIN_S: Final = 30
+"""How long before its end the pictures are taken."""
+SIZES: Final = {"": {"width": 1280, "height": 960}, "-phone": {"width": 375, "height": 812}}
 FLOOD: Final = "203.0.113.7"
-PEOPLE: Final = [f"198.51.100.{number}" for number in range(2, 90)]
-PATHS: Final = ("/", "/articles/sliding-windows", "/articles/retry-after", "/reports", "/articles/fair-queues")
+PEOPLE: Final = [f"198.51.100.{number}" for number in range(2, 150)]
+PATHS: Final = (
+    "/",
+    "/articles/windows",
+    "/articles/retry-after",
+    "/reports",
+    "/articles/fair-queues",
+    "/search",
+)
+SHOWN: Final = {"now": "", "client": f"clients?key={FLOOD}"}
+FURTHER: Final = {"clients": "clients", "bans": "bans", "shadow": "shadow", "configuration": "configuration"}
+BEARER: Final = {"Authorization": f"Bearer {TOKEN}"}
 
 
 def traffic(site: Site) -> None:
-    """Send requests of many ordinary clients, and in the second half of the time a flood from one client."""
-    chance, until_s = random.Random(1), time.monotonic() + TRAFFIC_S
+    """Send requests of many ordinary clients, and from the middle on a flood of one, which is banned near the end."""
+    chance, until_s, is_banned = random.Random(1), time.monotonic() + TRAFFIC_S, False
     with httpx.Client(base_url=site.url, timeout=PATIENCE_S) as client:
         while (left_s := until_s - time.monotonic()) > 0:
-            flooding = left_s < TRAFFIC_S / 2 and chance.random() < 0.4
-            who = FLOOD if flooding else chance.choice(PEOPLE)
+            flooding = chance.random() < (0.4 if left_s < TRAFFIC_S / 2 else 0.01)
+            who = FLOOD if flooding else "192.0.2.200" if chance.random() < 0.03 else chance.choice(PEOPLE)
             fields = {"X-Forwarded-For": who, "X-API-Key": f"key-{chance.randint(1, 4)}"}
             client.get(chance.choice(PATHS), headers=fields)
-            time.sleep(chance.random() * 0.02)
+            if left_s < TRAFFIC_S / 4 and not is_banned:
+                is_banned = True
+                change(site)
+            time.sleep(chance.random() * (0.02 + 0.02 * (chance.random() < 0.5)))
+
+
+def change(site: Site) -> None:
+    """Ban a few, and change a limit."""
+    for key, reason in ((FLOOD, "floods the reports"), ("192.0.2.0/28", "scans for passwords"), ("user:42", "resells")):
+        ban = {"key": key, "duration": "6h", "reason": reason}
+        httpx.put(f"{site.dashboard}api/bans", headers=BEARER, json=ban).raise_for_status()
+    limit = {"name": "reports", "limit": "400/10m", "duration": "2h", "reason": "month's end"}
+    httpx.put(f"{site.dashboard}api/limits", headers=BEARER, json=limit).raise_for_status()
+
+
+def take(browser: Browser, site: Site, folder: Path | None) -> None:
+    """Take the screenshots."""
+    password: Any = {"username": "ann", "password": TOKEN}
+    for scheme in ("light", "dark"):
+        for size, viewport in SIZES.items() if folder else [("", SIZES[""])]:
+            options: Any = {"viewport": viewport, "color_scheme": scheme, "http_credentials": password}
+            page = browser.new_context(**options).new_page()
+            for name, path in {**SHOWN, **FURTHER}.items() if folder else SHOWN.items():
+                page.goto(site.dashboard + path)
+                page.get_by_text("Live", exact=True).wait_for()
+                picture = (folder or PICTURES) / f"dashboard-{name}-{scheme}{size}.png"
+                page.screenshot(path=picture, full_page=folder is not None)
+            page.context.close()
 
 
 def main() -> None:
     """Generate traffic, and take the screenshots."""
+    chosen = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     with tempfile.TemporaryDirectory() as folder, served(f"lmdb://{folder}/limits", workers=4) as (site,):
-        traffic(site)
-        bearer = {"Authorization": f"Bearer {TOKEN}"}
-        for target in (FLOOD, "192.0.2.0/28", "user:42"):
-            ban = {"target": target, "duration": "6h", "reason": "floods the reports"}
-            httpx.post(f"{site.dashboard}api/bans", headers=bearer, json=ban).raise_for_status()
+        sending = threading.Thread(target=traffic, args=(site,))
+        sending.start()
+        time.sleep(TRAFFIC_S - MARGIN_S)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=PROGRAM, args=arguments())
-            for scheme in ("light", "dark"):
-                take(browser, site, scheme)
+            take(browser, site, chosen)
             browser.close()
-    print(f"written to {PICTURES}")
-
-
-def take(browser: Browser, site: Site, scheme: Any) -> None:
-    """Take the screenshots of one colour scheme."""
-    password: Any = {"username": "ops", "password": TOKEN}
-    page = browser.new_context(viewport=SIZE, color_scheme=scheme, http_credentials=password).new_page()
-    page.goto(site.dashboard)
-    page.locator("main table:visible").nth(2).wait_for()
-    page.screenshot(path=PICTURES / f"dashboard-now-{scheme}.png")
-    page.evaluate("view => { location.hash = view; }", f"clients/{FLOOD}")
-    page.locator("main table:visible").nth(1).wait_for()
-    page.wait_for_timeout(500)
-    page.screenshot(path=PICTURES / f"dashboard-client-{scheme}.png")
-    page.context.close()
+        sending.join()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, Messa
 from slidegate.core import CounterWindow, Decision, InvalidKey, Limit, LimitSet, MetricWindow, Reason
 from slidegate.core.decision import BanRefusal, Check, RuleRefusal, StruckRefusal
 from slidegate.limiter.decisions import LocalRefusal, NotAsked, StoreDown
-from slidegate.stats.report import Stats, Traffic
+from slidegate.ops.statistics import Stats, Traffic, Worker
 
 LIMIT = Limit(5, "1m")
 BUCKET = LimitSet("api", [LIMIT], ["a"], count_denied=True, wait_us=7, wait_max=3, label="All")
@@ -37,8 +37,12 @@ SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
     (NotAsked(CHECK, (CHECK, CHECK)), (*OF_DECISION, "check")),
     (LocalRefusal(NotAsked(CHECK, (CHECK,)), (CHECK, CHECK)), (*OF_DECISION, "question")),
     (SUMMARY, ("start_us", "span_us", "events", "rt")),
-    (Traffic(SUMMARY), ("seen",)),
-    (Stats({"api": Traffic(SUMMARY)}, {}, Traffic(SUMMARY)), ("rules", "routes", "total")),
+    (Traffic(passed=3, refused=1), ("passed", "refused")),
+    (Worker("host:7:1f3a", "host", 7, 0.5), ("name", "host", "pid", "age_s")),
+    (
+        Stats(5, 0, Traffic(3), {"api": Traffic(3)}, {}, [Traffic(3)], [], {}, {}),
+        ("step_us", "rules", "routes", "total"),
+    ),
     (MemoryStore().stats(), ("keys", "evictions", "shared_hits")),
     (ConfigurationError("expected text", "limits"), ("args", "text", "option")),
     (InvalidKey("key: expected text", "text"), ("args", "text", "option", "expected")),

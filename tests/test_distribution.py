@@ -11,11 +11,10 @@ import tarfile
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple
-from zipfile import ZipFile
 
 import pytest
 
-from scripts import build
+import dev
 from slidegate import __version__
 
 pytestmark = pytest.mark.all
@@ -49,10 +48,9 @@ print(slidegate.__version__, slidegate.__file__)
 print(*sorted(found.name.lower() for found in distributions()))
 """
 NEEDS_AN_EXTRA = {
-    "from slidegate.admin import AdminRoutes": "dashboard",
     "from slidegate.dashboard import Dashboard": "dashboard",
     "from slidegate.httpx import LimitedTransport": "httpx",
-    "from slidegate.cli import main; raise SystemExit(main(['explain', '5/minute']))": "cli",
+    "from slidegate.ops.cli import run; raise SystemExit(run(['explain', '5/minute']))": "cli",
     "from slidegate.otel import OtelMetrics": "otel",
     "from slidegate.prometheus import PrometheusMetrics": "prometheus",
     "from slidegate.stores.lmdb import LmdbStore": "lmdb",
@@ -97,14 +95,11 @@ class Built(NamedTuple):
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Both, as `python3 dev.py build` builds and checks them."""
     into = tmp_path_factory.mktemp("dist")
-    build.release(into)
+    for line in dev.STEPS["build"].strip().splitlines():
+        program, *arguments = line.replace("dist", str(into)).split()
+        ended = called(str(Path(sys.executable).with_name(program)), *arguments, cwd=dev.ROOT)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
     return Built(*(next(into.glob(pattern)) for pattern in ("*.whl", "*.tar.gz")))
-
-
-def test_a_build_that_differs_from_the_one_before_is_an_error(tmp_path: Path) -> None:
-    texts = iter(("one", "two"))
-    with pytest.raises(SystemExit, match=r"file\.whl is not reproducible"):
-        build.twice(lambda place: Path(place, "file.whl").write_text(next(texts)) and None, tmp_path)
 
 
 def test_both_are_built_and_pass_all_checks(built: Built) -> None:
@@ -123,26 +118,20 @@ def test_the_extra_all_brings_what_every_extra_brings(built: Built) -> None:
     assert len(brought) > 5
 
 
-def test_the_wheel_holds_the_skill_for_coding_agents(built: Built) -> None:
-    skill = "slidegate/.agents/skills/slidegate/SKILL.md"
-    with ZipFile(built.wheel) as archive:
-        assert archive.read(skill) == (build.ROOT / "src" / skill).read_bytes()
-
-
 def test_the_source_distribution_holds_every_file_of_the_checkout_and_nothing_else(
     built: Built, tmp_path: Path
 ) -> None:
-    if not (build.ROOT / ".git").exists():
+    if not (dev.ROOT / ".git").exists():
         pytest.skip("this is no checkout of git, so nobody knows which files belong to it")
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listing, cwd=build.ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    names = subprocess.run(listing, cwd=dev.ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     with tarfile.open(built.source) as archive:
         # CPython before 3.11.4 has no filters, and from 3.12 on a warning where none is chosen.
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(tmp_path)
     (root,) = (path for path in tmp_path.iterdir() if path.is_dir())
     held = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
-    assert held - {"PKG-INFO"} == {name for name in names if (build.ROOT / name).is_file()}
+    assert held - {"PKG-INFO"} == {name for name in names if (dev.ROOT / name).is_file()}
     assert os.access(root / ".ci" / "run", os.X_OK)
 
 

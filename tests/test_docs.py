@@ -28,7 +28,6 @@ import dev
 import slidegate
 import slidegate.core
 import slidegate.events
-import slidegate.stats
 import slidegate.testing
 from slidegate import RateLimitMiddleware
 
@@ -36,9 +35,9 @@ from .pages.anchors import broken, links
 from .pages.blocks import MARKED, SHELL, Block, blocks, missing
 
 ROOT = Path(__file__).resolve().parents[1]
-SITE = sorted((ROOT / "docs").rglob("*.md"))
-SKILL = ROOT / "src" / "slidegate" / ".agents" / "skills" / "slidegate" / "SKILL.md"
-"""It is in the wheel, for coding agents; so it links to nothing."""
+SKILL = ROOT / "docs" / "SKILL.md"
+"""People copy it to where their coding agent looks for skills; so it links to nothing."""
+SITE = sorted({*(ROOT / "docs").rglob("*.md")} - {SKILL})
 PAGES = [ROOT / "README.md", SKILL, *SITE]
 OTHERS = [
     *(page for page in sorted(ROOT.glob("*.md")) if page not in PAGES),
@@ -132,9 +131,7 @@ def test_every_command_of_dev_py_and_every_extra_that_a_page_names_is_there() ->
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     named = re.findall(r"slidegate\[([\w,]+)\]", text)
     assert {extra for names in named for extra in names.split(",")} <= {*project["optional-dependencies"]}
-    assert {*re.findall(r"python3 dev\.py ([a-z]+)", text)} <= {"demo", *dev.COMMANDS, *dev.STEPS}
-    for example in re.findall(r"python3 dev\.py example ([a-z_]+)", text):
-        assert (ROOT / "examples" / example / "__main__.py").exists()
+    assert {*re.findall(r"python3 dev\.py ([a-z]+)", text)} <= {*dev.COMMANDS, *dev.STEPS}
 
 
 def read_json(code: str) -> Iterator[object]:
@@ -199,12 +196,14 @@ def test_every_page_is_in_the_navigation_once() -> None:
 def test_the_reference_lists_every_public_name() -> None:
     listed = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "reference" / "api.md").read_text("utf-8"), re.MULTILINE)
     wanted = [f"slidegate.{name}" for name in slidegate.__all__]
-    elsewhere = {*slidegate.__all__, *slidegate.events.__all__, *slidegate.stats.__all__}
+    elsewhere = {*slidegate.__all__, *slidegate.events.__all__}
     wanted += [f"slidegate.core.{name}" for name in slidegate.core.__all__ if name not in elsewhere]
     files = [f"slidegate.{path.stem}" for path in (ROOT / "src" / "slidegate").glob("[!_]*.py")]
-    for module in (*files, *(f"slidegate.{room}" for room in ("admin", "stats", "stores"))):
+    for module in (*files, "slidegate.stores"):
         wanted += [f"{module}.{name}" for name in importlib.import_module(module).__all__]
     # Stores with a driver of their own are imported from where they are.
     wanted += ["slidegate.stores.lmdb.LmdbStore", "slidegate.stores.redis.RedisStore"]
     wanted += ["slidegate.limiter.KeyView", "slidegate.limiter.Override"]
+    names = ("Statistics", "Stats", "Traffic", "Worker", "ClientTraffic", "LoggedEvent")
+    wanted += [f"slidegate.ops.statistics.{name}" for name in names]
     assert sorted(listed) == sorted(wanted)

@@ -13,7 +13,6 @@ from hatchling.metadata.core import ProjectMetadata
 from hatchling.plugin.manager import PluginManager
 
 import slidegate
-from scripts import compile_wheel
 from scripts.index_page import absolute
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -97,7 +96,6 @@ def test_a_compiled_wheel_is_made_of_requirements_with_hashes_alone() -> None:
     assert names(asked) <= {name for name, _ in pins("build")}
     assert "--no-isolation" in config["build-frontend"]["args"]
     assert config["dependency-versions"] == {"file": "requirements/build.txt"}
-    assert config["environment"]["SOURCE_DATE_EPOCH"] == compile_wheel.EPOCH["SOURCE_DATE_EPOCH"]
     for step, name in (("before-build", "build"), ("before-test", "develop")):
         flags = "--no-deps --no-build --require-hashes"
         assert config[step] == f"uv pip install {flags} -r {{project}}/requirements/{name}.txt"
@@ -110,15 +108,6 @@ def test_the_version_stands_in_one_place_and_is_that_of_the_changelog() -> None:
     assert "version" in PROJECT["dynamic"]
     metadata = ProjectMetadata(str(ROOT), PluginManager(), PYPROJECT)
     assert metadata.version == slidegate.__version__ == newest[1]
-
-
-def test_every_address_of_the_project_stands_in_one_table() -> None:
-    urls = PROJECT["urls"]
-    assert all(url.startswith(urls["Repository"]) for name, url in urls.items() if name != "Documentation")
-    found = [
-        path.relative_to(ROOT).as_posix() for path in text_files() if urls["Repository"] in path.read_text("utf-8")
-    ]
-    assert found == ["pyproject.toml"]
 
 
 def test_every_link_and_picture_of_the_readme_leads_to_a_file_from_an_index() -> None:
@@ -149,18 +138,3 @@ def test_every_action_is_pinned_by_its_commit_and_says_its_version(path: Path) -
     pinned = re.compile(r"[\w./-]+@[0-9a-f]{40} # v\d+(?:\.\d+)+|\./\.github/workflows/\w+\.yml .*")
     assert [action for action in used if not pinned.fullmatch(action)] == []
     assert used
-
-
-def test_the_badges_of_the_readme_say_what_the_project_says() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
-    version = slidegate.__version__
-    pythons = re.findall(r":: (3\.\d+)$", "\n".join(PROJECT["classifiers"]), re.MULTILINE)
-    assert f"[![version {version}](https://img.shields.io/badge/version-{version}-blue)]" in readme
-    assert f"badge/python-{pythons[0]}%20to%20{pythons[-1]}-blue)]" in readme
-
-
-def test_the_readme_names_two_commands_and_continuous_integration_runs_the_second() -> None:
-    assert "```bash\npython3 dev.py demo\npython3 dev.py test\n```" in (ROOT / "README.md").read_text("utf-8")
-    script = ROOT / ".ci" / "run"
-    assert os.access(script, os.X_OK)
-    assert "exec python3 dev.py test" in script.read_text("utf-8").splitlines()

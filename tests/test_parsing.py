@@ -51,8 +51,7 @@ from slidegate.core import (
 )
 from slidegate.core.addresses import canonical_key, parse_network
 from slidegate.httpx import LimitedTransport
-from slidegate.logs import parse_line
-from slidegate.logs.custom_formats import parse_by_format
+from slidegate.ops.replay.logs import line_parser, parse_line
 from slidegate.stores.redis import RedisStore
 from slidegate.web.client_ip import read_node, split_forwarded, split_list
 from slidegate.web.config import ConfigFile
@@ -65,10 +64,7 @@ SUSPICIOUS_S = 0.05
 """A reader that is done with a long text in this time need not be measured twice."""
 PIECES = (*" \t\n,;:/@#.=-+|%\"\\'[](){}<>10axé\0", "a.", "1.", "[1,", "a=1\n", "per", "for=", "deny 1;", "::", "\r\n")
 ENDS = ("", "x")
-NGINX = parse_by_format(
-    '$remote_addr - $remote_user [$time_local] $http_x_forwarded_for "$request" $status "$http_user_agent" '
-    "$request_time"
-)
+FIELDS = line_parser(fields="time=t|a.t,client=c,path=p,headers=h_")
 Reader = Callable[[str], object]
 
 
@@ -115,14 +111,22 @@ READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
     "key": (canonical_key, ("x", "192.0.2.0/", "2001:db8::/")),
     "toml": (document, ("", "a = ", 'a = "', "a = [", "a = {", "a.", "[a.", "[[a]]\n", "#", '"', "a = 1\n")),
     "access log": (
-        lambda text: parse_line(text.encode()),
-        ("", "192.0.2.7 - - [", '192.0.2.7 - - [12/May/2024:00:00:17 +0000] "', "{", '{"remote_addr":"', "<13>Jan 1 "),
+        parse_line,
+        (
+            *(
+                "",
+                "192.0.2.7 - - [",
+                "{",
+                '{"remote_addr":"',
+                "<13>Jan 1 ",
+                "<13>1 a b c d e [",
+                "192.0.2.7, ",
+                "1 - [",
+            ),
+            *('192.0.2.7 - - [12/May/2024:00:00:17 +0000] "', '2024-05-12 00:00:17 192.0.2.7 - "', "2024-05-12 "),
+        ),
     ),
-    "access log of nginx": (
-        lambda text: parse_line(text.encode(), NGINX),
-        ("", "192.0.2.7 - ", "192.0.2.7 - a [x] a, "),
-    ),
-    "format of an access log": (parse_by_format, ("$a", "log_format ", "log_format x '")),
+    "access log of JSON": (FIELDS, ("", "{", '{"t":"', '{"h_')),
 }
 READERS["list"] = entries, ("", "192.0.2.7 ", "192.0.2.7 1 ", "192.0.2.0 -")
 
@@ -183,6 +187,7 @@ MADE: tuple[tuple[Callable[..., object], dict[str, object]], ...] = (
     (RollingTotals, {"slice_us": 1, "windows_us": [5]}),
     (HotKeys, {"capacity": 5, "threshold": 5, "window": "5s"}),
     (LimitedTransport, {"limits": "5/minute"}),
+    (line_parser, {"fields": "caddy"}),
 )
 
 

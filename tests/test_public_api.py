@@ -16,12 +16,11 @@ import pytest
 import slidegate
 import slidegate.core
 import slidegate.events
-import slidegate.stats
 import slidegate.stores
 import slidegate.testing
 
 PACKAGE = Path(slidegate.__file__).parent
-EXPORTING = [slidegate, slidegate.core, slidegate.events, slidegate.stats, slidegate.stores]
+EXPORTING = [slidegate, slidegate.core, slidegate.events, slidegate.stores]
 OPTIONAL = (
     "fastapi hiredis http_sf httpx hypothesis lmdb msgspec opentelemetry prometheus_client pydantic pytest redis rich "
     "uvicorn"
@@ -88,7 +87,7 @@ EXTRAS = {
     "lmdb": ("lmdb", 'slidegate.Limiter.from_url("lmdb:///tmp")', "ConfigurationError: store address: LmdbStore"),
     "hiredis": ("redis", 'slidegate.Limiter.from_url("redis://h")', "ConfigurationError: store address: RedisStore"),
     "httpx": ("httpx", "import slidegate.httpx", "ImportError: slidegate.httpx"),
-    "click": ("cli", "from slidegate.cli import main; sys.exit(main(['--help']))", "slidegate: the command"),
+    "click": ("cli", "from slidegate.ops.cli import run; sys.exit(run(['--help']))", "slidegate: the command"),
 }
 
 

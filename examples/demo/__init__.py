@@ -1,1 +1,1 @@
-"""A small site behind the middleware, and a replay of an access log through it: ``python -m examples.demo``."""
+"""A small site behind the middleware, and a replay of an access log through it: ``python3 dev.py demo``."""

@@ -1,222 +1,155 @@
-"""Sends the requests of an access log through an ASGI application in virtual time.
+"""Sends the requests of an access log through an application, at the times of the log.
 
-The limiter's clock is the time in the log, so a year passes in seconds and every run has the same result. After each
-refusal the clock is set to the end of `Retry-After`, and to the microsecond before, to check whether the limiter would
-admit the request at these times.
+The limiter's clock is the time in the log, so two hours pass in seconds and every run has the same result.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import ASGIApp, Message
 
 from slidegate import Decision, Limiter
 from slidegate.core import Reason
-from slidegate.events import Event
-from slidegate.logs import AccessRecord
-from slidegate.testing import FakeClock
+from slidegate.events import Event, Outcome
+from slidegate.ops.statistics import Statistics
 
-SWITCHED_OFF = Decision(True, Reason.EXEMPT)  # with SLIDEGATE_ENABLED=0 the middleware makes no decision
-
-
-OUTCOMES = ("admitted", "refused", "blocked", "banned")
-
-
-class Answer(NamedTuple):
-    """The outcome of one request of the log."""
-
-    record: AccessRecord
-    status: int
-    decision: Decision
-    violation: str
-    """A description of what is wrong with the refusal; empty if it is correct."""
+LINE = re.compile(
+    r'(?P<client>[\da-fA-F.:]+) \S+ \S+ \[(?P<time>[^]]+)] "(?P<method>[A-Z]+) (?P<target>\S+) HTTP/[\d.]+" \d{3} '
+)
+"""A request in the common or the combined format of access logs."""
+MINUTE_US = 60_000_000
+OUTCOMES = ("admitted", "limited", "blocked", "banned")
 
 
-class MadeBan(NamedTuple):
-    """A ban that began during a replay."""
+class Request(NamedTuple):
+    """A request of the log."""
 
-    key: str
-    by: str
-    reason: str
-    made_us: int
-    until: datetime | None
+    time_us: int
+    client: str
+    method: str
+    target: str
 
 
-class Exchange(NamedTuple):
-    """One request of the log, and the response of the application in the replay."""
+class LogClock:
+    """The time of the log in microseconds; the system's while `now_us` is None."""
 
-    record: AccessRecord
-    status: int
-    fields: dict[bytes, bytes]
-    decision: Decision
+    now_us: int | None = None
+
+    def __call__(self) -> int:
+        return time.time_ns() // 1_000 if self.now_us is None else self.now_us
 
 
 @dataclass
-class Report:
-    """Counts of outcomes.
+class Result:
+    """What the limiter reported: an observer.
 
     Attributes:
-        refused: The number of refusals by rule and limit.
-        held: The number of refusals by rule, limit and client.
-        clients: For each client, the outcomes of its requests: "admitted", "refused", "blocked" or "banned".
-        first_us: The time of the first request.
-        last_us: The time of the last request.
-        retries_checked: The number of `Retry-After` values that were checked.
-        bans: The bans, oldest first.
-        later_us: The offset of the replay to the times in the log.
+        clients: The number of requests with each outcome, by client.
+        limited: The number of refusals by client, by rule and limit.
+        bans: The time and the details of each ban.
+        exact: The number of refusals whose wait was exact to the microsecond.
+        wrong: The refusals whose wait was not.
     """
 
-    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
-    held: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    clients: dict[str, Counter[str]] = field(default_factory=dict)
-    first_us: int | None = None
-    last_us: int = 0
-    retries_checked: int = 0
-    bans: list[MadeBan] = field(default_factory=list)
-    violations: list[Answer] = field(default_factory=list)
-    later_us: int = 0
+    clients: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    limited: defaultdict[tuple[str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    bans: list[tuple[int, Any]] = field(default_factory=list)
+    exact: int = 0
+    wrong: list[Request] = field(default_factory=list)
+    latest: Outcome | None = None
 
-    def add(self, answer: Answer) -> None:
-        """Count an answer."""
-        decision = answer.decision
-        self.clients.setdefault(answer.record.client, Counter())[outcome(decision)] += 1
-        self.first_us = answer.record.time_us if self.first_us is None else self.first_us
-        self.last_us = answer.record.time_us
-        self.retries_checked += not decision.allowed and decision.retry_after_us is not None
+    def request(self, outcome: Outcome) -> None:
+        """Receive the outcome of a request."""
+        self.latest = outcome
+
+    def event(self, event: Event) -> None:
+        """Receive an event."""
+        if event.kind == "banned":
+            self.bans.append((event.time_us, event.details))
+
+
+def read(path: Path) -> list[Request]:
+    """Return the requests of a log in chronological order."""
+    requests = []
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for found in filter(None, map(LINE.match, lines)):
+            moment = datetime.strptime(found["time"], "%d/%b/%Y:%H:%M:%S %z")
+            time_us = int(moment.timestamp()) * 1_000_000
+            requests.append(Request(time_us, found["client"], found["method"], found["target"]))
+    return sorted(requests, key=lambda request: request.time_us)
+
+
+async def replay(app: ASGIApp, limiter: Limiter, clock: LogClock, requests: Iterable[Request]) -> Result:
+    """Send requests through an application, and check the wait of every request that a limit refuses."""
+    result, statistics = Result(), Statistics.of(limiter)
+    limiter.observe(result)
+    for request in requests:
+        if clock() // MINUTE_US != request.time_us // MINUTE_US:
+            await statistics.publish()  # which happens by itself where time passes
+        clock.now_us, result.latest = request.time_us, None
+        await send(app, request)
+        # With SLIDEGATE_ENABLED=0 nothing is decided.
+        decisions = result.latest.decisions if result.latest else ()
+        decision = decisions[-1] if decisions else Decision(True, Reason.EXEMPT)
         if decision.binding is not None and not decision.allowed:
-            rule, limit = decision.binding.rule, str(decision.binding.limit)
-            self.refused[rule, limit] += 1
-            self.held[rule, limit, answer.record.client] += 1
-        if answer.violation:
-            self.violations.append(answer)
-
-    def count(self, outcome: str) -> int:
-        """Return the number of requests with an outcome."""
-        return sum(outcomes[outcome] for outcomes in self.clients.values())
-
-    def most_refused(self, number: int) -> list[tuple[str, Counter[str]]]:
-        """Return the clients with the most requests not admitted, the worst first."""
-        turned_away = {client: outcomes.total() - outcomes["admitted"] for client, outcomes in self.clients.items()}
-        worst = sorted(
-            (client for client in turned_away if turned_away[client]), key=turned_away.__getitem__, reverse=True
-        )
-        return [(client, self.clients[client]) for client in worst[:number]]
+            result.limited[decision.binding.rule, str(decision.binding.limit)][request.client] += 1
+            if await is_exact(limiter, clock, decision):
+                result.exact += 1
+            else:
+                result.wrong.append(request)
+        result.clients[request.client][word(decision)] += 1
+    return result
 
 
-def bans_of(limiter: Limiter, clock: FakeClock) -> list[MadeBan]:
-    """Return a list to which each ban of a limiter will be appended."""
-    bans: list[MadeBan] = []
-
-    def add(event: Event) -> None:
-        ban: Any = event.details
-        bans.append(MadeBan(ban["key"], ban["by"], ban["reason"], clock.now_us, ban["until"]))
-
-    limiter.observe(add, kinds=["banned"])
-    return bans
-
-
-def outcome(decision: Decision) -> str:
+def word(decision: Decision) -> str:
     """Return the outcome of a request in a word."""
     if decision.allowed:
         return "admitted"
-    return {Reason.BLOCKED: "blocked", Reason.BANNED: "banned"}.get(decision.reason, "refused")
+    return {Reason.BLOCKED: "blocked", Reason.BANNED: "banned"}.get(decision.reason, "limited")
 
 
-async def replay(
-    app: ASGIApp, limiter: Limiter, clock: FakeClock, records: Iterable[AccessRecord]
-) -> AsyncIterator[Answer]:
-    """Send each record through an application, and check every refusal.
-
-    Args:
-        app: The application.
-        limiter: The limiter of its `RateLimitMiddleware`.
-        clock: The clock of the limiter's store.
-        records: The records in chronological order.
-    """
-    async for record, status, fields, decision in play(app, clock, records):
-        violation = "" if decision.allowed else await fault(limiter, clock, decision, status, fields)
-        yield Answer(record, status, decision, violation)
+async def is_exact(limiter: Limiter, clock: LogClock, refusal: Decision) -> bool:
+    """Return whether a refused request would pass after its wait, and not a microsecond earlier."""
+    now_us, wait_us = clock(), refusal.retry_after_us
+    if wait_us is None:  # it costs more than the limit, and can never pass
+        return True
+    clock.now_us = now_us + wait_us - 1
+    early = await limiter.peek_all(refusal.checks)
+    clock.now_us = now_us + wait_us
+    return not early.allowed and (await limiter.peek_all(refusal.checks)).allowed
 
 
-async def play(app: ASGIApp, clock: FakeClock, records: Iterable[AccessRecord]) -> AsyncIterator[Exchange]:
-    """Send each record through an application at its time. The logged status is in ``request.state.status``."""
-    for record in records:
-        clock.set(record.time_us)
-        status, fields, decision = await call(app, http_scope(record))
-        yield Exchange(record, status, fields, decision)
-
-
-def http_scope(record: AccessRecord) -> Scope:
-    """Return the scope that a server would pass to the application for a logged request."""
-    target = record.path
-    if target.startswith(("http://", "https://")):
-        # The absolute form, as sent to a proxy; applications get only the path.
-        target = "/" + target.partition("://")[2].partition("/")[2]
-    raw_path, _, query = target.partition("?")
-    return {
+async def send(app: ASGIApp, request: Request) -> None:
+    """Send one request without a body, as a server passes it to the application."""
+    path, _, query = request.target.partition("?")
+    scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": "1.1",
-        "method": record.method,
+        "method": request.method,
         "scheme": "http",
-        "path": unquote(raw_path),
-        "raw_path": raw_path.encode(errors="replace"),
-        "query_string": query.encode(errors="replace"),
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
         "root_path": "",
-        "headers": [(b"host", b"demo.example"), (b"user-agent", (record.user_agent or "").encode(errors="replace"))],
-        "client": (record.client, 50_000),
+        "headers": [(b"host", b"demo.example")],
+        "client": (request.client, 50_000),
         "server": ("127.0.0.1", 8000),
-        "state": {"status": record.status},
     }
 
-
-async def call(app: ASGIApp, scope: Scope) -> tuple[int, dict[bytes, bytes], Decision]:
-    """Send one request without a body; return status and header fields of the response, and the decision."""
-    incoming: list[Message] = [{"type": "http.disconnect"}, {"type": "http.request", "body": b"", "more_body": False}]
-    started: dict[str, Any] = {}
-
     async def receive() -> Message:
-        return incoming.pop() if len(incoming) > 1 else incoming[0]
+        return {"type": "http.request", "body": b"", "more_body": False}
 
-    async def send(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            started.update(message)
-            if "slidegate" in scope:  # only while the request is in progress
-                started["decision"] = scope["slidegate"].decision
+    async def ignore(message: Message) -> None:
+        pass
 
-    await app(scope, receive, send)
-    return started["status"], dict(started["headers"]), started.get("decision", SWITCHED_OFF)
-
-
-async def fault(limiter: Limiter, clock: FakeClock, decision: Decision, status: int, fields: dict[bytes, bytes]) -> str:
-    """Check a refusal; return what is wrong with it, or an empty string."""
-    expected = 429 if outcome(decision) == "refused" else 403
-    if status != expected:
-        return f"status {status} instead of {expected}"
-    wait_us = decision.retry_after_us
-    promised = fields.get(b"retry-after")
-    if wait_us is None:
-        return "" if promised is None else f"Retry-After {promised!r}, but the request can never be admitted"
-    if promised != b"%d" % max(1, -(-wait_us // 1_000_000)):
-        return f"Retry-After is {promised!r}, but the wait is {wait_us} us"
-    now_us = clock.now_us
-    if decision.ban is not None:
-        # Do not move the clock past the end of the ban, because the store would drop it; compare its end instead.
-        left_us = decision.ban.left_us(now_us)
-        return "" if left_us == wait_us else f"the wait is {wait_us} us, but the ban lasts {left_us} us"
-    try:
-        clock.set(now_us + wait_us - 1)
-        early = await limiter.peek_all(decision.checks)
-        clock.set(now_us + wait_us)
-        then = await limiter.peek_all(decision.checks)
-    finally:
-        clock.set(now_us)
-    if early.allowed:
-        return f"admitted a microsecond before the end of the wait of {wait_us} us"
-    return "" if then.allowed else f"still refused after the wait of {wait_us} us"
+    await app(scope, receive, ignore)

@@ -2,7 +2,8 @@
 
 It counts requests per client, lets at most N through in *any* window of length W, and answers the rest with 429 and an
 exact `Retry-After`. Start with `RateLimitMiddleware`; without HTTP, with `Limiter`; for the arithmetic alone, with
-`slidegate.core`. Types that users only receive are in `slidegate.stats`, `slidegate.events` and `slidegate.core`.
+`slidegate.core`. Types that users only receive are in `slidegate.ops.statistics`, `slidegate.events` and
+`slidegate.core`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 try:
-    from .admin.dashboard import Dashboard
+    from .ops.dashboard.app import Dashboard
 except ModuleNotFoundError as error:
     raise ImportError(f'Dashboard needs the package {error.name}: pip install "slidegate[dashboard]"') from error
 

@@ -38,13 +38,13 @@ OpenPage = Callable[..., Page]
 
 @pytest.fixture
 def opened(chromium: Browser) -> Iterator[OpenPage]:
-    """Opens pages: ``opened(site, token, hash="#bans", color_scheme="dark")``."""
+    """Opens pages: ``opened(site, token, "bans", color_scheme="dark")``."""
     contexts, wrong = [], []
 
     def open_page(
         site: Site,
         token: str | None,
-        hash: str = "",
+        view: str = "",
         expected: str | None = None,
         at: str | None = None,
         **options: Any,
@@ -68,7 +68,7 @@ def opened(chromium: Browser) -> Iterator[OpenPage]:
         page.on(
             "request", lambda request: request.url.startswith((site.url, "data:", "blob:")) or wrong.append(request.url)
         )
-        page.goto((site.dashboard if at is None else site.url + at) + hash)
+        page.goto(site.dashboard + view if at is None else site.url + at)
         return page
 
     yield open_page

@@ -21,11 +21,10 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from uvicorn.supervisors import Multiprocess
 
-from slidegate import BanPolicy, Limiter, Networks, RateLimitMiddleware, Rule, client_ip, header
+from slidegate import BanPolicy, Limiter, Networks, RateLimitMiddleware, Rule, client_ip, everyone, header
 from slidegate.dashboard import Dashboard
 
 TOKEN: Final = "a-token-for-tests-alone"
-READ_TOKEN: Final = "another-one-that-only-reads"
 AMOUNT: Final = 30
 """The limit of a client in ten minutes, a window longer than any test."""
 
@@ -54,9 +53,10 @@ app = Starlette(
         Route("/", page),
         Route("/articles/{slug}", page),
         Route("/reports", slow),
+        Route("/search", page),
         Route("/login", page, methods=["POST"]),
-        Mount("/slidegate", Dashboard(limiter, token=TOKEN, read_token=READ_TOKEN)),
-        Mount("/counted", Dashboard(limiter, token=TOKEN)),
+        Mount("/slidegate", Dashboard(limiter, token=TOKEN)),
+        Mount("/shown", Dashboard(limiter, token=None, changes=False)),
     ],
     lifespan=lifespan,
 )
@@ -65,9 +65,10 @@ app.add_middleware(
     limiter=limiter,
     client=behind,
     rules=[
-        Rule("/slidegate/{rest:path}", exempt=True),
+        Rule(["/slidegate/{rest:path}", "/shown/{rest:path}"], exempt=True),
         Rule("/login", "5/minute; 20/hour", methods=["POST"], name="login"),
         Rule("/reports", "200/10m", key=header("X-API-Key"), name="reports"),
+        Rule("/search", "60/minute", key=everyone, name="search"),
         Rule("*", f"{AMOUNT}/10m", name="everybody"),
         Rule("*", "10/10m", name="tighter", shadow=True),
     ],

@@ -8,7 +8,7 @@ import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.core import BanStore, BanSubject, Check, Decision, Event, Store
-from slidegate.stats import Statistics
+from slidegate.ops.statistics import Statistics
 from slidegate.stores import MemoryBans
 from slidegate.testing import FakeClock
 
@@ -70,7 +70,7 @@ async def test_a_limiter_does_without_it(store: Smallest) -> None:
         await limiter.ban("user:bob", "1h", reason="manual")
         assert not await limiter.hit("user:bob", "2/minute")
         assert [event.kind for event in heard] == ["banned"]
-        assert (await Statistics(limiter).stats_all("5m")).workers
+        assert (await Statistics.of(limiter).read("5m")).workers
         with pytest.raises(ConfigurationError, match="counts no permits"):
             RateLimitMiddleware(hello, rules=[Rule("*", concurrency=1)], limiter=limiter)
 

@@ -20,7 +20,7 @@ from slidegate.limiter import Override, overrides
 from slidegate.limiter.overrides import ROLLUP, NamedLimit
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..stats.shared_store import Board
+from ..ops.shared_rows import SharedRows
 
 HOUR_US = 3_600_000_000
 
@@ -55,8 +55,8 @@ class Rules:
 class Scene:
     """A limiter on a board that others could write on, its rules, and an ear."""
 
-    def __init__(self, board: Board | None = None) -> None:
-        self.board = Board() if board is None else board
+    def __init__(self, board: SharedRows | None = None) -> None:
+        self.board = SharedRows() if board is None else board
         self.heard = RecordingObserver()
         self.store = MemoryStore(clock=self.board.clock)
         self.store.shared_stats = self.board
@@ -190,7 +190,7 @@ async def test_it_is_over_by_the_time_of_the_store_also_while_that_is_away(scene
     changes = scene.limiter.engine.overrides
     await scene.change(duration="1h")
     await scene.change("calm", "6/minute", duration="2h")
-    scene.board.failing = True
+    scene.board.is_failing = True
     scene.board.clock.advance("59m")
     await look(scene)
     assert set(scene.known()) == {"api", "calm"}, "the last that is known holds"
@@ -201,7 +201,7 @@ async def test_it_is_over_by_the_time_of_the_store_also_while_that_is_away(scene
         await changes.refresh()
     with pytest.raises(StoreError):
         await scene.change()
-    scene.board.failing = False
+    scene.board.is_failing = False
     scene.board.clock.advance("59m")
     await look(scene)
     assert set(scene.known()) == {"calm"}

@@ -34,7 +34,7 @@ from slidegate import (
 from slidegate.core import AnyLimit, Ban, CounterWindow, LimitState, Reason, Store
 from slidegate.events import Event, Observer, Outcome
 from slidegate.httpx import LimitedTransport, SyncLimitedTransport, TurnTimeout
-from slidegate.stats import Statistics, Stats, Traffic
+from slidegate.ops.statistics import Statistics, Stats, Traffic
 from slidegate.stores import MemoryStats
 
 
@@ -165,11 +165,14 @@ def functions() -> None:
         assert_type(refused.retry_after_s, float | None)
 
 
-stats = Statistics(limiter).stats("5m")
-assert_type(stats, Stats)
-assert_type(stats.routes, dict[str, Traffic])
-assert_type(stats.rules["api"], Traffic)
-assert_type(stats.total.seen.rt.quantile(0.95), float | None)
+async def read_statistics() -> None:
+    stats = await Statistics.of(limiter).read("5m")
+    assert_type(stats, Stats)
+    assert_type(stats.routes, dict[str, Traffic])
+    assert_type(stats.rules["api"], Traffic)
+    assert_type(stats.total.p95_us, float | None)
+
+
 Rule("*", "100/5s", on_exceeded=lambda key, decision: None)
 
 limit = Limit(100, "1m", resolution=10, name="burst")

@@ -31,7 +31,6 @@ from slidegate import (
     query,
 )
 from slidegate.core import Store
-from slidegate.dashboard import Dashboard
 from slidegate.httpx import LimitedTransport
 
 from ..asgi import hello, statuses
@@ -180,7 +179,6 @@ BAD: dict[str, list[tuple[Callable[[], object], str]]] = {
         (lambda: middleware(limits="5/minute", on_refused=len), "on_refused: expected a function of request and deci"),
         (lambda: Limiter(observers=[NOTHING]), "observers: expected a function of event, for example lambda event: "),
         (lambda: from_file("none.toml", on_exceeded=NOTHING), "on_exceeded: expected a function of key and decision"),
-        (lambda: Dashboard(Limiter(), auth=NOTHING), "Dashboard: auth: expected a function of request, for"),
         (lambda: LimitedTransport(limits="5/minute", key=NOTHING), "key: expected a function of request, for example"),
     ],
     "names of other libraries": [

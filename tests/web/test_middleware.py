@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, client_ip, everyone
 from slidegate.core import Reason
-from slidegate.stats import Statistics
+from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, attempt, call, hello, page, scope_of, send_scope, statuses
@@ -91,14 +91,14 @@ async def test_a_request_whose_connection_is_gone_starts_nothing(server: Any, mo
     for options in ({}, {"client": client_ip(trusted=["unix"])}, {"client": client_ip(trusted=1)}):
         rules = [Rule("/health", exempt=True), Rule("*", "9/hour", key=everyone)]
         middleware = RateLimitMiddleware(app, rules=rules, blocklist=Networks(["192.0.2.0/24"]), **options)
-        statistics = Statistics(middleware.limiter)
+        statistics = Statistics.of(middleware.limiter)
         await call(middleware, client=("192.0.2.1", 1))  # this server names peers
         scope = scope_of(client=None, server=server, headers=preflight | {"X-Forwarded-For": "192.0.2.7"}, **more)
         await send_scope(middleware, scope)
         del scope["client"]
         await send_scope(middleware, scope | {"headers": []})
         assert middleware.findings == []
-        assert statistics.stats().total.refused == 3
+        assert (await statistics.read()).total.refused == 3
     assert started == []
 
 

@@ -31,7 +31,7 @@ from slidegate import (
     everyone,
     header,
 )
-from slidegate.stats import Statistics
+from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock, RecordingObserver, limits_clock
 
 from ..asgi import PEER, call, hello, page, scope_of, statuses
@@ -244,11 +244,12 @@ async def test_a_client_that_leaves_while_its_refusal_is_made_is_recorded_as_ref
     limiter = Limiter()
     inner = Starlette(routes=[Route("/", RateLimit("1/hour", name="own")(page))])
     app = RateLimitMiddleware(inner, rules=[], limiter=limiter, on_refused=slow)
-    statistics = Statistics(limiter)
+    statistics = Statistics.of(limiter)
     assert await statuses(app, 1) == [200]
     task = asyncio.ensure_future(call(app))
     await made.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (statistics.stats("5m").total.passed, statistics.stats("5m").total.refused) == (1, 1)
+    total = (await statistics.read("5m")).total
+    assert (total.passed, total.refused) == (1, 1)

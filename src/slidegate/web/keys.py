@@ -255,7 +255,7 @@ def query(name: str, *, fallback: Key | None = None) -> Value:
 
 
 SENT_BY_NAME: Final = {"header": header, "cookie": cookie, "query": query}
-"""The keys by named values that clients send, under their names in configuration, commands and the admin API."""
+"""The keys by named values that clients send, under their names in configuration, commands and the dashboard."""
 
 
 def combine(*keys: Key) -> Combined:

@@ -100,6 +100,7 @@ class RateLimitMiddleware(FailsAtStartup):
         client: Determines the client's address.
         rules: The rules of the middleware.
         default_limits: The limits that apply to each route; empty if there are none.
+        key: What `default_limits` count by; None for the client's address.
         headers: The style of its header fields.
         on_refused: The function that builds responses to refused requests; None for problem details.
         policies: Its ban policies.
@@ -149,6 +150,7 @@ class RateLimitMiddleware(FailsAtStartup):
         if default_limits is not None:
             defaults = DefaultLimits(default_limits, key, self._unique_id("per-route:"), app)
         self.default_limits = () if defaults is None else defaults.limits
+        self.key = key
         self._calls = UserCallbacks()
         paths = PathReader(app)
         self._signals = BanSignals(bans, self.limiter, self.client, allowlist, self._calls, paths)

@@ -161,7 +161,7 @@ def rewrite_version(place: Path, version: int) -> None:
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize(
     ("version", "way_out"),
-    [(1, "bans export` of the version that wrote it"), (3, "bans export` of the version"), (99, "upgrade slidegate")],
+    [(1, r"export_bans\(\)` with the version that wrote it"), (3, r"export_bans\(\)` with"), (99, "upgrade slidegate")],
 )
 def test_another_layout_ends_the_start_and_is_left_alone(
     place: Path, version: int, way_out: str, read_only: bool

@@ -188,8 +188,8 @@ def _check_version(path: Path, environment: Any, txn: Any) -> None:
         way_out = (
             "upgrade slidegate, or choose another path"
             if version[0] > SCHEMA_VERSION
-            else "choose another path; to keep its bans, run `slidegate bans export` of the version that wrote "
-            "it, and `slidegate bans import` of this one"
+            else "choose another path; to keep its bans, write the lines of `limiter.export_bans()` with the version "
+            "that wrote it, and pass them to `limiter.import_bans()` of this one"
         )
         raise ConfigurationError(
             f"lmdb: {path} has layout version {version[0]}, and this slidegate reads only {SCHEMA_VERSION}; {way_out}"

@@ -1,0 +1,1 @@
+"""An application on Redis with two workers, Prometheus and Grafana, in containers."""

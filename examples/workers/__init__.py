@@ -1,1 +1,0 @@
-"""Several workers that share their counts."""

@@ -1,0 +1,32 @@
+"""The `slidegate` command. Requires the extra `slidegate[cli]`."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code.
+
+    Args:
+        arguments: The arguments after ``slidegate``; by default those of the process.
+
+    Returns:
+        0 for success; 1 for a failure or a negative answer; 2 for wrong usage; 130 after Ctrl-C.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # With the locale "C", non-ASCII output must not raise.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        from .main import program
+
+        program.main(arguments, prog_name="slidegate")
+    except ModuleNotFoundError as error:  # the extra is missing or incomplete
+        sys.stderr.write(f'slidegate: the command needs the package {error.name}: pip install "slidegate[cli]"\n')
+        return 1
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    return 0

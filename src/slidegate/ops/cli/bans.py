@@ -1,0 +1,151 @@
+"""``slidegate bans``: lists, adds and removes the bans of a store."""
+
+from __future__ import annotations
+
+import re
+from math import ceil
+from typing import Any, Final
+
+import click
+
+from ... import ConfigurationError, Limiter, Networks
+from ...core import Ban
+from .main import (
+    ask,
+    key_of,
+    note,
+    show,
+    table,
+    time_of,
+    with_author,
+    with_json,
+    with_reason,
+    with_span,
+    with_store,
+    with_value,
+)
+
+_COLUMNS: Final = ("key", "until", "by", "level", "reason")
+_KIND: Final = re.compile("[A-Za-z][A-Za-z0-9_-]*[:#].")
+
+
+@click.group()
+def bans() -> None:
+    """List, add and remove bans.
+
+    \b
+    Example: slidegate bans list --store redis://localhost:6379/0
+    """
+
+
+@bans.command("list")
+@with_store
+@click.option("--by", metavar="NAME", help="Only bans by this policy or person.")
+@click.option("--match", metavar="TEXT", default="", help="Only bans with this text in key, reason or author.")
+@with_json
+def list_bans(store: str, by: str | None, match: str, as_json: bool) -> None:
+    """List the active bans.
+
+    \b
+    Example: slidegate bans list --match scanner
+    """
+
+    def is_wanted(ban: Ban) -> bool:
+        texts = (ban.key, ban.reason, ban.by)
+        return by in (None, ban.by) and any(match.casefold() in text.casefold() for text in texts)
+
+    async def wanted(limiter: Limiter) -> list[dict[str, Any]]:
+        return [row_of(ban) async for ban in limiter.bans() if is_wanted(ban)]
+
+    rows = ask(store, wanted)
+    show(as_json, rows, table(_COLUMNS, [{**row, "until": end_of(row)} for row in rows]))
+    if not rows:
+        note("no ban matches" if match or by else "there are no bans")
+
+
+@bans.command("add")
+@click.argument("key")
+@with_value
+@with_store
+@with_span("How long: 90s, 1h, 7d, at most 400d, or permanent.")
+@with_reason
+@with_author
+@with_json
+def add_ban(key: str, value: str | None, store: str, duration: str, reason: str, by: str, as_json: bool) -> None:
+    """Ban KEY: an address, a network, or another key such as user:42.
+
+    An existing ban of the key is replaced; the last of concurrent commands wins.
+
+    \b
+    Example: slidegate bans add 203.0.113.7 --for 1h --reason scanner
+    """
+    target = key_of(key, value)
+    if not _KIND.match(key):
+        _check_address(key)
+
+    async def add(limiter: Limiter) -> dict[str, Any]:
+        return row_of(await limiter.ban(target, duration, reason=reason, by=by))
+
+    row = ask(store, add, writes=True)
+    show(as_json, [row], [f"banned: {row['key']} until {end_of(row)}"])
+
+
+@bans.command("remove")
+@click.argument("key")
+@with_value
+@with_store
+@with_author
+@with_json
+def remove_ban(key: str, value: str | None, store: str, by: str, as_json: bool) -> None:
+    """Remove the ban of exactly KEY, and its strikes.
+
+    If there was neither, the exit code is 1.
+
+    \b
+    Example: slidegate bans remove 203.0.113.7
+    """
+    target = key_of(key, value)
+
+    async def remove(limiter: Limiter) -> str:
+        name = limiter.key_for(target)
+        if not await limiter.unban(target, by=by):
+            wider = await limiter.banned(target)
+            why = "" if wider is None else f"; the ban of {wider.key} covers it"
+            raise click.ClickException(f"{name} has no ban and no strikes{why}")
+        return name
+
+    name = ask(store, remove, writes=True)
+    show(as_json, [{"removed": name}], [f"removed: {name}"])
+
+
+def row_of(ban: Ban) -> dict[str, Any]:
+    """Return a ban as JSON shows it; times are Unix seconds."""
+    return {
+        "key": ban.key,
+        "reason": ban.reason,
+        "by": ban.by,
+        "level": ban.level,
+        "since_at": ban.since.timestamp(),
+        "until_at": None if ban.until is None else ban.until.timestamp(),
+    }
+
+
+def end_of(row: dict[str, Any]) -> str:
+    """Return the end of a ban from its row."""
+    return "it is removed" if row["until_at"] is None else time_of(ceil(row["until_at"]))
+
+
+def _check_address(key: str) -> None:
+    """Check a key without a kind; the ban of a mistyped address would never match a client.
+
+    Raises:
+        ConfigurationError: It is no address and no network.
+    """
+    try:
+        Networks([key])
+    except ConfigurationError:
+        raise ConfigurationError(
+            f'expected an address, a network or kind:value, for example "192.0.2.7", "192.0.2.0/24" or "user:42", not '
+            f"{key!r}",
+            "ban",
+        ) from None

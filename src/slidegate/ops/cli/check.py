@@ -1,0 +1,230 @@
+"""``slidegate check TARGET``: finds probable mistakes in a configuration file or an application.
+
+The findings of a single middleware, which are also logged at startup, are its own (`RateLimitMiddleware.findings`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import re
+import sys
+import tomllib
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, suppress
+from importlib import import_module
+from operator import attrgetter
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any, Final
+
+import click
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Message
+
+from ... import ConfigurationError, Limiter, RateLimitMiddleware, StoreError
+from ...events import Finding
+from .main import STORE_VARIABLE, ask, failed, middleware_of, note, one_line, show, with_json
+
+CODES: Final = {
+    "SG201": "the application has no middleware",
+    "SG202": "the store cannot be reached",
+}
+"""The codes of findings that only `slidegate check` reports, with their titles."""
+START_TIMEOUT_S: Final = 60.0
+MAX_WALKED: Final = 200_000
+"""The most objects of an application that are searched for middlewares; a large application has a few thousand."""
+_MEMORY: Final = "SG103"
+"""The code of the middleware's finding about memory stores."""
+_NOT_THERE: Final = re.compile("there is no store|no slidegate data")
+_OUTSIDE: Final = (type, ModuleType, FrameType, CodeType, str, bytes, int, float)
+"""Types whose objects lead out of an application, or to nothing."""
+
+
+@click.command()
+@click.argument("target")
+@click.option("--factory", is_flag=True, help="TARGET names a function that returns the application.")
+@click.option("--app-dir", default="", metavar="DIRECTORY", help="The directory of the module.")
+@with_json
+@click.pass_context
+def check(ctx: click.Context, target: str, factory: bool, app_dir: str, as_json: bool) -> None:
+    """Find probable mistakes in TARGET.
+
+    TARGET is a configuration file, or an application as module:app. The lifespan of an application is run, as by a
+    server. The exit code is 0 without findings, and 1 with findings or if TARGET cannot be loaded.
+
+    \b
+    Example: slidegate check main:app
+    """
+    is_file = Path(target).is_file() or target.endswith(".toml")
+    if target.endswith(".py") or not (is_file or ":" in target):
+        meant = f"{target.removesuffix('.py').strip('./').replace('/', '.') or 'main'}:app"
+        raise click.BadParameter(
+            f"{target!r} is not a configuration file; expected an application as module:app, did you mean {meant!r}?"
+        )
+    try:
+        if is_file:
+            found = _about_file(Path(target))
+        else:
+            sys.path.insert(0, app_dir)
+            found = asyncio.run(_about_app(imported(target, factory=factory)))
+    except ConfigurationError as error:
+        raise failed(error) from error
+    findings = list(dict.fromkeys(found))  # several middlewares may report the same finding
+    rows = [finding._asdict() for finding in findings]
+    show(as_json, rows, map(str, findings) if findings else ["Nothing was found."])
+    if findings:
+        ctx.exit(1)
+
+
+# -- applications ------------------------------------------------------------------------------------------------------
+
+
+def imported(name: str, *, factory: bool) -> ASGIApp:
+    """Import the application ``module:name``.
+
+    Raises:
+        click.ClickException: It does not exist, or importing it raises.
+    """
+    module, _, attribute = name.partition(":")
+    if not (module and attribute):
+        raise click.BadParameter(f'expected an application as module:app, for example "main:app", not {name!r}')
+    try:
+        found: Any = attrgetter(attribute)(import_module(module))
+        found = found() if factory else found
+    except (Exception, SystemExit) as error:
+        raise click.ClickException(f"{name!r} cannot be imported: {type(error).__name__}: {one_line(error)}") from error
+    if not callable(found):
+        raise click.ClickException(f'{name!r} is not an ASGI application; expected one, for example "main:app"')
+    served: ASGIApp = found
+    return served
+
+
+async def _about_app(app: ASGIApp) -> list[Finding]:
+    async with _started(app):
+        middlewares = middlewares_in(app)
+        findings = [finding for middleware in middlewares for finding in middleware.findings]
+        for limiter in dict.fromkeys(middleware.limiter for middleware in middlewares):
+            try:
+                await limiter.now_us()
+            except StoreError as error:
+                findings += _about_error(f"{limiter.store!r} does not answer", error)
+    if not middlewares:
+        findings = [
+            Finding(
+                "SG201",
+                "the application has no RateLimitMiddleware, so nothing is limited; write "
+                'app.add_middleware(RateLimitMiddleware, limits="100/minute")',
+            )
+        ]
+    return findings
+
+
+def middlewares_in(app: ASGIApp) -> list[RateLimitMiddleware]:
+    """Return the middlewares in an application, and in everything that it holds, from the outside in.
+
+    Frameworks keep their layers in attributes, slots, tries of routes and closures. The garbage collector knows the
+    references of all of them alike, so this needs to know no framework.
+    """
+    objects: list[object] = [app]
+    seen = {id(app)}
+    for thing in objects:
+        if isinstance(thing, Starlette) and thing.middleware_stack is None:
+            # A mounted application gets no lifespan, so it would build its stack at its first request.
+            thing.middleware_stack = _built(thing)
+        for below in _held_by(thing) if len(objects) < MAX_WALKED else ():
+            if id(below) not in seen and not isinstance(below, _OUTSIDE):
+                seen.add(id(below))
+                objects.append(below)
+    return [thing for thing in objects if isinstance(thing, RateLimitMiddleware)]
+
+
+def _built(app: Starlette) -> ASGIApp:
+    try:
+        return app.build_middleware_stack()
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        message = f"{type(error).__name__}: {one_line(error)}"
+        raise click.ClickException(f"the middleware of a mounted application cannot be built: {message}") from error
+
+
+def _held_by(thing: object) -> Iterable[object]:
+    if isinstance(thing, FunctionType):  # without its globals, which lead everywhere
+        return (*(thing.__closure__ or ()), *(thing.__defaults__ or ()), thing.__dict__)
+    return gc.get_referents(thing)
+
+
+@asynccontextmanager
+async def _started(app: ASGIApp) -> AsyncIterator[None]:
+    """Run the lifespan of an application around a block; an application need not support it.
+
+    Raises:
+        click.ClickException: The startup fails or times out.
+    """
+    sent: asyncio.Queue[Message] = asyncio.Queue()
+    received: asyncio.Queue[Message] = asyncio.Queue()
+    scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
+    try:
+        running = asyncio.ensure_future(app(scope, received.get, sent.put))
+    except TypeError as error:
+        raise click.ClickException(f"{app!r} is not an ASGI application: {one_line(error)}") from error
+    running.add_done_callback(lambda _: sent.put_nowait({"type": "ended"}))
+    try:
+        received.put_nowait({"type": "lifespan.startup"})
+        await _answer(sent, "startup")
+        yield
+        if not running.done():
+            received.put_nowait({"type": "lifespan.shutdown"})
+            await _answer(sent, "shutdown")
+    finally:
+        running.cancel()
+        with suppress(BaseException):
+            await running
+
+
+async def _answer(sent: asyncio.Queue[Message], phase: str) -> None:
+    """Wait until the application reports the end of a phase, or has itself ended."""
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            message = await sent.get()
+    except TimeoutError as error:
+        raise click.ClickException(f"the application's {phase} took longer than {START_TIMEOUT_S:g} s") from error
+    if message["type"].endswith(".failed"):
+        # Starlette sends a whole traceback: indented frames, then the exception.
+        error_line = re.split(r"^ .*\n", message.get("message", ""), flags=re.MULTILINE)[-1]
+        raise failed(ConfigurationError(f"the application's {phase} failed: {error_line}"))
+
+
+# -- files and stores --------------------------------------------------------------------------------------------------
+
+
+def _about_file(path: Path) -> list[Finding]:
+    findings = list(middleware_of(path).findings)
+    address = _address_in(path)
+    if address.startswith("memory://"):
+        return findings
+    findings = [finding for finding in findings if finding.code != _MEMORY]
+    try:
+        ask(address, Limiter.now_us)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+    except StoreError as error:
+        findings += _about_error(f"{path}: the store cannot be read", error)
+    return findings
+
+
+def _address_in(path: Path) -> str:
+    """Return the address of the store of a valid configuration file."""
+    store = tomllib.loads(path.read_text("utf-8-sig")).get("store", {"env": STORE_VARIABLE})
+    address: str = os.environ.get(store["env"], "") if isinstance(store, dict) else store
+    return address or "memory://"
+
+
+def _about_error(what: str, error: StoreError) -> Iterator[Finding]:
+    if _NOT_THERE.search(str(error)):
+        note(f"the store does not exist yet, and check does not create it; the application does: {one_line(error)}")
+    else:
+        advice = "check the address, and that this user may read and write there"
+        yield Finding("SG202", f"{what}: {one_line(error)}; {advice}")

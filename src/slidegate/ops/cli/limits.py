@@ -1,0 +1,98 @@
+"""``slidegate limits``: lists, makes and ends temporary changes of limits."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+from ... import Limiter
+from .main import ask, note, show, table, time_of, with_author, with_json, with_reason, with_span, with_store
+
+_COLUMNS: Final = ("name", "limit", "until", "by", "reason")
+
+
+@click.group()
+def limits() -> None:
+    """List, set and restore limits while the application runs.
+
+    \b
+    Example: slidegate limits list --store redis://localhost:6379/0
+    """
+
+
+@limits.command("list")
+@with_store
+@with_json
+def list_limits(store: str, as_json: bool) -> None:
+    """List the temporarily changed limits.
+
+    \b
+    Example: slidegate limits list
+    """
+
+    async def changed(limiter: Limiter) -> list[dict[str, Any]]:
+        return [_row_of(override) for override in await limiter.overrides()]
+
+    rows = ask(store, changed)
+    show(as_json, rows, table(_COLUMNS, [{**row, "until": time_of(row["until_at"])} for row in rows]))
+    if not rows:
+        note("every limit is as configured in code")
+
+
+@limits.command("set")
+@click.argument("name")
+@click.argument("limit")
+@with_store
+@with_span("How long: 90s, 2h, at most 30d.")
+@with_reason
+@with_author
+@with_json
+def set_limit(name: str, limit: str, store: str, duration: str, reason: str, by: str, as_json: bool) -> None:
+    """Temporarily change the amount of the limit NAME to that of LIMIT, such as 50/minute.
+
+    NAME is the name in response headers. Only the workers know the rules: they ignore a change of an unknown name, to
+    another window, or to more than ten times the configured amount, and log that. A later change of the same limit
+    replaces an earlier one.
+
+    \b
+    Example: slidegate limits set api 50/minute --for 2h --reason "the database is slow"
+    """
+
+    async def change(limiter: Limiter) -> dict[str, Any]:
+        return _row_of(await limiter.override(name, limit, duration=duration, reason=reason, by=by))
+
+    row = ask(store, change, writes=True)
+    show(as_json, [row], [f"changed: {row['name']} is {row['limit']} until {time_of(row['until_at'])}"])
+
+
+@limits.command("restore")
+@click.argument("name")
+@with_store
+@with_json
+def restore_limit(name: str, store: str, as_json: bool) -> None:
+    """Restore the limit NAME as configured in code.
+
+    If it is not changed, the exit code is 1.
+
+    \b
+    Example: slidegate limits restore api
+    """
+
+    async def restore(limiter: Limiter) -> None:
+        if not await limiter.restore(name):
+            raise click.ClickException(f"the limit {name} is not changed")
+
+    ask(store, restore, writes=True)
+    show(as_json, [{"restored": name}], [f"restored: {name}"])
+
+
+def _row_of(override: Any) -> dict[str, Any]:
+    return {
+        "name": override.name,
+        "limit": override.limit,
+        "since_at": override.since.timestamp(),
+        "until_at": override.until.timestamp(),
+        "by": override.by,
+        "reason": override.reason,
+    }

@@ -1,0 +1,371 @@
+"""The group of all subcommands, and what they share: output, errors and the store.
+
+Results go to stdout, notes and errors to stderr. Control characters are escaped here for all commands, because
+untrusted text, such as a path in a log, must not control the terminal. Commands that only read open the store
+read-only, and commands that write require an existing one: with a mistyped address, a ban would go to a new store that
+no application uses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from getpass import getuser
+from importlib import import_module
+from os import PathLike
+from typing import Any, Final, TypeVar
+
+import click
+
+from ... import (
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    RateLimitMiddleware,
+    SlidegateError,
+    StoreError,
+    cookie,
+    header,
+    query,
+)
+from ...core.durations import read_span_us
+from ...core.errors import quoted
+from ...core.logs import escaped, logger, written
+from ...limiter.open_store import open_store
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+COMMANDS: Final = {
+    "check": "check",
+    "explain": "explain",
+    "bans": "bans",
+    "limits": "limits",
+    "simulate": "simulate",
+    "suggest": "simulate",
+}
+"""Each subcommand, and the module of this package that defines it under its name."""
+STORE_VARIABLE: Final = "SLIDEGATE_STORE"
+DEADLINE: Final = "10s"
+"""A command can wait longer than a request, and must not fall back to local decisions."""
+MAX_CELL: Final = 80
+_MAX_VALUE: Final = 65_536
+_MAX_DIGITS: Final = 20
+INTERRUPTED: Final = 130
+"""The exit code after Ctrl-C."""
+_SENT_BY_NAME: Final = {"header": header, "cookie": cookie, "query": query}
+
+
+class Program(click.Group):
+    """Imports a subcommand only when it is called, so that none loads the dependencies of others."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f".{COMMANDS[cmd_name]}", __package__), cmd_name)
+        return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments before the subcommand."""
+        with _printable_errors():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a subcommand, and convert errors to click's.
+
+        Raises:
+            click.UsageError: An argument is invalid; exit code 2.
+            click.ClickException: Any other error of the library or the system; exit code 1.
+            click.exceptions.Exit: Ctrl-C was pressed; exit code 130.
+        """
+        level = logger.level
+        logger.setLevel(logging.CRITICAL + 1)  # commands report findings and errors themselves
+        try:
+            with _printable_errors():
+                return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # click exits silently if the reader of the output has closed it, as with `| head`
+        except ConfigurationError as error:
+            raise click.UsageError(one_line(error)) from error
+        except (SlidegateError, OSError) as error:
+            _discard_unwritten()
+            raise failed(error) from error
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        finally:
+            logger.setLevel(level)
+
+
+@contextmanager
+def _printable_errors() -> Iterator[None]:
+    """Escape the arguments that click quotes in its errors."""
+    try:
+        yield
+    except click.ClickException as error:
+        text = error.format_message()
+        if text.replace("\n", "").isprintable():
+            raise
+        if isinstance(error, click.UsageError):
+            raise click.UsageError(escaped(text), error.ctx) from error
+        raise click.ClickException(escaped(text)) from error
+
+
+def _discard_unwritten() -> None:
+    """Discard output that a full disk rejects; otherwise the interpreter flushes again at exit, and fails with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _version() -> str:
+    package = import_module("slidegate")
+    return f"{package.__version__} ({'compiled' if package.__compiled__ else 'interpreted'})"
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(_version(), message="%(prog)s %(version)s")
+def program() -> None:
+    """Tools for sliding-window rate limits: test limits before they are enabled, and operate them afterwards.
+
+    \b
+    Example: slidegate explain "5/minute; 50/hour"
+    """
+
+
+# -- output ------------------------------------------------------------------------------------------------------------
+
+with_json = click.option("--json", "as_json", is_flag=True, help="Write JSON, one object per line.")
+"""Adds the option ``--json`` to a command, as the parameter `as_json`."""
+
+
+def show(as_json: bool, rows: Iterable[Mapping[str, Any]], lines: Iterable[str]) -> None:
+    """Write a result to stdout: `rows` as JSON, one object per line, or `lines` as text."""
+    for line in (json.dumps(row, allow_nan=False) for row in rows) if as_json else map(escaped, lines):
+        click.echo(line)
+
+
+def note(message: str) -> None:
+    """Write a line that is not part of the result to stderr."""
+    click.echo(escaped(message), err=True)
+
+
+def table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of a table with aligned columns; nothing without rows."""
+    cells = [[_cell(row[name]) for name in columns] for row in rows]
+    if cells:
+        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+        for line in (columns, *cells):
+            yield "  ".join(map(str.ljust, line, widths)).rstrip()
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.3f}"
+    return "" if value is None else escaped(str(value), MAX_CELL)
+
+
+def time_of(unix_s: float) -> str:
+    """Return a Unix time as ``2026-01-31T12:00:00Z``."""
+    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%dT%H:%M:%S}Z"
+
+
+_S: Final = 1_000_000
+_MIN: Final = 60 * _S
+_H: Final = 60 * _MIN
+_UNITS: Final = (("d", 24 * _H), ("h", _H), ("min", _MIN), ("s", _S))
+
+
+def span_of(span_us: int) -> str:
+    """Return a span of time for people, rounded up: ``22 min 30 s``, ``1.5 s``, ``20 ms``.
+
+    Args:
+        span_us: The span in microseconds, 0 or more. The text never says less, and at most a tenth more.
+    """
+    if span_us < 1_000:
+        return f"{span_us} us"
+    tenths_ms, tenths_s = -(-span_us // 100), -(-span_us // 100_000)
+    if tenths_ms < 10_000:
+        return f"{tenths_ms / 10:g} ms"
+    if tenths_s < 600:
+        return f"{tenths_s / 10:g} s"
+    step_us = _S if span_us <= _H else _MIN
+    rest_us, parts = -(-span_us // step_us) * step_us, []
+    for unit, unit_us in _UNITS:
+        count, rest_us = divmod(rest_us, unit_us)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts)
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of an error as one printable line; for an `OSError`, with the file name."""
+    text = written(error, str)
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
+    return escaped(" ".join(text.split()))
+
+
+def failed(error: BaseException) -> click.ClickException:
+    """Return the exception that ends a command with exit code 1 and the message of `error`."""
+    return click.ClickException(one_line(error))
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def _checked_span(ctx: click.Context, parameter: click.Parameter, text: str) -> str:
+    """Return the value of ``--for``; the limiter checks its range."""
+    number = text.strip()
+    if re.fullmatch("[0-9]+", number):
+        number = escaped(number, _MAX_DIGITS)
+        raise ConfigurationError(f'{number} what? Write "{number}m", "{number}h" or "{number}d"', "--for")
+    if text != "permanent":
+        read_span_us(text, "--for", f'for example "90s", "2h" or "7d", not {quoted(text)}')
+    return text
+
+
+def with_span(help_text: str) -> Callable[[F], F]:
+    """Add the required option ``--for`` to a command, as the parameter `duration`."""
+    return click.option("--for", "duration", metavar="DURATION", required=True, callback=_checked_span, help=help_text)
+
+
+def _user() -> str:
+    try:
+        return getuser()
+    except (OSError, KeyError):  # the user ID has no name, as in some containers
+        return "cli"
+
+
+with_author = click.option(
+    "--by", metavar="NAME", default=_user, show_default="your user name", help="The author of the change."
+)
+"""Adds the option ``--by`` to a command."""
+with_reason = click.option("--reason", default="", metavar="TEXT", help="For operators; clients do not see it.")
+"""Adds the option ``--reason`` to a command."""
+with_value = click.option(
+    "--value",
+    metavar="TEXT",
+    help="The value that the client sends, if KEY is header:NAME, cookie:NAME or query:NAME; - reads it from stdin, so "
+    "that other users of the machine cannot see it.",
+)
+"""Adds the option ``--value`` to a command; pass it to `key_of`."""
+
+
+def key_of(key: str, value: str | None) -> Any:
+    """Return the key for a limiter from the arguments KEY and ``--value``.
+
+    Raises:
+        ConfigurationError: The key needs a value and has none, or takes none, or no request can have this value.
+    """
+    kind, _, name = key.partition(":")
+    is_digest = "#" in name
+    source = _SENT_BY_NAME.get(kind.lower()) if name and not is_digest else None
+    if value is None:
+        if source is not None:
+            raise ConfigurationError(
+                f"{key!r} names no client without its value; write --value - and type it, or pass the key as the "
+                f'dashboard shows it, for example "{key}#1f3a..."'
+            )
+        return key
+    if source is None:
+        raise ConfigurationError(
+            f"--value: expected a KEY such as header:X-API-Key, cookie:session or query:token, not {key!r}"
+        )
+    if value == "-":
+        # Every user of the machine can read the arguments of a process.
+        value = "" if sys.stdin is None else sys.stdin.readline(_MAX_VALUE).rstrip("\r\n")
+    return source(name).of(value)
+
+
+# -- the store ---------------------------------------------------------------------------------------------------------
+
+
+def _store_option(*, required: bool) -> Callable[[F], F]:
+    return click.option(
+        "--store",
+        metavar="URL",
+        envvar=STORE_VARIABLE,
+        show_envvar=True,
+        required=required,
+        help="The store, for example lmdb:///var/lib/app/slidegate or redis://localhost:6379/0.",
+    )
+
+
+with_store = _store_option(required=True)
+"""Adds the option ``--store`` to a command."""
+with_optional_store = _store_option(required=False)
+"""Adds the option ``--store`` to a command that may need no store."""
+
+
+def ask(url: str, work: Callable[[Limiter], Awaitable[T]], *, writes: bool = False) -> T:
+    """Open a store, call a function with a limiter on it, close it, and return the result.
+
+    Args:
+        url: The address of the store.
+        work: The function.
+        writes: Whether the function writes; otherwise the store is opened read-only.
+
+    Raises:
+        ConfigurationError: The address is invalid, or is that of a memory store.
+        StoreError: The store does not exist, or cannot be opened.
+    """
+
+    async def worked() -> T:
+        limiter = _limiter_on(url, writes)
+        try:
+            return await work(limiter)
+        finally:
+            with suppress(StoreError):
+                await limiter.close()
+
+    return asyncio.run(worked())
+
+
+def _limiter_on(url: str, writes: bool) -> Limiter:
+    # Redis, read-only, accepts changes of data that exist; LMDB accepts none.
+    store = open_store(url, read_only=True)
+    if isinstance(store, MemoryStore):
+        raise ConfigurationError(
+            "memory:// is in the memory of the server process, which no command can access; use the dashboard of the "
+            "application"
+        )
+    if writes and url.lower().startswith("lmdb:"):
+        store.close()  # it exists and is not damaged
+        store = open_store(url)
+    return Limiter(store, deadline=DEADLINE, on_error="deny")
+
+
+# -- configuration files -----------------------------------------------------------------------------------------------
+
+
+def middleware_of(path: str | PathLike[str]) -> RateLimitMiddleware:
+    """Return the middleware of a configuration file, on a memory store; its application is never called.
+
+    Raises:
+        click.ClickException: The file is invalid.
+    """
+    try:
+        return RateLimitMiddleware.from_file(no_app, path, store="memory://", on_exceeded=_ignore).app
+    except ConfigurationError as error:
+        raise failed(error) from error
+
+
+async def no_app(*_: Any) -> None:
+    """A placeholder for the application."""
+
+
+def _ignore(*_: Any) -> None:
+    """A placeholder for the callback of a rule with ``on_exceeded``."""

@@ -1,0 +1,104 @@
+// Refreshes the page: fetches it again every two seconds and writes only what has changed. All works without it.
+
+const EVERY_MS = 2000;
+const THEMES = ["system", "light", "dark"];
+const root = document.documentElement;
+let main, state;
+
+function theme(next) {
+  try {
+    if (next) localStorage.setItem("slidegate.theme", next);
+    return localStorage.getItem("slidegate.theme") ?? "system";
+  } catch {
+    return next ?? "system"; // the browser keeps nothing
+  }
+}
+root.dataset.theme = theme(); // before the first paint
+
+// Nothing moves while text is selected or a button is pressed.
+const busy = () => !getSelection().isCollapsed || main.querySelector(":active") !== null;
+
+async function refresh() {
+  if (document.hidden || busy()) return "Paused";
+  const answer = await fetch(location.href, { cache: "no-store", signal: AbortSignal.timeout(20000) });
+  if (answer.status === 401) return "Signed out";
+  if (!answer.ok) return `Failed (${answer.status})`;
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("main");
+  if (busy()) return "Paused";
+  localize(fresh);
+  const focused = document.activeElement;
+  merge(main, fresh);
+  if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
+  return "Live";
+}
+
+async function poll() {
+  const now = await refresh().catch(() => "No connection");
+  if (state.textContent !== now) state.textContent = now;
+  state.dataset.state = now.split(" ")[0].toLowerCase();
+  // Signed out, each further request would open a dialog.
+  if (now !== "Signed out") setTimeout(poll, EVERY_MS);
+}
+
+const keyOf = (node) => node.dataset?.key;
+
+// Makes the children of `old` like those of `fresh`. Elements are matched by data-key, others by their order.
+function merge(old, fresh) {
+  const keyed = new Map([...old.children].filter(keyOf).map((child) => [keyOf(child), child]));
+  let next = old.firstChild;
+  for (const child of [...fresh.childNodes]) {
+    const kept = keyOf(child) === undefined ? next : keyed.get(keyOf(child));
+    if (!kept || kept.nodeName !== child.nodeName || keyOf(kept) !== keyOf(child)) {
+      old.insertBefore(child, next);
+      continue;
+    }
+    if (kept === next) next = next.nextSibling;
+    else old.insertBefore(kept, next);
+    update(kept, child);
+  }
+  while (next) {
+    const gone = next;
+    next = next.nextSibling;
+    gone.remove();
+  }
+}
+
+function update(kept, fresh) {
+  if (kept.nodeType === Node.TEXT_NODE && kept.data !== fresh.data) kept.data = fresh.data;
+  if (kept.nodeType !== Node.ELEMENT_NODE || "keep" in kept.dataset) return;
+  for (const { name, value } of fresh.attributes) if (kept.getAttribute(name) !== value) kept.setAttribute(name, value);
+  for (const { name } of [...kept.attributes]) {
+    if (!fresh.hasAttribute(name) && name !== "open") kept.removeAttribute(name); // the reader has opened it
+  }
+  merge(kept, fresh);
+}
+
+// Shows times in the reader's time zone. The Swedish form is that of ISO 8601.
+function localize(part) {
+  const clock = (at, text) => new Date(at * 1000).toLocaleTimeString("sv").slice(0, text.match(/^[\d:]*/)[0].length);
+  const set = (node, at) => (node.textContent = node.textContent.replace(/^[\d:]+/, clock(at, node.textContent)));
+  for (const time of part.querySelectorAll("time")) time.textContent = new Date(time.dateTime).toLocaleString("sv");
+  for (const tick of part.querySelectorAll("[data-at]")) set(tick, +tick.dataset.at);
+  for (const figure of part.querySelectorAll("[data-start]")) {
+    const at = (place) => +figure.dataset.start + place * figure.dataset.step;
+    figure.querySelectorAll("title").forEach((title, place) => set(title, at(place)));
+    figure.querySelectorAll("tbody th").forEach((cell, place, all) => set(cell, at(all.length - 1 - place)));
+  }
+}
+
+addEventListener("DOMContentLoaded", () => {
+  main = document.getElementById("main");
+  state = document.getElementById("state");
+  const button = document.getElementById("theme");
+  const label = () => (button.textContent = `Theme: ${(root.dataset.theme = theme())}`);
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    theme(THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length]);
+    label();
+  });
+  // A form in which something was typed stays as it is.
+  main.addEventListener("input", (event) => event.target.form && (event.target.form.dataset.keep = ""));
+  label();
+  localize(main);
+  poll();
+});

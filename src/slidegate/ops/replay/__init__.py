@@ -1,0 +1,12 @@
+"""Replays access logs through the real middleware in virtual time, and measures how busy clients were.
+
+`logs` reads files, `replay` sends records to copies of middlewares, and `report` counts the results.
+"""
+
+from __future__ import annotations
+
+from .logs import AccessLogs, AccessRecord, line_parser
+from .replay import Played, Replay
+from .report import Measured, Simulated
+
+__all__ = ["AccessLogs", "AccessRecord", "Measured", "Played", "Replay", "Simulated", "line_parser"]

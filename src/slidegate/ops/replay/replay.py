@@ -1,0 +1,229 @@
+"""Sends the records of a log through the real middleware in virtual time.
+
+The middlewares of an application, of a file or of limits on the command line are copied: the copies have the same
+rules, lists and ban policies, and a memory store whose clock is the time of the record. Behind them, an application
+answers with the logged status. So a replay decides as the live middleware would have decided, and no code of the
+application runs, except functions of rules and keys.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ... import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from ...core import Check, Event, Reason
+from ...events import Outcome
+from .logs import AccessRecord
+
+MAX_KEYS: Final = 2_000_000
+"""The most windows, and the most bans, that a replay keeps."""
+_ENABLED: Final = "SLIDEGATE_ENABLED"
+_FULL: Final = ("keys_shared", "bans_full")
+"""The events of a store that is full, whose decisions would no longer be those of the live one."""
+
+
+class Played(NamedTuple):
+    """The result of one replayed request."""
+
+    client: str
+    """The key of the client's address, as the outermost middleware counts it."""
+    status: int
+    """The status of the response: that of a refusal, else the logged one."""
+    outcomes: Sequence[Outcome]
+    """The outcomes that the limiters report: one for all middlewares of a limiter."""
+    events: Sequence[Event]
+    """The events that the limiters report: refusals, shadow refusals and bans."""
+
+    @property
+    def allowed(self) -> bool:
+        """Whether no middleware refused the request."""
+        return all(outcome.allowed for outcome in self.outcomes)
+
+
+def checks_of(outcome: Outcome) -> list[Check]:
+    """Return the checks of an outcome; a client that is banned or blocked is counted by no rule."""
+    counted = [decision for decision in outcome.decisions if decision.reason not in (Reason.BANNED, Reason.BLOCKED)]
+    return [check for decision in counted for check in decision.checks]
+
+
+class Replay:
+    """Sends records, in chronological order, to copies of middlewares.
+
+    Args:
+        middlewares: The middlewares, from the outside in. They are only read.
+
+    Attributes:
+        middlewares: The copies.
+        now_us: The virtual time in microseconds.
+        unwaited: The labels of rules with ``wait`` or ``concurrency``. Requests that would wait are refused, and
+            permits are always free, because a log does not record the duration of requests.
+
+    Raises:
+        ConfigurationError: There is no middleware.
+    """
+
+    def __init__(self, middlewares: Sequence[RateLimitMiddleware]) -> None:
+        if not middlewares:
+            raise ConfigurationError("middlewares: expected at least one RateLimitMiddleware, not an empty list")
+        self.now_us = 0
+        self.unwaited = [rule.label for one in middlewares for rule in one.rules if _waits(rule)]
+        self._answer = _LoggedAnswer(middlewares[-1].app)
+        self._outcomes: list[Outcome] = []
+        self._events: list[Event] = []
+        self._status = 0
+        self._is_full = False
+        limiters = {id(one.limiter): self._new_limiter() for one in middlewares}
+        self._app: ASGIApp = self._answer
+        self.middlewares: list[RateLimitMiddleware] = []
+        with _switched_on():
+            for one in reversed(middlewares):
+                copied = _copied(one, self._app, limiters[id(one.limiter)])
+                self.middlewares.insert(0, copied)
+                self._app = copied
+
+    @classmethod
+    def of(cls, **options: Any) -> Replay:
+        """Return a replay of a middleware with these options: ``Replay.of(limits="60/minute")``.
+
+        Raises:
+            ConfigurationError: An option is invalid.
+        """
+        return cls([RateLimitMiddleware(nothing, **options)])
+
+    async def play(self, record: AccessRecord) -> Played:
+        """Replay an HTTP request; a time before that of the previous record is moved forward to it.
+
+        Raises:
+            ConfigurationError: More than `MAX_KEYS` windows or bans are in use.
+        """
+        self.now_us = max(self.now_us, record.time_us)
+        self._answer.status = record.status if 200 <= record.status <= 599 else 200
+        self._outcomes, self._events = [], []
+        scope = scope_of(record)
+        await self._app(scope, _receive, self._send)
+        if self._is_full:
+            raise ConfigurationError(
+                f"the log needs more than {MAX_KEYS:,} windows or bans at a time; pass a shorter part of it"
+            )
+        return Played(self.middlewares[0].client.locate(scope)[0], self._status, self._outcomes, self._events)
+
+    def event(self, event: Event) -> None:
+        """Receive an event of a limiter."""
+        self._is_full = self._is_full or event.kind in _FULL
+        self._events.append(event)
+
+    def request(self, outcome: Outcome) -> None:
+        """Receive the outcome of a request."""
+        self._outcomes.append(outcome)
+
+    def _new_limiter(self) -> Limiter:
+        limiter = Limiter(MemoryStore(max_keys=MAX_KEYS, max_bans=MAX_KEYS, clock=lambda: self.now_us))
+        limiter.observe(self)
+        return limiter
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+
+
+class _LoggedAnswer:
+    """Answers with the logged status. `app` shows the routes of the application, which limits of each route need."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.status = 200
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _copied(one: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> RateLimitMiddleware:
+    # A rule with only permits cannot refuse anything in a replay.
+    rules = [_without_wait(rule) for rule in one.rules if rule.concurrency is None or rule.limits]
+    return RateLimitMiddleware(
+        app,
+        rules=rules,
+        default_limits=one.default_limits or None,
+        key=one.key,
+        limiter=limiter,
+        client=one.client,
+        bans=one.policies,
+        headers=None,
+        enabled=True,
+        blocklist=one.lists["blocklist"],
+        allowlist=one.lists["allowlist"],
+    )
+
+
+def _waits(rule: Rule) -> bool:
+    return bool(rule.wait_us) or rule.concurrency is not None
+
+
+def _without_wait(rule: Rule) -> Rule:
+    """Return a copy of a rule that refuses instead of waiting, has no permits, and calls no `on_exceeded`."""
+    copied = copy(rule)
+    copied.on_exceeded = copied.concurrency = None
+    copied.wait_us = copied.wait_max = 0
+    return copied
+
+
+@contextmanager
+def _switched_on() -> Iterator[None]:
+    """Ignore SLIDEGATE_ENABLED within a block: it switches off applications, not replays."""
+    before = os.environ.pop(_ENABLED, None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[_ENABLED] = before
+
+
+async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application behind a middleware whose options alone are used."""
+
+
+async def _receive() -> Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+def scope_of(record: AccessRecord) -> dict[str, Any]:
+    """Return the ASGI scope of a logged HTTP request, with the logged header fields."""
+    path, raw_path, query = _split(record.path)
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": record.method,
+        "path": path,
+        "raw_path": raw_path,
+        "query_string": query,
+        "root_path": "",
+        "headers": [
+            (name.encode("latin-1", "replace"), value.encode(errors="replace")) for name, value in record.headers
+        ],
+        "client": (record.client, 0),
+        "server": ("localhost", 80),
+    }
+
+
+def _split(target: str) -> tuple[str, bytes, bytes]:
+    """Return path, raw path and query of a request's target."""
+    if not target.startswith("/"):
+        try:
+            parts = urlsplit(target)
+            target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        except ValueError:
+            pass
+        if not target.startswith("/"):
+            target = f"/{target}"
+    raw, _, query = target.partition("?")
+    return unquote(raw), raw.encode(errors="replace"), query.encode(errors="replace")

@@ -1,0 +1,102 @@
+"""The containers of the example: their files fit together, and their application counts for both of its workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from tests.redis_servers import BOUND_S, RedisServer, free_port, needs_redis, until
+
+HERE = Path(__file__).resolve().parents[2] / "examples" / "compose"
+SERVICES = yaml.safe_load((HERE / "compose.yaml").read_text("utf-8"))["services"]
+
+
+def read(name: str) -> dict[str, object]:
+    found = yaml.safe_load((HERE / name).read_text("utf-8"))
+    assert isinstance(found, dict)
+    return found
+
+
+def test_every_service_is_an_image_with_a_version_or_built_from_the_checkout() -> None:
+    assert set(SERVICES) == {"redis", "app", "prometheus", "grafana"}
+    for service in SERVICES.values():
+        assert "build" in service or re.search(r":v?\d", service["image"])
+    build = SERVICES["app"]["build"]
+    assert (HERE / build["context"] / build["dockerfile"]).is_file()
+
+
+def test_ports_are_published_on_loopback_alone() -> None:
+    ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_every_mounted_file_is_there() -> None:
+    mounted = [volume.partition(":")[0] for service in SERVICES.values() for volume in service.get("volumes", ())]
+    assert len(mounted) == 4
+    assert [path for path in mounted if not (HERE / path).is_file()] == []
+
+
+def test_prometheus_reads_the_application_and_grafana_reads_prometheus() -> None:
+    (job,) = read("prometheus.yml")["scrape_configs"]  # type: ignore[misc]
+    assert job["static_configs"] == [{"targets": ["app:8000"]}]
+    (source,) = read("grafana/datasource.yml")["datasources"]  # type: ignore[misc]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = read("grafana/dashboards.yml")["providers"]  # type: ignore[misc]
+    folders = [volume.split(":")[1].rpartition("/")[0] for volume in SERVICES["grafana"]["volumes"]]
+    assert provider["options"]["path"] in folders
+
+
+@contextmanager
+def served(redis: str, metrics: Path) -> Iterator[str]:
+    """Run the command of the image on a free port, and stop it like Docker; yield the address."""
+    (command,) = re.findall(r"^CMD (\[.+\])$", (HERE / "Dockerfile").read_text("utf-8"), re.MULTILINE)
+    port = str(free_port())
+    words = [{"8000": port, "0.0.0.0": "127.0.0.1"}.get(word, word) for word in json.loads(command)]
+    # A long deadline, because a busy machine may answer late.
+    settings = {"REDIS_URL": redis, "REDIS_DEADLINE": "30s", "PROMETHEUS_MULTIPROC_DIR": str(metrics)}
+    environment = {**os.environ, **settings}
+    process = subprocess.Popen([sys.executable, "-m", *words], cwd=HERE, env=environment)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until(lambda: answers(url), "the application starts")
+        yield url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=BOUND_S)
+
+
+def answers(url: str) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/metrics/", timeout=BOUND_S, trust_env=False).status_code == 200
+    return False
+
+
+@pytest.mark.all
+@needs_redis
+def test_two_workers_admit_the_amount_together_and_one_scrape_has_the_counts_of_both(tmp_path: Path) -> None:
+    with RedisServer() as redis, served(redis.url, tmp_path) as url:
+
+        def status(number: int) -> int:  # each over a connection of its own, so that both workers get some
+            return httpx.get(url, timeout=BOUND_S, trust_env=False).status_code
+
+        with ThreadPoolExecutor(8) as pool:
+            statuses = Counter(pool.map(status, range(150)))
+        scraped = httpx.get(f"{url}/metrics/", timeout=BOUND_S, trust_env=False).text
+    assert statuses == {200: 100, 429: 50}
+    assert len({path.stem.rpartition("_")[2] for path in tmp_path.glob("counter_*.db")}) == 2
+    counted = re.findall(r'^slidegate_rule_requests_total\{.*rule="visitors".*\} (\S+)$', scraped, re.MULTILINE)
+    assert sorted(map(float, counted)) == [50, 100]

@@ -1,0 +1,78 @@
+"""Applications with the mistakes that `slidegate check` finds, and one without."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+
+from slidegate import RateLimitMiddleware, Rule
+
+events: list[str] = []
+
+
+async def page(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("hello")
+
+
+@asynccontextmanager
+async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    events.append("start")
+    yield
+    events.append("end")
+
+
+ROUTES = [Route("/items/{id:int}", page), Mount("/admin", routes=[Route("/users", page)])]
+
+healthy = Starlette(routes=ROUTES, lifespan=lifespan)
+healthy.add_middleware(RateLimitMiddleware, limits="600/minute")
+healthy.add_middleware(CORSMiddleware, expose_headers=["Retry-After", "RateLimit", "RateLimit-Policy"])
+
+bare = Starlette(routes=ROUTES)
+
+
+def raising() -> object:
+    raise RuntimeError("a\nb\x1b[2J")
+
+
+broken = Starlette(routes=ROUTES)
+broken.add_middleware(RateLimitMiddleware, limits="5/minit")
+
+
+@asynccontextmanager
+async def no_database(app: Starlette) -> AsyncIterator[None]:
+    raise RuntimeError("no\ndatabase")
+    yield
+
+
+failing = Starlette(routes=ROUTES, lifespan=no_database)
+
+
+async def no_lifespan(scope: object, receive: object, send: object) -> None:
+    raise AssertionError("this application knows no lifespan")
+
+
+async def stuck(scope: object, receive: object, send: object) -> None:
+    await asyncio.Event().wait()
+
+
+ONE = [Route("/one", page)]
+PATCHED = Middleware(RateLimitMiddleware, rules=[Rule("/one", "5/minute", methods=["PATCH"])])
+half = Starlette(routes=ONE, middleware=[PATCHED])
+
+
+def wsgi(environ: object, start_response: object) -> list[bytes]:
+    return [b"hello"]
+
+
+UNKNOWN: dict[str, Any] = {"unknown": 1}
+# A mounted application creates its middlewares at its first request.
+unbuildable = Starlette(routes=[Mount("/v1", Starlette(middleware=[Middleware(CORSMiddleware, **UNKNOWN)]))])

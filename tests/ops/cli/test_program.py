@@ -1,0 +1,202 @@
+"""The command itself: subcommands, options, exit codes, output streams and texts."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import slidegate as package
+from slidegate.ops.cli import run
+from slidegate.ops.cli.main import span_of, table
+
+from .command import HANG_S, ROOT, Command, ban_many, environment, killed_if_it_hangs, start, use_store
+
+OPTIONS = {
+    "bans add": "by for json reason store value",
+    "bans list": "by json match store",
+    "bans remove": "by json store value",
+    "check": "app-dir factory json",
+    "explain": "json rule rules store value",
+    "limits list": "json store",
+    "limits restore": "json store",
+    "limits set": "by for json reason store",
+}
+
+
+def test_commands_and_options_are_those_of_today(slidegate: Command) -> None:
+    kind = "compiled" if package.__compiled__ else "interpreted"
+    assert slidegate("--version") == (0, f"slidegate {package.__version__} ({kind})\n", "")
+    for name, options in OPTIONS.items():
+        shown = slidegate(*name.split(), "-h")
+        assert shown.code == 0
+        found = set(re.findall(r"^  (?:-\w, )?--([a-z-]+)", shown.out, re.MULTILINE)) - {"help"}
+        assert found == set(options.split()), name
+        assert f"\n  Example: slidegate {name}" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("sampel",), 2, "No such command 'sampel'"),
+        (("key", "show", "203.0.113.7"), 2, "No such command 'key'"),
+        (("--nothing\x1b[2J",), 2, "--nothing\\x1b[2J"),
+        (("bans", "list", "\x1b[2J\n", "--store", "memory://"), 2, "(\\x1b[2J\\n)"),
+        (("explain", "5/minute", "--format", "xml"), 2, "No such option"),
+        (("explain", "5/minit"), 2, "did you mean 'min'?"),
+        (("bans", "list"), 2, "SLIDEGATE_STORE"),
+        (("explain", "203.0.113.7"), 2, "SLIDEGATE_STORE"),
+        (("bans", "list", "--store", "memory://"), 2, "dashboard"),
+        (("bans", "list", "--store", "rediss:/x\x1b[2J"), 2, "store address"),
+        # Errors of the operating system, and files with the wrong content.
+        (("explain", str(ROOT / "LICENSE")), 1, "not TOML"),
+        (("explain", "no/such.toml"), 1, "no/such.toml: cannot be read: No such file"),
+        (("bans", "list", "--store", "lmdb:///no/such/store"), 1, "/no/such/store"),
+        (("limits", "restore", "api", "--store", "lmdb:///no/such/store"), 1, "/no/such/store"),
+        (("explain", "203.0.113.7", "--store", "lmdb:///no/such/store"), 1, "/no/such/store"),
+        (("bans", "list", "--store", "redis://localhost:1"), 1, "localhost:1"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_other_errors_with_1_and_one_sentence(
+    words: tuple[str, ...], code: int, message: str, slidegate: Command
+) -> None:
+    ended = slidegate(*words)
+    assert (ended.code, ended.out) == (code, "")
+    assert message in ended.error
+    assert ended.err.splitlines()[-1].startswith("Error: ")
+    assert all(line.isprintable() for line in ended.err.splitlines())
+
+
+def test_full_disk_is_an_error_of_the_system() -> None:
+    with open("/dev/full", "wb") as full:
+        process = start("explain", "5/minute", stdout=full.fileno())
+        with killed_if_it_hangs(process):
+            assert process.stderr is not None
+            err = process.stderr.read()
+    assert (process.returncode, err) == (1, b"Error: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+        {"PYTHONIOENCODING": "ascii"},
+        {"NO_COLOR": "1", "COLUMNS": "20"},
+    ],
+)
+def test_untrusted_text_is_escaped_in_every_locale(more: dict[str, str], lmdb_url: str) -> None:
+    reason = "gr\u00f6\u00dfe \x1b[2J\u202e"
+    use_store(lmdb_url, lambda limiter: limiter.ban(f"user:{reason}", "1h", reason=reason))
+    for words in (("bans", "list"), ("bans", "list", "--json")):
+        command = [sys.executable, "-m", "slidegate", *words, "--store", lmdb_url]
+        ended = subprocess.run(command, capture_output=True, env=environment(**more), timeout=HANG_S)
+        assert (ended.returncode, ended.stderr) == (0, b"")
+        assert b"[2J" in ended.stdout
+        assert b"\x1b" not in ended.stdout
+
+
+@pytest.mark.parametrize("redirected", [">&- 2>&-", "| head -n 1"])
+def test_closed_output_is_no_failure(redirected: str, lmdb_url: str) -> None:
+    use_store(lmdb_url, lambda limiter: ban_many(limiter, 3_000))
+    command = ["sh", "-c", f'"$0" -m slidegate bans list --store {lmdb_url} --json {redirected}', sys.executable]
+    ended = subprocess.run(command, capture_output=True, env=environment(), timeout=HANG_S)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("gone", "words", "message"),
+    [
+        ("click", ("bans", "list"), 'slidegate: the command needs the package click: pip install "slidegate[cli]"'),
+        ("lmdb", ("bans", "list", "--store", "lmdb:///store"), "slidegate[lmdb]"),
+        ("lmdb", ("explain", "5/minute"), ""),
+    ],
+)
+def test_missing_packages_are_named_and_only_where_they_are_needed(
+    gone: str, words: tuple[str, ...], message: str
+) -> None:
+    code = f"import sys; sys.modules[{gone!r}] = None; from slidegate.ops.cli import run; sys.exit(run({words!r}))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment(), timeout=HANG_S)
+    err = " ".join(ended.stderr.decode().split())
+    assert "Traceback" not in err
+    assert (ended.returncode != 0, message in err) == (bool(message), True)
+
+
+KNOWN = ["--json", "--rules", "--rule", "a=5/m", "--value", "--factory", "--app-dir", "--help", "--", "5/m", "--for"]
+MORE = ["1h", "header:X-API-Key", "203.0.113.7", "user:42", "--by", "--store", "memory://", "lmdb:///no/such/store"]
+WORDS = st.lists(
+    st.sampled_from([*KNOWN, *MORE]) | st.text(max_size=12).filter(lambda word: ":" not in word), max_size=6
+)
+
+
+@given(st.sampled_from([*OPTIONS, "", "--version"]), WORDS)
+def test_no_arguments_cause_a_traceback_or_another_exit_code(name: str, words: list[str]) -> None:
+    with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()):
+        assert run([*name.split(), *words]) in {0, 1, 2}
+    assert "Traceback" not in err.getvalue()
+
+
+USUAL = {
+    "bans add": ["203.0.113.7", "--for", "1h", "--reason", "scan", "--by", "ann"],
+    "bans list": ["--match", "scan", "--by", "ann"],
+    "bans remove": ["203.0.113.7"],
+    "explain": ["header:X-API-Key", "--value", "k123", "--rule", "api=100/10s; 5/day"],
+    "limits set": ["api", "50/minute", "--for", "2h", "--reason", "slow"],
+    "limits restore": ["api"],
+}
+
+
+@given(st.data())
+def test_no_mutated_argument_causes_a_traceback(lmdb_store: str, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from([*USUAL]))
+    words = [*USUAL[name]]
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(words) - 1))
+        cut = data.draw(st.integers(0, len(words[at])))
+        words[at] = words[at][:cut] + data.draw(st.text(max_size=3)) + words[at][cut + data.draw(st.integers(0, 2)) :]
+    with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()):
+        assert run([*name.split(), "--store", lmdb_store, *words]) in {0, 1, 2}
+    assert "Traceback" not in err.getvalue()
+    assert all(line.isprintable() for line in err.getvalue().splitlines() if line.startswith("Error"))
+
+
+UNITS_US = {"us": 1, "ms": 1_000, "s": 10**6, "min": 60 * 10**6, "h": 3_600 * 10**6, "d": 86_400 * 10**6}
+
+
+@pytest.mark.parametrize(
+    ("span_us", "text"),
+    [
+        (0, "0 us"),
+        (1_350_000_000, "22 min 30 s"),
+        (1_500_000, "1.5 s"),
+        (20_000, "20 ms"),
+        (86_400_000_000, "1 d"),
+        (3_599_000_001, "1 h"),
+        (999_950, "1 s"),
+        (86_400_000_001, "1 d 1 min"),
+        (59_999_999, "1 min"),
+    ],
+)
+def test_spans_are_written_in_the_units_that_people_use(span_us: int, text: str) -> None:
+    assert span_of(span_us) == text
+
+
+@given(st.integers(0, 400 * UNITS_US["d"]) | st.integers(0, UNITS_US["min"]))
+def test_a_span_never_says_less_than_the_exact_wait_and_little_more(span_us: int) -> None:
+    words = span_of(span_us).split()
+    said_us = sum(round(float(number) * UNITS_US[unit]) for number, unit in zip(words[::2], words[1::2], strict=True))
+    assert span_us <= said_us <= span_us * 1.1
+    assert len(words) <= 6
+
+
+@given(st.lists(st.tuples(st.text(max_size=100), st.integers() | st.floats(allow_nan=False) | st.none()), min_size=1))
+def test_a_table_has_one_printable_line_for_each_row(rows: list[tuple[str, object]]) -> None:
+    shown = list(table(("name", "value"), [{"name": name, "value": value} for name, value in rows]))
+    assert len(shown) == len(rows) + 1
+    assert all(line.isprintable() for line in shown)
+    assert shown[0].split() == ["name", "value"]

@@ -1,0 +1,440 @@
+"""Only users read and change; changes come from pages of the same origin; every response has security headers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from starlette.testclient import TestClient
+from starlette.types import Message
+
+from slidegate import ConfigurationError, Limiter, SlidegateError
+from slidegate.dashboard import Dashboard
+from slidegate.ops.dashboard.app import MAX_BODY, MAX_DELAYED
+from slidegate.testing import FakeClock, RecordingObserver
+
+from ...asgi import Answer, call, scope_of, send_scope
+from ...virtual_time import VirtualTime
+from .site import HOST, TOKEN, VIEWS, Site, basic
+
+WRONG = "wrong-token-0123456789"
+BODY = b'{"key": "user:1", "duration": "1h"}'
+FIELDS = {
+    "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cache-control": "no-store",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+    ),
+}
+
+
+def check_fields(answer: Answer) -> None:
+    assert {name: answer.headers.get(name) for name in FIELDS} == FIELDS
+
+
+async def changed(site: Site) -> bool:
+    """Return whether the ban in `BODY` was made, and lift it."""
+    return await site.limiter.unban("user:1")
+
+
+# -- construction ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"token is required.*secrets\.token_urlsafe\(32\).*token=None if your own login stands in front"),
+        ({"token": ""}, "token is required"),
+        ({"token": "fifteen-letters"}, "16 to 512 printable"),
+        ({"token": "x" * 513}, "16 to 512 printable"),
+        ({"token": "schlüssel-schlüssel"}, "printable ASCII"),
+        ({"token": "with spaces in the token"}, "printable ASCII"),
+        ({"token": b"bytes-are-no-text-here"}, "printable ASCII"),
+        ({"token": TOKEN, "limiter": "redis://"}, "expected a Limiter, for example"),
+        ({"token": TOKEN, "changes": "no"}, "changes: expected True or False"),
+        ({"tokn": TOKEN}, "'tokn'; did you mean 'token'"),
+    ],
+)
+def test_dashboard_without_a_sound_token_is_not_made_and_the_error_shows_no_token(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"Dashboard.*{message}") as raised:
+        Dashboard(**{"limiter": Limiter(), **options})
+    for token in (TOKEN, "fifteen-letters", "schlüssel"):
+        assert token not in str(raised.value)
+
+
+# -- who ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+async def test_stranger_is_asked_for_a_token_and_learns_nothing_else(method: str, site: Site) -> None:
+    for path in (*VIEWS, "api/bans", "static/page.js", "api/nothing", "nothing"):
+        answer = await site.send(method, path, BODY, authorization=None, access_control_request_method="POST")
+        assert (answer.status, answer.headers["www-authenticate"].split()[0]) == (401, "Basic")
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+        check_fields(answer)
+    assert not await changed(site)
+
+
+@pytest.mark.parametrize("field", [f"Bearer {TOKEN}", f"bearer  {TOKEN} ", basic(TOKEN), basic(TOKEN, user="")])
+async def test_token_opens_as_bearer_and_as_the_password_of_any_name(field: str, site: Site) -> None:
+    assert (await site.get("", authorization=field)).status == 200
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "Bearer",
+        "Bearer ",
+        TOKEN,
+        f"Token {TOKEN}",
+        f"Bearer {TOKEN}x",
+        f"Bearer {TOKEN[:-1]}",
+        "Bearer \xff",
+        f"Basic {TOKEN}",
+        "Basic ====",
+        basic(TOKEN)[:-4],
+        basic(TOKEN + "x"),
+        basic("", user=TOKEN),
+    ],
+)
+async def test_anything_else_opens_nothing_and_is_answered_after_250_ms(field: str, site: Site) -> None:
+    time = VirtualTime(site.clock)
+    headers = [(b"host", HOST.encode()), (b"authorization", field.encode("latin-1"))]
+    assert (await call(site.app, "/slidegate/", headers=headers)).status == 401
+    assert time.passed_s == pytest.approx(0.25, abs=0.001)
+
+
+async def test_two_tokens_at_once_open_nothing(site: Site) -> None:
+    headers = [(b"host", HOST.encode()), *[(b"authorization", f"Bearer {TOKEN}".encode())] * 2]
+    assert (await call(site.app, "/slidegate/", headers=headers)).status == 401
+
+
+async def test_many_wrong_tokens_wait_only_in_bounded_numbers_and_a_valid_one_never(site: Site) -> None:
+    time = VirtualTime(site.clock)
+    answers: list[int] = []
+
+    async def guess() -> None:
+        answers.append((await site.get("", authorization=f"Bearer {WRONG}")).status)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(MAX_DELAYED + 10):
+            group.start_soon(guess)
+        await anyio.lowlevel.checkpoint()
+        assert (await site.get("api/bans")).status == 200
+        assert time.passed_s < 0.25
+    assert sorted(answers) == [401] * MAX_DELAYED + [429] * 10
+    await guess()
+    assert answers[-1] == 401, "the others have ended"
+
+
+async def test_wrong_tokens_are_logged_once_a_minute_and_never_as_they_are(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    VirtualTime(site.clock)
+    for _ in range(10):
+        await site.get("", authorization=f"Bearer {WRONG}")
+    assert WRONG not in caplog.text
+    assert caplog.text.count("wrong token") == 1
+
+
+async def test_with_token_none_the_login_in_front_decides(clock: FakeClock) -> None:
+    site = Site(clock, token=None)
+    for field in (None, basic("a password of theirs"), "Bearer theirs"):
+        assert (await site.get("", authorization=field)).status == 200
+    forged = {"authorization": basic("theirs"), "sec_fetch_site": "cross-site", "content_type": "application/json"}
+    assert (await site.send("PUT", "api/bans", BODY, **forged)).status == 403
+    assert (await site.send("PUT", "api/bans", BODY, **{**forged, "sec_fetch_site": "same-origin"})).status == 200
+    (ban,) = [ban async for ban in site.limiter.bans()]
+    assert ban.by == "ann"
+
+
+@pytest.mark.parametrize("token", [TOKEN, None])
+async def test_dashboard_that_only_shows_has_no_forms_and_changes_nothing(token: Any, clock: FakeClock) -> None:
+    site = Site(clock, token=token, changes=False)
+    await site.limiter.ban("user:2", "1h")
+    for view in VIEWS:
+        page = await site.page(view)
+        assert {*page.names("input", "value")} & {"ban", "unban", "change", "restore"} == set()
+        assert "Read-only" in page.text
+    for method, path in (("PUT", "bans"), ("DELETE", "bans"), ("PUT", "limits"), ("DELETE", "limits")):
+        status, found = await site.ask(method, path, {"key": "user:1", "duration": "1h"} if method == "PUT" else None)
+        assert (status, found["error"]) == (403, "This dashboard only shows; it was made with changes=False.")
+    for action in ("ban", "unban", "change", "restore"):
+        answer = await site.submit(
+            "bans", do=action, value="user:1", key="user:2", name="all", duration="1h", limit="5"
+        )
+        assert answer.status == 403
+    assert [ban.key async for ban in site.limiter.bans()] == ["user:2"]
+    assert (await site.submit("clients", do="find", kind="header", name="X-API-Key", value="k123")).status == 303
+
+
+# -- which requests may change something -------------------------------------------------------------------------------
+
+EVIL = "https://evil.example"
+CHOICES: dict[str, list[Any]] = {
+    "origin": [
+        f"http://{HOST}",
+        None,
+        "null",
+        EVIL,
+        f"https://{HOST}",
+        f"http://{HOST}:8080",
+        f"http://other.{HOST}",
+        f"http://{HOST}.evil.example",
+        f"http://{HOST}@evil.example",
+        f"http://evil.example/{HOST}",
+        f"ftp://{HOST}",
+        HOST,
+    ],
+    "site": ["same-origin", None, "same-site", "cross-site", "none", "same-origin, none"],
+    "host": [HOST, "evil.example", None, f"{HOST}, evil.example"],
+    "scheme": ["http", "https"],
+    "type": ["application/json", "Application/JSON; charset=utf-8", "text/plain", "text/plain;application/json", None],
+    "who": ["bearer", "basic", "wrong", "nobody"],
+    "body": [BODY, b"", b"a=b", b"[" * 40 + b"]" * 40],
+}
+WHO = {"bearer": f"Bearer {TOKEN}", "basic": basic(TOKEN), "wrong": f"Bearer {'w' * 20}", "nobody": None}
+
+
+def may_change(asked: dict[str, Any]) -> bool:
+    """Return, as a simple model, whether a request may change something."""
+    host = str(asked["host"])
+    own = [f"https://{host}"] + [f"http://{host}"] * (asked["scheme"] == "http")
+    of_page = asked["site"] == "same-origin" or (asked["site"] is None and asked["origin"] in own)
+    known = asked["who"] == "bearer" or (asked["who"] == "basic" and of_page)
+    return known and asked["body"] == BODY and asked["type"] in CHOICES["type"][:2]
+
+
+async def test_every_pair_of_conditions_changes_what_the_model_allows(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slidegate.ops.dashboard.app.WRONG_TOKEN_S", 0)
+    site = Site(clock)
+    count = 0
+    good = {name: choices[0] for name, choices in CHOICES.items()}
+    for one, other in product(CHOICES, CHOICES):
+        for who, first, second in product(WHO, CHOICES[one], CHOICES[other]):
+            asked = {**good, "who": who, one: first, other: second}
+            fields = {"host": asked["host"], "origin": asked["origin"], "sec-fetch-site": asked["site"]}
+            fields |= {"content-type": asked["type"], "authorization": WHO[asked["who"]]}
+            headers = {name: value for name, value in fields.items() if value is not None}
+            await call(site.dashboard, "/api/bans", "PUT", asked["body"], headers=headers, scheme=asked["scheme"])
+            assert await changed(site) == may_change(asked), asked
+            count += may_change(asked)
+    assert count > 50
+
+
+async def test_form_of_another_origin_changes_nothing(site: Site) -> None:
+    form = b"do=ban&kind=&value=user%3A1&duration=1h"
+    fields = {"content_type": "application/x-www-form-urlencoded"}
+    for where, status in (("cross-site", 403), ("same-site", 403), ("none", 403), ("same-origin", 303)):
+        answer = await site.send("POST", "bans", form, **fields, sec_fetch_site=where)
+        assert answer.status == status
+        assert await changed(site) == (status == 303)
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------------
+
+
+async def in_parts(site: Site, parts: list[Message], **headers: str) -> tuple[int | None, int]:
+    """Send a body in parts; return the status, or None without a response, and how many parts were read."""
+    fields = {"host": HOST, "authorization": f"Bearer {TOKEN}", "content-type": "application/json", **headers}
+    taken = 0
+    statuses: list[int] = []
+
+    async def receive() -> Message:
+        nonlocal taken
+        taken += 1
+        return parts[taken - 1]
+
+    async def keep(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    await site.dashboard(scope_of("/api/bans", "PUT", headers=fields), receive, keep)
+    return next(iter(statuses), None), taken
+
+
+def part(body: bytes, more: bool = True) -> Message:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+@pytest.mark.parametrize(("size", "status"), [(MAX_BODY, 200), (MAX_BODY + 1, 413)])
+async def test_body_has_at_most_64_kib_and_no_more_of_it_is_read(size: int, status: int, site: Site) -> None:
+    body = BODY[:-1].ljust(size - 1) + b"}"
+    assert (await in_parts(site, [part(body[:1000]), part(body[1000:]), part(b"", more=False)]))[0] == status
+    assert await changed(site) == (status == 200)
+    assert await in_parts(site, [part(b"x" * 10_000)] * 1_000) == (413, MAX_BODY // 10_000 + 1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b'{"key": NaN}',
+        b"\xff",
+        b"\xef\xbb\xbf{}",
+        b"1" * 5_000,
+        b"[" * 60_000,
+        b'{"key": "\\ud800", "duration": "1h"}',
+        b'{"\\udfff": 1}',
+        b'{"key": ' + b"9" * 4_000 + b"}",
+        b"[]",
+        b"",
+    ],
+)
+async def test_body_that_is_no_object_of_json_is_refused(body: bytes, site: Site) -> None:
+    assert (await in_parts(site, [part(body, more=False)]))[0] == 400
+
+
+async def test_client_that_disconnects_gets_no_answer_and_changes_nothing(site: Site) -> None:
+    assert (await in_parts(site, [part(BODY), {"type": "http.disconnect"}]))[0] is None
+    assert not await changed(site)
+
+
+# -- paths, protocols, failures ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "static/..%2f..%2fetc/passwd",
+        "static/../app.py",
+        "static/page.js%00",
+        "/static/page.js",
+        "static/PAGE.JS",
+        "static/",
+        "apii",
+        "templates/base.html",
+        "now",
+        "a" * 60_000,
+        "\ud800",
+    ],
+)
+async def test_no_other_path_leads_to_a_file_or_a_view(path: str, site: Site) -> None:
+    answer = await site.get(path)
+    assert answer.status == 404
+    check_fields(answer)
+
+
+@pytest.mark.parametrize("method", ["OPTIONS", "TRACE", "PROPFIND", "PATCH"])
+async def test_unknown_method_is_answered_with_those_that_there_are(method: str, site: Site) -> None:
+    for path, allowed in (
+        ("api/bans", "GET, PUT, POST, DELETE, HEAD"),
+        ("api/statistics", "GET, HEAD"),
+        ("", "GET, HEAD, POST"),
+    ):
+        answer = await site.send(method, path)
+        assert (answer.status, answer.headers["allow"]) == (405, allowed)
+
+
+async def test_head_has_the_headers_of_a_get_and_no_body(site: Site) -> None:
+    for path in ("static/page.js", "api/limits", "shadow", "nothing"):
+        get, head = [await site.send(method, path) for method in ("GET", "HEAD")]
+        assert (head.status, head.body, head.headers["content-length"]) == (get.status, b"", str(len(get.body)))
+
+
+def test_server_that_serves_the_dashboard_alone_starts_and_stops(site: Site) -> None:
+    with TestClient(site.dashboard):
+        pass
+
+
+async def test_websocket_is_refused(site: Site) -> None:
+    scope = scope_of("/", type="websocket", headers={"host": HOST})
+    assert (await send_scope(site.dashboard, scope)).messages == [{"type": "websocket.close", "code": 1008}]
+
+
+@pytest.mark.parametrize("root", ["", "/slidegate", "/a/b/c"])
+async def test_dashboard_works_below_any_mount(root: str, site: Site) -> None:
+    headers = {"host": HOST, "authorization": basic(TOKEN)}
+    for path in (*VIEWS, "api/limits", "static/style.css"):
+        for full in {f"{root}/{path}", f"/{path}"}:  # servers write the path with the root or without it
+            assert (await call(site.dashboard, full, headers=headers, root_path=root)).status == 200
+    if root:
+        answer = await call(site.dashboard, root, headers=headers, root_path=root)
+        assert (answer.status, answer.headers["location"]) == (307, f"{root}/")
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A reserved port on which no server listens."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        yield reserved.getsockname()[1]
+
+
+async def test_without_a_store_views_say_so_the_api_answers_503_and_nothing_shows_the_password(
+    closed_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    observer, secret = RecordingObserver(), "s3cret-of-the-store"
+    url = f"redis://user:{secret}@127.0.0.1:{closed_port}/0"
+    async with Limiter.from_url(url, observers=[observer], deadline="5s") as limiter:
+        dashboard = Dashboard(limiter, token=TOKEN)
+        headers = {"host": HOST, "authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
+        with caplog.at_level(logging.DEBUG):
+            views = [await call(dashboard, f"/{view}", headers=headers) for view in VIEWS]
+            client: dict[str, Any] = {"query_string": b"key=203.0.113.7"}
+            answers = [
+                await call(dashboard, "/api/statistics", headers=headers),
+                await call(dashboard, "/api/client", headers=headers, **client),
+                await call(dashboard, "/api/bans", headers=headers),
+                await call(dashboard, "/api/limits", headers=headers),
+                await call(dashboard, "/api/bans", "PUT", BODY, headers=headers),
+            ]
+            with pytest.raises(SlidegateError) as raised:
+                await limiter.ban("198.51.100.7", "1h")
+        shown = [limiter, limiter.store, dashboard, vars(dashboard), raised.value, observer.events, caplog.text]
+        shown += [(answer.start, answer.body) for answer in [*views, *answers]]
+    for view in views:
+        assert view.status == 200
+        assert "The store does not answer. Each process counts by itself until it does." in view.body.decode()
+    for answer in answers:
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert "The store does not answer" in json.loads(answer.body)["error"]
+        check_fields(answer)
+    for found in shown:
+        assert secret not in f"{found} {found!r}"
+        assert TOKEN not in f"{found} {found!r}"
+
+
+async def test_failure_shows_a_number_and_the_log_says_why(
+    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: Any, **more: Any) -> None:
+        raise RuntimeError("redis://user:s3cret@h:6379/0 is away")
+
+    monkeypatch.setattr(site.limiter, "limits", fail)
+    for path in ("api/limits", "configuration"):
+        answer = await site.get(path)
+        assert answer.status == 500
+        number = answer.body.decode().partition("under ")[2][:16]
+        assert number in caplog.text
+        for text in (b"s3cret", b"Traceback", b"Runtime"):
+            assert text not in answer.body
+        check_fields(answer)
+
+
+def test_dashboard_works_under_trio() -> None:
+    async def visit() -> None:
+        site = Site()
+        assert (await site.get("", authorization=f"Bearer {WRONG}")).status == 401
+        assert (await site.ask("PUT", "bans", {"key": "user:1", "duration": "1h"}))[0] == 200
+        for view in VIEWS:
+            await site.page(view)
+        assert await changed(site)
+
+    anyio.run(visit, backend="trio")

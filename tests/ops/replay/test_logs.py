@@ -1,0 +1,525 @@
+"""The samples of all formats contain the same requests; odd lines and files are counted, and never raise."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import json
+import re
+import tracemalloc
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate import ConfigurationError
+from slidegate.ops.replay import AccessLogs, AccessRecord, line_parser
+from slidegate.ops.replay import logs as logs_module
+from slidegate.ops.replay.logs import parse_line
+
+SAMPLES = Path(__file__).resolve().parent / "samples"
+NAMES = sorted(path.name for path in SAMPLES.iterdir())
+OPTIONS = {
+    "own.jsonl": {"fields": "time=when,client=http.ip,method=http.verb,path=http.url,status=http.status,headers=no_"}
+}
+OF_SERVERS = {"granian.log", "gunicorn.log", "hypercorn.log", "uvicorn.log", "uvicorn_in_kubernetes.log"}
+"""The samples of servers, which log HTTP requests alone; hypercorn and granian leave out the query."""
+NOON_US = 1_715_515_200_000_000  # 2024-05-12 12:00:00 UTC
+TIME = "12/May/2024:12:00:00 +0000"
+COMMON = f'192.0.2.7 - - [{TIME}] "GET /a?b=1 HTTP/1.1" 200 5120'
+COMBINED = f'{COMMON} "https://example.org/" "Mozilla/5.0 (X11; \\"odd\\")"'
+RECORD = AccessRecord(NOON_US, "192.0.2.7", "GET", "/a?b=1", 200)
+
+
+def requests(*names: str, **options: Any) -> list[AccessRecord]:
+    """Return the requests of samples, without header fields, which the formats log to different extents."""
+    logs = AccessLogs([SAMPLES / name for name in names], **options)
+    found = [record._replace(path=record.path if record.method else "-", headers=()) for record in logs]
+    assert logs.counts.unreadable == {}
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_format_contains_the_same_requests(name: str) -> None:
+    expected = requests("combined.log")
+    found = requests(name, **OPTIONS.get(name, {}))
+    if name in OF_SERVERS:
+        expected = [record for record in expected if record.method]
+        if name in {"granian.log", "hypercorn.log"}:
+            expected = [record._replace(path=record.path.partition("?")[0]) for record in expected]
+    assert found == expected
+    assert len(found) >= 39
+
+
+def test_one_file_may_mix_formats(tmp_path: Path) -> None:
+    names = [name for name in NAMES if name not in OPTIONS]
+    mixed = tmp_path / "mixed.log"
+    mixed.write_bytes(b"".join((SAMPLES / name).read_bytes() for name in names))
+    logs = AccessLogs([mixed])
+    assert len(list(logs)) == sum(len(requests(name)) for name in names)
+
+
+@pytest.mark.parametrize("name", ["combined.log", "nginx.jsonl", "caddy.jsonl", "traefik.jsonl"])
+def test_logged_header_fields_are_those_of_the_request(name: str) -> None:
+    records = list(AccessLogs([SAMPLES / name]))
+    assert dict(records[1].headers)["user-agent"] == "ExampleBot/2.1 (+https://bot.example.com/)"
+    assert ("x-api-key", "key-of-nobody") in records[1].headers or name == "combined.log"
+
+
+# -- whatever stands around the address --------------------------------------------------------------------------------
+
+OCTET = st.integers(0, 255)
+V4 = st.sampled_from(["192.0.2", "198.51.100", "203.0.113"]).flatmap(
+    lambda net: OCTET.map(lambda host: f"{net}.{host}")
+)
+GROUP = st.integers(0, 0xFFFF).map("{:x}".format)
+V6 = st.builds("2001:db8:{}::{}".format, GROUP, GROUP)
+PORT = st.integers(1, 65_535)
+ADDRESSES = st.one_of(
+    V4.map(lambda v4: (v4, v4)),
+    V6.map(lambda v6: (v6, v6)),
+    st.builds(lambda v4, port: (f"{v4}:{port}", v4), V4, PORT),
+    st.builds(lambda v6, port: (f"[{v6}]:{port}", v6), V6, PORT),
+    V6.map(lambda v6: (f"[{v6}]", v6)),
+    st.builds(lambda one, two: (f"{one}, {two}", two), V4, V4 | V6),
+    st.builds(lambda one, two: (f"unknown,{one},{two}", two), V4, V4),
+    V4.map(lambda v4: (f'"{v4}"', v4)),
+)
+"""An address as a server writes it, and the client that it means."""
+HOSTS = st.sampled_from(["web1", "db.example.org", "198.51.100.250", "ip-10-0-0-1"])
+DAY = "May 12 12:00:00"
+PREFIXES = st.one_of(
+    st.just(""),
+    st.sampled_from(["stdout F ", "stderr P "]).map("2024-05-12T12:00:01.123456789Z {}".format),
+    st.sampled_from(["web-1  | ", "web-1  \t| ", "proxy.1.x7a@node2    | "]),
+    st.builds(f"<{{}}>{DAY} {{}} nginx: ".format, st.integers(0, 191), HOSTS),
+    st.builds(f"{DAY} {{}} gunicorn[{{}}]: ".format, HOSTS, PORT),
+    st.builds("2024-05-12T12:00:00.123456+00:00 {} nginx[{}]: ".format, HOSTS, PORT),
+    st.builds("<190>1 2024-05-12T12:00:00Z {} {} {} {} - ".format, HOSTS, *[st.sampled_from(["-", "nginx"])] * 3),
+    HOSTS.map('<190>1 2024-05-12T12:00:00Z {} nginx 811 - [a@1 b="c"][d@1] '.format),
+    st.builds("{}:{} ".format, HOSTS, PORT),
+    st.builds(f"{DAY} {{}} nginx: www.example.org:{{}} ".format, HOSTS, PORT),
+)
+NAME_TEXT = st.text(st.characters(codec="latin-1", exclude_categories=["Cc"], exclude_characters='"'), min_size=1)
+USERS = st.one_of(
+    st.sampled_from(["-", "jane", "jane doe", "203.0.113.99", "- 203.0.113.99 - -", 'j \\" [x] \\"']),
+    NAME_TEXT.filter(lambda name: name.strip() and "\\" not in name),
+)
+"""User names are chosen by clients, as are those that look like another client."""
+IDENT_AND_USER = st.one_of(
+    USERS.map("- {}".format),
+    st.sampled_from(["ident user", "ident -", "203.0.113.98 -"]),
+    st.just("-"),
+    st.just(""),
+)
+AGENTS = st.sampled_from(["curl/8", "-", '\\"] \\"GET / HTTP/1.1\\" 200', "{}", "[12/May/2020:12:00:00 +0000]"])
+
+
+@given(prefix=PREFIXES, address=ADDRESSES, user=IDENT_AND_USER, agent=AGENTS)
+def test_a_client_is_the_same_whatever_stands_around_its_address(
+    prefix: str, address: tuple[str, str], user: str, agent: str
+) -> None:
+    written, client = address
+    behind = f'[{TIME}] "GET /a?b=1 HTTP/1.1" 200 5120 "-" "{agent}"'
+    line = f"{prefix}{written} {user} {behind}" if user else f"{prefix}{written} {behind}"
+    if user == "203.0.113.98 -":  # an ident that is an address is taken for what stands between prefix and client
+        client = "203.0.113.98"
+    found = parse_line(line)
+    assert isinstance(found, AccessRecord), found
+    assert found._replace(headers=()) == RECORD._replace(client=client)
+
+
+@pytest.mark.parametrize(
+    "stored", [{"log": COMBINED + "\n"}, {"MESSAGE": COMBINED}, {"log": json.dumps({"log": COMMON})}]
+)
+def test_a_line_within_json_is_read(stored: dict[str, str]) -> None:
+    found = parse_line(json.dumps({**stored, "stream": "stdout"}))
+    assert isinstance(found, AccessRecord)
+    assert found[:5] == RECORD[:5]
+
+
+@pytest.mark.parametrize("prefix", ["2024-05-12T12:00:01Z stdout F ", "web-1  | ", f"{DAY} web1 caddy: "])
+@pytest.mark.parametrize("name", ["nginx.jsonl", "caddy.jsonl", "traefik.jsonl"])
+def test_json_may_have_a_prefix(prefix: str, name: str) -> None:
+    for line in (SAMPLES / name).read_text().splitlines():
+        assert parse_line(prefix + line) == parse_line(line)
+
+
+# -- odd lines ---------------------------------------------------------------------------------------------------------
+
+CADDY_REQUEST = {"remote_ip": "198.51.100.1", "client_ip": "192.0.2.7", "method": "GET", "uri": "/a?b=1"}
+CADDY = {"ts": 1715515200.25, "logger": "http.log.access.log0", "status": 200, "request": CADDY_REQUEST}
+TRAEFIK = {
+    **{"ClientHost": "192.0.2.7", "RequestMethod": "GET", "RequestPath": "/a?b=1", "DownstreamStatus": 200},
+    **{"StartUTC": "2024-05-12T12:00:00.250000999Z"},
+}
+NGINX = {
+    **{"time_iso8601": "2024-05-12T14:00:00.25+02:00", "remote_addr": "192.0.2.7", "request_method": "GET"},
+    **{"uri": "/a", "args": "b=1", "status": "200"},
+}
+LATER = RECORD._replace(time_us=NOON_US + 250_000)
+
+
+def changed(line: dict[str, Any], **fields: Any) -> str:
+    """Return a JSON line with changed fields; None removes a field."""
+    return json.dumps({name: value for name, value in {**line, **fields}.items() if value is not None})
+
+
+ODD_AGENT = (("referer", "https://example.org/"), ("user-agent", 'Mozilla/5.0 (X11; \\"odd\\")'))
+OLD_CADDY = {"remote_addr": "[2001:db8::1]:4711", "method": "GET", "uri": "/a?b=1"}
+LIST = "203.0.113.9, 192.0.2.7"
+READ: list[tuple[str, AccessRecord]] = [
+    (COMMON.replace('" 200', '" 404'), RECORD._replace(status=404)),
+    (f'{COMMON} "-" "Mozilla/5.0 (comp', RECORD),  # a truncated user agent
+    (COMMON.replace("GET /a?b=1 HTTP/1.1", "\\x16\\x03"), RECORD._replace(method="", path="\\x16\\x03")),
+    (COMBINED, RECORD._replace(headers=ODD_AGENT)),
+    (changed(CADDY), LATER),
+    (changed(CADDY, request={**CADDY_REQUEST, "client_ip": ""}), LATER._replace(client="198.51.100.1")),
+    (changed(CADDY, request=OLD_CADDY), LATER._replace(client="2001:db8::1")),
+    (changed(TRAEFIK, ClientHost=f"{LIST}:5123"), LATER),
+    (changed(TRAEFIK, StartUTC=None, time="2024-05-12T12:00:00Z"), RECORD),
+    (changed(NGINX), LATER),
+    (changed(NGINX, request="POST /b HTTP/1.1"), LATER._replace(method="POST", path="/b")),
+    (changed(NGINX, uri=None, request_uri="/a?b=1"), LATER),
+    ('2024-05-12T12:00:09Z stdout F [2024-05-12 12:00:00 +0000] 192.0.2.7 - "GET /a?b=1 HTTP/1.1" 200 0.2', RECORD),
+    (changed(NGINX, request_method="-", uri="-", args=""), LATER._replace(method="", path="-")),
+    (
+        changed(NGINX, remote_addr="-", http_x_forwarded_for=LIST),
+        LATER._replace(headers=(("x-forwarded-for", LIST),)),
+    ),
+]
+
+
+@pytest.mark.parametrize("index", range(len(READ)))
+def test_a_line_becomes_its_record(index: int) -> None:
+    line, record = READ[index]
+    assert parse_line(line) == record
+
+
+UNREADABLE: dict[str, tuple[str, str]] = {
+    "no address": (COMMON.replace("192.0.2.7", "-"), "no address of a client"),
+    "a name of a host": (COMMON.replace("192.0.2.7", "crawler.example.net"), "no address of a client"),
+    "no status": (COMMON.replace("200 5120", "- -"), "no status"),
+    "backslashes without an end": ("[1] " + 'x [1] "' + "\\" * 50_000, "no request"),
+    "quotes without an end": ('x - - [1] "' + '" "' * 20_000, "it contains no"),
+    "NaN": (changed(CADDY, ts=float("nan")), "time cannot be read"),
+    "a float beyond all floats": (changed(CADDY).replace("1715515200.25", "1e999"), "time cannot be read"),
+    "an integer of 5,000 digits": (changed(CADDY).replace("1715515200.25", "9" * 5_000), "not a valid JSON object"),
+    "100 decimals": (changed(NGINX, time_iso8601=f"2024-05-12T12:00:00.{'0' * 100}Z"), "time cannot be read"),
+    "a client list that ends in nothing": (changed(TRAEFIK, ClientHost="192.0.2.7,"), "no address of a client"),
+    "Caddy's second line about an error": (changed(CADDY, logger="http.log.error.log0"), "no request"),
+    "JSON that fits two servers": (changed({**CADDY, **NGINX}), "no request"),
+    "half of JSON": (changed(NGINX)[:-1], "not a valid JSON object"),
+    "uvicorn without a time": ('INFO:     192.0.2.7:5123 - "GET / HTTP/1.1" 200 OK', "no time"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_an_unreadable_line_says_why(name: str) -> None:
+    line, reason = UNREADABLE[name]
+    found = parse_line(line)
+    assert isinstance(found, str)
+    assert reason in found
+
+
+def test_deeply_nested_json_is_unreadable() -> None:
+    assert isinstance(parse_line('{"remote_addr":' + "[" * 30_000 + "]" * 30_000 + "}"), str)
+
+
+TIMES = [
+    (TIME, "2024-05-12T12:00:00"),
+    ("12/May/2024:00:00:00 +0545", "2024-05-11T18:15:00"),
+    ("27/Oct/2024:02:30:00 +0200", "2024-10-27T00:30:00"),  # the same hour of the clock,
+    ("27/Oct/2024:02:30:00 +0100", "2024-10-27T01:30:00"),  # an hour later
+    ("2024-05-12T12:00:00.123456789Z", "2024-05-12T12:00:00.123456"),
+    ("2024-05-12 12:00:00 +0000", "2024-05-12T12:00:00"),
+    ("2024-05-12 12:00:00,123", "2024-05-12T12:00:00.123"),
+    ("1715515200.123", "2024-05-12T12:00:00.123"),
+    ("31/Feb/2024:12:00:00 +0000", None),
+    ("12/May/2024:12:00:00 +0060", None),
+    ("31/Dec/1969:23:59:59 +0000", None),
+]
+NUMBERS = [
+    (1715515200.25, NOON_US + 250_000),
+    (1715515200250, NOON_US + 250_000),
+    (1715515200250000, NOON_US + 250_000),
+    (1715515200250000999, NOON_US + 250_000),
+    (0, 0),
+    (253_402_300_799_999_999_999, 253_402_300_799_999_999),
+    (253_402_300_800_000_000_000, None),  # the year 10000
+]
+
+
+@pytest.mark.parametrize(("text", "moment"), TIMES)
+def test_a_time_is_exact_or_unreadable(text: str, moment: str | None) -> None:
+    found = parse_line(COMMON.replace(TIME, text))
+    if moment is None:
+        assert found == "its time cannot be read"
+    else:
+        time_us = round(datetime.fromisoformat(moment).replace(tzinfo=UTC).timestamp() * 1_000_000)
+        assert found == RECORD._replace(time_us=time_us)
+
+
+@pytest.mark.parametrize(("number", "time_us"), NUMBERS)
+def test_the_size_of_a_number_tells_its_unit(number: float, time_us: int | None) -> None:
+    expected = "its time cannot be read" if time_us is None else RECORD._replace(time_us=time_us)
+    assert parse_line(changed(CADDY, ts=number)) == expected
+
+
+def test_a_line_cut_anywhere_is_unreadable_or_has_nothing_wrong() -> None:
+    line = f"www.example.org:443 {COMBINED}"
+    found = [parse_line(line[:end]) for end in range(len(line))]
+    records = [record for record in found if isinstance(record, AccessRecord)]
+    assert 0 < len(records) < len(found)
+    assert {record[:5] for record in records} == {RECORD[:5]}
+    assert {record.headers for record in records} == {()}
+
+
+@given(st.text(max_size=300))
+def test_no_text_raises(text: str) -> None:
+    assert isinstance(parse_line(text), (AccessRecord, str))
+
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from(["192.0.2.7", "GET", "/", "200"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*CADDY, *CADDY_REQUEST]), inner),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from([CADDY, TRAEFIK, NGINX]), st.sampled_from([None, "nginx", "caddy", "traefik"]), st.data())
+def test_no_json_value_in_any_field_raises(line: dict[str, Any], fields: str | None, data: st.DataObject) -> None:
+    names = st.sampled_from([*line, "request", "request_uri", "msec", "log", "logger", "http_"])
+    odd = data.draw(st.dictionaries(names, JSON_VALUES, min_size=1))
+    found = line_parser(fields=fields)(json.dumps({**line, **odd}))
+    if isinstance(found, AccessRecord):
+        assert 0 <= found.time_us < 253_402_300_800_000_000
+        assert found.client
+        assert 0 <= found.status <= 999
+
+
+# -- other formats -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("regex", "line", "record"),
+    [
+        (
+            r"(?P<time>\S+) (?P<client>\S+) (?P<method>\S+) (?P<path>\S+) (?P<status>\d+)",
+            "1715515200.250 192.0.2.7:512 GET /a?b=1 200 odd",
+            LATER,
+        ),
+        (
+            r'(?P<client>.+?) \[(?P<time>.+?)\] "(?P<request>.*?)" "(?P<header_x_api_key>.*?)"',
+            f'203.0.113.9, 192.0.2.7 [{TIME}] "GET /a?b=1 HTTP/1.1" "k1"',
+            RECORD._replace(status=0, headers=(("x-api-key", "k1"),)),
+        ),
+    ],
+)
+def test_named_groups_read_any_line(regex: str, line: str, record: AccessRecord) -> None:
+    parse = line_parser(regex=regex)
+    assert parse(line) == record
+    assert parse("another line") == "it contains no request of an access log"
+
+
+def test_fields_are_found_below_objects_and_by_alternative_names() -> None:
+    parse = line_parser(fields="time=t, client=c.ip|ip, request=r, status=s, headers=h")
+    line = {"t": "2024-05-12T12:00:00Z", "c": {"ip": "192.0.2.7"}, "s": 200, "r": "GET /a?b=1 HTTP/1.1"}
+    assert parse(json.dumps(line)) == RECORD
+    assert parse(f"web-1 | {json.dumps({**line, 'c': None, 'ip': '192.0.2.7:5123'})}") == RECORD
+    assert parse(json.dumps({**line, "c": None, "c.ip": "192.0.2.7"})) == RECORD
+    assert parse(json.dumps({**line, "h": {"X-API-Key": ["k"]}})) == RECORD._replace(headers=(("x-api-key", "k"),))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"fields": "client=ip,path=p"}, "with time, client, and request or path, not 'client=ip,path=p'"),
+        ({"fields": "time=t,client=c"}, "with time, client, and request or path"),
+        ({"fields": "time=t,client=c,path=p,stauts=s"}, "not 'stauts'; did you mean 'status'?"),
+        ({"fields": "caddi"}, "nginx, caddy, traefik or \"time=ts,client=http.ip,path=uri\""),
+        ({"fields": "caddi"}, "not 'caddi'; did you mean 'caddy'?"),
+        ({"regex": "(?P<time>"}, "regex: '(?P<time>' is no regular expression"),
+        ({"regex": "(?P<time>.)(?P<clinet>.)"}, "did you mean 'client'?"),
+        ({"regex": "x", "fields": "caddy"}, "expected regex or fields, not both"),
+    ],
+)  # fmt: skip
+def test_a_format_that_cannot_work_is_refused(options: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        AccessLogs([SAMPLES / "common.log"], **options)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+S_US = 1_000_000
+START_US = 1_772_532_000 * S_US
+
+
+def line(second: int, path: str = "/", client: str = "192.0.2.7") -> str:
+    """Write a line `second` seconds after ten o'clock; up to thirteen hours."""
+    hours, rest = divmod(10 * 3_600 + second, 3_600)
+    time = f"{hours:02}:{rest // 60:02}:{rest % 60:02}"
+    return f'{client} - - [03/Mar/2026:{time} +0000] "GET {path} HTTP/1.1" 200 1 "-" "curl/8"\n'
+
+
+def paths(logs: AccessLogs) -> list[str]:
+    return [found.path for found in logs]
+
+
+def moved(seconds: list[int]) -> int:
+    """Return the largest distance of a second from its position in sorted order."""
+    order = sorted(range(len(seconds)), key=lambda index: seconds[index])
+    return max((abs(index - before) for index, before in enumerate(order)), default=0)
+
+
+@given(seconds=st.lists(st.integers(0, 50), max_size=80), buffered=st.integers(1, 30), files=st.integers(1, 3))
+def test_records_within_the_buffer_are_sorted_and_none_is_lost(
+    seconds: list[int], buffered: int, files: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("order")
+    for part in range(files):
+        text = "".join(line(second, f"/{part}") for second in seconds[part::files])
+        (directory / f"{part}.log").write_text(text)
+    logs = AccessLogs(sorted(directory.iterdir()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logs_module, "BUFFERED", buffered * files)
+        found = [(record.time_us - START_US) // S_US for record in logs]
+    assert sorted(found) == sorted(seconds)
+    late = sum(map(int.__gt__, itertools.accumulate(found, max), found))
+    assert (logs.counts.records, logs.counts.late) == (len(seconds), late)
+    if all(moved(seconds[part::files]) <= buffered // 2 for part in range(files)):
+        assert found == sorted(seconds)
+
+
+SOME_LINES = st.lists(
+    st.one_of(
+        st.binary(max_size=60),
+        st.sampled_from([
+            line(0).encode(), b"\xef\xbb\xbf" + line(1).encode(), b'{"a":', b"\0" * 9, b"\r",
+            b"a" * 70_000, b"\n", b" ", b"\xff\xfe", line(2).encode()[:40],
+        ]),
+    ),
+    max_size=12,
+)  # fmt: skip
+
+
+@given(lines=SOME_LINES, joint=st.sampled_from([b"\n", b"\r\n", b""]))
+def test_every_line_is_counted_once(lines: list[bytes], joint: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    content = joint.join(lines)
+    path = tmp_path_factory.mktemp("some") / "some.log"
+    path.write_bytes(content)
+    if content[:6].startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"PK\x03\x04", b"\xfd7zXZ")):
+        return
+    logs = AccessLogs([path])
+    found, counts = list(logs), logs.counts
+    assert counts.lines == content.count(b"\n") + (not content.endswith(b"\n") and content != b"")
+    assert counts.lines == counts.records + counts.empty + counts.unreadable.total()
+    assert len(found) == counts.records
+    assert bool(counts.example) == bool(counts.unreadable)
+    assert counts.example.isprintable()
+
+
+def test_the_first_unreadable_line_is_shown_without_what_a_terminal_would_obey(tmp_path: Path) -> None:
+    (tmp_path / "odd.log").write_bytes(b"\n\x1b]0;owned\x07\xe2\x80\xae" + b"x" * 10_000 + b"\nodd\n")
+    logs = AccessLogs([tmp_path / "odd.log"])
+    assert list(logs) == []
+    assert logs.counts.example.startswith(f"line 2 of '{tmp_path}/odd.log': it contains no request")
+    assert ": \\x1b]0;owned\\x07\\u202exxx" in logs.counts.example
+    assert len(logs.counts.example) < 500
+    assert (logs.counts.empty, logs.counts.unreadable.total()) == (1, 2)
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_a_line_may_have_65536_bytes(extra: int, tmp_path: Path) -> None:
+    text = f"{COMMON} ".encode().ljust(65_536 + extra, b"a")
+    (tmp_path / "long.log").write_bytes(text + b"\n" + line(0, "/next").encode())
+    logs = AccessLogs([tmp_path / "long.log"])
+    assert paths(logs) == ["/next"] if extra else ["/a?b=1", "/next"]
+    assert logs.counts.unreadable == ({"it is longer than 65,536 bytes": 1} if extra else {})
+
+
+def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BufferedReader(io.BytesIO((line(1, "/one") + line(0, "/zero")).encode()))  # type: ignore[arg-type]
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=raw))
+    logs = AccessLogs(["-"])
+    assert paths(logs) == ["/zero", "/one"]
+    assert paths(logs) == []
+    monkeypatch.setattr("sys.stdin", None)  # as in a process without standard input
+    with pytest.raises(ConfigurationError, match="standard input is closed"):
+        paths(logs)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_gzip_is_read_like_plain_text_whatever_the_name(tmp_path: Path, parts: int) -> None:
+    lines = (SAMPLES / "combined.log").read_bytes().splitlines(keepends=True)
+    texts = [b"".join(lines[part::parts]) for part in range(parts)]
+    (tmp_path / "packed.log").write_bytes(b"".join(map(gzip.compress, texts)))
+    assert list(AccessLogs([tmp_path / "packed.log"])) == list(AccessLogs([SAMPLES / "combined.log"]))
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda data: data[: len(data) // 2],
+    "flipped": lambda data: data[: len(data) // 2] + bytes(64) + data[len(data) // 2 + 64 :],
+    "with a tail": lambda data: data + b"tail" * 9,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_gzip_is_read_up_to_the_damage(tmp_path: Path, damage: str) -> None:
+    text = "".join(line(second, f"/{second**3}") for second in range(10_000)).encode()
+    data = b"".join(gzip.compress(text[start : start + 100_000]) for start in range(0, len(text), 100_000))
+    (tmp_path / "some.log").write_bytes(DAMAGES[damage](data))
+    logs = AccessLogs([tmp_path / "some.log"])
+    assert len(paths(logs)) == logs.counts.records > 1_000
+    assert logs.counts.unreadable["the compressed data is damaged"] == 1
+
+
+def test_a_gzip_bomb_of_one_line_takes_little_memory(tmp_path: Path) -> None:
+    with open(tmp_path / "bomb.log", "wb") as file:
+        for _ in range(16):  # a gzip file may have several members
+            file.write(gzip.compress(b"a" * 4_194_304))
+        file.write(gzip.compress(f"\n{line(0)}".encode()))
+    logs = AccessLogs([tmp_path / "bomb.log"])
+    tracemalloc.start()
+    try:
+        assert paths(logs) == ["/"]
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert logs.counts.unreadable == {"it is longer than 65,536 bytes": 1}
+    assert peak_bytes < 20_000_000
+
+
+@pytest.mark.parametrize(
+    ("magic", "packer"),
+    [(b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh9", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"PK\x03\x04", "zip")],
+)
+def test_another_compression_is_named(tmp_path: Path, magic: bytes, packer: str) -> None:
+    (tmp_path / "some.log").write_bytes(magic + b"\0" * 99)
+    message = f"some.log': it is compressed with {packer}; expected plain text or gzip"
+    with pytest.raises(ConfigurationError, match=message):
+        list(AccessLogs([tmp_path / "some.log"]))
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ([], "expected a list of files"),
+        ("access.log", "expected a list of files"),
+        (["-", "-"], "expected standard input once"),
+    ],
+)
+def test_files_that_cannot_be_read_are_refused(files: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        AccessLogs(files)

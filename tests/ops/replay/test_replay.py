@@ -1,0 +1,242 @@
+"""A replay decides as the live middleware does at the same times."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    header,
+)
+from slidegate.ops.replay import AccessRecord, Played, Replay
+from slidegate.ops.replay import replay as replay_module
+from slidegate.ops.replay.replay import scope_of
+from slidegate.testing import FakeClock
+
+from ...asgi import hello, send_scope
+
+START_US = 1_772_532_000_000_000
+CLIENTS = ("192.0.2.7", "192.0.2.8", "192.0.2.70", "198.51.100.3", "2001:db8::7", "2001:db8::8", "203.0.113.9")
+PATHS = ("/", "/login", "/items/7", "/items/8?a=b", "/.env", "/health", "/blocked", "/odd%20path")
+RULES = [
+    Rule("/health", exempt=True),
+    Rule("/blocked", block=True),
+    Rule("/login", "2/minute", methods=["POST"], count_if=lambda status: status == 401, name="login"),
+    Rule("/items/{id}", "3/10s; 8/minute", name="items"),
+    Rule("/items/{id}", "2/10s", shadow=True, name="stricter"),
+    Rule("*", "20/minute", key=header("X-API-Key"), name="keys"),
+    Rule("*", "70/hour"),
+]
+RECORDS = st.lists(
+    st.builds(
+        AccessRecord,
+        st.sampled_from([0, 1, 400_000, 1_000_000, 9_999_999, 61_000_000]),
+        st.sampled_from(CLIENTS),
+        st.sampled_from(["GET", "POST", "PUT"]),
+        st.sampled_from(PATHS),
+        st.sampled_from([200, 304, 401, 404, 500]),
+        st.sampled_from([(), (("x-api-key", "k1"),), (("user-agent", "curl/8"), ("x-api-key", "k2"))]),
+    ),
+    min_size=1,
+    max_size=120,
+)
+
+
+def options() -> dict[str, Any]:
+    """Return the options of a middleware that uses most of what a replay must decide alike."""
+    return {
+        "rules": RULES,
+        "client": client_ip(trusted=["203.0.113.9"]),
+        "blocklist": Networks(["198.51.100.3"]),
+        "allowlist": Networks(["192.0.2.64/26"]),
+        "bans": BanPolicy("6/10m", "5m", signals={404: 1, "refused": 1, "/.env": "ban"}),
+    }
+
+
+def at_times(gaps: list[AccessRecord]) -> list[AccessRecord]:
+    """Return records whose times are gaps as records at the times that follow."""
+    moments = accumulate(record.time_us for record in gaps)
+    return [record._replace(time_us=START_US + moment) for record, moment in zip(gaps, moments, strict=True)]
+
+
+async def live_statuses(records: list[AccessRecord]) -> list[int]:
+    """Return the statuses of a Starlette application behind the middleware, called as a server does."""
+
+    async def answer(request: Request) -> Response:
+        return Response(status_code=int(request.headers["x-status"]))
+
+    clock = FakeClock()
+    app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST", "PUT"])])
+    middleware = RateLimitMiddleware(app, limiter=Limiter(MemoryStore(clock=clock)), **options())
+    statuses = []
+    for record in records:
+        clock.set(record.time_us)
+        scope = scope_of(record)
+        scope["headers"].append((b"x-status", str(record.status).encode()))
+        statuses.append((await send_scope(middleware, scope)).status)
+    return statuses
+
+
+async def played(replay: Replay, records: list[AccessRecord]) -> list[Played]:
+    return [await replay.play(record) for record in records]
+
+
+def play(replay: Replay, *records: AccessRecord) -> list[Played]:
+    return asyncio.run(played(replay, list(records)))
+
+
+def record(second: float, client: str = "192.0.2.7", path: str = "/", **more: Any) -> AccessRecord:
+    at_us = START_US + round(second * 1_000_000)
+    return AccessRecord(at_us, client, "GET", path, 200)._replace(**more)
+
+
+@given(RECORDS)
+def test_a_replay_decides_as_the_live_application_does(gaps: list[AccessRecord]) -> None:
+    records = at_times(gaps)
+    replay = Replay.of(**options())
+    results = play(replay, *records)
+    assert [result.status for result in results] == asyncio.run(live_statuses(records))
+
+
+def test_a_replay_of_an_application_decides_as_that_of_its_options() -> None:
+    records = [record(second / 2, CLIENTS[second % 7], PATHS[second % 4]) for second in range(300)]
+    app = RateLimitMiddleware(hello, **options())
+    replays = [Replay([app]), Replay.of(**options())]
+    first, second = ([result.status for result in play(replay, *records)] for replay in replays)
+    assert first == second
+    assert set(first) == {200, 403, 429}
+    assert {status for status, one in zip(first, records, strict=True) if one.client == "192.0.2.70"} == {200}
+
+
+def test_all_middlewares_around_an_application_decide() -> None:
+    inner = RateLimitMiddleware(hello, rules=[Rule("/in", "1/minute")])
+    outer = RateLimitMiddleware(inner, rules=[Rule("/out", "1/minute")])
+    shared = Limiter()
+    pair = RateLimitMiddleware(
+        RateLimitMiddleware(hello, limits="2/minute", limiter=shared), limits="1/second", limiter=shared
+    )
+    results = play(Replay([outer, inner]), *(record(0, path=path) for path in ("/in", "/out", "/in", "/out", "/")))
+    assert [result.allowed for result in results] == [True, True, False, False, True]
+    results = play(Replay([pair, pair.app]), record(0), record(0.5), record(2), record(4))
+    assert [result.allowed for result in results] == [True, False, True, False]
+
+
+def test_neither_the_application_nor_its_store_nor_its_callbacks_are_called() -> None:
+    called: list[object] = []
+    store = MemoryStore()
+
+    async def app(*_: Any) -> None:
+        called.append("app")
+
+    async def exceeded(*_: Any) -> None:
+        called.append("exceeded")
+
+    rule = Rule("*", "1/minute", on_exceeded=exceeded, name="mine")
+    middleware = RateLimitMiddleware(app, rules=[rule], limiter=Limiter(store), on_refused=exceeded)
+    results = play(Replay([middleware]), record(0), record(1))
+    assert [result.status for result in results] == [200, 429]
+    assert called == []
+    assert store.stats().keys == 0
+    assert rule.on_exceeded is exceeded
+
+
+def test_limits_of_each_route_use_the_routes_of_the_application() -> None:
+    @RateLimit.exempt
+    async def free(request: Request) -> Response:
+        raise AssertionError("the endpoint is called")
+
+    async def answer(request: Request) -> Response:
+        raise AssertionError("the endpoint is called")
+
+    routes = [Route("/a/{x}", answer), Route("/free", free), Mount("/sub", routes=[Route("/b", answer)])]
+    middleware = RateLimitMiddleware(Starlette(routes=routes), default_limits="1/minute")
+    paths = ("/a/1", "/sub/b", "/free", "/a/2", "/sub/b", "/free", "/none", "/nope")
+    results = play(Replay([middleware]), *(record(0, path=path) for path in paths))
+    assert [result.allowed for result in results] == [True, True, True, False, False, True, True, False]
+
+
+def test_waits_and_permits_of_a_file_are_left_out_and_named(tmp_path: Path) -> None:
+    file = tmp_path / "slidegate.toml"
+    file.write_text(
+        'store = "redis://192.0.2.1:1/0"\ndeadline = "20ms"\nclient = { ipv4_prefix = 24 }\n'
+        '[[rules]]\npath = "*"\nlimits = "1/10s"\nwait = "5s"\nname = "slow"\nconcurrency = 1\non_exceeded = true\n'
+    )
+    middleware = RateLimitMiddleware.from_file(hello, file, store="memory://", on_exceeded=lambda key, decision: None)
+    replay = Replay([middleware.app])
+    assert replay.unwaited == ["slow"]
+    results = play(replay, record(0), record(8, "192.0.2.8"), record(10.1))
+    assert [(result.client, result.allowed) for result in results] == [
+        ("192.0.2.0/24", True), ("192.0.2.0/24", False), ("192.0.2.0/24", True)
+    ]  # fmt: skip
+
+
+def test_limits_of_each_route_count_by_the_key_of_the_middleware() -> None:
+    middleware = RateLimitMiddleware(hello, default_limits="1/minute", key=header("X-API-Key"))
+    sent = [record(0, client, headers=(("x-api-key", key),)) for client in CLIENTS[:2] for key in ("k1", "k2")]
+    assert [result.allowed for result in play(Replay([middleware]), *sent)] == [True, True, False, False]
+
+
+def test_a_rule_that_shares_permits_fairly_is_replayed() -> None:
+    rule = Rule("*", "1/minute", concurrency=2, wait="1s", fair=header("X-Tenant"))
+    results = play(Replay([RateLimitMiddleware(hello, rules=[rule])]), record(0), record(59.5))
+    assert [(result.allowed, result.outcomes[0].waited_us) for result in results] == [(True, None), (False, None)]
+    assert rule.wait_us == 1_000_000
+
+
+def test_a_late_record_counts_at_the_time_of_the_one_before() -> None:
+    replay = Replay.of(limits="1/10s")
+    results = play(replay, record(100), record(0))
+    assert replay.now_us == record(100).time_us
+    assert [result.allowed for result in (*results, *play(replay, record(110)))] == [True, False, True]
+
+
+def test_the_off_switch_of_applications_does_not_disable_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIDEGATE_ENABLED", "0")
+    middleware = RateLimitMiddleware(hello, limits="1/minute")
+    for replay in (Replay([middleware]), Replay.of(limits="1/minute")):
+        assert [result.status for result in play(replay, record(0), record(1))] == [200, 429]
+
+
+def test_a_log_that_needs_too_many_windows_ends_the_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_module, "MAX_KEYS", 10)
+    replay = Replay.of(limits="5/minute")
+    with pytest.raises(ConfigurationError, match="more than 10 windows or bans at a time; pass a shorter part"):
+        play(replay, *(record(0, f"192.0.2.{host}") for host in range(100)))
+
+
+def test_a_replay_needs_a_middleware() -> None:
+    with pytest.raises(ConfigurationError, match="at least one RateLimitMiddleware"):
+        Replay([])
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "query"),
+    [
+        ("/a%20b?c=d", "/a b", b"c=d"),
+        ("http://example.org/a?c=d", "/a", b"c=d"),
+        ("http://example.org", "/", b""),
+        ("http://[", "/http://[", b""),
+    ],
+)
+def test_every_form_of_a_target_is_a_path(target: str, path: str, query: bytes) -> None:
+    scope = scope_of(record(0, path=target))
+    assert (scope["path"], scope["query_string"]) == (path, query)

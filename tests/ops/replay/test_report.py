@@ -1,0 +1,207 @@
+"""Busiest moments are those of the log, and refusals those of the real limiter."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from itertools import accumulate
+from typing import Any
+
+import pytest
+from fastapi import APIRouter, FastAPI
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from slidegate import BanPolicy, ConfigurationError, Limit, Networks, RateLimitMiddleware, Rule, header, parse_limits
+from slidegate.ops.replay import AccessRecord, Measured, Replay, Simulated, report
+from slidegate.ops.replay.replay import checks_of
+from slidegate.ops.replay.report import WINDOWS, Measure, Subject, peak, quantile
+
+from ...asgi import hello
+from .test_replay import RECORDS, at_times, options, play, record
+
+GAPS = st.lists(
+    st.sampled_from([0, 1, 900, 15_625, 15_626, 100_000, 499_999, 1_000_000, 30_000_000]), min_size=1, max_size=150
+)
+LIMITS = st.builds("{}/{}".format, st.integers(1, 120), st.sampled_from(sorted(WINDOWS)))
+
+
+def added(target: Any, *records: AccessRecord) -> Any:
+    async def add() -> None:
+        for one in records:
+            await target.add(one)
+
+    asyncio.run(add())
+    return target
+
+
+def measure_of(*clients: list[int]) -> Measure:
+    return Measure(Subject("all", ("*",)), {f"192.0.2.{number}": times for number, times in enumerate(clients)})
+
+
+@example([[0, 60_000_000, *[0] * 99]], ["100/1m"])  # beyond 64, a window may count what is a little older
+@given(st.lists(GAPS, min_size=1, max_size=3), st.lists(LIMITS, min_size=1, max_size=3, unique_by=lambda it: it[-2:]))
+def test_limits_refuse_exactly_what_the_real_limiter_refuses(gaps: list[list[int]], texts: list[str]) -> None:
+    clients = [[10**15 + moment for moment in accumulate(one)] for one in gaps]
+    limits = [limit for text in texts for limit in parse_limits(text) if isinstance(limit, Limit)]
+    found = measure_of(*clients).refused_by(limits)
+    records = sorted(
+        AccessRecord(time_us, f"192.0.2.{number}", "GET", "/", 200)
+        for number, times in enumerate(clients)
+        for time_us in times
+    )
+    refused = Counter(result.client for result in play(Replay.of(limits=texts), *records) if not result.allowed)
+    assert (found["clients"], found["requests"]) == (len(refused), refused.total())
+
+
+@given(GAPS, st.sampled_from(sorted(WINDOWS.values())))
+def test_a_peak_is_the_most_requests_in_any_window(gaps: list[int], window_us: int) -> None:
+    times = list(accumulate(gaps))
+    assert peak(times, window_us) == max(sum(end - window_us < time <= end for time in times) for end in times)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1), st.floats(0.01, 1))
+def test_a_quantile_is_the_smallest_value_that_covers_a_share(values: list[int], share: float) -> None:
+    values.sort()
+    found = quantile(values, share)
+    assert sum(value <= found for value in values) >= share * len(values) - 1e-5
+    smaller = [value for value in values if value < found]
+    assert len(smaller) < share * len(values) + 1e-5
+
+
+@given(st.lists(GAPS, min_size=1, max_size=5))
+def test_suggested_limits_are_twice_what_almost_all_clients_need_and_refuse_none_of_them(gaps: list[list[int]]) -> None:
+    measure = measure_of(*(list(accumulate(one)) for one in gaps))
+    limits = measure.suggested()
+    assert {limit.window_us for limit in limits} <= set(WINDOWS.values())
+    for limit in limits:
+        (name,) = (name for name, window_us in WINDOWS.items() if window_us == limit.window_us)
+        assert limit.amount == 2 * measure.peaks[name][-1]
+    amounts = [limit.amount for limit in limits]
+    assert amounts == sorted(set(amounts)), "no limit is implied by one of a longer window"
+    assert measure.refused_by(limits)["requests"] == 0
+
+
+def test_round_numbers_refuse_less_and_less_up_to_nothing() -> None:
+    measure = measure_of(*([number for _ in range(number)] for number in range(1, 90)))
+    rows = measure.value()["would_refuse"]
+    assert [(row["limits"], row["clients"]) for row in rows] == [("50/1m", 39), ("100/1m", 0)]
+
+
+def test_bars_count_each_client_once() -> None:
+    bars = measure_of([1], [1], [1, 1], [1, 1, 1], [1] * 9).bars()
+    assert [(bar["requests"], bar["clients"]) for bar in bars] == [
+        ("1 to 1", 2), ("2 to 3", 2), ("4 to 7", 0), ("8 to 15", 1)
+    ]  # fmt: skip
+    assert [len(bar[""]) for bar in bars] == [40, 40, 0, 20]
+
+
+@given(RECORDS)
+def test_counts_of_a_simulation_are_those_of_its_requests(gaps: list[AccessRecord]) -> None:
+    records = at_times(gaps)
+    simulated = added(Simulated(Replay.of(**options())), *records, records[-1]._replace(method=""))
+    results = play(Replay.of(**options()), *records)
+    value = simulated.value()
+    refused = Counter(result.client for result in results if not result.allowed)
+    assert (value["requests"], value["no_requests"]) == (len(records), 1)
+    assert value["passed"] == sum(result.allowed for result in results)
+    assert (value["refused"], value["refused_clients"]) == (refused.total(), len(refused))
+    assert {row["client"]: row["refused"] for row in value["most_refused"]} == refused
+    rows = {(row["kind"], row["rule"]): row for row in value["rules"]}
+    kinds = Counter(event.kind for result in results for event in result.events)
+    assert rows["shadow", "stricter"]["refused"] == kinds["shadow_refused"]
+    outcomes = [outcome for result in results for outcome in result.outcomes]
+    for name in ("login", "items", "keys", "default"):
+        row = rows["limit", name]
+        assert row["refused"] == sum(not outcome.allowed and name in outcome.rules for outcome in outcomes)
+        assert row["requests"] == sum(
+            bucket.label == name for outcome in outcomes for bucket, _, _ in checks_of(outcome)
+        )
+        assert row["refused_clients"] <= row["clients"]
+
+
+def test_each_kind_of_refusal_has_its_row() -> None:
+    rules = [Rule("/no", block=True), Rule("*", "2/minute"), Rule("*", "1/minute", shadow=True, name="stricter")]
+    bans = [BanPolicy("2/10m", "1h", name="abuse"), BanPolicy("1/10m", "1h", name="soft", shadow=True)]
+    replay = Replay.of(rules=rules, bans=bans, blocklist=Networks(["198.51.100.1"]))
+    simulated = added(
+        Simulated(replay),
+        record(0, "198.51.100.1"),
+        record(0, "192.0.2.8", "/no"),
+        *(record(second) for second in range(6)),
+        record(7, "192.0.2.9"),
+    )
+    rows = {(row["kind"], row["rule"]): tuple(row.values())[2:] for row in simulated.value()["rules"]}
+    assert rows == {
+        ("list", "blocklist"): (None, 1, None, 1),
+        ("block", "/no"): (None, 1, None, 1),
+        ("limit", "default"): (5, 2, 2, 1),
+        ("shadow", "stricter"): (None, 1, None, 1),
+        ("ban", "abuse"): (None, 2, 1, 1),
+        ("shadow ban", "soft"): (None, 0, 1, 0),
+    }
+    worst = simulated.value()["most_refused"][0]
+    assert (worst["client"], worst["refused"], worst["request"], worst["rule"]) == ("192.0.2.7", 4, "GET /", "default")
+
+
+def test_rules_are_measured_by_their_own_keys_and_exempt_requests_not_at_all() -> None:
+    rules = [
+        Rule("/health", exempt=True),
+        Rule("/api/{rest:path}", "1/minute", key=header("X-API-Key"), methods=["GET"], name="api"),
+        Rule("/last", "1/minute", final=True),
+        Rule("/{x}", "1/minute", when=lambda request: request.headers.get("x-api-key") == "k", name="some"),
+        Rule("*", "1/second"),
+    ]
+    measured = added(
+        Measured(RateLimitMiddleware(hello, rules=rules)),
+        record(0, path="/health"),
+        record(1, "192.0.2.1", "/api/a", headers=(("x-api-key", "k"),)),
+        record(2, "192.0.2.2", "/api/b", headers=(("x-api-key", "k"),)),
+        record(2, "192.0.2.2", "/api/b", method="POST"),
+        record(3, "192.0.2.2", "/last", headers=(("x-api-key", "k"),)),
+        record(4, "192.0.2.2", "/other"),
+        record(5, "192.0.2.2", "/some", headers=(("x-api-key", "k"),)),
+    )
+    everything, api, last, some = measured.measures()
+    assert (everything.subject.label, everything.requests, everything.clients) == ("all", 6, 2)
+    assert [(one.subject.label, one.requests) for one in (last, some)] == [("/last", 1), ("some", 1)]
+    assert (api.subject.label, api.requests, api.clients) == ("api", 2, 1)
+    assert (api.subject.paths, api.subject.methods, api.subject.has_key) == (
+        ("/api/{rest:path}",),
+        ("GET", "HEAD"),
+        True,
+    )
+    assert api.peaks == {"10s": [2], "1m": [2], "1h": [2]}
+
+
+def test_the_routes_of_an_application_are_measured() -> None:
+    def answer() -> None:
+        raise AssertionError("the endpoint is called")
+
+    app, router = FastAPI(), APIRouter(prefix="/api")
+    router.add_api_route("/items/{id}", answer, methods=["GET", "PUT"])
+    router.add_api_route("/files/{path:path}", answer)
+    app.include_router(router)
+    paths = ("/api/items/1", "/api/items/2", "/api/files/a", "/api/files/a/b", "/wp-login.php")
+    measured = added(Measured(app=app), *(record(0, path=path) for path in paths))
+    subjects = [measure.subject for measure in measured.measures()]
+    assert subjects == [
+        Subject("all", ("*",)),
+        Subject("GET,PUT /api/items/{id}", ("/api/items/{id}",), ("GET", "PUT")),
+        Subject("GET /api/files/{path}", ("/api/files/{path:path}",), ("GET",)),
+        Subject("(no route)", ()),
+    ]
+    assert [measure.requests for measure in measured.measures()] == [5, 2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    "target", [lambda: Simulated(Replay.of(limits="9/s")), Measured], ids=["simulated", "measured"]
+)
+def test_memory_is_bounded_by_an_error(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "MAX_CLIENTS", 5)
+    with pytest.raises(ConfigurationError, match="more than 5 clients; pass a shorter part of it"):
+        added(target(), *(record(0, f"192.0.2.{host}") for host in range(9)))
+    monkeypatch.setattr(report, "MAX_REQUESTS", 5)
+    if target is Measured:
+        with pytest.raises(ConfigurationError, match="more than 5 requests; pass a shorter part of it"):
+            added(Measured(), *(record(0) for _ in range(9)))

@@ -1,0 +1,79 @@
+"""The access logs that uvicorn, hypercorn and granian really write are read."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from slidegate.ops.replay import AccessRecord
+from slidegate.ops.replay.logs import NO_TIME, parse_line
+
+pytestmark = pytest.mark.all
+BOUND_S = 20
+APP = """
+async def app(scope, receive, send):
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+"""
+FORMAT = '%(asctime)s %(client_addr)s - "%(request_line)s" %(status_code)s'
+"""The format that the error about a log of uvicorn without times shows."""
+LOG_CONFIG = {
+    "version": 1,
+    "formatters": {"access": {"()": "uvicorn.logging.AccessFormatter", "fmt": FORMAT}},
+    "handlers": {"access": {"class": "logging.StreamHandler", "formatter": "access"}},
+    "loggers": {"uvicorn.access": {"handlers": ["access"], "level": "INFO"}},
+}
+COMMANDS = {
+    "uvicorn": ["uvicorn", "--port", "PORT"],
+    "uvicorn with times": ["uvicorn", "--port", "PORT", "--log-config", "log.json"],
+    "hypercorn": ["hypercorn", "--bind", "127.0.0.1:PORT", "--access-logfile", "-"],
+    "granian": ["granian", "--interface", "asgi", "--port", "PORT", "--access-log"],
+}
+
+
+def served(directory: Path, command: list[str]) -> list[str]:
+    """Start a server, send a request, stop the server, and return the lines that it wrote about the request."""
+    (directory / "served_app.py").write_text(APP)
+    (directory / "log.json").write_text(json.dumps(LOG_CONFIG))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    module, *arguments = (word.replace("PORT", str(port)) for word in command)
+    arguments = [sys.executable, "-m", module, "served_app:app", *arguments]
+    with open(directory / "out", "w+") as out:
+        process = subprocess.Popen(arguments, cwd=directory, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            until_s = time.monotonic() + BOUND_S
+            while "/seen" not in (directory / "out").read_text():
+                assert time.monotonic() < until_s, (directory / "out").read_text()
+                try:
+                    httpx.get(f"http://127.0.0.1:{port}/seen", headers={"user-agent": 'odd "agent"'}, timeout=BOUND_S)
+                except httpx.TransportError:
+                    time.sleep(0.05)  # it does not listen yet
+        finally:
+            process.terminate()
+            process.wait(BOUND_S)
+    return [text for text in (directory / "out").read_text().splitlines() if "/seen" in text]
+
+
+@pytest.mark.parametrize("server", COMMANDS)
+def test_the_access_log_of_a_server_is_read_or_lacks_its_time(server: str, tmp_path: Path) -> None:
+    before_us = (int(time.time()) - 1) * 1_000_000
+    found = [parse_line(text) for text in served(tmp_path, COMMANDS[server])]
+    assert found
+    for record in found:
+        if server == "uvicorn":
+            assert record == NO_TIME
+            continue
+        assert isinstance(record, AccessRecord), record
+        assert (record.client, record.method, record.path, record.status) == ("127.0.0.1", "GET", "/seen", 404)
+        if time.localtime().tm_gmtoff == 0 or server != "uvicorn with times":  # uvicorn logs local time without a zone
+            assert before_us <= record.time_us <= (time.time() + 1) * 1_000_000
