@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from slidegate import Limit, MemoryStore
-from slidegate.core import LimitSet
+from slidegate.core import Bucket
 
 from .rounds import show
 
@@ -32,7 +32,7 @@ def bytes_per_key(limit: Limit, hits: int) -> float:
     """Return the bytes that a store uses for each of `KEYS` keys after `hits` hits of each."""
     now_us = [10**12]
     store = MemoryStore(max_keys=KEYS, clock=lambda: now_us[0])
-    bucket, keys = LimitSet("rule", (limit,)), [f"client:{number}" for number in range(KEYS)]
+    bucket, keys = Bucket("rule", (limit,)), [f"client:{number}" for number in range(KEYS)]
     gc.collect()
     tracemalloc.start()
     for _ in range(hits):
@@ -55,7 +55,7 @@ def collected_ms() -> float:
     return min(taken) / 1_000_000
 
 
-def longest_hit_ms(store: MemoryStore, bucket: LimitSet, keys: Iterable[str]) -> float:
+def longest_hit_ms(store: MemoryStore, bucket: Bucket, keys: Iterable[str]) -> float:
     """Hit each key once; return the longest time in milliseconds."""
     longest_ns = 0
     for key in keys:
@@ -67,7 +67,7 @@ def longest_hit_ms(store: MemoryStore, bucket: LimitSet, keys: Iterable[str]) ->
 
 def many_keys(number: int) -> list[list[str]]:
     """Return the rows of a store with many keys: while they are added, while they live, and while they expire."""
-    bucket, now_us = LimitSet("rule", (Limit(100_000, "10s"),)), [10**12]
+    bucket, now_us = Bucket("rule", (Limit(100_000, "10s"),)), [10**12]
     without_ms = collected_ms()
     store = MemoryStore(max_keys=number + LATER, clock=lambda: now_us[0])
     coming_ms = longest_hit_ms(store, bucket, (f"client:{key}" for key in range(number)))

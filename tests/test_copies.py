@@ -11,16 +11,21 @@ import pytest
 
 import slidegate
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, MessageLimits, Networks, Quota, Rule
-from slidegate.core import CounterWindow, Decision, InvalidKey, Limit, LimitSet, MetricWindow, Reason
-from slidegate.core.decision import BanRefusal, Check, RuleRefusal, StruckRefusal
-from slidegate.limiter.decisions import LocalRefusal, NotAsked, StoreDown
+from slidegate.core import Bucket, CounterWindow, Decision, InvalidKey, Limit, MetricWindow, Reason
+from slidegate.core.bans.ban import Ban
+from slidegate.core.decision import Check, refused_by_ban
+from slidegate.limiter.terms import Terms
 from slidegate.ops.statistics import Stats, Traffic, Worker
 
 LIMIT = Limit(5, "1m")
-BUCKET = LimitSet("api", [LIMIT], ["a"], count_denied=True, wait_us=7, wait_max=3, label="All")
+BUCKET = Bucket("api", [LIMIT], ["a"], count_denied=True, label="All", terms=Terms(7, 3))
+BAN = Ban("192.0.2.1", "a reason", "flood", 1, 3, 90, 5)
 CHECK: Check = (BUCKET, "192.0.2.1", 2)
-OF_BUCKET = ("rule", "label", "limits", "names", "count_denied", "held", "wait_us", "wait_max")
-OF_DECISION = ("allowed", "reason", "now_us", "checks", "readings", "states", "retry_after_us", "by", "ban")
+OF_BUCKET = ("name", "label", "limits", "names", "count_denied", "is_permit", "unit", "terms")
+OF_DECISION = (
+    *("allowed", "reason", "now_us", "checks", "readings", "states", "retry_after_us"),
+    *("by", "ban", "status", "at_least_us"),
+)
 DECISION = Decision(False, Reason.LIMITED, 10, (CHECK,), ((5, 40, 20, 30),))
 
 
@@ -30,12 +35,11 @@ SUMMARY = WINDOW.read(0)
 SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
     (BUCKET, OF_BUCKET),
     (DECISION, OF_DECISION),
-    (StruckRefusal(DECISION, 77), OF_DECISION),
-    (BanRefusal("a list", None, 5, (CHECK,)), OF_DECISION),
-    (RuleRefusal("nobody", 404), (*OF_DECISION, "status")),
-    (StoreDown(False, (CHECK,), 9), OF_DECISION),
-    (NotAsked(CHECK, (CHECK, CHECK)), (*OF_DECISION, "check")),
-    (LocalRefusal(NotAsked(CHECK, (CHECK,)), (CHECK, CHECK)), (*OF_DECISION, "question")),
+    (Decision(False, Reason.LIMITED, 10, (CHECK,), ((5, 40, 20, 30),), at_least_us=77), OF_DECISION),
+    (Decision(False, Reason.BLOCKED, 5, (CHECK,), by="a list"), OF_DECISION),
+    (Decision(False, Reason.BLOCKED, by="nobody", status=404), OF_DECISION),
+    (Decision(False, Reason.UNAVAILABLE, checks=(CHECK,), at_least_us=9), OF_DECISION),
+    (refused_by_ban(BAN, 5, (CHECK,)), OF_DECISION),
     (SUMMARY, ("start_us", "span_us", "events", "rt")),
     (Traffic(passed=3, refused=1), ("passed", "refused")),
     (Worker("host:7:1f3a", "host", 7, 0.5), ("name", "host", "pid", "age_s")),

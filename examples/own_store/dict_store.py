@@ -15,12 +15,12 @@ from slidegate import StoreError
 from slidegate.core import (
     AnyLimit,
     BanSubject,
+    Bucket,
     Check,
     Clock,
     Concurrency,
     ConfigurationError,
     Decision,
-    LimitSet,
     Reservation,
     Snapshot,
     Store,
@@ -123,7 +123,7 @@ class DictStore(Store):
                 self._reset_us = max(self._clock(), self._latest_us)
             return bool(forgotten)
 
-    def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot:
+    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
         """Return the windows of a key."""
         with self._guard():
             now_us, windows = self._now_us(), self._windows.copy()
@@ -158,7 +158,7 @@ class DictStore(Store):
     def _find(self, checks: Sequence[Check], windows: Windows, now_us: int) -> list[WindowRef]:
         """Return the locations of the windows of a question, creating missing windows."""
         asked = [
-            (limit, cost, (bucket.rule, limit.same_window, key))
+            (limit, cost, (bucket.name, limit.same_window, key))
             for bucket, key, cost in checks
             for limit in bucket.limits
         ]

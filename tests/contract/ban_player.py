@@ -8,7 +8,7 @@ from math import inf
 from typing import TypeAlias
 
 from slidegate import BanPolicy
-from slidegate.core import Ban, BanSubject, LimitSet, Reason, Store, parse_address, parse_limits
+from slidegate.core import Ban, BanSubject, Bucket, Reason, Store, parse_address, parse_limits
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..reference.ban_model import BanModel, Made
@@ -49,7 +49,7 @@ class BanPlayer:
         self.clock = FakeClock(choices.pick((0, choices.below(10**9), YEAR_2100_US)))
         self.model = BanModel()
         self.moves: list[str] = []
-        self._bucket = LimitSet("rule", parse_limits("3600/400d @3600"))
+        self._bucket = Bucket("rule", parse_limits("3600/400d @3600"))
         self._ahead_us = 0  # how far the time of the reference, which never steps back, is ahead of the clock
 
     @property

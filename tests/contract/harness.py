@@ -14,8 +14,8 @@ from slidegate import BanPolicy
 from slidegate.core import (
     Ban,
     BanSubject,
+    Bucket,
     Decision,
-    LimitSet,
     SharedStats,
     Store,
     WindowView,
@@ -58,15 +58,15 @@ class StoreHarness:
         assert self.raw.shared_stats is not None
         return self.raw.shared_stats
 
-    async def hit(self, *checks: tuple[LimitSet, str, int]) -> Decision:
+    async def hit(self, *checks: tuple[Bucket, str, int]) -> Decision:
         """Charge all checks or none."""
         return await settle(self.raw.hit(checks))
 
-    async def peek(self, *checks: tuple[LimitSet, str, int]) -> Decision:
+    async def peek(self, *checks: tuple[Bucket, str, int]) -> Decision:
         """Decide without charging."""
         return await settle(self.raw.peek(checks))
 
-    async def charge(self, *checks: tuple[LimitSet, str, int]) -> Decision:
+    async def charge(self, *checks: tuple[Bucket, str, int]) -> Decision:
         """Charge regardless of the limits."""
         return await settle(self.raw.charge(checks))
 
@@ -82,7 +82,7 @@ class StoreHarness:
         """Reset all keys."""
         return await settle(self.raw.reset_all())
 
-    async def views(self, key: str, asked: LimitSet) -> list[WindowView]:
+    async def views(self, key: str, asked: Bucket) -> list[WindowView]:
         """Return the windows of a key, and check them against a peek."""
         return await as_peek_says(self.raw, key, asked)
 
@@ -117,9 +117,9 @@ class StoreHarness:
         return rows
 
 
-def bucket(limits: str, rule: str = "rule", *, count_denied: bool = False) -> LimitSet:
+def bucket(limits: str, rule: str = "rule", *, count_denied: bool = False) -> Bucket:
     """Return a limit set for limits as text."""
-    return LimitSet(rule, parse_limits(limits), count_denied=count_denied)
+    return Bucket(rule, parse_limits(limits), count_denied=count_denied)
 
 
 async def in_threads(job: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:

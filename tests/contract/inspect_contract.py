@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slidegate.core import Concurrency, LimitSet
+from slidegate.core import Bucket, Concurrency
 
 from .harness import StoreHarness, bucket, with_store
 from .player import settle
@@ -50,7 +50,7 @@ class InspectContract:
 
     @with_store(ability="permits_held")
     async def test_reset_all_lets_permits_stay(self, store: StoreHarness) -> None:
-        held = LimitSet("held", (Concurrency(1),))
+        held = Bucket("held", (Concurrency(1),))
         permit = await store.hit((held, "ann", 1))
         await store.hit((bucket("5/minute"), "ann", 5))
         assert await store.reset_all() is True

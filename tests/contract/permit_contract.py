@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import random
 
-from slidegate.core import Check, Concurrency, Decision, LimitSet, Reason
+from slidegate.core import Bucket, Check, Concurrency, Decision, Reason
 
 from .harness import StoreHarness, bucket, with_store
 from .player import views_of
 from .programs import SECOND_US
 
 
-def permits(amount: int, rule: str = "rule") -> LimitSet:
+def permits(amount: int, rule: str = "rule") -> Bucket:
     """Return the limit set of a concurrency limit."""
-    return LimitSet(rule, (Concurrency(amount),))
+    return Bucket(rule, (Concurrency(amount),))
 
 
 class PermitsContract:
@@ -113,5 +113,5 @@ async def _play(store: StoreHarness, chance: random.Random) -> None:
 async def _release(store: StoreHarness, decision: Decision) -> None:
     """Release the permits of a decision one by one, as the middleware does."""
     for place, (asked, _, _) in enumerate(decision.checks):
-        if asked.held:
+        if asked.is_permit:
             assert [await store.refund(decision, place) for _ in range(2)] == [True, False]

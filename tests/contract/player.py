@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeAlias, TypeVar
 
-from slidegate.core import AnyLimit, Check, Decision, Limit, LimitSet, Quota, Store, WindowView
+from slidegate.core import AnyLimit, Bucket, Check, Decision, Limit, Quota, Store, WindowView
+from slidegate.core.decision import uncounted
 from slidegate.core.views import view_of
 from slidegate.testing import FakeClock
 
@@ -30,16 +31,16 @@ async def settle(answer: Answered | Awaitable[Answered]) -> Answered:
     return answer
 
 
-async def views_of(store: Store, key: str, asked: LimitSet) -> list[WindowView]:
+async def views_of(store: Store, key: str, asked: Bucket) -> list[WindowView]:
     """Return the windows of a key as a store reports them."""
     now_us, windows = await settle(store.inspect(key, (asked,)))
     return [
-        view_of(asked.rule, asked.label, name, limit, window, now_us)
+        view_of(asked.name, asked.label, name, limit, window, now_us)
         for name, limit, window in zip(asked.names, asked.limits, windows, strict=True)
     ]
 
 
-async def as_peek_says(store: Store, key: str, asked: LimitSet) -> list[WindowView]:
+async def as_peek_says(store: Store, key: str, asked: Bucket) -> list[WindowView]:
     """Return the windows of a key, and assert that they match a peek."""
     views = await views_of(store, key, asked)
     decision = await settle(store.peek(((asked, key, 0),)))
@@ -66,7 +67,7 @@ class Player:
         self.model = Model()
         self.moves = program.moves
         self.buckets = [
-            LimitSet(f"rule-{number}", limits, count_denied=counted)
+            Bucket(f"rule-{number}", limits, count_denied=counted)
             for number, (limits, counted) in enumerate(zip(program.rules, program.count_denied, strict=True))
         ]
         self.named: set[tuple[int, str]] = set()
@@ -85,7 +86,7 @@ class Player:
             played.append("peeks until all is empty")
             await self.look_after_all()  # after a changed amount, a window converts its units at the next hit
             for rule, key in sorted(self.named):
-                await self._check_expiry(key, self.buckets[rule].uncounted)
+                await self._check_expiry(key, uncounted(self.buckets[rule]))
 
     async def _play(self, move: Move) -> None:
         match move:
@@ -165,7 +166,7 @@ class Player:
         for rule, key in sorted(self.named):
             await self._hit(((rule, key, 0),), plain=True)
 
-    async def _check_expiry(self, key: str, asked: LimitSet) -> None:
+    async def _check_expiry(self, key: str, asked: Bucket) -> None:
         """Assert that every unit expires at the time that its slice reports, and not earlier."""
         shown = await as_peek_says(self.store, key, asked)
         moments = sorted({part.leaves_us for view in shown for part in view.slices if part.units})
@@ -179,10 +180,10 @@ class Player:
         bucket = self.buckets[rule]
         changed = list(bucket.limits)
         changed[number] = _of_amount(changed[number], amount)
-        self.buckets[rule] = LimitSet(bucket.rule, changed, count_denied=bucket.count_denied)
+        self.buckets[rule] = Bucket(bucket.name, changed, count_denied=bucket.count_denied)
 
     def _checks(self, question: Question, plain: bool = False) -> list[Check]:
-        buckets = [bucket.uncounted for bucket in self.buckets] if plain else self.buckets
+        buckets = [uncounted(bucket) for bucket in self.buckets] if plain else self.buckets
         return [(buckets[rule], key, cost) for rule, key, cost in question]
 
     def _put(self, checks: Sequence[Check]) -> Sequence[Check]:

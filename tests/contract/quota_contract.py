@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from slidegate.core import LimitSet, Quota, parse_limits
+from slidegate.core import Bucket, Quota, parse_limits
 
 from .harness import StoreHarness, with_store
 from .programs import DAY_US, SECOND_US
 
 
-def plan(quota: Quota) -> LimitSet:
+def plan(quota: Quota) -> Bucket:
     """Return the limit set of one quota."""
-    return LimitSet("plan", parse_limits(quota))
+    return Bucket("plan", parse_limits(quota))
 
 
 class QuotasContract:

@@ -19,7 +19,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import given, settings
 
-from slidegate.core import Check, Decision, Quota, Reason, Store, StoreUnavailable, parse_limits
+from slidegate.core import Check, Decision, Quota, Reason, Store, StoreUnavailable, merged, parse_limits
 from slidegate.testing import FakeClock
 
 from .ban_contract import BansContract
@@ -154,17 +154,16 @@ class StoreContract(
         assert not await store.hit((bucket("3/minute"), "ann", 1))
 
     @with_store()
-    async def test_one_key_that_is_asked_twice_has_to_hold_both_costs(self, store: StoreHarness) -> None:
+    async def test_one_window_that_is_asked_twice_counts_once_with_the_larger_cost(self, store: StoreHarness) -> None:
         for rule in ("5/minute", "100/minute"):
             asked = bucket(rule, rule)
             amount = asked.limits[0].amount
-            for costs in ((amount, 0), (amount, 1), (amount - 2, 3)):
-                together = [(asked, "ann", cost) for cost in costs]
-                for refused in (await store.peek(*together), await store.hit(*together)):
-                    assert (refused.allowed, refused.reason) == (False, Reason.TOO_LARGE)
-                    assert refused.retry_after_us is None
-            assert await store.hit((asked, "ann", 0), (asked, "ann", amount))
-            waiting = await store.hit((asked, "ann", amount), (asked, "bob", 1))
+            twice = merged([(asked, "ann", 2), (bucket(rule, rule), "ann", amount - 1), (asked, "bob", 1)])
+            for admitted in (await store.peek(*twice), await store.hit(*twice)):
+                assert [(state.key, state.remaining) for state in admitted.states][-1] == ("bob", amount - 1)
+                assert len(admitted.states) == 2
+            assert (await store.hit((asked, "ann", 1))).remaining == 0
+            waiting = await store.hit((asked, "ann", 1), (asked, "bob", 1))
             assert (waiting.reason, waiting.states[1].retry_after_us) == (Reason.LIMITED, 0)
 
     @with_store()

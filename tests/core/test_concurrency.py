@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from slidegate.core import NEVER, OPEN, AnyLimit, Concurrency, Limit, LimitSet
+from slidegate.core import NEVER, OPEN, AnyLimit, Bucket, Concurrency, Limit
 from slidegate.core.decision import Decision, Reason
 from slidegate.stores.memory.store import MemoryStore
 
@@ -54,7 +54,7 @@ def test_no_time_frees_a_permit() -> None:
 
 def test_a_refusal_that_counts_is_charged_also_for_lack_of_a_place_and_a_place_can_be_charged_anyway() -> None:
     store = MemoryStore()
-    counting, held = LimitSet("rule", (Limit(9, "1m"),), count_denied=True), LimitSet("rule", (Concurrency(1),))
+    counting, held = Bucket("rule", (Limit(9, "1m"),), count_denied=True), Bucket("rule", (Concurrency(1),))
     assert store.charge(((held, "ann", 1),))
     assert not store.hit(((counting, "ann", 1), (held, "ann", 1)))
     assert (store.peek(((counting, "ann", 0),)).remaining, store.permits_held()) == (8, 1)
@@ -63,7 +63,7 @@ def test_a_refusal_that_counts_is_charged_also_for_lack_of_a_place_and_a_place_c
 
 
 def test_a_refusal_shows_what_can_never_pass_before_what_nobody_knows_before_what_ends() -> None:
-    buckets = [LimitSet(name, (Concurrency(1),)) for name in ("ends", "open", "never")]
+    buckets = [Bucket(name, (Concurrency(1),)) for name in ("ends", "open", "never")]
     readings = [(1, 0, 0, 5), (1, 0, 0, OPEN), (1, 0, 0, NEVER)]
     for last, name in enumerate(("ends", "open", "never")):
         checks = [(bucket, "ann", 1) for bucket in buckets[: last + 1]]

@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from slidegate.core import NEVER, Decision, InvalidKey, Limit, LimitSet, Reason, parse_limits
-from slidegate.core.decision import Check, StruckRefusal
+from slidegate.core import NEVER, Bucket, Decision, InvalidKey, Limit, Reason, parse_limits
+from slidegate.core.decision import Check
 from slidegate.core.ring import WindowState
 
 SECOND_US = 1_000_000
@@ -27,7 +27,7 @@ def decide(limits: str, *readings: WindowState, cost: int = 1, rule: str = "api"
     ]
     waits = [wait for *_, wait in readings]
     reason = Reason.TOO_LARGE if NEVER in waits else Reason.LIMITED if any(waits) else Reason.OK
-    checks: list[Check] = [(LimitSet(rule, parse_limits(limits)), "ann", cost)]
+    checks: list[Check] = [(Bucket(rule, parse_limits(limits)), "ann", cost)]
     return Decision(reason is Reason.OK, reason, NOW_US, checks, seen)
 
 
@@ -42,12 +42,12 @@ def test_an_admission_tells_what_is_left_and_when_more_comes() -> None:
     assert (decision.reset_after, decision.reset_after_us) == (50, 50 * SECOND_US)
     assert decision.violated == ()
     assert repr(decision) == "<Decision ok limit=5/1m remaining=3 retry_after_us=0 reset_after_us=50000000>"
-    assert repr(decision.checks[0][0]) == "<LimitSet 'api' 5/1m>"
+    assert repr(decision.checks[0][0]) == "<Bucket 'api' 5/1m>"
 
 
 @pytest.mark.parametrize(("span_us", "seconds"), [(1, 1), (999_999, 1), (1_000_000, 1), (1_000_001, 2)])
 def test_spans_are_rounded_up_to_whole_seconds(span_us: int, seconds: int) -> None:
-    check: Check = (LimitSet("api", parse_limits("1/hour")), "ann", 1)
+    check: Check = (Bucket("api", parse_limits("1/hour")), "ann", 1)
     decision = Decision(False, Reason.LIMITED, 0, [check], [(1, span_us, 0, span_us)])
     assert (decision.retry_after_us, decision.retry_after, decision.more_after) == (span_us, seconds, seconds)
 
@@ -64,7 +64,7 @@ def test_a_decision_without_limits_has_no_numbers(reason: Reason, allowed: bool,
 
 
 def test_states_name_their_rule_key_and_limit_in_the_order_asked() -> None:
-    first, second = LimitSet("login", parse_limits("5/m; 50/h")), LimitSet("api", parse_limits("9/s"))
+    first, second = Bucket("login", parse_limits("5/m; 50/h")), Bucket("api", parse_limits("9/s"))
     checks: list[Check] = [(first, "ann", 1), (second, "everyone", 2)]
     decision = Decision(True, Reason.OK, 0, checks, [(1, 1, 0, 0), (2, 1, 0, 0), (3, 1, 0, 0)])
     assert [(state.name, state.rule, state.key, state.remaining) for state in decision.states] == [
@@ -86,17 +86,17 @@ def test_states_name_their_rule_key_and_limit_in_the_order_asked() -> None:
     ],
 )
 def test_limits_are_named_after_their_rule_or_by_themselves(limits: str, names: list[str]) -> None:
-    assert list(LimitSet("api", parse_limits(limits)).names) == names
+    assert list(Bucket("api", parse_limits(limits)).names) == names
 
 
 @pytest.mark.parametrize("limits", ["a: 5/s; a: 6/m; a: 7/h", "a: 5/s; a: 6/m; a@64: 7/h", "api-60: 5/s; 6/m; 7/h"])
 def test_no_two_limits_of_a_rule_have_one_name(limits: str) -> None:
-    names = LimitSet("api", parse_limits(limits)).names
+    names = Bucket("api", parse_limits(limits)).names
     assert len(set(names)) == len(names) == 3
 
 
 def test_a_check_that_is_taken_out_leaves_the_rest_as_if_it_had_cost_nothing() -> None:
-    login, service = LimitSet("login", parse_limits("5/m; 50/h")), LimitSet("service", parse_limits("100/s"))
+    login, service = Bucket("login", parse_limits("5/m; 50/h")), Bucket("service", parse_limits("100/s"))
     readings = [(2, 60, 9, 0), (2, 99, 9, 0), (7, 50, 9, 0)]
     decision = Decision(True, Reason.OK, 5, [(login, "ann", 2), (service, "all", 1)], readings, None)
     (part,) = decision.take_back(0)
@@ -121,7 +121,7 @@ def test_a_check_that_is_taken_out_leaves_the_rest_as_if_it_had_cost_nothing() -
 def test_the_limit_under_which_the_fewest_more_such_requests_fit_decides_an_admission(
     costs: tuple[int, int], spent: tuple[int, int], shown: str
 ) -> None:
-    buckets = [LimitSet("requests", parse_limits("60/minute")), LimitSet("tokens", parse_limits("1000/minute"))]
+    buckets = [Bucket("requests", parse_limits("60/minute")), Bucket("tokens", parse_limits("1000/minute"))]
     for order in (1, -1):
         checks: list[Check] = [(bucket, "ann", cost) for bucket, cost in zip(buckets, costs, strict=True)][::order]
         seen = [(units, 9 - place, 0, 0) for place, units in enumerate(spent)][::order]
@@ -135,7 +135,11 @@ def test_the_error_about_a_key_keeps_what_it_expected_when_it_is_pickled() -> No
 
 
 def test_a_refusal_that_bans_lasts_as_long_as_the_longer_of_limit_and_ban_and_what_can_never_pass_has_no_end() -> None:
-    struck = StruckRefusal(decide("5/minute", (5, 20, 0, 20)), 77 * SECOND_US)
-    assert (struck.allowed, struck.retry_after) == (False, 77)
-    assert StruckRefusal(decide("5/minute", (5, 20, 0, 20)), SECOND_US).retry_after == 20
-    assert StruckRefusal(decide("5/minute", (5, 20, 0, NEVER), cost=6), SECOND_US).retry_after is None
+    refusal = decide("5/minute", (5, 20, 0, 20))
+    refusal.at_least_us = 77 * SECOND_US
+    assert (refusal.allowed, refusal.retry_after) == (False, 77)
+    refusal.at_least_us = SECOND_US
+    assert refusal.retry_after == 20
+    endless = decide("5/minute", (5, 20, 0, NEVER), cost=6)
+    endless.at_least_us = SECOND_US
+    assert endless.retry_after is None

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate import Limit, MemoryStore
-from slidegate.core import Decision, LimitSet
+from slidegate.core import Bucket, Decision
 from slidegate.testing import FakeClock
 
 from ..contract.programs import YEAR_2100_US, Choices
@@ -66,7 +66,7 @@ class Key:
     def __init__(self, limit: Limit, start_us: int) -> None:
         self.clock = FakeClock(start_us)
         self.store = MemoryStore(clock=self.clock)
-        self.bucket = LimitSet("rule", (limit,))
+        self.bucket = Bucket("rule", (limit,))
 
     def hit(self, cost: int) -> Decision:
         return self.store.hit(((self.bucket, "ann", cost),))
@@ -196,7 +196,7 @@ def test_an_amount_that_crosses_the_resolution_frees_nothing_early(changes: list
     admitted: list[tuple[int, int]] = []
     for span_us, amount, cost in changes:
         clock.advance(us=span_us)
-        bucket = LimitSet("rule", (Limit(amount, "1s", resolution=10),))
+        bucket = Bucket("rule", (Limit(amount, "1s", resolution=10),))
         decision = store.hit(((bucket, "ann", cost),))
         if decision:
             in_window = sum(units for at_us, units in admitted if at_us > clock() - 1_000_000)

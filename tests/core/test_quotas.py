@@ -8,7 +8,7 @@ import zoneinfo
 import pytest
 
 from slidegate import ConfigurationError, Limit, Quota, parse_limits
-from slidegate.core import NEVER, LimitSet
+from slidegate.core import NEVER, Bucket
 
 NEW_YEAR_US = 1_735_689_600_000_000  # 2025-01-01T00:00Z
 HOUR_US = 3_600_000_000
@@ -53,7 +53,7 @@ def test_quotas_stand_beside_limits_in_a_set() -> None:
 
 def test_quotas_of_a_rule_are_told_apart_by_their_periods() -> None:
     limits = parse_limits(["100/minute", Quota("5/day"), Quota("9/month"), Quota("9/month", zone="Asia/Tokyo")])
-    assert LimitSet("api", limits).names == ("api-60", "api-day", "api-month", "api-month-2")
+    assert Bucket("api", limits).names == ("api-60", "api-day", "api-month", "api-month-2")
     assert [(limit.window_s, limit.said) for limit in limits[:2]] == [(60, "100 per 1m"), (None, "5 per day")]
 
 

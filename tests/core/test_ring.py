@@ -10,7 +10,7 @@ from struct import pack
 import pytest
 
 from slidegate import Limit, MemoryStore
-from slidegate.core import LimitSet
+from slidegate.core import Bucket
 from slidegate.core.ring import MAX_UNITS, expires_us
 from slidegate.testing import FakeClock
 
@@ -84,7 +84,7 @@ def test_a_clock_that_steps_back_behind_a_key_that_keeps_asking_does_not_freeze_
     """The store keeps a ring that was moved although nothing was spent in it."""
     for limits in (EXACT, SLICED):
         clock = FakeClock(10**12)
-        store, asked = MemoryStore(clock=clock), (LimitSet("rule", (limits,)), "ann", limits.amount)
+        store, asked = MemoryStore(clock=clock), (Bucket("rule", (limits,)), "ann", limits.amount)
         assert store.hit((asked,))
         clock.advance(us=-3_600 * SECOND_US)
         first = store.hit((asked,))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, RateLimitMiddleware
 from slidegate.core import Reason
 from slidegate.core.concurrency import Concurrency
-from slidegate.core.decision import Check, Decision, LimitSet
+from slidegate.core.decision import Bucket, Check, Decision
 from slidegate.core.errors import StoreTimeout, StoreUnavailable
 from slidegate.limiter import failover
 from slidegate.limiter.aio import MAX_DONE, Deadline
@@ -249,7 +249,7 @@ async def test_the_place_of_a_request_that_is_cancelled_as_its_answer_comes_is_h
     ends: str, left: int
 ) -> None:
     ward = Ward("local")
-    limits = LimitSet("jobs", [Concurrency(1)]), LimitSet("units", [Limit(5, "1h")])
+    limits = Bucket("jobs", [Concurrency(1)]), Bucket("units", [Limit(5, "1h")])
     checks = [(bucket, "ann", 1) for bucket in limits]
     made = answers_later(ward)
     if ends == "refused":

@@ -76,8 +76,8 @@ async def test_callers_are_asked_in_their_order_as_long_as_they_live() -> None:
     assert limiter.engine.callers.listed()[:2] == [first, second]
     assert [bound.rule.label for bound in second.bound()] == ["a"]
     buckets = [bucket for caller in limiter.engine.callers.listed() for bucket in caller.buckets()]
-    assert buckets[-1].rule == "function"
-    assert [window.rule for window in (await limiter.inspect(PEER)).windows] == [bucket.rule for bucket in buckets]
+    assert buckets[-1].name == "function"
+    assert [window.rule for window in (await limiter.inspect(PEER)).windows] == [bucket.name for bucket in buckets]
     del first, second, limited, buckets
     gc.collect()
     assert limiter.engine.callers.listed() == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -26,7 +26,7 @@ HOUR_US = 3_600_000_000
 
 
 class Rules:
-    """Stands for a middleware: it has limits, and is told what is changed."""
+    """Stands for a middleware: it has limits, and counts by its own copies of them."""
 
     def __init__(self, limiter: Limiter, **limits: str | AnyLimit) -> None:
         self.limits = {
@@ -34,7 +34,7 @@ class Rules:
         }
         self.fixed = ""
         self.cost = 1
-        self.told: list[dict[str, str]] = []
+        self.owned: dict[str, AnyLimit] = {}
         self.begun = 0
         limiter.engine.callers.add(self)
 
@@ -43,10 +43,14 @@ class Rules:
 
     def named_limits(self) -> Iterator[NamedLimit]:
         for name, limit in self.limits.items():
-            yield NamedLimit(name, limit, self.cost, self.fixed)
+            owned = self.owned.setdefault(name, limit.own())
+            yield NamedLimit(name, limit, self.cost, self.fixed, owned=owned)
 
-    def override(self, changed: Mapping[str, Override]) -> None:
-        self.told.append({name: one.limit for name, one in changed.items()})
+    @property
+    def changed(self) -> dict[str, int]:
+        """The amounts that differ from those in code."""
+        limits = self.limits
+        return {name: one.amount for name, one in self.owned.items() if one.amount != limits[name].amount}
 
     def begin_anew(self) -> None:
         self.begun += 1
@@ -110,7 +114,7 @@ async def test_what_cannot_be_changed_so_is_refused_with_what_could(
     with pytest.raises(ConfigurationError, match=says):
         await scene.change(name, limit)
     assert scene.board.rows == {}
-    assert scene.rules.told == []
+    assert scene.rules.changed == {}
 
 
 @pytest.mark.parametrize("duration", ["0s", "31d", "999ms", "permanent", 0])
@@ -177,7 +181,7 @@ async def test_the_last_writer_wins_and_every_worker_tells_both_amounts(scene: S
     assert not await other.limiter.restore("api")
     await scene.limiter.engine.overrides.refresh()
     assert scene.known() == other.known() == {}
-    assert scene.rules.told[-1] == other.rules.told[-1] == {}
+    assert scene.rules.changed == other.rules.changed == {}
     assert scene.kinds() == ["limit_overridden", "limit_overridden", "limit_restored"]
     told = details(scene.heard.events)
     assert [(one["was"], one["amount"]) for one in told] == [(10, 20), (20, 30), (30, 10)]
@@ -254,16 +258,16 @@ async def test_a_store_of_one_process_keeps_changes_there_and_ends_them(monkeypa
     assert limiter.engine.ending == [], "nothing is looked at where nothing is changed"
     await limiter.override("api", "5/minute", duration="1h")
     await limiter.override("api", "6/minute", duration="1h")
-    assert rules.told[-1] == {"api": "6/minute"}
+    assert rules.changed == {"api": 6}
     clock.advance("1h")
-    await until(lambda: not rules.told[-1])
+    await until(lambda: not rules.changed)
     assert await limiter.overrides() == []
     await limiter.override("api", "7/minute", duration="1h")
     limiter.engine.forget()
-    assert rules.told[-1] == {}
+    assert rules.changed == {}
     await limiter.override("api", "8/minute", duration="1h")
     assert await limiter.restore("api")
-    assert rules.told[-1] == {}
+    assert rules.changed == {}
     await limiter.close()
 
 
@@ -379,10 +383,11 @@ async def test_all_limits_of_a_name_take_a_change_or_none_and_one_that_is_fixed_
     dear, unnamed = Rules(scene.limiter, api="10/minute"), Rules(scene.limiter, api="10/minute")
     dear.cost, unnamed.fixed = 6, "its rule has no name"
     await scene.change(limit="7/minute")
+    assert [rules.changed for rules in (scene.rules, dear)] == [{"api": 7}] * 2
     script = Limiter(scene.store)
     await script.override("api", "5/minute", duration="1h")
     await scene.limiter.engine.overrides.refresh()
-    assert [rules.told for rules in (scene.rules, dear)] == [[{"api": "7/minute"}, {}]] * 2
+    assert [rules.changed for rules in (scene.rules, dear)] == [{}] * 2
     assert scene.kinds() == ["limit_overridden"]
     assert "an override was not applied: limit 'api': expected an amount from 6" in caplog.text
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from slidegate import BanPolicy, Decision, Limiter
-from slidegate.core import Concurrency, LimitSet
+from slidegate.core import Bucket, Concurrency
 
 from ..hurry import at_once, hurried
 from ..redis_servers import AT_REDIS
@@ -33,7 +33,7 @@ async def any_call(limiter: Limiter, rng: random.Random, held: list[Decision]) -
     if name == "hit":
         held.append(await limiter.hit(key, f"{rng.randrange(1, 90)}/minute", rule=f"rule {rng.randrange(900)}"))
     elif name == "place":
-        bucket = LimitSet(f"places {rng.randrange(9)}", (Concurrency(3),))
+        bucket = Bucket(f"places {rng.randrange(9)}", (Concurrency(3),))
         held.append(await limiter.hit_all([(bucket, key, 1)]))
     elif name == "back" and held:
         await limiter.refund(held.pop(rng.randrange(len(held))))

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Limit, Limiter, StoreError, everyone
-from slidegate.core import Decision, LimitSet, Reason, StatsRow
+from slidegate.core import Bucket, Decision, Reason, StatsRow
 from slidegate.core.windows.histogram import BUCKETS
 from slidegate.events import Event, Outcome
 from slidegate.limiter.rows import MAX_BYTES
@@ -76,7 +76,7 @@ def statistics(rows: SharedRows) -> Iterator[Statistics]:
 
 def by_client(key: str, outcome: Outcome = PASSED) -> Outcome:
     """Return an outcome of a request that is counted by a key."""
-    check = LimitSet("api", [Limit(5, "1m")]), key, 1
+    check = Bucket("api", [Limit(5, "1m")]), key, 1
     return outcome._replace(decisions=(Decision(outcome.allowed, outcome.reason, 0, (check,)),))
 
 
@@ -677,7 +677,7 @@ async def test_the_busiest_clients_are_those_of_all_workers_in_five_minutes(
 
 
 async def test_a_client_counts_once_for_a_request_that_several_rules_count(statistics: Statistics) -> None:
-    api, other = LimitSet("api", [Limit(5, "1m")]), LimitSet("other", [Limit(5, "1m")])
+    api, other = Bucket("api", [Limit(5, "1m")]), Bucket("other", [Limit(5, "1m")])
     shared = Limiter().key_for(everyone.of())
     inner = Decision(True, Reason.OK, 0, ((api, "user:ann", 1), (other, shared, 1)))
     statistics.request(PASSED._replace(decisions=(inner, Decision(True, Reason.OK, 0, ((other, "user:ann", 1),)))))

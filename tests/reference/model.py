@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import NamedTuple
 
-from slidegate.core import AnyLimit, Check, Decision, Limit, LimitSet, Quota, Reason
+from slidegate.core import AnyLimit, Bucket, Check, Decision, Limit, Quota, Reason
 from slidegate.core.limits import Identity
 
 from .model_quota import ModelQuota
@@ -113,13 +113,13 @@ class Model:
             ask.window.touch(ask.amount, now_us)
         return asked
 
-    def _window(self, bucket: LimitSet, key: str, limit: AnyLimit) -> ModelWindow | ModelQuota:
+    def _window(self, bucket: Bucket, key: str, limit: AnyLimit) -> ModelWindow | ModelQuota:
         if isinstance(limit, Limit):
             fresh: ModelWindow | ModelQuota = ModelWindow(limit.window_us, limit.resolution)
         else:
             assert isinstance(limit, Quota), "permits are no part of programs"
             fresh = ModelQuota(limit)
-        return self._windows.setdefault((bucket.rule, key, limit.same_window), fresh)
+        return self._windows.setdefault((bucket.name, key, limit.same_window), fresh)
 
 
 class Ask(NamedTuple):

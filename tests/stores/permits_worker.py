@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from slidegate import Limiter
-from slidegate.core import Concurrency, Decision, Event, LimitSet
+from slidegate.core import Bucket, Concurrency, Decision, Event
 
 from ..contract.player import settle
 
@@ -62,7 +62,7 @@ class Worker:
 class Holder:
     def __init__(self, limiter: Limiter, amount: int, board: mmap.mmap, place: int) -> None:
         self.store = limiter.store
-        self.bucket = LimitSet("render", [Concurrency(amount)])
+        self.bucket = Bucket("render", [Concurrency(amount)])
         self.held: deque[Decision] = deque()
         self.board = board
         self.place = place

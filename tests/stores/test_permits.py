@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from slidegate import Limiter, Quota, StoreError
-from slidegate.core import Concurrency, Decision, LimitSet, Reason, Reservation, StoreUnavailable, parse_limits
+from slidegate.core import Bucket, Concurrency, Decision, Reason, Reservation, StoreUnavailable, parse_limits
 from slidegate.core.reservation import Permit
 from slidegate.stores.leases import HeldPermits
 from slidegate.stores.lmdb import LmdbStore
@@ -29,10 +29,10 @@ from ..virtual_time import turns
 from .lmdb.test_store import gate_held
 from .redis.stores import PLENTY_S, fresh_prefix, store_of, until_answered
 
-THREE = LimitSet("export", [Concurrency(3)])
+THREE = Bucket("export", [Concurrency(3)])
 
-TWO = LimitSet("render", [Concurrency(2)])
-WINDOW = LimitSet("window", parse_limits("100/minute"))
+TWO = Bucket("render", [Concurrency(2)])
+WINDOW = Bucket("window", parse_limits("100/minute"))
 LEASE_US = 10_000_000
 
 
@@ -100,7 +100,7 @@ def in_file(tmp_path: Path) -> Iterator[Workers]:
         store.close()
 
 
-async def take(store: Any, key: str = "ann", *others: tuple[LimitSet, str, int], bucket: LimitSet = TWO) -> Decision:
+async def take(store: Any, key: str = "ann", *others: tuple[Bucket, str, int], bucket: Bucket = TWO) -> Decision:
     decision: Decision = await settle(store.hit(((bucket, key, 1), *others)))
     return decision
 
@@ -347,7 +347,7 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
     """The others are done again, each by itself, from what was there before: leases and permits among it."""
     wall = Wall(YEAR_2100_US)
     store, held = in_file.hire(wall_clock=wall), list[Decision]()
-    day = LimitSet("day", (Quota("1000/day"),))
+    day = Bucket("day", (Quota("1000/day"),))
 
     def fail() -> Any:
         return store.hit(((day, "ann", 1),))
@@ -434,7 +434,7 @@ def test_permits_of_the_dead_are_found_under_keys_that_nobody_asks_for(in_file: 
 def test_a_full_file_hands_places_back_and_takes_them_again(in_file: Workers) -> None:
     store = in_file.hire(map_size=2**17, max_map_size=2**17)
     held = [take_now(store), take_now(store)]
-    hour, number = LimitSet("hour", parse_limits("1000/hour")), 0
+    hour, number = Bucket("hour", parse_limits("1000/hour")), 0
     while "map_full" not in in_file.seen[0].kinds:
         store.hit(((hour, f"user:{number}", 1),))
         number += 1
@@ -533,7 +533,7 @@ async def test_a_foreign_value_in_the_place_of_permits_stops_no_renewal_of_other
 
 async def test_thousands_of_places_are_renewed_without_filling_the_line(at_server: Workers) -> None:
     holds, other = (at_server.hire(max_waiting=200) for _ in range(2))
-    many = LimitSet("many", [Concurrency(700)])
+    many = Bucket("many", [Concurrency(700)])
     held = [await take(holds, bucket=many) for _ in range(700)]
     for first in range(0, 1_000, 100):
         held += await asyncio.gather(*(take(holds, f"user:{number}") for number in range(first, first + 100)))

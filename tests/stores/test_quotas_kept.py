@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slidegate.core import Decision, LimitSet, Quota, StoreUnavailable, parse_limits
+from slidegate.core import Bucket, Decision, Quota, StoreUnavailable, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
@@ -19,7 +19,7 @@ from .redis.stores import store_at
 
 MIDNIGHT_US = 1_735_689_600_000_000  # 2025-01-01T00:00Z
 HOUR_US = 3_600_000_000
-PLAN = LimitSet("plan", parse_limits(Quota("5/day")))
+PLAN = Bucket("plan", parse_limits(Quota("5/day")))
 
 
 HERE = pytest.mark.parametrize("kind", ["memory", "lmdb"])

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slidegate import Decision, Limiter, MemoryStore, Quota
-from slidegate.core import LimitSet, Store, parse_limits
+from slidegate.core import Bucket, Store, parse_limits
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 
@@ -74,7 +74,7 @@ def test_a_reset_of_nothing_leaves_no_note_that_a_clock_that_steps_back_comes_to
     assert store.refund(store.hit(asked).take_back()) is True
 
 
-async def spend(store: Store, rule: LimitSet) -> None:
+async def spend(store: Store, rule: Bucket) -> None:
     while await settle(store.hit(((rule, "ann", 1),))):
         pass
 
@@ -177,7 +177,7 @@ def test_keys_that_share_a_cell_are_shown_as_they_are_counted_and_forgotten_with
 
 
 START_US = 1_900_000_000_000_000
-RULES = [LimitSet("rule", parse_limits("500/hour")), LimitSet("plan", parse_limits(Quota("500/year")))]
+RULES = [Bucket("rule", parse_limits("500/hour")), Bucket("plan", parse_limits(Quota("500/year")))]
 KEYS = ("ann", "bob")
 
 moves = st.one_of(

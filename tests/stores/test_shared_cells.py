@@ -14,7 +14,7 @@ import pytest
 
 import slidegate.stores.lmdb.windows
 import slidegate.stores.memory.shard
-from slidegate.core import Check, Decision, Limit, LimitSet
+from slidegate.core import Bucket, Check, Decision, Limit
 from slidegate.core.limits import MAX_AMOUNT
 from slidegate.testing import FakeClock
 
@@ -132,9 +132,9 @@ class Traffic:
         self.admitted: list[Admitted] = []
         self.decisions: list[Decision] = []
 
-    def bucket(self, rule: str) -> LimitSet:
+    def bucket(self, rule: str) -> Bucket:
         limit = Limit(self.amounts[rule], timedelta(microseconds=HOLD_US), resolution=4)
-        return LimitSet(rule, [limit])
+        return Bucket(rule, [limit])
 
     def run(self) -> None:
         while self.dice:
@@ -180,7 +180,7 @@ class Traffic:
         if decision:
             self.decisions.append(decision)
             for bucket, key, cost in checks:
-                one = Admitted((bucket.rule, key), self.clock.now_us, cost, bucket.limits[0].amount, decision)
+                one = Admitted((bucket.name, key), self.clock.now_us, cost, bucket.limits[0].amount, decision)
                 self.admitted.append(one)
                 self.check(one)
         return decision

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slidegate.core import LimitSet, StatsRow, StoreUnavailable, parse_limits
+from slidegate.core import Bucket, StatsRow, StoreUnavailable, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.stats import SHARE
 from slidegate.stores.redis import RedisStore
@@ -17,7 +17,7 @@ from ..redis_servers import RedisCluster, RedisServer, needs_redis
 from .redis.stores import store_at
 
 MINUTE_US = 60_000_000
-ASKED = ((LimitSet("rule", parse_limits("1000/hour")), "ann", 1),)
+ASKED = ((Bucket("rule", parse_limits("1000/hour")), "ann", 1),)
 ANN, BOB = b"ann00000", b"bob00000"
 
 

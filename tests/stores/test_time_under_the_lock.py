@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slidegate import Limiter
-from slidegate.core import Decision, LimitSet, StoreUnavailable, parse_limits
+from slidegate.core import Bucket, Decision, StoreUnavailable, parse_limits
 from slidegate.testing import FakeClock
 
 from ..hurry import PATIENCE_S, at_once, hurried
@@ -54,7 +54,7 @@ def test_who_is_stopped_with_the_time_it_has_read_lets_nobody_past_the_limit(
 ) -> None:
     """Its old time moves units that others have spent since back to it, so that they leave too early."""
     clock = StoppingClock()
-    store, asked = opened(clock=clock), LimitSet("rule", parse_limits(limits))
+    store, asked = opened(clock=clock), Bucket("rule", parse_limits(limits))
     amount = asked.limits[0].amount
     one = ((asked, "ann", 1),)
     stopped = threading.Thread(target=lambda: getattr(store, what)(one))
@@ -79,7 +79,7 @@ def test_who_is_stopped_with_the_time_it_has_read_lets_nobody_past_the_limit(
 
 @HERE
 def test_threads_together_admit_no_more_than_the_amount_in_any_window(opened: Opened) -> None:
-    store, asked = opened(), LimitSet("rule", parse_limits("5/20ms"))
+    store, asked = opened(), Bucket("rule", parse_limits("5/20ms"))
     with hurried(collecting=False):
         decisions = at_once(lambda _: [store.hit(((asked, "ann", 1),)) for _ in range(300)])
     moments = sorted(decision.now_us for made in decisions for decision in made if decision.allowed)

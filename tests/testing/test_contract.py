@@ -8,7 +8,7 @@ import random
 import pytest
 
 from slidegate import BanPolicy
-from slidegate.core import LimitSet, Reason, parse_limits
+from slidegate.core import Bucket, Reason, parse_limits
 from slidegate.stores.memory.store import MemoryStore
 
 from ..contract.ban_player import BanPlayer
@@ -24,7 +24,7 @@ POLICY = BanPolicy("3/60s", "10s", factor=2, forgive="100s")
 
 def test_the_reference_on_traffic_worked_out_by_hand() -> None:
     model = Model()
-    checks = [(LimitSet("rule", parse_limits("3/minute; 100/minute @6")), "ann", 2)]
+    checks = [(Bucket("rule", parse_limits("3/minute; 100/minute @6")), "ann", 2)]
     verdict, charged = model.hit(checks, 5)
     full = Answer(remaining=98, retry_after_us=0, more_after_us=70_000_000 - 5, reset_after_us=70_000_000 - 5)
     assert verdict == Verdict(True, Reason.OK, 0, (Answer(1, 0, MINUTE_US, MINUTE_US), full))

@@ -118,7 +118,7 @@ async def test_in_random_trees_every_place_is_one_bucket_and_no_two_share_one(se
             path, _, query = target.partition("?")
             scope = scope_of(path, method, query_string=query.encode())
             await send_scope(trees.app, scope)
-            charged = {bucket.rule for bucket, _, _ in checks(scope)}
+            charged = {bucket.name for bucket, _, _ in checks(scope)}
             assert len(charged) == len(spots), f"seed {seed}: {method} {target}: {charged}, expected {sorted(spots)}"
             # Whoever is met with others is told apart by what is known already; a lone stranger is learned.
             unknown = [spot for spot in sorted(spots) if spot not in bucket_of]

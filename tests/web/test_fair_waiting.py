@@ -28,7 +28,7 @@ from slidegate import (
     header,
     user,
 )
-from slidegate.core import Concurrency, LimitSet, StoreUnavailable
+from slidegate.core import Bucket, Concurrency, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
@@ -290,7 +290,7 @@ async def test_who_becomes_first_by_a_permit_of_another_asks_although_nobody_her
 
     store.answer = later  # type: ignore[method-assign]
     model = Model(2, limiter=Limiter(store, deadline="60s"), name="model")
-    elsewhere = await Limiter(store.inner).hit_all([(LimitSet("model", (Concurrency(2),)), "everyone", 1)])
+    elsewhere = await Limiter(store.inner).hit_all([(Bucket("model", (Concurrency(2),)), "everyone", 1)])
     first = asyncio.create_task(call(model.app, headers={"X-Tenant": "big"}))
     await settled()
     await model.ask("big", "small")

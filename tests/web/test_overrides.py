@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slidegate import (
     ConfigurationError,
+    Limit,
     Limiter,
     MemoryStore,
     Quota,
@@ -29,11 +30,12 @@ from slidegate import (
     Rule,
     everyone,
 )
-from slidegate.core import LimitSet
+from slidegate.core import Bucket
 from slidegate.limiter import overrides
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
+from slidegate.web.buckets import buckets_of
 
 from ..asgi import Slow, call, hello, page, statuses
 from ..redis_servers import needs_redis
@@ -368,7 +370,7 @@ async def test_a_change_is_looked_up_once_however_many_wait(limiter: Limiter) ->
     asked: list[str] = []
 
     class Counted(RateLimitMiddleware):
-        def buckets(self) -> list[LimitSet]:
+        def buckets(self) -> list[Bucket]:
             asked.append("buckets")
             return super().buckets()
 
@@ -455,36 +457,25 @@ async def test_a_limit_at_an_endpoint_is_changed_before_and_after_its_first_requ
     assert await passed(app, 5, "/find") == 2
 
 
-class ChangedMeanwhile(dict[str, Any]):
-    """Changed limits that another thread changes again while somebody looks at them."""
-
-    change: Callable[[], object] | None = None
-
-    def get(self, name: str, default: Any = None) -> Any:
-        found = super().get(name, default)
-        change, self.change = self.change, None
-        if change is not None:
-            change()
-        return found
-
-
-@pytest.mark.parametrize("where", ["preflights", "endpoint"])
-async def test_a_change_that_comes_while_a_limit_is_bound_is_not_missed(limiter: Limiter, where: str) -> None:
-    """Another thread makes it at its first request."""
-    preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "GET"}
-    more: dict[str, Any] = {"method": "OPTIONS", "headers": preflight} if where == "preflights" else {}
-    app = guarded(limiter, Rule("*", "9/minute", name="own"))
-    if where == "endpoint":
-        app = guarded(limiter, app=Starlette(routes=[Route("/", RateLimit("9/minute", name="own")(page))]))
+@pytest.mark.parametrize(("before", "then"), [("5/minute", "2/minute"), ("5/minute", None), (None, "2/minute")])
+async def test_a_change_that_comes_while_a_limit_is_bound_is_not_missed(
+    limiter: Limiter, monkeypatch: pytest.MonkeyPatch, before: str | None, then: str | None
+) -> None:
+    """Another thread makes it at the first request of an endpoint, when its buckets are made and not yet listed."""
+    app = guarded(limiter, app=Starlette(routes=[Route("/", RateLimit("9/minute", name="own")(page))]))
     await call(app, "/none", client=("192.0.2.1", 1))  # the first request of an application looks at its routes
-    await change(limiter, "own", "5/minute")
-    before = ChangedMeanwhile(limiter.engine.overrides.known)
-    await change(limiter, "own", "2/minute")
-    after = limiter.engine.overrides.known
-    app.override(before)
-    before.change = lambda: app.override(after)
-    assert (await statuses(app, 5, **more)).count(429) == 3
-    assert before.change is None
+    if before is not None:
+        await change(limiter, "own", before)
+
+    def made_meanwhile(*given: Any) -> Any:
+        made = buckets_of(*given)
+        changing = limiter.engine.overrides.unset("own") if then is None else change(limiter, "own", then)
+        with pytest.raises(StopIteration):
+            changing.send(None)
+        return made
+
+    monkeypatch.setattr("slidegate.web.endpoints.buckets_of", made_meanwhile)
+    assert (await statuses(app, 12)).count(200) == (9 if then is None else 2)
 
 
 async def test_an_estimate_is_capped_by_the_amount_that_holds(limiter: Limiter) -> None:
@@ -527,15 +518,16 @@ async def test_what_has_no_name_for_other_workers_is_refused_in_words(limiter: L
     }
 
 
-async def test_limits_that_nobody_changes_keep_their_buckets(limiter: Limiter) -> None:
-    app = guarded(limiter, Rule("/a", "5/minute", name="a"), Rule("/b", "5/minute", name="b"))
-    a, b = app.buckets()
+async def test_a_change_reaches_the_buckets_there_are_and_no_others(limiter: Limiter) -> None:
+    shared = Limit(5, "1m")  # two rules that are given one limit do not share its amount
+    app = guarded(limiter, Rule("/a", shared, name="a"), Rule("/b", shared, name="b"))
+    before = app.buckets()
     await change(limiter, "a", "4/minute")
-    other, same = app.buckets()
-    assert same is b
-    assert (other is a, other.rule, other.label, a.limits[0].amount) == (False, a.rule, a.label, 5)
+    assert app.buckets() == before
+    assert [bucket.limits[0].amount for bucket in before] == [4, 5]
+    assert (shared, shared.amount) == (Limit(5, "1m"), 5)
     await limiter.restore("a")
-    assert app.buckets() == [a, b]
+    assert [bucket.limits[0].amount for bucket in before] == [5, 5]
 
 
 # -- who takes it, and when ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule, everyone
-from slidegate.core import Concurrency, LimitSet, StoreUnavailable
+from slidegate.core import Bucket, Concurrency, StoreUnavailable
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, Answer, call, hello, scope_of, send_scope, statuses
@@ -267,7 +267,7 @@ async def test_a_place_that_comes_back_elsewhere_is_found_by_asking_again() -> N
     middleware = RateLimitMiddleware(
         hello, limiter=Limiter(store), rules=[Rule("*", concurrency=1, wait="20s", name="one")]
     )
-    held = store.hit([(LimitSet("one", (Concurrency(1),)), PEER, 1)])
+    held = store.hit([(Bucket("one", (Concurrency(1),)), PEER, 1)])
     waiting = asyncio.create_task(call(middleware))
     await asyncio.sleep(5.05)
     assert not waiting.done()

@@ -10,8 +10,9 @@ import anyio.lowlevel
 import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, RateLimitMiddleware, Rule, everyone
-from slidegate.core import LimitSet, parse_limits
+from slidegate.core import Bucket, parse_limits
 from slidegate.core.errors import StoreUnavailable
+from slidegate.limiter.terms import Terms
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import Slow, call, hello
@@ -98,7 +99,7 @@ async def test_the_event_names_few_of_many_rules_and_one_that_no_middleware_has(
     rules = [Rule(f"/{number}", "9/hour", name=f"rule{number}", on_error="deny") for number in range(30)]
     app = RateLimitMiddleware(hello, rules=rules, limiter=limiter)
     store.error = StoreUnavailable("gone")
-    await limiter.hit_all([(LimitSet("own", parse_limits("9/hour"), on_error="allow"), "ann", 1)])
+    await limiter.hit_all([(Bucket("own", parse_limits("9/hour"), terms=Terms(on_error="allow")), "ann", 1)])
     (failed,) = heard.events
     assert "those under 'own' pass uncounted (on_error='allow' of the rules)" in failed.message
     assert "'rule8' and 21 more are refused" in failed.message

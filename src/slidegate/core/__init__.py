@@ -7,8 +7,8 @@ from .addresses import parse_address
 from .bans.ban import Ban, BanSubject
 from .calendar import Anchor, Calendar, Period
 from .concurrency import Concurrency
-from .decide import WindowRef, charge_all, decide, enter_periods, refund_all
-from .decision import Check, Decision, LimitSet, LimitState, Reason
+from .decide import WindowRef, charge_all, decide, enter_periods, merged, refund_all
+from .decision import Bucket, Check, Decision, LimitState, Reason
 from .errors import ConfigurationError, InvalidKey, SlidegateError, StoreTimeout, StoreUnavailable
 from .limits import AnyLimit, Limit, parse_duration_us, parse_limits
 from .networks import Networks
@@ -34,6 +34,7 @@ __all__ = [
     "Ban",
     "BanStore",
     "BanSubject",
+    "Bucket",
     "Calendar",
     "Check",
     "Clock",
@@ -46,7 +47,6 @@ __all__ = [
     "HotKeys",
     "InvalidKey",
     "Limit",
-    "LimitSet",
     "LimitState",
     "MetricSummary",
     "MetricWindow",
@@ -72,6 +72,7 @@ __all__ = [
     "compiled",
     "decide",
     "enter_periods",
+    "merged",
     "parse_address",
     "parse_duration_us",
     "parse_limits",

@@ -38,11 +38,11 @@ class Concurrency(AnyLimit):
             check_name(name, "limit name")
         self._fill(amount=_amount(amount), name=name)
 
-    def spend(self, window: bytes, now_us: int, cost: int, ahead: int = 0) -> tuple[bytes, WindowState]:
+    def spend(self, window: bytes, now_us: int, cost: int) -> tuple[bytes, WindowState]:
         """See `Ring.spend`; if all permits are taken, the wait is `OPEN`."""
-        wanted = cost or 1
-        if taken(window) + wanted > self.amount:
-            return window, self.state(window, NEVER if ahead + wanted > self.amount else OPEN)
+        wanted, amount = cost or 1, self.amount
+        if taken(window) + wanted > amount:
+            return window, self.state(window, NEVER if wanted > amount else OPEN)
         window = PERMITS.pack(taken(window) + cost)
         return window, self.state(window)
 

@@ -1,7 +1,7 @@
 """Decides a question, which is a sequence of checks: all of its windows are charged, or none.
 
-The store locates the windows of a question, and holds their locks or a transaction during the call. A question may
-contain one window twice; then both costs have to fit.
+The store locates the windows of a question, and holds their locks or a transaction during the call. A question contains
+no window twice: `merged` joins checks. Only keys that share a cell may meet in one window, see `decide_sharing`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from .concurrency import Concurrency
 from .decision import Check, Decision, Reason
+from .limits import Identity
 from .quotas import Quota
 from .reservation import Reservation, reserved
 from .ring import NEVER, Ring, WindowState
@@ -39,7 +40,9 @@ def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> D
     if len(refs) == 1:
         counter, cost, windows, key = refs[0]
         windows[key], state = counter.spend(windows[key], now_us, cost)
-        states, refused, plain = [state], state[3] != 0, isinstance(counter, Ring)
+        if not state[3] and isinstance(counter, Ring):
+            return Decision(True, OK, now_us, checks, [state], None)
+        states, refused, plain = [state], state[3] != 0, False
     else:
         states, refused, plain = _spend_all(refs, now_us)
     if refused:
@@ -65,24 +68,15 @@ def _spend_all(refs: Sequence[WindowRef], now_us: int) -> tuple[list[WindowState
         if not isinstance(counter, Ring):
             plain = False
     if refused:
-        for at in range(len(refs) - 1, -1, -1):  # backwards, because two refs may share a window
+        for at, (counter, _, windows, key) in enumerate(refs):
             if not states[at][3]:
-                counter, _, windows, key = refs[at]
                 windows[key] = window = counter.settle(before[at], now_us)
                 states[at] = counter.state(window)
     return states, refused, plain
 
 
 def _refuse(checks: Sequence[Check], refs: Sequence[WindowRef], states: list[WindowState], now_us: int) -> Decision:
-    """Refuse a question for which at least one window has no room.
-
-    A question that contains a window twice may still be admitted: keys that share a window only have to fit one by one.
-    """
-    if len(checks) > 1 and len({(id(windows), key) for _, _, windows, key in refs}) < len(refs):
-        waits = _waits(checks, refs, now_us)
-        if not any(waits):
-            return charge_all(checks, refs, now_us)
-        states = _states(refs, waits)
+    """Refuse a question for which at least one window has no room."""
     reason, counts = LIMITED, False
     for state in states:
         if state[3] == NEVER:
@@ -91,17 +85,50 @@ def _refuse(checks: Sequence[Check], refs: Sequence[WindowRef], states: list[Win
         if bucket.count_denied:
             counts = True
     if reason is LIMITED and counts:
-        _charge_refusal(checks, refs, now_us)
-        states = _states(refs, _waits(checks, refs, now_us))
+        states = _charge_refusal(checks, refs, now_us)
     return Decision(False, reason, now_us, checks, states)
 
 
-def _charge_refusal(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> None:
-    """Charge a refusal to the limits with `count_denied`."""
+def _charge_refusal(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> list[WindowState]:
+    """Charge a refusal to the limits with `count_denied`; return the states of all windows, and their waits by then."""
     counts = [bucket.count_denied for bucket, _, _ in checks for _ in bucket.limits]
+    states: list[WindowState] = []
     for (counter, cost, windows, key), counted in zip(refs, counts, strict=True):
         if counted:
             windows[key], _ = counter.charge(windows[key], now_us, cost)
+        _, state = counter.spend(windows[key], now_us, cost)
+        states.append(counter.state(windows[key], state[3]))
+    return states
+
+
+def decide_sharing(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> Decision:
+    """Decide a question of several keys, some of which may share a cell: there, the larger of their costs counts.
+
+    A cell then contains at least what each of its keys has spent, so none of them passes its bound, and a question that
+    would pass if each key had its own window is not refused for ever. Such charges cannot be refunded: nobody knows
+    whose units they are.
+    """
+    if len(checks) == 1:
+        return decide(checks, refs, now_us)
+    places: dict[tuple[int, Any], list[int]] = {}
+    for at, (_, _, windows, key) in enumerate(refs):
+        places.setdefault((id(windows), key), []).append(at)
+    apart, mixed = list(refs), set()
+    for together in places.values():
+        if len(together) == 1:
+            continue
+        mixed.update(together)
+        charged = max(together, key=lambda at: refs[at][1])
+        for at in together:
+            counter, cost, windows, key = refs[at]
+            if at != charged:  # it is compared with a copy, which nobody keeps
+                apart[at] = counter, cost, {key: windows[key]}, key
+    decision = decide(checks, apart, now_us)
+    if mixed:
+        owners = [index for index, check in enumerate(checks) for _ in check[0].limits]
+        unknown = {owners[at] for at in mixed}
+        decision.reservations = [one for one in decision.reservations if one.index not in unknown]
+    return decision
 
 
 def charge_all(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> Decision:
@@ -167,26 +194,17 @@ def enter_periods(refs: Sequence[WindowRef], now_us: int, unix_us: int) -> None:
             windows[key] = counter.enter(windows[key], now_us, unix_us)
 
 
-def _states(refs: Sequence[WindowRef], waits: Sequence[int]) -> list[WindowState]:
-    return [
-        counter.state(windows[key], wait_us) for (counter, _, windows, key), wait_us in zip(refs, waits, strict=True)
-    ]
+def merged(checks: Sequence[Check]) -> Sequence[Check]:
+    """Return a question without windows that it contains twice: such a window is charged once, with the larger cost.
 
-
-def _waits(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> list[int]:
-    """Return how long each limit delays a question, without charging anything.
-
-    The costs of one key in one window have to fit together. Keys that share a window have to fit one by one: each key
-    stays within its limit, and a question that would pass if each had its own window is not refused for ever.
+    Args:
+        checks: The question; buckets of one name have the same limits, or limits with other windows.
     """
-    waits = []
-    imagined: dict[tuple[int, Any, str], tuple[bytes, int]] = {}
-    clients = [client for bucket, client, _ in checks for _ in bucket.limits]
-    for (counter, cost, windows, key), client in zip(refs, clients, strict=True):
-        window, ahead = imagined.get((id(windows), key, client), (windows[key], 0))
-        window, state = counter.spend(window, now_us, cost, ahead)
-        if state[3]:
-            window, _ = counter.charge(window, now_us, cost)  # later costs in this window have to wait for it, too
-        imagined[id(windows), key, client] = window, ahead + cost
-        waits.append(state[3])
-    return waits
+    if len(checks) < 2 or len({(bucket.name, key) for bucket, key, _ in checks}) == len(checks):
+        return checks
+    found: dict[tuple[str, str, tuple[Identity, ...]], Check] = {}
+    for bucket, key, cost in checks:
+        window = bucket.name, key, tuple([limit.same_window for limit in bucket.limits])
+        before = found.get(window)
+        found[window] = (bucket, key, cost) if before is None else (before[0], key, max(cost, before[2]))
+    return tuple(found.values())

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from .bans.ban import Ban
 from .concurrency import Concurrency
 from .limits import AnyLimit
+from .memo import remember
 from .reservation import Reservation, reserved
 from .ring import WindowState
 
@@ -46,119 +47,83 @@ class Reason(StrEnum):
     """The store did not answer, and `on_error` is "allow" or "deny"; nothing was counted."""
 
 
-class LimitSet:
-    """The name and the limits of a rule, as a store uses them. Created once, reused, and compared by identity.
+class Bucket:
+    """A name and the limits that count under it, as a store uses them. Created once, reused, and compared by identity.
 
     Args:
-        rule: The rule that the windows belong to, 1 to 64 characters; limit sets of one rule share their windows.
+        name: The owner of the windows, 1 to 64 characters; buckets of one name share their windows.
         limits: The limits that apply together, no two with the same window and resolution; or one `Concurrency`.
-        names: The name of each limit on the wire; by default the rule, or ``rule-<seconds>`` where it has several.
+        names: The name of each limit on the wire; by default the name, or ``name-<seconds>`` where it has several.
         count_denied: Whether requests that are refused for lack of room are also charged.
-        wait_us: How long a request may wait for room instead of being refused, in microseconds.
-        wait_max: How many requests of one key may wait for room at the same time.
         unit: The unit that is counted, if not requests: ``"tokens"``.
-        label: The name of the rule in stats; by default `rule`.
-        on_error: The failure policy for these limits: "local", "allow" or "deny"; by default that of the limiter.
-        fallback: Whether these limits replace those of a limits function, because it failed.
-        tenant: The tenant whose share of the permits a request takes, if waiting requests are admitted by fair shares;
-            None for first come, first served.
-        source: The limit set that this one is derived from, if it is.
+        label: The name of the rule in stats; by default `name`.
+        terms: What the limiter keeps for the rule; stores do not read it.
 
     Attributes:
-        source: The limit set in the code from which this one is derived, directly or indirectly; else itself.
-        held: Whether a charge is a permit, which a request holds until it ends, and not units of a window.
-        uncounted: The same limits and windows without `count_denied`.
+        limits: Copies of the limits, which this bucket and those derived from it own: `AnyLimit.become` changes an
+            amount for all of them, and for every question that was prepared with them.
     """
 
-    __slots__ = (
-        "_limits_now",
-        "count_denied",
-        "fallback",
-        "held",
-        "label",
-        "limits",
-        "names",
-        "on_error",
-        "rule",
-        "source",
-        "tenant",
-        "uncounted",
-        "unit",
-        "wait_max",
-        "wait_us",
-    )
+    __slots__ = ("count_denied", "label", "limits", "name", "names", "terms", "unit")
 
     def __init__(
         self,
-        rule: str,
+        name: str,
         limits: Sequence[AnyLimit],
         names: Sequence[str] | None = None,
         *,
         count_denied: bool = False,
-        wait_us: int = 0,
-        wait_max: int = 0,
         unit: str | None = None,
         label: str | None = None,
-        on_error: str | None = None,
-        fallback: bool = False,
-        tenant: str | None = None,
-        source: LimitSet | None = None,
+        terms: Any = None,
     ) -> None:
-        self.source: LimitSet = self if source is None else source
-        self.rule = rule
-        self.tenant = tenant
-        self.on_error = on_error
-        self.fallback = fallback
-        self.unit = unit
-        self.label = rule if label is None else label
+        self.name = name
+        self.limits = tuple([limit.own() for limit in limits])
+        self.names = tuple(names) if names is not None else wire_names(name, self.limits)
         self.count_denied = count_denied
-        self.wait_us = wait_us
-        self.wait_max = wait_max
-        self.limits = self._limits_now = tuple(limits)
-        self.held = any(isinstance(limit, Concurrency) for limit in self.limits)
-        self.names = tuple(names) if names is not None else wire_names(rule, self.limits)
-        self.uncounted = self if not count_denied else self.under(rule, count_denied=False)
+        self.unit = unit
+        self.label = name if label is None else label
+        self.terms = terms
 
     def __getnewargs__(self) -> tuple[str, Sequence[AnyLimit]]:
-        return self.rule, self.limits
+        return self.name, self.limits
+
+    @property
+    def is_permit(self) -> bool:
+        """Whether a charge is a permit, which a request holds until it ends, and not units of a window."""
+        return len(self.limits) == 1 and isinstance(self.limits[0], Concurrency)
 
     def under(
-        self,
-        rule: str,
-        names: Sequence[str] | None = None,
-        *,
-        count_denied: bool | None = None,
-        tenant: str | None = None,
-        limits: Sequence[AnyLimit] | None = None,
-    ) -> LimitSet:
-        """Return a copy that uses the windows of another rule, with other values for the arguments that are given."""
-        return LimitSet(
-            rule,
-            self.limits if limits is None else limits,
+        self, name: str, names: Sequence[str] | None = None, *, count_denied: bool | None = None, terms: Any = None
+    ) -> Bucket:
+        """Return a bucket with the same limits under another name, with other values for the arguments that are given.
+
+        Both have the same amounts for ever.
+        """
+        twin = Bucket(
+            name,
+            (),
             self.names if names is None else names,
             count_denied=self.count_denied if count_denied is None else count_denied,
-            wait_us=self.wait_us,
-            wait_max=self.wait_max,
             unit=self.unit,
             label=self.label,
-            on_error=self.on_error,
-            fallback=self.fallback,
-            tenant=self.tenant if tenant is None else tenant,
-            source=self.source,
+            terms=self.terms if terms is None else terms,
         )
-
-    def change(self, limits: Sequence[AnyLimit]) -> LimitSet:
-        """Return the same with other amounts, which hold from now on for whatever is made of the same source."""
-        self.source._limits_now = tuple(limits)
-        return self.in_force()
-
-    def in_force(self) -> LimitSet:
-        """Return the same with the amounts that hold by now; itself if these are its own."""
-        limits = self.source._limits_now
-        return self if self.limits == limits else self.under(self.rule, limits=limits)
+        twin.limits = self.limits
+        return twin
 
     def __repr__(self) -> str:
-        return f"<LimitSet {self.rule!r} {'; '.join(map(str, self.limits))}>"
+        return f"<Bucket {self.name!r} {'; '.join(map(str, self.limits))}>"
+
+
+_uncounted: dict[Bucket, Bucket] = {}
+
+
+def uncounted(bucket: Bucket) -> Bucket:
+    """Return the same limits and windows without `count_denied`, for questions that must not count a refusal."""
+    if not bucket.count_denied:
+        return bucket
+    return _uncounted.get(bucket) or remember(_uncounted, bucket, bucket.under(bucket.name, count_denied=False))
 
 
 def wire_names(rule: str, limits: Sequence[AnyLimit]) -> tuple[str, ...]:
@@ -180,8 +145,8 @@ def unique_name(name: str, taken: Collection[str]) -> str:
     return unique
 
 
-Check: TypeAlias = tuple[LimitSet, str, int]
-"""One charge of a question: the limit set, the key (at most 64 bytes) and the cost in units (0 or more)."""
+Check: TypeAlias = tuple[Bucket, str, int]
+"""One charge of a question: the bucket, the key (at most 64 bytes) and the cost in units (0 or more)."""
 
 
 class LimitState(NamedTuple):
@@ -204,20 +169,37 @@ class LimitState(NamedTuple):
 
 
 class Decision:
-    """The complete answer to a question. It is true if the request may pass.
+    """The complete answer to a question; `reason` says which kind it is. It is true if the request may pass.
 
     Attributes:
         allowed: Whether the request may pass.
         reason: Why.
         now_us: The store's time at the decision, in microseconds.
-        checks: The checks of the question: (limit set, key, cost) each.
-        readings: The state of each window, in the order of the limits of each check; `states` gives them names.
+        checks: The checks of the question: (bucket, key, cost) each.
+        readings: The state of each window, in the order of the limits of each check; `states` gives them names. Empty
+            if no limit was checked.
+        by: The source of a refusal without a limit: the ban's maker, the name of the list, or the rule; else empty.
+        ban: The ban that refuses the request, if one does.
+        status: The status of the answer over HTTP if a rule sets it, 400 to 599; else 0.
+        at_least_us: A wait that no limit gives, in microseconds: until the ban ends that a refusal has caused, or until
+            a failed store is asked again. 0 for none, `OPEN` if its length is unknown.
 
     Args:
         reservations: What was charged; None if each check charged its cost, and to sliding windows only.
     """
 
-    __slots__ = ("_reservations", "allowed", "checks", "now_us", "readings", "reason")
+    __slots__ = (
+        "_reservations",
+        "allowed",
+        "at_least_us",
+        "ban",
+        "by",
+        "checks",
+        "now_us",
+        "readings",
+        "reason",
+        "status",
+    )
 
     def __init__(
         self,
@@ -227,6 +209,10 @@ class Decision:
         checks: Sequence[Check] = (),
         readings: Sequence[WindowState] = (),
         reservations: Sequence[Reservation] | None = (),
+        by: str = "",
+        ban: Ban | None = None,
+        status: int = 0,
+        at_least_us: int = 0,
     ) -> None:
         self.allowed = allowed
         self.reason = reason
@@ -234,33 +220,32 @@ class Decision:
         self.checks = checks
         self.readings = readings
         self._reservations = reservations
+        self.by = by
+        self.ban = ban
+        self.status = status
+        self.at_least_us = at_least_us
 
     def __bool__(self) -> bool:
         return self.allowed
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles have no reservations, because a charge can only be refunded once.
-        return self.__class__, (self.allowed, self.reason, self.now_us, self.checks, self.readings)
+        answer = self.allowed, self.reason, self.now_us, self.checks, self.readings
+        return self.__class__, (*answer, (), self.by, self.ban, self.status, self.at_least_us)
 
     def __repr__(self) -> str:
+        if self.by:
+            return f"<Decision {self.reason} by={self.by!r} retry_after_us={self.retry_after_us}>"
         return (
             f"<Decision {self.reason} limit={self.limit} remaining={self.remaining} "
             f"retry_after_us={self.retry_after_us} reset_after_us={self.reset_after_us}>"
         )
 
     @property
-    def ban(self) -> Ban | None:
-        """The ban that refuses the request."""
-        return None
-
-    @property
-    def by(self) -> str:
-        """The source of a refusal without a limit: the ban's maker, the name of the list, or the rule; else empty."""
-        return ""
-
-    @property
     def states(self) -> tuple[LimitState, ...]:
-        """The result for every limit, in the order of the checks."""
+        """The result for every limit, in the order of the checks; empty if no limit was checked."""
+        if not self.readings:
+            return ()
         return tuple(self._state(*asked, reading) for asked, reading in zip(self._asked(), self.readings, strict=True))
 
     @property
@@ -274,16 +259,16 @@ class Decision:
         tightest = tightest_first(amounts, readings, unequal_costs(self.checks))[0]
         return self._state(*asked[tightest], readings[tightest])
 
-    def _asked(self) -> list[tuple[LimitSet, str, int, int]]:
-        """Return (limit set, key, cost, index of the limit in the set) of each reading."""
+    def _asked(self) -> list[tuple[Bucket, str, int, int]]:
+        """Return (bucket, key, cost, index of the limit in the bucket) of each reading."""
         return [(bucket, key, cost, at) for bucket, key, cost in self.checks for at in range(len(bucket.limits))]
 
-    def _state(self, bucket: LimitSet, key: str, cost: int, at: int, reading: WindowState) -> LimitState:
+    def _state(self, bucket: Bucket, key: str, cost: int, at: int, reading: WindowState) -> LimitState:
         spent, leaves_us, newest_us, wait_us = reading
         limit = bucket.limits[at]
         return LimitState(
             bucket.names[at],
-            bucket.rule,
+            bucket.name,
             key,
             limit,
             remaining=max(limit.amount - spent, 0),
@@ -319,7 +304,7 @@ class Decision:
         """
         taken: list[Reservation] = []
         for own in self.reservations:
-            is_asked = index in (None, own.index) and held in (None, own.check[0].held)
+            is_asked = index in (None, own.index) and held in (None, own.check[0].is_permit)
             part = own.take(units) if is_asked else None
             if part is None:
                 continue
@@ -353,12 +338,20 @@ class Decision:
     def retry_after_us(self) -> int | None:
         """Microseconds until the same cost is admitted if nothing else is charged; 0 if allowed, None if never.
 
-        None also means unknown, while all permits of a concurrency limit are taken.
+        For a ban, until it ends; None if it is permanent. None also means unknown, while all permits of a concurrency
+        limit are taken.
         """
         if self.allowed:
             return 0
+        if self.ban is not None:
+            return self.ban.left_us(self.now_us)
         state = self.binding
-        return state.retry_after_us if state else None
+        if state is None:
+            return self.at_least_us or None
+        wait_us = state.retry_after_us
+        if self.at_least_us > 0 and self.reason is not Reason.TOO_LARGE:
+            return max(wait_us or 0, self.at_least_us)
+        return wait_us
 
     @property
     def retry_after(self) -> int | None:
@@ -392,6 +385,17 @@ class Decision:
     def violated(self) -> tuple[LimitState, ...]:
         """The limits that had no room."""
         return tuple(state for state in self.states if state.retry_after_us != 0)
+
+
+def refused_by_ban(ban: Ban, now_us: int, checks: Sequence[Check] = ()) -> Decision:
+    """Return the refusal of a question by a ban. Nothing was counted.
+
+    Args:
+        ban: The ban.
+        now_us: The store's time at the decision, in microseconds.
+        checks: The question.
+    """
+    return Decision(False, Reason.BANNED, now_us, checks, by=ban.by, ban=ban)
 
 
 def unequal_costs(checks: Sequence[Check]) -> Sequence[int]:
@@ -454,102 +458,3 @@ def refused_later(readings: Sequence[WindowState], decided_us: int, now_us: int,
 def ceil_s(span_us: int) -> int:
     """Round microseconds up to whole seconds."""
     return -(-span_us // 1_000_000)
-
-
-class StruckRefusal(Decision):
-    """A refusal by a limit whose strike has banned the client; `retry_after` includes the ban.
-
-    Args:
-        refused: The refusal by the limit.
-        banned_us: How long the ban lasts from the refusal on, in microseconds.
-    """
-
-    __slots__ = ("_banned_us",)
-
-    def __init__(self, refused: Decision, banned_us: int) -> None:
-        super().__init__(False, refused.reason, refused.now_us, refused.checks, refused.readings)
-        self._banned_us = banned_us
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.__class__, (
-            Decision(False, self.reason, self.now_us, self.checks, self.readings),
-            self._banned_us,
-        )
-
-    @property
-    def retry_after_us(self) -> int | None:
-        """Microseconds until the limit has room and the ban has ended; None if the limit never has."""
-        state = self.binding
-        if state is None or self.reason is Reason.TOO_LARGE:
-            return None
-        return max(state.retry_after_us or 0, self._banned_us)
-
-
-class BanRefusal(Decision):
-    """A refusal without a limit: by a ban, a list, or a rule that admits no request. Nothing was counted.
-
-    Args:
-        by: See `Decision.by`.
-        ban: The ban, if there is one.
-        now_us: The store's time at the decision, in microseconds.
-        checks: The checks of the question.
-        reason: The reason, if there is no ban.
-    """
-
-    __slots__ = ("_ban", "_by")
-
-    def __init__(
-        self,
-        by: str,
-        ban: Ban | None = None,
-        now_us: int = 0,
-        checks: Sequence[Check] = (),
-        reason: Reason = Reason.BLOCKED,
-    ) -> None:
-        super().__init__(False, reason if ban is None else Reason.BANNED, now_us, checks)
-        self._ban = ban
-        self._by = by
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.__class__, (self._by, self._ban, self.now_us, self.checks, self.reason)
-
-    def __repr__(self) -> str:
-        return f"<Decision {self.reason} by={self.by!r} retry_after_us={self.retry_after_us}>"
-
-    @property
-    def ban(self) -> Ban | None:
-        """The ban that refuses the request."""
-        return self._ban
-
-    @property
-    def by(self) -> str:
-        """The maker of the ban, a policy or a person; or the name of the list, or the rule."""
-        return self._by
-
-    @property
-    def states(self) -> tuple[LimitState, ...]:
-        """Empty, because no limit was checked."""
-        return ()
-
-    @property
-    def retry_after_us(self) -> int | None:
-        """Microseconds until the ban ends; None if it is permanent or there is none."""
-        return None if self._ban is None else self._ban.left_us(self.now_us)
-
-
-class RuleRefusal(BanRefusal):
-    """A refusal by a rule that blocks. Nothing was counted.
-
-    Args:
-        rule: The name of the rule in stats.
-        status: The status of the answer over HTTP, 400 to 599.
-    """
-
-    __slots__ = ("status",)
-
-    def __init__(self, rule: str, status: int) -> None:
-        super().__init__(rule)
-        self.status = status
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.__class__, (self._by, self.status)

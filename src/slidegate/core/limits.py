@@ -14,13 +14,14 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Self, TypeAlias, overload
 
 from .durations import SPACES, format_duration, read_span_us
 from .errors import ConfigurationError, quoted
-from .ring import Ring, expires_us
+from .ring import Ring, Terms, expires_us
 
 if TYPE_CHECKING:
     from .decide import Counter
@@ -126,11 +127,11 @@ def check_whole(value: object, low: int, high: int, what: str, example: str) -> 
 
 
 class AnyLimit:
-    """At most `amount` units of something: the base of `Limit`, `Quota` and `Concurrency`. Immutable.
+    """At most `amount` units of something: the base of `Limit`, `Quota` and `Concurrency`. Immutable for its users.
 
-    A `LimitSet` accepts limits of any kind, and a question charges all of them or none. The units that a key has spent
-    form a *window*, stored as bytes: ``b""`` if there are none. Only the counter of the limit reads and changes these
-    bytes; to a store they are opaque.
+    A `Bucket` accepts limits of any kind, and a question charges all of them or none. It makes copies of its own, whose
+    amounts an operator may change while it counts. The units that a key has spent form a *window*, stored as bytes:
+    ``b""`` if there are none. Only the counter of the limit reads and changes these bytes; to a store they are opaque.
 
     Attributes:
         amount: Units, 1 to 2**31 - 1.
@@ -174,6 +175,14 @@ class AnyLimit:
     @abstractmethod
     def with_amount(self, amount: int) -> AnyLimit:
         """Return the same limit with another amount; the two share their windows."""
+
+    def own(self) -> Self:
+        """Return a copy whose amount may change, without a change of this limit."""
+        return copy(self)
+
+    def become(self, amount: int) -> None:
+        """Change the amount of a bucket's own copy; the change holds for the next hit, whoever has prepared it."""
+        self._fill(amount=amount)
 
     @property
     @abstractmethod
@@ -260,11 +269,28 @@ class Limit(AnyLimit):
             check_name(name, "limit name")
         slice_us = -(-window_us // resolution)
         slices = -(-window_us // slice_us)
-        exact = amount <= resolution
-        self._fill(amount=amount, window_us=window_us, resolution=resolution, name=name, slice_us=slice_us)
-        step_us, span_us = (1, window_us) if exact else (slice_us, slices * slice_us + 1)
-        self._fill(slices=slices, exact=exact, span_us=span_us, life_us=(slices + 1) * slice_us)
-        self._fill(counter=Ring(amount, resolution, step_us, span_us))
+        self._fill(window_us=window_us, resolution=resolution, name=name, slice_us=slice_us, slices=slices)
+        _, step_us, span_us = self._terms(amount)
+        self._fill(counter=Ring(amount, resolution, step_us, span_us), life_us=(slices + 1) * slice_us)
+        self.become(amount)
+
+    def _terms(self, amount: int) -> Terms:
+        """Return what the counter needs to know for an amount."""
+        if amount <= self.resolution:
+            return amount, 1, self.window_us
+        return amount, self.slice_us, self.slices * self.slice_us + 1
+
+    def own(self) -> Self:
+        """See `AnyLimit.own`."""
+        twin = copy(self)
+        twin._fill(counter=copy(self.counter))
+        return twin
+
+    def become(self, amount: int) -> None:
+        """See `AnyLimit.become`."""
+        terms = self._terms(amount)
+        self.counter.become(terms)
+        self._fill(amount=amount, exact=amount <= self.resolution, span_us=terms[2])
 
     @property
     def same_window(self) -> Identity:

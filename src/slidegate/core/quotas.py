@@ -88,13 +88,13 @@ class Quota(AnyLimit):
             return _pack(until_us, now_us - unix_us, floor_us, 0)
         return _pack(known_us, now_us - unix_us, floor_us, spent)
 
-    def spend(self, window: bytes, now_us: int, cost: int, ahead: int = 0) -> tuple[bytes, WindowState]:
+    def spend(self, window: bytes, now_us: int, cost: int) -> tuple[bytes, WindowState]:
         """See `Ring.spend`."""
         until_us, ahead_us, floor_us, spent = _read(window)
-        wanted = cost or 1
+        wanted, amount = cost or 1, self.amount
         wait_us = 0
-        if spent + wanted > self.amount:
-            wait_us = NEVER if ahead + wanted > self.amount else until_us + ahead_us - now_us
+        if spent + wanted > amount:
+            wait_us = NEVER if wanted > amount else until_us + ahead_us - now_us
         elif cost:
             window = _pack(until_us, ahead_us, floor_us, spent + cost)
         return window, self.state(window, wait_us)

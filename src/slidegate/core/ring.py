@@ -50,57 +50,74 @@ WindowState: TypeAlias = tuple[int, int, int, int]
 """The state of one window after a question: units spent, when the oldest leave (a time), the newest moment, and how
 long the request has to wait (0, microseconds, `NEVER` or `OPEN`)."""
 
+Terms: TypeAlias = tuple[int, int, int]
+"""The most units in a window, the length of a slice (1 for an exact limit), and how long units count after their
+moment; both in microseconds."""
+
 _NOTHING: Final[Head] = (0, 0, 0, 0, -1)
 
 
 @final
 class Ring:
-    """Counts the units of a sliding limit. Immutable.
+    """Counts the units of a sliding limit.
+
+    Its terms are one tuple, which `become` replaces at once and every method reads once: a hit of another thread goes
+    by the terms before or after, never by a mixture. The bytes of a ring do not contain them.
 
     Args:
         amount: The most units in a window.
         resolution: The number of counters that a window may store.
         step_us: Length of a slice, in microseconds; 1 for an exact limit.
         span_us: How long units count after their moment, in microseconds.
+
+    Attributes:
+        terms: Amount, step and span.
+        resolution: The number of counters.
     """
 
-    __slots__ = ("amount", "resolution", "span_us", "step_us")
+    __slots__ = ("resolution", "terms")
 
     def __init__(self, amount: int, resolution: int, step_us: int, span_us: int) -> None:
-        self.amount = amount
+        self.terms: Terms = (amount, step_us, span_us)
         self.resolution = resolution
-        self.step_us = step_us
-        self.span_us = span_us
 
     # Copies and pickles of compiled classes are created with their arguments.
     def __getnewargs__(self) -> tuple[int, int, int, int]:
-        return self.amount, self.resolution, self.step_us, self.span_us
+        amount, step_us, span_us = self.terms
+        return amount, self.resolution, step_us, span_us
 
-    def spend(self, window: bytes, now_us: int, cost: int, ahead: int = 0) -> tuple[bytes, WindowState]:
+    @property
+    def span_us(self) -> int:
+        """How long units count after their moment, in microseconds."""
+        return self.terms[2]
+
+    def become(self, terms: Terms) -> None:
+        """Count by other terms from now on. What was counted stays, and counts under them."""
+        self.terms = terms
+
+    def spend(self, window: bytes, now_us: int, cost: int) -> tuple[bytes, WindowState]:
         """Spend units if there is room for them.
 
         Args:
             window: The ring.
             now_us: The store's time, in microseconds.
             cost: Units; 0 spends nothing, and is admitted if there is room for one.
-            ahead: Units in the ring that the same question has spent: a cost that would only fit without them never
-                fits.
 
         Returns:
             The ring afterwards, settled, and its state.
         """
-        span_us, step_us = self.span_us, self.step_us
+        amount, step_us, span_us = self.terms
         spent, units, newest_us, oldest_us, floor_us = read_head(window) if window else _NOTHING
         leaves_us = oldest_us + span_us if spent else 0
         if now_us >= leaves_us or newest_us - now_us >= step_us:
-            window = self.settle(window, now_us)
+            window = _settled(window, now_us, step_us, span_us)
             spent, units, newest_us, oldest_us, floor_us = _read(window)
             leaves_us = oldest_us + span_us if spent else 0
-        excess = spent + (cost or 1) - self.amount
+        excess = spent + (cost or 1) - amount
         if excess > 0:
-            if ahead + (cost or 1) > self.amount:
+            if (cost or 1) > amount:
                 return window, (spent, leaves_us, newest_us, NEVER)
-            wait_us = leaves_us - now_us if excess == 1 else self._wait_us(window, now_us, excess)
+            wait_us = leaves_us - now_us if excess == 1 else _wait_us(window, now_us, excess, span_us)
             return window, (spent, leaves_us, newest_us, wait_us)
         if not cost:
             return window, (spent, leaves_us, newest_us, 0)
@@ -117,14 +134,15 @@ class Ring:
         window = pack_head(spent, cost, moment_us, oldest_us, floor_us) + older
         if len(older) > 2 * self.resolution * ENTRY_BYTES:
             window = _merge_oldest(window)
-            return window, self.state(window)
+            leaves_us = _read(window)[3] + span_us
         return window, (spent, leaves_us, moment_us, 0)
 
     def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
         """Spend units regardless of the limit, as many as a ring can count; return the ring and their number."""
-        window = self.settle(window, now_us)
-        kept = min(units, MAX_UNITS - self.state(window)[0])
-        boundless = Ring(MAX_UNITS, self.resolution, self.step_us, self.span_us)
+        _, step_us, span_us = self.terms
+        window = _settled(window, now_us, step_us, span_us)
+        kept = min(units, MAX_UNITS - _read(window)[0])
+        boundless = Ring(MAX_UNITS, self.resolution, step_us, span_us)
         return boundless.spend(window, now_us, kept)[0], kept
 
     def remove(self, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
@@ -152,21 +170,8 @@ class Ring:
 
     def settle(self, window: bytes, now_us: int) -> bytes:
         """Return a ring without the units that have left, and with moments in the future moved to now."""
-        if not window:
-            return window
-        spent, _, newest_us, oldest_us, floor_us = _read(window)
-        span_us = self.span_us
-        steps_back = newest_us - now_us >= self.step_us
-        if spent and now_us < oldest_us + span_us and not steps_back:
-            return window
-        kept = [(at_us, units) for at_us, units in entries(window) if now_us < at_us + span_us]
-        if steps_back:
-            # A later charge may get the same moment as an earlier one, so earlier charges can no longer be refunded.
-            floor_us = max(floor_us, newest_us)
-            latest_us = self.moment_us(now_us)
-            moved = sum(units for at_us, units in kept if at_us >= latest_us)
-            kept = [(at_us, units) for at_us, units in kept if at_us < latest_us] + [(latest_us, moved)]
-        return b"" if not kept and now_us >= floor_us + span_us else _with(floor_us, kept)
+        _, step_us, span_us = self.terms
+        return _settled(window, now_us, step_us, span_us)
 
     def state(self, window: bytes, wait_us: int = 0) -> WindowState:
         """Return the state of a settled ring, with the given wait."""
@@ -192,17 +197,40 @@ class Ring:
         """Return the mark by which `remove` finds the units that were spent last: the newest moment."""
         return self.state(window)[2]
 
-    def _wait_us(self, window: bytes, now_us: int, excess: int) -> int:
-        """Return the time until `excess` units have left, in microseconds."""
-        left = entries(window)
-        while excess > 0:
-            moment_us, units = next(left)
-            excess -= units
-        return moment_us + self.span_us - now_us
-
     def moment_us(self, now_us: int) -> int:
         """Return the moment of units that are spent at `now_us`: the last microsecond of their slice."""
-        return now_us - now_us % self.step_us + self.step_us - 1
+        return _moment_us(now_us, self.terms[1])
+
+
+def _moment_us(now_us: int, step_us: int) -> int:
+    return now_us - now_us % step_us + step_us - 1
+
+
+def _settled(window: bytes, now_us: int, step_us: int, span_us: int) -> bytes:
+    """See `Ring.settle`."""
+    if not window:
+        return window
+    spent, _, newest_us, oldest_us, floor_us = _read(window)
+    steps_back = newest_us - now_us >= step_us
+    if spent and now_us < oldest_us + span_us and not steps_back:
+        return window
+    kept = [(at_us, units) for at_us, units in entries(window) if now_us < at_us + span_us]
+    if steps_back:
+        # A later charge may get the same moment as an earlier one, so earlier charges can no longer be refunded.
+        floor_us = max(floor_us, newest_us)
+        latest_us = _moment_us(now_us, step_us)
+        moved = sum(units for at_us, units in kept if at_us >= latest_us)
+        kept = [(at_us, units) for at_us, units in kept if at_us < latest_us] + [(latest_us, moved)]
+    return b"" if not kept and now_us >= floor_us + span_us else _with(floor_us, kept)
+
+
+def _wait_us(window: bytes, now_us: int, excess: int, span_us: int) -> int:
+    """Return the time until `excess` units have left, in microseconds."""
+    left = entries(window)
+    while excess > 0:
+        moment_us, units = next(left)
+        excess -= units
+    return moment_us + span_us - now_us
 
 
 def expires_us(window: bytes, life_us: int) -> int:

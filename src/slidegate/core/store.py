@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 from .bans.ban import Ban, BanSubject
 from .bans.policy import BanPolicy
 from .bans.rows import Row
-from .decision import Check, Decision, LimitSet
+from .decision import Bucket, Check, Decision
 from .errors import StoreUnavailable
 from .logs import escaped, logger
 from .reservation import Reservation
@@ -243,7 +243,7 @@ class Store:
         A ban of a key in `checks`, or of one of `subjects`, refuses the question; nothing is charged then.
 
         Args:
-            checks: The question.
+            checks: The question; no window is in it twice, see `merged`.
             subjects: Further keys and addresses whose bans refuse it.
         """
 
@@ -284,8 +284,8 @@ class Store:
         """
 
     @abstractmethod
-    def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot | Awaitable[Snapshot]:
-        """Return the windows of `key` under each limit of some limit sets, without changing anything."""
+    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot | Awaitable[Snapshot]:
+        """Return the windows of `key` under each limit of some buckets, without changing anything."""
 
     def observe(self, observer: EventListener) -> None:
         """Call `observer` with this store's events from now on."""

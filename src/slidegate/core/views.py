@@ -26,7 +26,7 @@ class Snapshot(NamedTuple):
     now_us: int
     """The store's time of the snapshot, in microseconds."""
     windows: Sequence[bytes]
-    """One for each limit of each requested limit set, in order; those of quotas are in their current period."""
+    """One for each limit of each requested bucket, in order; those of quotas are in their current period."""
 
 
 class WindowSlice(NamedTuple):

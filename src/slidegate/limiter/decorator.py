@@ -12,13 +12,14 @@ from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 
 from ..core.arguments import signature_of
 from ..core.bans.ban import BanSubject
-from ..core.decision import Check, Decision, LimitSet
+from ..core.decision import Bucket, Check, Decision
 from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
 from ..core.limits import MAX_NAME, check_name, check_whole, parse_duration_us, parse_limits
 from .engine import Engine
 from .inspect import BucketCaller
 from .keys import Limits
 from .sync import WithoutLoop
+from .terms import Terms
 from .waiting import may_wait
 
 P = ParamSpec("P")
@@ -104,7 +105,7 @@ class Limited:
     def __exit__(self, *error: object) -> None:
         """Do nothing: what the block spent stays spent."""
 
-    def _take(self, bucket: LimitSet, key: str) -> Decision:
+    def _take(self, bucket: Bucket, key: str) -> Decision:
         """Charge the cost of a call, after waiting if necessary and allowed."""
         spelled, subjects = self._engine.keys.learn(key)
         decision = self._without_loop.ask(self._ask(((bucket, spelled, self._cost),), subjects))
@@ -112,7 +113,7 @@ class Limited:
             decision = self._without_loop.wait(self._engine.queues.wait(decision, subjects), self._wait_us)
         return self._unless_refused(decision)
 
-    async def _take_async(self, bucket: LimitSet, key: str) -> Decision:
+    async def _take_async(self, bucket: Bucket, key: str) -> Decision:
         spelled, subjects = self._engine.keys.learn(key)
         decision = await self._ask(((bucket, spelled, self._cost),), subjects)
         if may_wait(decision):
@@ -139,9 +140,9 @@ class Limited:
             f'limited: a block has no arguments, so its key is text, for example key="github", not {quoted(self._key)}'
         )
 
-    def _bucket(self, rule: str) -> LimitSet:
+    def _bucket(self, rule: str) -> Bucket:
         waiting = MAX_WAITING if self._wait_us else 0
-        return LimitSet(self._rule or rule, self._limits, wait_us=self._wait_us, wait_max=waiting)
+        return Bucket(self._rule or rule, self._limits, terms=Terms(self._wait_us, waiting))
 
 
 def _checked_key(key: object) -> LimitedKey:

@@ -33,7 +33,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
-from ..core.decision import Check, Decision, LimitSet
+from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.errors import ConfigurationError, StoreError, StoreTimeout, StoreUnavailable, closest, quoted
 from ..core.limits import parse_duration_us, parse_span_us
 from ..core.logs import Throttle, logger, written
@@ -43,7 +43,7 @@ from ..stores.forks import hold_over_fork
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import monotonic_us, system_us
 from .aio import Deadline, to_the_end, within
-from .decisions import LocalRefusal, StoreDown
+from .terms import terms_of
 
 OnError: TypeAlias = Literal["local", "allow", "deny"]
 FailurePolicy: TypeAlias = tuple[str, OnError]
@@ -131,7 +131,7 @@ class Failover:
         on_error: OnError,
         emit: Callable[[Event], None],
         clock: Clock = monotonic_us,
-        buckets: Callable[[], Iterable[LimitSet]] = tuple,
+        buckets: Callable[[], Iterable[Bucket]] = tuple,
     ) -> None:
         self._store = store
         self._buckets = buckets
@@ -316,7 +316,7 @@ class Failover:
         A check's own `on_error` takes precedence: one with ``"deny"`` refuses the request, and those with ``"allow"``
         are not counted locally.
         """
-        choices = [bucket.on_error or self.on_error for bucket, _, _ in checks] or [self.on_error]
+        choices = [terms_of(bucket).on_error or self.on_error for bucket, _, _ in checks] or [self.on_error]
         if "deny" in choices or "local" not in choices:
             now_us, local = self._clock(), self.local
             if "deny" not in choices and what != "charge" and local is not None:
@@ -325,7 +325,12 @@ class Failover:
                 if not found.allowed:
                     return found
             open_us = max([breaker.open_until_us - now_us for breaker in self._breakers(checks)], default=0)
-            return StoreDown("deny" not in choices or what == "charge", checks, max(open_us, MIN_RETRY_US))
+            return Decision(
+                "deny" not in choices or what == "charge",
+                Reason.UNAVAILABLE,
+                checks=checks,
+                at_least_us=max(open_us, MIN_RETRY_US),
+            )
         counted = [check for check, choice in zip(checks, choices, strict=False) if choice == "local"]
         if what == "peek":
             return self._local.keep().peek(counted, subjects)
@@ -337,7 +342,7 @@ class Failover:
         for reservation in decision.reservations:
             reservation.store = local
         is_partial = decision.readings and not decision.allowed and len(counted) < len(checks)
-        return LocalRefusal(decision, checks) if is_partial else decision
+        return _about_all(decision, checks, choices) if is_partial else decision
 
     def _strictly(
         self, shared: Decision, checks: Sequence[Check], subjects: Sequence[BanSubject]
@@ -422,7 +427,9 @@ class Failover:
     def _own_choices(self, checks: Sequence[Check]) -> dict[str, str]:
         """Return the known rules whose `on_error` differs from the limiter's, those of `checks` first."""
         known = [*(bucket for bucket, _, _ in checks), *self._buckets()]
-        return {bucket.label: own for bucket in known if (own := bucket.on_error) not in (None, self.on_error)}
+        return {
+            bucket.label: own for bucket in known if (own := terms_of(bucket).on_error) not in (None, self.on_error)
+        }
 
     def _recover(self, checks: Sequence[Check]) -> None:
         """Record an answered query, and report the recovery if the query before it failed."""
@@ -490,6 +497,20 @@ class LocalStore:
             if due and self.made is not None and not self.made.permits_held():
                 self.made = None
             return self.made
+
+
+def _about_all(refused: Decision, checks: Sequence[Check], choices: Sequence[str]) -> Decision:
+    """Return a refusal by some checks of a question as one of all: the others pass uncounted, and have spent nothing.
+
+    If the request waits, the store that answers by then is asked for the whole question.
+    """
+    readings = iter(refused.readings)
+    whole = [
+        next(readings) if choice == "local" else (0, 0, 0, 0)
+        for (bucket, _, _), choice in zip(checks, choices, strict=True)
+        for _ in bucket.limits
+    ]
+    return Decision(False, refused.reason, refused.now_us, checks, whole)
 
 
 def _consequences(on_error: str, rules: Mapping[str, str]) -> str:

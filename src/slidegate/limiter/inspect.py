@@ -8,11 +8,12 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from weakref import WeakSet, ref
 
-from ..core.decision import LimitSet
+from ..core.decision import Bucket
 from ..core.views import WindowView, view_of
 from ..stores.forks import hold_over_fork
 from ..stores.system_clock import system_us
 from .aio import let_others_run
+from .terms import terms_of
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -28,17 +29,17 @@ MAX_PLANS: Final = 4_096
 class Caller(Protocol):
     """A user of a limiter: a middleware, a limited function, a transport."""
 
-    def buckets(self) -> Iterable[LimitSet]:
+    def buckets(self) -> Iterable[Bucket]:
         """Return the known buckets in which it counts."""
 
 
 class BucketCaller:
     """A caller with a single bucket. Its owner must keep a reference, because `Callers` keeps a weak one."""
 
-    def __init__(self, bucket: LimitSet) -> None:
+    def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
 
-    def buckets(self) -> tuple[LimitSet]:
+    def buckets(self) -> tuple[Bucket]:
         """See `Caller.buckets`."""
         return (self.bucket,)
 
@@ -47,19 +48,19 @@ class Plans:
     """The limits that limits functions last returned for recent keys, in bounded memory."""
 
     def __init__(self) -> None:
-        self._fresh: dict[tuple[str, str], LimitSet | None] = {}
-        self._stale: dict[tuple[str, str], LimitSet | None] = {}
+        self._fresh: dict[tuple[str, str], Bucket | None] = {}
+        self._stale: dict[tuple[str, str], Bucket | None] = {}
 
-    def note(self, rule: str, key: str, bucket: LimitSet | None) -> None:
+    def note(self, rule: str, key: str, bucket: Bucket | None) -> None:
         """Record the bucket of a rule in which a key was last counted; None for no limits."""
         if len(self._fresh) >= MAX_PLANS:
             self._stale, self._fresh = self._fresh, {}
         self._fresh[rule, key] = bucket
 
-    def of(self, bucket: LimitSet, key: str) -> LimitSet | None:
+    def of(self, bucket: Bucket, key: str) -> Bucket | None:
         """Return the bucket that a fallback replaces, or `bucket` itself if that is not known; None for no limits."""
-        name = bucket.rule, key
-        return self._fresh.get(name, self._stale.get(name, bucket)) if bucket.fallback else bucket
+        name = bucket.name, key
+        return self._fresh.get(name, self._stale.get(name, bucket)) if terms_of(bucket).fallback else bucket
 
 
 class Callers:
@@ -67,7 +68,7 @@ class Callers:
 
     Attributes:
         plans: The limits that their limits functions last returned.
-        replaced: Limit sets that others have replaced, kept while requests that asked them wait.
+        replaced: Callers that others have replaced, as long as requests wait under their limits.
     """
 
     def __init__(self) -> None:
@@ -95,11 +96,11 @@ class Callers:
         """Return the callers that are still alive."""
         return [caller for reference in self._known if (caller := reference()) is not None]
 
-    def all_buckets(self) -> list[LimitSet]:
+    def all_buckets(self) -> list[Bucket]:
         """Return the buckets of all callers."""
         return [bucket for caller in self.listed() for bucket in caller.buckets()]
 
-    def buckets(self, key: str, others: Iterable[LimitSet]) -> list[LimitSet]:
+    def buckets(self, key: str, others: Iterable[Bucket]) -> list[Bucket]:
         """Return the buckets of all callers for a key, and `others`, without those that have the same windows."""
         of_callers = [self.plans.of(bucket, key) for bucket in self.all_buckets()]
         known = {_windows_of(bucket): bucket for bucket in of_callers if bucket is not None and bucket.limits}
@@ -107,8 +108,8 @@ class Callers:
         return [*known.values(), *further.values()]
 
 
-def _windows_of(bucket: LimitSet) -> tuple[object, ...]:
-    return bucket.rule, *(limit.same_window for limit in bucket.limits)
+def _windows_of(bucket: Bucket) -> tuple[object, ...]:
+    return bucket.name, *(limit.same_window for limit in bucket.limits)
 
 
 class KeyView(NamedTuple):
@@ -129,7 +130,7 @@ class KeyView(NamedTuple):
     """The number of rules that were not inspected: 0 unless there are more than 4,096."""
 
 
-async def inspect_key(engine: Engine, key: str, buckets: Sequence[LimitSet]) -> KeyView:
+async def inspect_key(engine: Engine, key: str, buckets: Sequence[Bucket]) -> KeyView:
     """Return the windows of a key.
 
     Args:
@@ -150,6 +151,6 @@ async def inspect_key(engine: Engine, key: str, buckets: Sequence[LimitSet]) -> 
         places = [(bucket, place) for bucket in part for place in range(len(bucket.limits))]
         for (bucket, place), window in zip(places, windows, strict=True):
             limit = bucket.limits[place]
-            view = view_of(bucket.rule, bucket.label, bucket.names[place], limit, window, now_us)
-            views.append(view._replace(fallback=bucket.fallback))
+            view = view_of(bucket.name, bucket.label, bucket.names[place], limit, window, now_us)
+            views.append(view._replace(fallback=terms_of(bucket).fallback))
     return KeyView(key, now_us, system_us(), tuple(views), len(buckets) - len(looked_at))

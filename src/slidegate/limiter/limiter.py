@@ -13,7 +13,8 @@ from ..core.addresses import parse_network
 from ..core.arguments import check_flag, check_list, names_checked
 from ..core.bans.ban import Ban, BanSubject, ban_key, clean_reason
 from ..core.bans.policy import BanPolicy, NetworkSet, hand_ban_key, may_ban
-from ..core.decision import Check, Decision, LimitSet
+from ..core.decide import merged
+from ..core.decision import Bucket, Check, Decision
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import (
     MAX_WINDOW_US,
@@ -135,7 +136,7 @@ class Limiter:
         self.digest = self.engine.keys.digest
         """Returns a key of at most 64 bytes for a kind and a value that must not be readable: ``kind#1f3a…``. Limiters
         with the same secret, or without one, return the same key."""
-        self._buckets: dict[tuple[str, Limits], LimitSet] = {}
+        self._buckets: dict[tuple[str, Limits], Bucket] = {}
         self._questions: dict[tuple[str, Limits, str], Question] = {}
         self._without_loop = WithoutLoop(self.engine)
         self._closed = False
@@ -212,7 +213,7 @@ class Limiter:
     async def hit_all(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Charge several buckets and keys together: all of them or none.
 
-        It never waits: the `wait_us` of a `LimitSet` is for middlewares and `limited`.
+        It never waits: the terms of a `Bucket` are for middlewares and `limited`.
 
         Args:
             checks: Tuples (bucket, key, cost); the keys are at most 64 bytes long.
@@ -314,7 +315,7 @@ class Limiter:
                 f'inspect: rules: expected limits by rule, for example {{"api": "5/minute"}}, not {quoted(rules)}'
             )
         else:
-            buckets = [LimitSet(check_name(rule, "rule"), parse_limits(limits)) for rule, limits in rules.items()]
+            buckets = [Bucket(check_name(rule, "rule"), parse_limits(limits)) for rule, limits in rules.items()]
         return await inspect_key(self.engine, spelled, buckets)
 
     async def override(
@@ -638,7 +639,7 @@ class Limiter:
             return remember(self._questions, (rule, limits, key), question)
         return checks, subjects
 
-    def _bucket(self, rule: str, limits: Limits) -> LimitSet:
+    def _bucket(self, rule: str, limits: Limits) -> Bucket:
         """Return the bucket of a rule: the same object for equal limits, however they are written."""
         if isinstance(limits, list):
             limits = tuple(limits)  # a list is not hashable
@@ -646,7 +647,7 @@ class Limiter:
             return self._buckets[rule, limits]
         except (KeyError, TypeError):
             parsed = parse_limits(limits)
-        bucket = self._buckets.get((check_name(rule, "rule"), parsed)) or LimitSet(rule, parsed)
+        bucket = self._buckets.get((check_name(rule, "rule"), parsed)) or Bucket(rule, parsed)
         remember(self._buckets, (rule, parsed), bucket)
         if isinstance(limits, (str, AnyLimit, tuple)):
             remember(self._buckets, (rule, limits), bucket)
@@ -690,20 +691,20 @@ def _network(key: str) -> tuple[int, int, int] | None:
         return None
 
 
-def _checked(checks: object, what: str = "cost") -> tuple[Check, ...]:
-    """Validate checks, and return them as a tuple.
+def _checked(checks: object, what: str = "cost") -> Sequence[Check]:
+    """Validate checks, and return them without windows that are checked twice.
 
     Raises:
         ConfigurationError: An item is not a check.
     """
-    expected = '(bucket, key, cost) each, for example (LimitSet("api", limits), "user:42", 1)'
+    expected = '(bucket, key, cost) each, for example (Bucket("api", limits), "user:42", 1)'
     given: tuple[Any, ...] = tuple(check_list("checks", checks, expected))
     for check in given:
         is_check = isinstance(check, tuple) and len(check) == 3
-        if not is_check or not isinstance(check[0], LimitSet) or not isinstance(check[1], str):
+        if not is_check or not isinstance(check[0], Bucket) or not isinstance(check[1], str):
             raise ConfigurationError(f"checks: expected {expected}, not {quoted(check)}")
         check_cost(check[2], what)
-    return given
+    return merged(given)
 
 
 def check_cost(cost: object, what: str = "cost") -> int:

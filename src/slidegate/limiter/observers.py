@@ -103,7 +103,7 @@ def outcome_of_question(decision: Decision, now_us: int) -> Outcome:
     """Return the outcome of a call of the limiter without HTTP, made at `now_us`."""
     ended: Ended = "success" if decision.allowed else "refused"
     waited_us = 0 if decision.reason is Reason.WAITED else None
-    rules = tuple([asked.label for asked, _, _ in decision.checks]) if decision.allowed else refusing_rules(decision)
+    rules = tuple([bucket.label for bucket, _, _ in decision.checks]) if decision.allowed else refusing_rules(decision)
     return Outcome(decision.allowed, decision.reason, rules, (), None, 0, ended, now_us, 0, waited_us, (decision,))
 
 
@@ -114,7 +114,7 @@ def refusing_rules(refusal: Decision) -> tuple[str, ...]:
     if len(refusal.checks) == 1:
         return (refusal.checks[0][0].label,)
     violated = {state.rule for state in refusal.violated}
-    return tuple([asked.label for asked, _, _ in refusal.checks if asked.rule in violated])
+    return tuple([bucket.label for bucket, _, _ in refusal.checks if bucket.name in violated])
 
 
 class Observer:

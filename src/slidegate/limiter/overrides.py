@@ -4,10 +4,9 @@ An override is a row of the store's `SharedStats`, and expires with it::
 
     limits    0    digest of the limit's name    JSON: the limit, its end in the store's time, who changed it and why
 
-Every worker polls these rows twice a second, by a timer of asyncio or a task of trio, and notifies the callers of the
-limiter, which replace the `LimitSet` of a limit and never modify one. Requests do not wait for any of this. During an
-outage, the last known overrides stay in effect until their end. If a store has no `SharedStats`, overrides apply to
-this process only.
+Every worker polls these rows twice a second, by a timer of asyncio or a task of trio, and changes the amounts of the
+limits that its buckets own, see `AnyLimit.become`. Requests do not wait for any of this. During an outage, the last
+known overrides stay in effect until their end. If a store has no `SharedStats`, overrides apply to this process only.
 """
 
 from __future__ import annotations
@@ -99,6 +98,8 @@ class NamedLimit(NamedTuple):
     """The label of its rule."""
     shadow: bool = False
     """Whether its rule only reports."""
+    owned: AnyLimit | None = None
+    """The limit that its bucket counts by; None if there is no bucket yet."""
 
     def amount_in(self, text: str) -> int:
         """Return the amount that an override's text sets for this limit.
@@ -161,10 +162,7 @@ class Changing(Protocol):
     """A caller of the limiter whose limits can be changed: a middleware."""
 
     def named_limits(self) -> Iterable[NamedLimit]:
-        """Return its limits as configured in code."""
-
-    def override(self, overrides: ByName) -> None:
-        """Apply these overrides, by limit name; other limits get their amount in code."""
+        """Return its limits as configured in code, each with the one that its bucket owns."""
 
     def begin_anew(self) -> None:
         """Call `Overrides.start` with the next request, in a child of `fork`."""
@@ -208,6 +206,15 @@ class Overrides:
         Its limits help to decide which overrides apply, so the other callers may gain or lose some, too.
         """
         self._replace(None, caller)
+
+    def enter(self, limits: Iterable[NamedLimit]) -> None:
+        """Apply the overrides in effect to limits that a registered caller has just made.
+
+        The caller names them by now, so a concurrent change meets them as well, before or after this.
+        """
+        if self.known:
+            with self._lock:
+                _set_amounts(limits, self._in_effect)
 
     def forget(self) -> None:
         """Drop all overrides in this process. For tests."""
@@ -381,7 +388,7 @@ class Overrides:
             after = {name: one for name, one in found.items() if _obstacle(limits.get(name, ()), one) is None}
             self._in_effect = after
             for caller in self._callers(*self._engine.callers.replaced, *joined):
-                caller.override(after)
+                _set_amounts(caller.named_limits(), after)
         names = [name for name in {**known, **found} if known.get(name) != found.get(name)]
         names += [name for name in found if name not in names and (name in before) is not (name in after)]
         if names:
@@ -409,6 +416,14 @@ class Overrides:
             details = {"limit": name, "amount": amount, "was": was, "by": latest.by, "reason": latest.reason}
             message = f"limit {name!r} is {amount} {how}, and was {was}; changed by {latest.by}: {latest.reason}"
             self._engine.emit(Event(kind, message, {**details, "until": latest.until}))
+
+
+def _set_amounts(limits: Iterable[NamedLimit], overrides: ByName) -> None:
+    """Let limits count by the overrides, or as configured in code."""
+    for one in limits:
+        amount = one.amount_under(overrides)
+        if one.owned is not None and one.owned.amount != amount:
+            one.owned.become(amount)
 
 
 def _obstacle(limits: Iterable[NamedLimit], override: Override) -> ConfigurationError | None:

@@ -2,7 +2,7 @@
 
 There is a queue for each rule and key, whether requests wait for units of windows or for permits::
 
-    admitted  <--  first  <--  second  <--  third      at most `LimitSet.wait_max`
+    admitted  <--  first  <--  second  <--  third      at most `Terms.wait_max`
                      |            '-----------'------- sleep until they are first, or time out
                      '-- queries the store, sleeps for its retry-after, queries again
 
@@ -32,14 +32,14 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import anyio
 
 from ..core.bans.ban import BanSubject
-from ..core.decision import Check, Decision, LimitSet, Reason
+from ..core.decision import Bucket, Check, Decision, Reason, uncounted
 from ..core.limits import AnyLimit
 from ..core.quotas import Quota
 from ..core.reservation import Reservation
 from ..core.ring import NEVER, OPEN
 from ..stores.forks import begin_anew_in_child, hold_over_fork
 from .aio import on_asyncio, to_the_end
-from .decisions import LocalRefusal, NotAsked
+from .terms import terms_of
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -113,17 +113,18 @@ class Queues:
         return sum([waiter.waits for queue in list(self.by_name.values()) for waiter in list(queue.waiters)])
 
     def decide(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
-        """Charge every check or none; return `NotAsked`, without a query, if the request has to queue first.
+        """Charge every check or none; without a query, return `not_asked` if the request has to queue first.
 
         With `count_denied`, every request that may wait queues first; otherwise it would be charged for a refusal
         before waiting.
         """
         fair = False
         for check in checks:
-            asked = check[0]
-            if asked.wait_us and (asked.count_denied or (self.by_name and (asked.rule, check[1]) in self.by_name)):
-                return NotAsked(check, checks)
-            fair = fair or asked.tenant is not None
+            bucket = check[0]
+            terms = terms_of(bucket)
+            if terms.wait_us and (bucket.count_denied or (self.by_name and (bucket.name, check[1]) in self.by_name)):
+                return not_asked(check, checks)
+            fair = fair or terms.tenant is not None
         return self._query(checks, subjects) if fair else self._engine.decide(checks, subjects)
 
     def _query(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
@@ -135,7 +136,7 @@ class Queues:
         return self._hold(await answer)
 
     def _hold(self, decision: Decision) -> Decision:
-        if not decision.allowed or all(asked.tenant is None for asked, _, _ in decision.checks):
+        if not decision.allowed or all(terms_of(bucket).tenant is None for bucket, _, _ in decision.checks):
             return decision
         granted = {name: tenant for name, tenant in _tenants(decision.reservations).items() if tenant is not None}
         with self._lock:
@@ -233,7 +234,7 @@ class Queues:
         """Wait for room, as long as the rules of the request allow.
 
         Args:
-            refused: The refusal of the request, or its `NotAsked`.
+            refused: The refusal of the request, or what `not_asked` returned.
             subjects: Further keys whose bans refuse the request.
             begins: Called when the request starts to sleep, if it has to.
 
@@ -246,7 +247,7 @@ class Queues:
 def _tenants(reservations: Sequence[Reservation]) -> dict[Name, str | None]:
     """Return the rules and keys that were charged, with the tenant of each; after an outage two stores charge each."""
     charged = [reservation.check for reservation in reservations if any(reservation.units)]
-    return {(asked.rule, key): asked.tenant for asked, key, _ in charged}
+    return {(bucket.name, key): terms_of(bucket).tenant for bucket, key, _ in charged}
 
 
 class Waiter:
@@ -279,12 +280,12 @@ class Waiter:
         self.waits = self.gave_way = False
         self._queues = queues
         self._engine = engine
-        self._checks = refused.question if isinstance(refused, LocalRefusal) else refused.checks
+        self._checks = refused.checks
         self._subjects = subjects
         self._began_s = self._until_s = anyio.current_time()
         self._begins = begins
-        self._refusal = None if isinstance(refused, NotAsked) else refused
-        self._lacks = refused.check if isinstance(refused, NotAsked) else _longest(_lacking(refused) or ())
+        self._refusal = None if _is_not_asked(refused) else refused
+        self._lacks = _queue_of(refused) if self._refusal is None else _longest(_lacking(refused) or ())
         self._event = anyio.Event()
         self._soon: Callable[[Callable[[], object]], object]
         if on_asyncio():
@@ -313,9 +314,8 @@ class Waiter:
         return not self.gave_way
 
     def _repeated(self) -> list[Check]:
-        """Return the checks of a repeated query, with the overrides in force; it is not counted as denied."""
-        self._checks = [(asked.in_force(), key, cost) for asked, key, cost in self._checks]
-        return [(asked.uncounted, key, cost) for asked, key, cost in self._checks]
+        """Return the checks of a repeated query, which is not counted as denied."""
+        return [(uncounted(bucket), key, cost) for bucket, key, cost in self._checks]
 
     async def wait(self) -> Decision:
         """See `Queues.wait`."""
@@ -332,12 +332,12 @@ class Waiter:
 
     async def _queue(self) -> Decision | None:
         """Wait in one queue; return None to continue in another one."""
-        asked, key, _ = self._lacks
-        name = asked.rule, key
-        self._until_s = self._began_s + asked.wait_us / 1_000_000
+        bucket, key, _ = self._lacks
+        name = bucket.name, key
+        self._until_s = self._began_s + terms_of(bucket).wait_us / 1_000_000
         self.gave_way = False
         self.tenant = self._tenant_under(name)
-        queue = self._queues.join(name, self, asked.wait_max)
+        queue = self._queues.join(name, self, terms_of(bucket).wait_max)
         if queue is None:
             return await self._turned_away(0)
         try:
@@ -361,7 +361,9 @@ class Waiter:
             lacks = _lacking(decision)
             if decision.allowed or lacks is None:
                 return decision
-            self._until_s = min(self._until_s, self._began_s + min(asked.wait_us for asked, _, _ in lacks) / 1_000_000)
+            self._until_s = min(
+                self._until_s, self._began_s + min(terms_of(bucket).wait_us for bucket, _, _ in lacks) / 1_000_000
+            )
             wait_us = max(wait_us for *_, wait_us in lacks)
             queue.asks_s = anyio.current_time() + wait_us / 1_000_000
             if any(wait_us == OPEN for *_, wait_us in lacks):
@@ -370,7 +372,7 @@ class Waiter:
             if not self._is_in_time(queue.asks_s):
                 return decision
             self._lacks = _longest(lacks)
-            if (self._lacks[0].rule, self._lacks[1]) != name:
+            if (self._lacks[0].name, self._lacks[1]) != name:
                 self._refusal = decision
                 return None
             self._count()
@@ -380,7 +382,7 @@ class Waiter:
 
     def _tenant_under(self, name: Name) -> str | None:
         """Return the tenant of the request under the rule of a queue: each rule may have tenants of its own."""
-        own = (asked.tenant for asked, key, _ in self._checks if (asked.rule, key) == name)
+        own = (terms_of(bucket).tenant for bucket, key, _ in self._checks if (bucket.name, key) == name)
         return next((tenant for tenant in own if tenant is not None), None)
 
     def _is_in_time(self, asks_s: float) -> bool:
@@ -402,17 +404,17 @@ class Waiter:
         later_us = max(round((asks_s - anyio.current_time()) * 1_000_000), 1)
         queues_for, whose, _ = self._lacks
         waits = [
-            0 if (asked.rule, key) != (queues_for.rule, whose) else OPEN if asked.held else later_us
-            for asked, key, _ in decision.checks
-            for _ in asked.limits
+            0 if (bucket.name, key) != (queues_for.name, whose) else OPEN if bucket.is_permit else later_us
+            for bucket, key, _ in decision.checks
+            for _ in bucket.limits
         ]
         readings = [(*reading[:3], wait_us) for reading, wait_us in zip(decision.readings, waits, strict=True)]
         return Decision(False, Reason.LIMITED, decision.now_us, decision.checks, readings)
 
     def _own(self, checks: Sequence[Check]) -> list[Check]:
         """Replace the `uncounted` checks by the original ones."""
-        own = {(asked.uncounted, key): (asked, key, cost) for asked, key, cost in self._checks}
-        return [own.get((asked, key), (asked, key, cost)) for asked, key, cost in checks]
+        own = {(uncounted(bucket), key): (bucket, key, cost) for bucket, key, cost in self._checks}
+        return [own.get((bucket, key), (bucket, key, cost)) for bucket, key, cost in checks]
 
     async def _refused(self, decision: Decision) -> Decision:
         """Return the final refusal; with `count_denied` it is charged now, once."""
@@ -423,13 +425,35 @@ class Waiter:
         return decision
 
 
-Lacking: TypeAlias = list[tuple[LimitSet, str, int]]
+def not_asked(check: Check, checks: Sequence[Check]) -> Decision:
+    """Return the provisional refusal of a request that has to queue, before the store was queried.
+
+    Args:
+        check: The check whose queue the request has to join.
+        checks: All checks of the request.
+    """
+    readings = [(0, 0, 0, OPEN if other is check else 0) for other in checks for _ in other[0].limits]
+    return Decision(False, Reason.LIMITED, 0, checks, readings, at_least_us=OPEN)
+
+
+def _is_not_asked(decision: Decision) -> bool:
+    return decision.at_least_us == OPEN
+
+
+def _queue_of(provisional: Decision) -> Check:
+    """Return the check whose queue a request has to join that `not_asked` has refused."""
+    queued = [check for check in provisional.checks for _ in check[0].limits]
+    waits = [wait_us for *_, wait_us in provisional.readings]
+    return queued[waits.index(OPEN)]
+
+
+Lacking: TypeAlias = list[tuple[Bucket, str, int]]
 """What a request waits for: the limits, the key, and the wait in microseconds."""
 
 
 def may_wait(decision: Decision) -> bool:
     """Return whether a request may wait: it was not admitted, and all that it lacks will become available."""
-    return isinstance(decision, NotAsked) or bool(_lacking(decision))
+    return _is_not_asked(decision) or bool(_lacking(decision))
 
 
 def _lacking(decision: Decision) -> Lacking | None:
@@ -438,21 +462,21 @@ def _lacking(decision: Decision) -> Lacking | None:
         return None
     lacks: Lacking = []
     waits = iter(decision.readings)
-    for asked, key, _ in decision.checks:
-        for limit in asked.limits:
+    for bucket, key, _ in decision.checks:
+        for limit in bucket.limits:
             wait_us = next(waits)[3]
-            if wait_us and not _comes_back(asked, limit, wait_us):
+            if wait_us and not _comes_back(bucket, limit, wait_us):
                 return None
             if wait_us:
-                lacks.append((asked, key, wait_us))
+                lacks.append((bucket, key, wait_us))
     return lacks
 
 
-def _comes_back(asked: LimitSet, limit: AnyLimit, wait_us: int) -> bool:
+def _comes_back(bucket: Bucket, limit: AnyLimit, wait_us: int) -> bool:
     """Return whether a request may wait for a limit: not for a quota's next period, nor if the cost can never fit."""
-    return bool(asked.wait_us) and wait_us != NEVER and not isinstance(limit, Quota)
+    return bool(terms_of(bucket).wait_us) and wait_us != NEVER and not isinstance(limit, Quota)
 
 
-def _longest(lacks: Sequence[tuple[LimitSet, str, int]]) -> tuple[LimitSet, str, int]:
+def _longest(lacks: Sequence[tuple[Bucket, str, int]]) -> tuple[Bucket, str, int]:
     """Return the longest wait: queueing for it does not block requests that wait for less."""
     return max(lacks, key=lambda lack: lack[2])

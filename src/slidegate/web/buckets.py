@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Final
 
-from ..core.decision import LimitSet, wire_names
+from ..core.decision import Bucket, wire_names
 from ..core.limits import AnyLimit
 from ..limiter.overrides import NamedLimit
+from ..limiter.terms import Terms
 from .rules import Rule
 
 IN_TURN: Final = "::"
 """Separates an identity from its turn number; names contain no colon."""
 
 
-def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[LimitSet]:
+def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[Bucket]:
     """Return the bucket of a rule's limits and that of its permits; either is omitted if the rule has none.
 
     Args:
@@ -36,23 +38,24 @@ def name_of(identity: str) -> str:
     return identity.partition(IN_TURN)[0]
 
 
-def named_limits(rule: Rule, names: Sequence[str], limits: Sequence[AnyLimit]) -> Iterator[NamedLimit]:
-    """Yield the limits of a rule by their names in header fields, with the reason if operators cannot change one."""
+def named_limits(rule: Rule, names: Sequence[str], buckets: Iterable[Bucket] = ()) -> Iterator[NamedLimit]:
+    """Yield the limits of a rule by their names in header fields, with the reason if operators cannot change one.
+
+    Args:
+        rule: The rule.
+        names: The names, in the order of `Rule.all_limits`.
+        buckets: The buckets of the rule, if it has any yet.
+    """
     cost = rule.cost if isinstance(rule.cost, int) else rule.cost_max or 1
-    for name, limit in zip(names, limits, strict=False):
+    owned = [limit for bucket in buckets for limit in bucket.limits]
+    for name, limit, own in zip_longest(names, rule.all_limits, owned):
         is_permit, fixed = limit is rule.concurrency, ""
         if rule.name is None:
             fixed = f"its rule has no name, by which other workers identify it; write Rule(..., name={name!r})"
         elif rule.limits_function is not None and not is_permit:
             fixed = "a function returns the limits of its rule for each request; change them there"
-        yield NamedLimit(name, limit, 1 if is_permit else max(cost, 1), fixed, rule.label, rule.action == "shadow")
-
-
-def with_amounts(bucket: LimitSet, amounts: Mapping[str, int]) -> LimitSet:
-    """Return a bucket with other amounts, given by limit name; the same bucket if they are equal."""
-    return bucket.change(
-        [limit.with_amount(amounts[name]) for name, limit in zip(bucket.names, bucket.limits, strict=False)]
-    )
+        cost_of_one = 1 if is_permit else max(cost, 1)
+        yield NamedLimit(name, limit, cost_of_one, fixed, rule.label, rule.action == "shadow", own)
 
 
 def amounts_by_window(limits: Iterable[AnyLimit]) -> dict[object, int]:
@@ -62,17 +65,14 @@ def amounts_by_window(limits: Iterable[AnyLimit]) -> dict[object, int]:
 
 def make_bucket(
     rule: Rule, identity: str, limits: Sequence[AnyLimit], names: Sequence[str] | None = None, *, fallback: bool = False
-) -> LimitSet:
+) -> Bucket:
     permits = rule.concurrency in limits
-    return LimitSet(
+    return Bucket(
         identity,
         limits,
         names if names is not None else wire_names(rule.label, limits),
         count_denied=rule.count_denied and not permits,
-        wait_us=rule.wait_us,
-        wait_max=rule.wait_max,
         unit=None if permits else rule.unit,
         label=rule.label,
-        on_error=rule.on_error,
-        fallback=fallback,
+        terms=Terms(rule.wait_us, rule.wait_max, on_error=rule.on_error, fallback=fallback),
     )

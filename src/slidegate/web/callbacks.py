@@ -20,7 +20,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
 from starlette.types import Scope
 
-from ..core.decision import Check, Decision, LimitSet, Reason
+from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.errors import ConfigurationError
 from ..core.logs import Throttle, logger
 from ..core.memo import remember
@@ -70,13 +70,13 @@ class UserCallbacks:
         """Return the checks of a request, calling the rule's functions; none if the rule does not count it."""
         request = request_of(scope) if request is None else request
         rule = bound.rule
-        bucket: LimitSet | None
+        bucket: Bucket | None
         bucket, key, cost = bound.check(scope, limiter, client_key)
         if rule.limits_function is not None:
             bucket = await self.ask("limits", rule.label, rule.limits_function, (request,), bound.plan, bucket)
             if bucket is None and bound.permits is None:
                 if bound.key_function is None:  # the key function is not called for a request that is not counted
-                    limiter.engine.callers.plans.note(bound.bucket.rule, key, None)
+                    limiter.engine.callers.plans.note(bound.bucket.name, key, None)
                 return ()
         if bound.key_function is not None:
             found: str | None = await self.ask(
@@ -86,7 +86,7 @@ class UserCallbacks:
                 return ()
             key = found or key
         if rule.limits_function is not None:
-            limiter.engine.callers.plans.note(bound.bucket.rule, key, bucket)
+            limiter.engine.callers.plans.note(bound.bucket.name, key, bucket)
         if bound.cost_function is not None:
             cost = await self.ask("cost", rule.label, bound.cost_function, (request,), _whole, cost)
             # Cap the estimate: one above the amount of a limit would always be refused.
@@ -98,7 +98,7 @@ class UserCallbacks:
             return checks
         tenant = await self._tenant(bound, scope, limiter, client_key, request)
         return [
-            (bound.shared_by(one, tenant), key, cost) if one.held else (one, key, cost) for one, key, cost in checks
+            (bound.shared_by(bucket, tenant) if bucket.is_permit else bucket, key, cost) for bucket, key, cost in checks
         ]
 
     async def _tenant(
@@ -228,15 +228,15 @@ class ShadowRules:
         """Call the `on_exceeded` functions of the rules whose limits caused a refusal."""
         passed = {state.rule: state.key for state in decision.violated}
         for bound in rules:
-            if bound.bucket.rule in passed:
-                await self.tell(bound, passed[bound.bucket.rule], decision)
+            if bound.bucket.name in passed:
+                await self.tell(bound, passed[bound.bucket.name], decision)
 
     async def tell(self, bound: BoundRule, key: str, decision: Decision) -> None:
         """Call `on_exceeded` for a key that has exceeded a limit, unless it already did so within the last window."""
         function = bound.rule.on_exceeded
         if function is None:
             return
-        known = bound.bucket.rule, key
+        known = bound.bucket.name, key
         # Not the time of the decision: in an outage, another store decides, by another clock.
         last_us, now_us = self._exceeded.get(known), self.limiter.engine.now_us()
         remember(self._exceeded, known, now_us)

@@ -93,10 +93,10 @@ def _find(request: HTTPConnection, rule: str | None, what: str) -> tuple[Limiter
     if decided is None:
         return None
     counted = {
-        name_of(bucket.rule): (parts.limiter, decision, index)
+        name_of(bucket.name): (parts.limiter, decision, index)
         for parts, decision in decided.entries
         for index, (bucket, _, _) in enumerate(decision.checks)
-        if not bucket.held
+        if not bucket.is_permit
     }
     if rule is None and len(counted) == 1:
         (rule,) = counted

@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from ..core.addresses import Address
 from ..core.bans.ban import Ban, BanSubject, longest
-from ..core.decision import BanRefusal, Check, Decision, Reason, RuleRefusal
+from ..core.decision import Check, Decision, Reason, refused_by_ban
 from ..core.errors import StoreError
 from ..core.memo import remember
 from ..core.networks import Networks
@@ -29,10 +29,11 @@ from .exchange import Entry, Exchange, allowlisted, has_passed, is_preflight, pa
 from .headers import field_value
 from .lists import ListFiles
 from .rule_set import BoundRule, Matched, RuleSet
+from .rules import Rule
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
 _EXEMPT: Final = Decision(True, Reason.EXEMPT)
-_GONE: Final = BanRefusal("gone")
+_GONE: Final = Decision(False, Reason.BLOCKED, by="gone")
 _MAX_QUESTIONS: Final = 8
 """How many questions are cached for one client: the requests of most clients match the same few sets of rules."""
 
@@ -193,10 +194,6 @@ class Decider:
             return self._identify(scope)
         return known or remember(clients, asked, self._identify(scope))
 
-    def forget_clients(self) -> None:
-        """Clear the cache of clients, because their cached checks are outdated."""
-        self._clients = {}
-
     def _check_files(self) -> None:
         """Check the files of the lists for changes if that is due; clear the cache of clients if one was reloaded."""
         for files in self._files:
@@ -216,7 +213,7 @@ class Decider:
             verdict = _ALLOWLISTED
         elif address is not None and self._blocklist is not None:
             name = self._blocklist.find(*address)
-            verdict = None if name is None else BanRefusal(name)
+            verdict = None if name is None else Decision(False, Reason.BLOCKED, by=name)
         return Client(key, address, self._signals.own_subjects(key, address), verdict)
 
     def is_gone(self, scope: Scope) -> bool:
@@ -288,13 +285,13 @@ class Decider:
         """Return the checks of a rule without those that the request has passed under rules of the same name."""
         left = bound.uncharged(checks, passed_checks(before, self._limiter))
         if bound.rule.count_if is not None:
-            self._rules.reserving.update({bucket.rule: bound.rule for bucket, _, _ in left})
+            self._rules.reserving.update({bucket.name: bound.rule for bucket, _, _ in left})
         return left
 
     def _uncounted(self, matched: Matched, subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
         """Decide a request that no limit counts: only bans and blocking rules can refuse it."""
         blocked = matched.blocked
-        otherwise = _EXEMPT if blocked is None else RuleRefusal(blocked.label, blocked.status)
+        otherwise = _EXEMPT if blocked is None else _refused_by_rule(blocked)
         if not self._bans.may_refuse():
             return otherwise
         answer = self._engine.decide((), subjects)
@@ -313,7 +310,7 @@ class Decider:
             answer = self._queues.decide(checks, subjects)
             return answer if isinstance(answer, Decision) else await answer
         decision = await self._limiter.hit_all((), subjects)
-        return BanRefusal(shut.label, reason=Reason.NOBODY) if decision.allowed else decision
+        return Decision(False, Reason.NOBODY, by=shut.label) if decision.allowed else decision
 
     async def _struck(self, signals: Sequence[Signal], scope: Scope) -> Decision | None:
         """Strike for the signals of a request; return its refusal if that bans it.
@@ -331,7 +328,7 @@ class Decider:
             else:
                 bans += [] if made is None else [made]
         ban = longest(bans)
-        return unanswered if ban is None else BanRefusal(ban.by, ban, ban.made_us)
+        return unanswered if ban is None else refused_by_ban(ban, ban.made_us)
 
     def decide_at(
         self, bound: BoundRule, request: HTTPConnection, before: Sequence[Entry]
@@ -343,7 +340,7 @@ class Decider:
             subjects = self._signals.subjects(request.scope, client_key, client.address)
         if bound.plain and not bound.rule.wait_us and bound.rule.action == "limit" and bound.rule.on_exceeded is None:
             checks: Sequence[Check] = (bound.check(request.scope, self._limiter, client_key),)
-            if has_passed(before, bound.bucket.rule):
+            if has_passed(before, bound.bucket.name):
                 checks = self._uncharged(bound, checks, before)
             return self._engine.decide(checks, subjects) if checks else None
         return self._decide_at_endpoint(bound, request, client_key, subjects, before)
@@ -374,3 +371,8 @@ class Decider:
         if not decision.allowed:
             await self._shadows.tell_all((bound,), decision)
         return decision
+
+
+def _refused_by_rule(rule: Rule) -> Decision:
+    """Return the refusal by a rule that blocks; nothing was counted."""
+    return Decision(False, Reason.BLOCKED, by=rule.label, status=rule.status)

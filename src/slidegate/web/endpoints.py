@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from copy import copy
 from datetime import timedelta
 from inspect import Parameter, Signature, isclass
@@ -19,7 +19,7 @@ from ..core.arguments import names_checked
 from ..core.decision import Decision, Reason, unique_name
 from ..core.store import EventListener
 from ..limiter.failover import OnError
-from ..limiter.overrides import Override
+from ..limiter.overrides import NamedLimit
 from .buckets import buckets_of
 from .callbacks import UserCallbacks
 from .decorators import check_parentheses, decorate, exempt, unwrapped
@@ -190,7 +190,7 @@ class RateLimit:
         if rule.methods is not None and not limits_kind(rule, scope["type"], scope.get("method", "GET")):
             return
         bound = parts.endpoints.find(self, scope, endpoint)
-        if rule.name is None and (turn := exchange.turn(self, bound.bucket.rule)):
+        if rule.name is None and (turn := exchange.turn(self, bound.bucket.name)):
             bound = parts.endpoints.find(self, scope, endpoint, turn)
         for _, before in exchange.entries:
             if before.reason is _ALLOWLISTED:
@@ -217,6 +217,7 @@ class EndpointBuckets:
         decider: Decides a limit for a request.
         calls: Calls the `count_if` functions.
         emit: Takes the events of files that limits ask.
+        made: Takes the limits of each bucket that is made for an endpoint.
 
     Attributes:
         routes: Determines the routes of requests.
@@ -225,8 +226,15 @@ class EndpointBuckets:
     """
 
     def __init__(
-        self, own_id: str, routes: RouteIndex, decider: Decider, calls: UserCallbacks, emit: EventListener
+        self,
+        own_id: str,
+        routes: RouteIndex,
+        decider: Decider,
+        calls: UserCallbacks,
+        emit: EventListener,
+        made: Callable[[Iterable[NamedLimit]], object],
     ) -> None:
+        self._made = made
         self._own_id = own_id
         self._emit = emit
         self.decider = decider
@@ -234,21 +242,14 @@ class EndpointBuckets:
         self.routes = routes
         self._bound: dict[tuple[RateLimit, MountedRoute | str, int, int], tuple[BoundRule, object]] = {}
         self._names: dict[MountedRoute | str, dict[str, str]] = {}
-        self._overrides: Mapping[str, Override] = {}
 
     def bound(self) -> list[BoundRule]:
         """Return the limits of requests so far, with their buckets; limits with shared windows are listed once."""
-        return list({bound.bucket.rule: bound for bound, _ in list(self._bound.values())}.values())
+        return list({bound.bucket.name: bound for bound, _ in list(self._bound.values())}.values())
 
     def names(self) -> set[str]:
         """Return the names that users gave to the limits of requests so far."""
         return {limit.rule.name for limit, *_ in list(self._bound) if limit.rule.name is not None}
-
-    def override(self, overrides: Mapping[str, Override]) -> None:
-        """Apply other amounts from now on, see `BoundRule.override`."""
-        self._overrides = overrides
-        for bound, _ in list(self._bound.values()):
-            bound.override(overrides)
 
     def find(self, limit: RateLimit, scope: Scope, function: object = None, turn: int = 0) -> BoundRule:
         """Return a limit with its buckets at the route of a request.
@@ -268,7 +269,7 @@ class EndpointBuckets:
                 self._names.clear()
             bound = self._bind(limit, route, scope, function, turn)
             entry = self._bound[limit, route, turn, id(function)] = bound, function
-            bound.catch_up(lambda: self._overrides)
+            self._made(bound.named_limits())
         return entry[0]
 
     def _bind(
@@ -288,7 +289,6 @@ class EndpointBuckets:
         names = [unique_name(name, others) for name in rule.wire_names()]
         taken.update(dict.fromkeys(names, identity))
         bound = BoundRule(rule, *buckets_of(rule, identity, names))
-        bound.override(self._overrides)
         for file in files_asked(*rule.asked):
             file.observe(self._emit)
         return bound

@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from ..core.bans.ban import Ban, BanSubject
-from ..core.decision import Check, Decision, Reason, StruckRefusal, tightest_first
+from ..core.decision import Check, Decision, Reason, tightest_first
 from ..core.errors import ConfigurationError
 from ..limiter import Limiter
 from ..limiter.aio import in_background
@@ -287,7 +287,9 @@ class Exchange(Decided):
         # Stores have different clocks, so compare lengths rather than ends.
         bans = await self.strike_for_refusal(scope)
         lengths = [ban.ends_us - ban.made_us for ban in bans if ban.ends_us is not None]
-        return StruckRefusal(refusal, max(lengths)) if lengths and refusal.readings else refusal
+        if lengths and refusal.readings:
+            refusal.at_least_us = max(lengths)
+        return refusal
 
     async def strike_for_refusal(self, scope: Scope) -> list[Ban]:
         """Strike for a refusal under the policies of all middlewares involved; return the resulting bans."""
@@ -526,7 +528,7 @@ def no_middleware(who: str) -> ConfigurationError:
 
 def _rules_and_keys(decision: Decision) -> list[tuple[str, str]]:
     """Return the identity of the rule and the key of each check of a decision."""
-    return [(bucket.rule, key) for bucket, key, _ in decision.checks]
+    return [(bucket.name, key) for bucket, key, _ in decision.checks]
 
 
 def passed_checks(entries: Iterable[Entry], limiter: Limiter) -> list[Check]:
@@ -539,7 +541,7 @@ def has_passed(entries: Iterable[Entry], rule: str) -> bool:
     """Return whether this request has already passed a rule with this identity."""
     for _, decision in entries:
         for bucket, _, _ in decision.checks if decision.allowed else ():
-            if bucket.rule == rule:
+            if bucket.name == rule:
                 return True
     return False
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from starlette.types import Scope
 
 from ..core.concurrency import Concurrency
-from ..core.decision import Check, Decision, LimitSet, Reason, ceil_s, tightest_first, unequal_costs, unique_name
+from ..core.decision import Bucket, Check, Decision, Reason, ceil_s, tightest_first, unequal_costs, unique_name
 from ..core.draft_parameters import AMOUNT, MORE_AFTER_S, REMAINING, UNIT, WINDOW_S
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .exchange import Entry
 
 HeaderStyle: TypeAlias = Literal["draft", "legacy", "both"]
-Buckets: TypeAlias = LimitSet | tuple[LimitSet, ...]
+Buckets: TypeAlias = Bucket | tuple[Bucket, ...]
 Field: TypeAlias = Any
 """A field as an application wrote it: a tuple or list of name and value, each bytes or a similar type."""
 Fields: TypeAlias = list[tuple[bytes, bytes]]
@@ -89,12 +89,12 @@ class _Rendered:
 
     __slots__ = ("amounts", "items", "policy")
 
-    def __init__(self, buckets: Sequence[LimitSet]) -> None:
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
         limited = [(limit, bucket.unit) for bucket in buckets for limit in bucket.limits]
         named = [(name, *one) for name, one in zip(distinct_names(buckets), limited, strict=True)]
-        self.policy: Field = b"ratelimit-policy", ", ".join([_policy_item(*item) for item in named]).encode()
         self.items = [_Item(limit, name) for name, limit, _ in named]
-        self.amounts = [limit.amount for _, limit, _ in named]
+        self.policy: Field = b"ratelimit-policy", ", ".join([_policy_item(*item) for item in named]).encode()
+        self.amounts = [item.amount for item in self.items]
 
 
 class HeaderWriter:
@@ -139,10 +139,11 @@ class HeaderWriter:
                 fields = [field for field in fields if lowered(field[0]) not in self._own]
                 break
         asked = checks[0][0] if len(checks) == 1 else asked_buckets(checks)
-        rendered = self._known.get(asked)
-        if rendered is None:
-            buckets = (asked,) if isinstance(asked, LimitSet) else asked
-            rendered = remember(self._known, asked, _Rendered(buckets))
+        rendered = self._known.get(asked) or self._render(asked)
+        for item in rendered.items:
+            if item.amount != item.limit.amount:  # an operator has changed it since
+                rendered = self._render(asked)
+                break
         first, items = 0, rendered.items
         if len(items) == 1:
             value = items[0].value(readings[0], now_us)
@@ -157,6 +158,9 @@ class HeaderWriter:
         if self._legacy:
             fields += _legacy_fields(items[first].limit, readings[first], now_us)
         return fields
+
+    def _render(self, asked: Buckets) -> _Rendered:
+        return remember(self._known, asked, _Rendered((asked,) if isinstance(asked, Bucket) else asked))
 
 
 def add_several(theirs: Iterable[Field], entries: Sequence[Entry]) -> list[Field]:
@@ -198,7 +202,7 @@ def quote(text: str) -> str:
     return f'"{escaped}"'
 
 
-def distinct_names(buckets: Iterable[LimitSet]) -> list[str]:
+def distinct_names(buckets: Iterable[Bucket]) -> list[str]:
     """Return the name of each limit in an answer; a repeated name gets a number."""
     names: list[str] = []
     for bucket in buckets:

@@ -9,7 +9,7 @@ adds the header fields (`headers.py`) and reports the outcome to observers, if t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Final, Unpack
@@ -19,13 +19,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..core.arguments import expect, names_checked
 from ..core.bans.ban import BanSubject
 from ..core.bans.policy import BanPolicy
-from ..core.decision import Decision, LimitSet, Reason
+from ..core.decision import Bucket, Decision, Reason
 from ..core.errors import ConfigurationError
 from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.observers import AnyObserver
 from ..limiter.operators import NetworkLookup
-from ..limiter.overrides import NamedLimit, Override
+from ..limiter.overrides import NamedLimit
 from ..limiter.waiting import may_wait
 from .bans import BanSignals
 from .broken import FailsAtStartup, end_start
@@ -203,7 +203,14 @@ class RateLimitMiddleware(FailsAtStartup):
             self.limiter,
             self._rules.names(),
             self._signals,
-            EndpointBuckets(self._unique_id("endpoints:"), routes, self._decider, self._calls, engine.emit),
+            EndpointBuckets(
+                self._unique_id("endpoints:"),
+                routes,
+                self._decider,
+                self._calls,
+                engine.emit,
+                engine.overrides.enter,
+            ),
             Refusals(self.limiter, self.client, self._signals.policies, self.on_refused, self._calls),
             HeaderWriter(self.headers),
             Outcomes(engine, routes),
@@ -252,7 +259,7 @@ class RateLimitMiddleware(FailsAtStartup):
         """Return the rules with their buckets, including those of endpoints and routes that were requested so far."""
         return [*self._rules.bound(), *self._parts.endpoints.bound()]
 
-    def buckets(self) -> list[LimitSet]:
+    def buckets(self) -> list[Bucket]:
         """Return all buckets, including those of routes and endpoints that were requested so far."""
         messages = () if self._messages is None else self._messages.buckets()
         return [*(bucket for bound in self.bound() for bucket in bound.buckets()), *messages]
@@ -262,14 +269,7 @@ class RateLimitMiddleware(FailsAtStartup):
         for bound in self.bound():
             yield from bound.named_limits()
         for rule in self._below:
-            yield from named_limits(rule, rule.wire_names(), rule.all_limits)
-
-    def override(self, overrides: Mapping[str, Override]) -> None:
-        """Apply the limits that operators have changed; limits without an override apply as configured."""
-        for bound in self._rules.bound():
-            bound.override(overrides)
-        self._parts.endpoints.override(overrides)
-        self._decider.forget_clients()
+            yield from named_limits(rule, rule.wire_names())
 
     def begin_anew(self) -> None:
         """Treat the next request like the first one: after a fork, background work runs only in the parent."""
@@ -364,7 +364,7 @@ class RateLimitMiddleware(FailsAtStartup):
         _, decision = exchange.entries[-1]
         exchange.holds |= self._rules.holds
         for index, (bucket, _, _) in enumerate(decision.checks if self._rules.reserving else ()):
-            rule = None if bucket.held else self._rules.reserving.get(bucket.rule)
+            rule = None if bucket.is_permit else self._rules.reserving.get(bucket.name)
             if rule is not None:
                 settle = hand_back_uncounted(self._calls, rule, self.limiter, decision, index)
                 exchange.on_start = [*exchange.on_start, settle]

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from starlette.websockets import WebSocketDisconnect
 
-from ..core.decision import Reason, RuleRefusal
+from ..core.decision import Reason
 from ..limiter.engine import Engine
 from ..limiter.observers import Ended, Outcome, refusing_rules
 from .exchange import Exchange, is_failure
@@ -57,13 +57,13 @@ class Outcomes:
         decisions, refusal, waiting = exchange.decisions, exchange.refusal, exchange.waiting
         if refusal is not None:  # the status is 0 if there was no response
             allowed, reason, ended, status, route = False, refusal.reason, "refused", exchange.status, exchange.route
-            is_named = refusal.reason is Reason.NOBODY or isinstance(refusal, RuleRefusal)
+            is_named = refusal.reason is Reason.NOBODY or refusal.status != 0
             rules = (refusal.by,) if is_named else refusing_rules(refusal)
         else:
             if waiting is not None:
                 decisions.append(waiting)
             allowed, reason = bool(decisions) and waiting is None, decisions[-1].reason if decisions else Reason.EXEMPT
-            rules = tuple([asked.label for decision in decisions for asked, _, _ in decision.checks])
+            rules = tuple([bucket.label for decision in decisions for bucket, _, _ in decision.checks])
             route = self._routes.label(exchange.scope)
         shadows = exchange.shadow_rules
         duration_us = max(self.now_us() - began_us, 0)  # a user-supplied clock may step back

@@ -20,7 +20,7 @@ from ..core.arguments import check_takes
 from ..core.bans.ban import Ban
 from ..core.bans.policy import BanPolicy
 from ..core.concurrency import Concurrency
-from ..core.decision import Decision, Reason, RuleRefusal, StruckRefusal, ceil_s
+from ..core.decision import Decision, Reason, ceil_s
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
 from ..core.logs import escaped
@@ -90,7 +90,7 @@ class Refusals:
         self._on_refused = on_refused
         self._calls = calls
         self._policies = dict(policies)
-        self._limited: dict[tuple[Buckets, Buckets, tuple[bool, ...], Reason], Answer] = {}
+        self._limited: dict[tuple[Buckets, tuple[int, ...], Buckets, tuple[bool, ...], Reason], Answer] = {}
 
     async def send(self, decision: Decision, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a refused request.
@@ -128,11 +128,12 @@ class Refusals:
         wait_us = min(waits)
         if wait_us >= 0:  # neither `NEVER` nor `OPEN`
             wait_us = max(waits)
-        if isinstance(decision, StruckRefusal):
+        if decision.at_least_us > 0:
             wait_us = decision.retry_after_us or wait_us
-        # The buckets, the outer ones, which limits are exhausted, and the reason: whether retrying can ever help.
+        # The buckets, their amounts by now, the outer buckets, the full limits, and whether retrying can ever help.
         outer = tuple([bucket for _, other in before if other.readings for bucket, _, _ in other.checks])
-        asked = asked_buckets(decision.checks), outer, tuple(map(bool, waits)), decision.reason
+        amounts = tuple([limit.amount for bucket, _, _ in decision.checks for limit in bucket.limits])
+        asked = asked_buckets(decision.checks), amounts, outer, tuple(map(bool, waits)), decision.reason
         rendered = self._limited.get(asked)
         if rendered is None:
             names = distinct_names([*outer, *(bucket for bucket, _, _ in decision.checks)])[-len(waits) :]
@@ -159,8 +160,8 @@ class Refusals:
         wait_us = refusal.retry_after_us
         rule, by = "", refusal.by
         if state is not None:
-            rule = next((bucket.label for bucket, _, _ in refusal.checks if bucket.rule == state.rule), state.rule)
-        elif isinstance(refusal, RuleRefusal) or refusal.reason is Reason.NOBODY:
+            rule = next((bucket.label for bucket, _, _ in refusal.checks if bucket.name == state.rule), state.rule)
+        elif refusal.status or refusal.reason is Reason.NOBODY:
             rule, by = by, ""
         method = escaped(scope.get("method", _HANDSHAKE), _MAX_METHOD)
         why = " ".join(filter(None, (str(refusal.reason), f"by {by}" if by else "", f"under {rule!r}" if rule else "")))
@@ -230,7 +231,7 @@ def _to_client(decision: Decision) -> Answer:
             return _later(_unavailable(), decision.retry_after_us or 0)
         case Reason.NOBODY:
             return _for_nobody(decision.by)
-    if isinstance(decision, RuleRefusal):
+    if decision.status:
         return _blocked(decision.status, decision.by)
     return _listed()
 

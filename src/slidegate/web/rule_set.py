@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from starlette.types import Scope
 
-from ..core.decision import Check, LimitSet, unique_name
+from ..core.decision import Bucket, Check, unique_name
 from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import Throttle, logger
 from ..core.memo import MAX_PATHS, PATH_BYTES, remember
 from ..limiter import Limiter
-from ..limiter.overrides import NamedLimit, Override
-from .buckets import IN_TURN, amounts_by_window, buckets_of, make_bucket, named_limits, with_amounts
+from ..limiter.overrides import NamedLimit
+from ..limiter.terms import terms_of
+from .buckets import IN_TURN, amounts_by_window, buckets_of, make_bucket, named_limits
 from .exchange import is_preflight
 from .keys import Key, everyone, parts_of
 from .path_params import PathParam, PathParameters
@@ -47,7 +48,7 @@ class BoundRule:
         plain: Whether condition, limits, key and cost need no call of a user's function, and no permit is held.
     """
 
-    def __init__(self, rule: Rule, bucket: LimitSet, permits: LimitSet | None = None) -> None:
+    def __init__(self, rule: Rule, bucket: Bucket, permits: Bucket | None = None) -> None:
         self.rule = rule
         self.bucket = bucket
         self.key = rule.key if isinstance(rule.key, Key) else None
@@ -58,12 +59,10 @@ class BoundRule:
         functions = (self.key_function, self.cost_function, rule.limits_function, rule.when)
         self.plain = all(function is None for function in functions) and rule.concurrency is None
         self._parameters: PathParameters | None = None
-        self._plans: dict[object, LimitSet] = {}
-        self._others: dict[tuple[LimitSet, int], LimitSet] = {}
-        self._tenants: dict[tuple[LimitSet, str], LimitSet] = {}
+        self._plans: dict[object, Bucket] = {}
+        self._others: dict[tuple[Bucket, int], Bucket] = {}
+        self._tenants: dict[tuple[Bucket, str], Bucket] = {}
         self._preflights: BoundRule | None = None
-        self._in_code = bucket, permits
-        self._overrides: Mapping[str, Override] = {}
 
     def check(self, scope: Scope, limiter: Limiter, client_key: str) -> Check:
         """Return the check of a request, without calling the user's functions."""
@@ -81,7 +80,7 @@ class BoundRule:
         """Return the scope of a request with the path parameters by which the rule counts."""
         return scope if self._parameters is None else self._parameters.routed(scope)
 
-    def buckets(self) -> list[LimitSet]:
+    def buckets(self) -> list[Bucket]:
         """Return the buckets of the rule; if a function returns its limits, that of the fallback limits."""
         own = [self.bucket] if self.permits is None else [self.bucket, self.permits]
         apart = [] if self._preflights is None else self._preflights.buckets()
@@ -103,7 +102,7 @@ class BoundRule:
             for turn in count(1):
                 own = self._in_turn(bucket, turn)
                 others = [
-                    amounts_by_window(one.limits) for one, whose, _ in asked if one.rule == own.rule and whose == key
+                    amounts_by_window(one.limits) for one, whose, _ in asked if one.name == own.name and whose == key
                 ]
                 if amounts in others:
                     break
@@ -112,69 +111,43 @@ class BoundRule:
                     break
         return left
 
-    def _in_turn(self, bucket: LimitSet, turn: int) -> LimitSet:
+    def _in_turn(self, bucket: Bucket, turn: int) -> Bucket:
         """Return a bucket for turn 1; for later turns a copy with the same limits and separate windows."""
         other = bucket if turn == 1 else self._others.get((bucket, turn))
         if other is None:
-            other = bucket.under(f"{bucket.rule}{IN_TURN}{turn}", [f"{name}-{turn}" for name in bucket.names])
+            other = bucket.under(f"{bucket.name}{IN_TURN}{turn}", [f"{name}-{turn}" for name in bucket.names])
             remember(self._others, (bucket, turn), other, _MEMO_PLANS)
         return other
 
     @property
     def identities(self) -> tuple[str, str]:
         """The owners of its counts: of ordinary requests, and of preflights."""
-        return self.bucket.rule, self.bucket.rule + _PREFLIGHTS
+        return self.bucket.name, self.bucket.name + _PREFLIGHTS
 
     def for_preflights(self) -> BoundRule:
         """Return the same rule with separate windows for CORS preflights, which browsers send on their own."""
         if self._preflights is None:
-            bucket, permits = self._in_code
-            own = None if permits is None else permits.under(permits.rule + _PREFLIGHTS)
-            apart = BoundRule(self.rule, bucket.under(bucket.rule + _PREFLIGHTS), own)
+            bucket, permits = self.bucket, self.permits
+            own = None if permits is None else permits.under(permits.name + _PREFLIGHTS)
+            apart = BoundRule(self.rule, bucket.under(bucket.name + _PREFLIGHTS), own)
             apart._parameters = self._parameters
-            apart.override(self._overrides)
             self._preflights = apart
-            apart.catch_up(lambda: self._overrides)
         return self._preflights
 
     def named_limits(self) -> Iterator[NamedLimit]:
         """Yield the limits as configured, by their names in header fields."""
-        for bucket in self._in_code:
-            if bucket is not None:
-                yield from named_limits(self.rule, bucket.names, bucket.limits)
+        buckets = [self.bucket] if self.permits is None else [self.bucket, self.permits]
+        yield from named_limits(self.rule, [name for bucket in buckets for name in bucket.names], buckets)
 
-    def override(self, overrides: Mapping[str, Override]) -> None:
-        """Apply other amounts to the same windows, by limit name; limits without an override apply as configured."""
-        if not overrides and not self._overrides:
-            return
-        self._overrides = overrides
-        amounts = {one.name: one.amount_under(overrides) for one in self.named_limits()}
-        bucket, permits = self._in_code
-        self.bucket = with_amounts(bucket, amounts)
-        self.permits = None if permits is None else with_amounts(permits, amounts)
-        # Drop derived buckets, which have the old amounts. Buckets are never mutated, because stores refer to them.
-        self._others, self._tenants = {}, {}
-        if self._preflights is not None:
-            self._preflights.override(overrides)
-
-    def catch_up(self, in_force: Callable[[], Mapping[str, Override]]) -> None:
-        """Count by the overrides in force, whatever another thread has made of them while this rule was bound.
-
-        Args:
-            in_force: Returns them. Who changes them from now on finds this rule.
-        """
-        overrides: Mapping[str, Override] | None = None
-        while overrides is not (latest := in_force()):
-            overrides = latest
-            self.override(latest)
-
-    def shared_by(self, bucket: LimitSet, tenant: str) -> LimitSet:
+    def shared_by(self, bucket: Bucket, tenant: str) -> Bucket:
         """Return the bucket of permits for one tenant."""
-        known = bucket, tenant  # the bucket may have been replaced while a function determined the tenant
-        found = self._tenants.get(known)
-        return found or remember(self._tenants, known, bucket.under(bucket.rule, tenant=tenant), _MEMO_TENANTS)
+        found = self._tenants.get((bucket, tenant))
+        if found is None:
+            found = bucket.under(bucket.name, terms=terms_of(bucket)._replace(tenant=tenant))
+            remember(self._tenants, (bucket, tenant), found, _MEMO_TENANTS)
+        return found
 
-    def plan(self, limits: Limits) -> LimitSet | None:
+    def plan(self, limits: Limits) -> Bucket | None:
         """Return the bucket for the limits that a limits function returned; None for ``"unlimited"``.
 
         The bucket has no limits if no request may pass.
@@ -189,7 +162,7 @@ class BoundRule:
             if not isinstance(limits, (str, AnyLimit)) and isinstance(limits, Iterable):
                 limits = tuple(limits)  # an iterator can be consumed only once
             parsed = () if says_nobody(limits) else parse_limits(limits)
-            bucket = self._plans.get(parsed) or make_bucket(self.rule, self.bucket.rule, parsed)
+            bucket = self._plans.get(parsed) or make_bucket(self.rule, self.bucket.name, parsed)
             for key in (parsed, limits) if isinstance(limits, (str, AnyLimit)) else (parsed,):
                 remember(self._plans, key, bucket, _MEMO_PLANS)
         return bucket
@@ -392,10 +365,10 @@ def _names(rule: Rule, taken: set[str]) -> list[str]:
     return names
 
 
-def _buckets(rule: Rule, unique_id: Callable[[str], str], names: Sequence[str]) -> Sequence[LimitSet]:
+def _buckets(rule: Rule, unique_id: Callable[[str], str], names: Sequence[str]) -> Sequence[Bucket]:
     """Return the buckets of a rule, with the names of its limits in header fields."""
     if not rule.counts:
-        return [LimitSet(rule.identity, ())]
+        return [Bucket(rule.identity, ())]
     # Unnamed rules of two middlewares count separately, even on one limiter; rules of one name share their counts.
     identity = rule.identity if rule.name is not None else unique_id(rule.identity)
     return buckets_of(rule, identity, names)

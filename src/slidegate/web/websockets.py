@@ -22,7 +22,7 @@ from starlette.types import Message, Scope, Send
 from ..core.arguments import names_checked
 from ..core.bans.ban import Ban, BanSubject
 from ..core.decide import WindowRef, decide, enter_periods
-from ..core.decision import Check, Decision, LimitSet, Reason
+from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import logger
@@ -107,13 +107,13 @@ class MessageCounter:
     """
 
     def __init__(self, messages: MessageLimits, limiter: Limiter, client: ClientAddress, own_id: str) -> None:
-        self._bucket = LimitSet(own_id, messages.limits)
+        self._bucket = Bucket(own_id, messages.limits)
         self._key = messages.key
         self._limiter = limiter
         self._client = client
         self.beyond = messages.beyond
 
-    def buckets(self) -> Sequence[LimitSet]:
+    def buckets(self) -> Sequence[Bucket]:
         """Return the bucket in the limiter; none if each connection has its own windows."""
         return () if self._key == "connection" else (self._bucket,)
 

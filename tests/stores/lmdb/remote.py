@@ -10,7 +10,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from slidegate.core import BanStore, Decision, LimitSet, Reservation, Store
+from slidegate.core import BanStore, Bucket, Decision, Reservation, Store
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
@@ -108,7 +108,7 @@ class TwoProcesses(Store):
 def serve(address: str) -> None:
     """Answer calls until the other side hangs up."""
     stores: dict[str, tuple[LmdbStore, FakeClock]] = {}
-    buckets: dict[tuple[Any, ...], LimitSet] = {}
+    buckets: dict[tuple[Any, ...], Bucket] = {}
 
     with Client(address, "AF_UNIX") as pipe:
         while True:
@@ -136,18 +136,18 @@ def serve(address: str) -> None:
             pipe.send((answer, list(answer.reservations)) if isinstance(answer, Decision) else answer)
 
 
-def _known(buckets: dict[tuple[Any, ...], LimitSet], given: Any) -> Any:
+def _known(buckets: dict[tuple[Any, ...], Bucket], given: Any) -> Any:
     """Return checks, or what they charged, with the buckets that were seen before, as an application has them."""
     for reservation in given if isinstance(given, list) else ():
         if isinstance(reservation, Reservation):
             (reservation.check,) = _known(buckets, (reservation.check,))
-    if isinstance(given, tuple) and given and isinstance(given[0], tuple) and isinstance(given[0][0], LimitSet):
+    if isinstance(given, tuple) and given and isinstance(given[0], tuple) and isinstance(given[0][0], Bucket):
         return tuple((buckets.setdefault(_likeness(bucket), bucket), key, cost) for bucket, key, cost in given)
     return given
 
 
-def _likeness(bucket: LimitSet) -> tuple[Any, ...]:
-    return bucket.rule, bucket.limits, bucket.count_denied, bucket.wait_us, bucket.wait_max
+def _likeness(bucket: Bucket) -> tuple[Any, ...]:
+    return bucket.name, bucket.limits, bucket.count_denied, bucket.terms
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from slidegate import StoreError
-from slidegate.core import ConfigurationError, LimitSet, StoreTimeout, parse_limits
+from slidegate.core import Bucket, ConfigurationError, StoreTimeout, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb import opening as lmdb_opening
 
@@ -28,8 +28,8 @@ HOUR_US = 3_600_000_000
 SHARED_AMOUNT = 300
 
 
-def bucket(amount: int) -> LimitSet:
-    return LimitSet("rule", parse_limits(f"{amount}/hour"))
+def bucket(amount: int) -> Bucket:
+    return Bucket("rule", parse_limits(f"{amount}/hour"))
 
 
 def fork() -> int:

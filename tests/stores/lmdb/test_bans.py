@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slidegate import ConfigurationError, Limiter
-from slidegate.core import LimitSet, Reason, StoreTimeout, parse_limits
+from slidegate.core import Bucket, Reason, StoreTimeout, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.transaction import Transaction
 from slidegate.testing import FakeClock
@@ -35,7 +35,7 @@ def export(bans: int) -> list[str]:
 
 
 SECOND_US = 1_000_000
-HIT = LimitSet("rule", parse_limits("1000000/hour"))
+HIT = Bucket("rule", parse_limits("1000000/hour"))
 
 
 @pytest.fixture

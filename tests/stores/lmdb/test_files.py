@@ -25,7 +25,7 @@ import lmdb.verify
 import pytest
 
 from slidegate import BanPolicy, Limiter, StoreError
-from slidegate.core import ConfigurationError, LimitSet, StoreTimeout, StoreUnavailable, parse_limits
+from slidegate.core import Bucket, ConfigurationError, StoreTimeout, StoreUnavailable, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb import opening as lmdb_opening
 from slidegate.stores.lmdb.checking import check_directory, check_file_system, file_system
@@ -37,7 +37,7 @@ from .scenes import actor, outcome
 from .test_store import child, gate_held, in_another_process, python
 
 HOUR_US = 3_600_000_000
-ASKED = ((LimitSet("rule", parse_limits("5/hour")), "user:ann", 1),)
+ASKED = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)
 SMALL: dict[str, Any] = {"map_size": 1 << 20}
 
 
@@ -654,7 +654,7 @@ def test_who_runs_while_the_file_is_damaged_in_place_goes_on_with_the_file_that_
 ) -> None:
     """By itself, or by a worker that starts; every error in between is the store's own."""
     store, heard = opened(place)
-    asked = ((LimitSet("rule", parse_limits("50/day")), "user:ann", 1),)
+    asked = ((Bucket("rule", parse_limits("50/day")), "user:ann", 1),)
     asks: dict[str, Callable[[], Any]] = {
         "hit": lambda: store.hit(asked),
         "peek": lambda: store.peek(asked),
@@ -665,7 +665,7 @@ def test_who_runs_while_the_file_is_damaged_in_place_goes_on_with_the_file_that_
     damage(place / "data.mdb")
     if mended:
         code = """
-            store, asked = LmdbStore(path, map_size=1 << 20), LimitSet("rule", parse_limits("50/day"))
+            store, asked = LmdbStore(path, map_size=1 << 20), Bucket("rule", parse_limits("50/day"))
             for _ in range(21):
                 with suppress(StoreUnavailable):
                     store.hit(((asked, "user:ann", 1),))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate.core import LimitSet, parse_limits
+from slidegate.core import Bucket, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb import environment as lmdb_env
 from slidegate.stores.lmdb import layout as lmdb_layout
@@ -79,7 +79,7 @@ def test_a_window_and_a_ban_go_on_over_a_reboot(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(module, name, lambda name=name: machine[name])
     for module in (lmdb_env, lmdb_layout):
         monkeypatch.setattr(module, "boot_id", lambda: machine["boot"])
-    asked = ((LimitSet("rule", parse_limits("5/hour")), "user:ann", 1),)
+    asked = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)
 
     def store() -> LmdbStore:
         return LmdbStore(tmp_path / "lmdb", map_size=1 << 20, wall_clock=lambda: machine["system_us"])

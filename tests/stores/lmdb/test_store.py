@@ -26,9 +26,9 @@ import pytest
 
 from slidegate import BanPolicy, Limiter
 from slidegate.core import (
+    Bucket,
     ConfigurationError,
     Decision,
-    LimitSet,
     Quota,
     Reason,
     StoreTimeout,
@@ -176,10 +176,10 @@ IMPORTS = """
 import sys
 from contextlib import suppress
 from slidegate import Limiter
-from slidegate.core import LimitSet, parse_limits
+from slidegate.core import Bucket, parse_limits
 from slidegate.core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore, opening
-path, asked = sys.argv[1], LimitSet("rule", parse_limits("5/hour"))
+path, asked = sys.argv[1], Bucket("rule", parse_limits("5/hour"))
 """
 
 
@@ -225,7 +225,7 @@ async def test_a_known_refusal_ends_when_another_process_resets_or_refunds(store
 def test_a_refusal_writes_nothing(tmp_path: Path, limits: Any) -> None:
     ticks, wall = FakeClock(10**12), FakeClock(10**15)
     store: Any = LmdbStore(tmp_path / "lmdb", clock=ticks, wall_clock=wall, **SMALL)
-    asked = ((LimitSet("rule", parse_limits(limits)), "ann", 1),)
+    asked = ((Bucket("rule", parse_limits(limits)), "ann", 1),)
     while store.hit(asked):
         pass
     written = store._env._lmdb.info()["last_txnid"]
@@ -254,7 +254,7 @@ class Ended(FakeClock):
 
 @pytest.mark.parametrize("durability", ["fast", "safe"])
 async def test_a_clock_that_fails_in_any_way_holds_nobody_else_up(tmp_path: Path, durability: Any) -> None:
-    wall, quota = Ended(10**15), ((LimitSet("quota", [Quota("5/day")]), "ann", 1),)
+    wall, quota = Ended(10**15), ((Bucket("quota", [Quota("5/day")]), "ann", 1),)
     store = LmdbStore(tmp_path / "lmdb", durability=durability, wall_clock=wall, **SMALL)
     asked = ((bucket("5/hour"), "ann", 1),)
     with gate_held(store):
@@ -487,7 +487,7 @@ async def test_any_text_is_a_key(store: LmdbStore, key: str) -> None:
 def test_a_charge_of_before_a_reset_is_handed_back_by_nobody_and_after_no_restart(
     tmp_path: Path, everything: bool, limits: Any
 ) -> None:
-    clock, asked = FakeClock(10**12), LimitSet("rule", parse_limits(limits))
+    clock, asked = FakeClock(10**12), Bucket("rule", parse_limits(limits))
 
     def workers() -> list[Any]:
         return [LmdbStore(tmp_path / "lmdb", clock=clock, **SMALL) for _ in range(2)]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slidegate import BanPolicy, MemoryStore
-from slidegate.core import ConfigurationError, Decision, LimitSet, Reason, parse_address, parse_limits
+from slidegate.core import Bucket, ConfigurationError, Decision, Reason, parse_address, parse_limits
 from slidegate.core.addresses import canonical_key, format_network
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -26,7 +26,7 @@ NEW_YEAR_US = 4_102_444_800 * SECOND_US
 
 PLAIN = BanPolicy("3/minute", "10m", factor=2)
 AT_ONCE = BanPolicy("1/minute", "10m")
-BUCKET = LimitSet("rule", parse_limits("5/minute"))
+BUCKET = Bucket("rule", parse_limits("5/minute"))
 
 
 def tracked_below(*roots: object) -> Counter[str]:

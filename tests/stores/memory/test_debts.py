@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 
 from slidegate import MemoryStore
-from slidegate.core import Decision, Limit, LimitSet, Reason, parse_limits
+from slidegate.core import Bucket, Decision, Limit, Reason, parse_limits
 from slidegate.testing import FakeClock
 
 from ...contract.programs import Ask, Debt, Program, Refund, Step, programs
 
 
-def bucket(limits: str, *, count_denied: bool = False) -> LimitSet:
-    return LimitSet("rule", parse_limits(limits), count_denied=count_denied)
+def bucket(limits: str, *, count_denied: bool = False) -> Bucket:
+    return Bucket("rule", parse_limits(limits), count_denied=count_denied)
 
 
 class Ledger:
@@ -26,10 +26,10 @@ class Ledger:
         self.clock = FakeClock(program.start_us)
         self.store = MemoryStore(clock=self.clock)
         self.buckets = [
-            LimitSet(f"rule-{place}", limits, count_denied=counts)
+            Bucket(f"rule-{place}", limits, count_denied=counts)
             for place, (limits, counts) in enumerate(zip(program.rules, program.count_denied, strict=True))
         ]
-        self.plain = [LimitSet(bucket.rule, bucket.limits) for bucket in self.buckets]
+        self.plain = [Bucket(bucket.name, bucket.limits) for bucket in self.buckets]
         self.let_through: list[Decision] = []
         for move in program.moves:
             self.play(move)
@@ -54,7 +54,7 @@ class Ledger:
         charges = defaultdict(list)
         for decision in self.let_through:
             for asked, key, cost in decision.checks:
-                charges[asked.rule, key].append((decision.now_us, cost))
+                charges[asked.name, key].append((decision.now_us, cost))
         return [
             f"{spent} in {limit} of {rule} for {key} from {first_us}"
             for (rule, key), spending in charges.items()

@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any
 
 from slidegate import BanPolicy, MemoryStore
-from slidegate.core import LimitSet, parse_address, parse_limits
+from slidegate.core import Bucket, parse_address, parse_limits
 from slidegate.core.addresses import format_network
 from slidegate.testing import FakeClock
 from slidegate.web.client_ip import client_ip
@@ -54,7 +54,7 @@ def test_the_addresses_have_one_hash_as_integers() -> None:
 
 def test_no_dictionary_of_a_memory_store_holds_many_keys_of_one_hash() -> None:
     store = MemoryStore(clock=FakeClock())
-    bucket = LimitSet("rule", parse_limits("5/minute"))
+    bucket = Bucket("rule", parse_limits("5/minute"))
     policy = BanPolicy("1/minute", "10m")
     for shift in (0, 16, 40):
         for text in crafted(shift):

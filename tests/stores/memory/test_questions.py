@@ -10,13 +10,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slidegate import MemoryStore, Quota
-from slidegate.core import LimitSet, parse_limits
+from slidegate.core import Bucket, parse_limits
 from slidegate.testing import FakeClock
 
 RULES = [
-    LimitSet("one", parse_limits("3/10s; 9/minute")),
-    LimitSet("two", parse_limits("200/5s")),
-    LimitSet("plan", parse_limits(Quota("4/day"))),
+    Bucket("one", parse_limits("3/10s; 9/minute")),
+    Bucket("two", parse_limits("200/5s")),
+    Bucket("plan", parse_limits(Quota("4/day"))),
 ]
 KEYS = ("ann", "bob", "eve")
 
@@ -32,7 +32,7 @@ moves = st.one_of(
 
 @given(st.lists(asked, min_size=4, max_size=4), st.lists(moves, max_size=40), st.sampled_from([1, 3, 100, 20_000]))
 def test_a_question_is_answered_as_its_checks_are_by_a_twin(
-    questions: list[list[tuple[LimitSet, str, int]]], moves: list[tuple[str, int]], max_keys: int
+    questions: list[list[tuple[Bucket, str, int]]], moves: list[tuple[str, int]], max_keys: int
 ) -> None:
     clock = FakeClock(1_000_000_000)
     one, twin = (MemoryStore(clock=clock, max_keys=max_keys) for _ in range(2))
@@ -54,7 +54,7 @@ def test_a_question_is_answered_as_its_checks_are_by_a_twin(
 def test_questions_keep_no_windows_that_were_swept_or_reset(rng: random.Random) -> None:
     clock = FakeClock()
     store = MemoryStore(clock=clock)
-    bucket = LimitSet("rule", parse_limits("64/hour"))
+    bucket = Bucket("rule", parse_limits("64/hour"))
     keys = [f"client-{rng.random()}" for _ in range(2_000)]
 
     def held() -> int:
@@ -79,7 +79,7 @@ def test_questions_keep_no_windows_that_were_swept_or_reset(rng: random.Random) 
         store.reset_all()
         assert held() - before < spent / 10
         assert spend() - before > spent / 2
-        other = LimitSet("other", bucket.limits)
+        other = Bucket("other", bucket.limits)
         for _ in range(200):
             clock.advance("1h")
             store.hit(((other, "bob", 1),))
@@ -91,7 +91,7 @@ def test_questions_keep_no_windows_that_were_swept_or_reset(rng: random.Random) 
     assert {store.hit(((bucket, key, 1),)).remaining for key in keys} == {62}
 
 
-TWO_RULES = [LimitSet("one", parse_limits("3/10s; 2/minute")), LimitSet("two", parse_limits("5/minute"))]
+TWO_RULES = [Bucket("one", parse_limits("3/10s; 2/minute")), Bucket("two", parse_limits("5/minute"))]
 
 ROOM_MOVES = st.one_of(
     st.tuples(st.just("hit"), st.sampled_from(KEYS), st.integers(0, 3)),

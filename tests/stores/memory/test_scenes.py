@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slidegate import MemoryStore
-from slidegate.core import LimitSet, Reason, parse_duration_us
+from slidegate.core import Bucket, Reason, parse_duration_us
 from slidegate.testing import FakeClock
 
 from ...contract.harness import bucket
@@ -107,7 +107,7 @@ def test_a_cost_of_the_whole_amount_waits_beside_a_stranger() -> None:
     assert store.hit(both)
 
 
-def mates(store: MemoryStore, asked: LimitSet) -> tuple[str, str]:
+def mates(store: MemoryStore, asked: Bucket) -> tuple[str, str]:
     """Return two keys that meet in the cell in which "stranger" is counted."""
     keys = (f"client-{number}" for number in range(100_000))
     found = (key for key in keys if not store.peek(((asked, key, 5),)).allowed)

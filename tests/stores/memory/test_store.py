@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from slidegate import Limiter, MemoryStore, Quota
-from slidegate.core import AnyLimit, Concurrency, Decision, Limit, LimitSet, Reason, parse_limits
+from slidegate.core import AnyLimit, Bucket, Concurrency, Decision, Limit, Reason, parse_limits
 from slidegate.stores.memory.shard import cell_of
 from slidegate.stores.memory.store import MemoryStats
 from slidegate.stores.system_clock import SYSTEM
@@ -26,7 +26,7 @@ from ...hurry import at_once, hurried
 from ...reference.model_window import ModelWindow
 
 SECOND_US = 1_000_000
-COMMON = LimitSet("everyone", parse_limits("1000000/hour"))
+COMMON = Bucket("everyone", parse_limits("1000000/hour"))
 
 
 class TestContract(StoreContract):
@@ -55,7 +55,7 @@ def test_sixteen_threads_that_ask_for_many_keys_at_once_wait_for_nobody_for_ever
     """Each asks for keys of several shards in any order, while limits come and go; all that passes is within them."""
     store, keys = MemoryStore(), [f"client-{number}" for number in range(40)]
     admitted: Counter[str] = Counter()
-    together, counting = LimitSet("together", parse_limits("25/hour; 30/day")), threading.Lock()
+    together, counting = Bucket("together", parse_limits("25/hour; 30/day")), threading.Lock()
     seeds = [rng.random() for _ in range(16)]
 
     def work(thread: int) -> None:
@@ -142,7 +142,7 @@ def test_a_flood_of_one_hit_keys_stays_within_max_keys_and_is_told() -> None:
 )
 def test_that_keys_are_shared_is_told_once_a_window_and_once_a_second_at_most(limit: AnyLimit, told: int) -> None:
     clock, observer = FakeClock(), RecordingObserver()
-    store, asked = MemoryStore(max_keys=1, clock=clock), LimitSet("rule", [limit])
+    store, asked = MemoryStore(max_keys=1, clock=clock), Bucket("rule", [limit])
     store.observe(observer)
     assert store.hit(((asked, "ann", 1),))
     for number in range(200):
@@ -166,7 +166,7 @@ def test_a_sweep_lets_no_live_window_go_where_the_clock_ran_back() -> None:
 
 
 def test_a_permit_that_was_taken_in_a_shared_cell_is_free_when_it_is_handed_back() -> None:
-    clock, asked = FakeClock(), LimitSet("rule", [Concurrency(1)])
+    clock, asked = FakeClock(), Bucket("rule", [Concurrency(1)])
     store = MemoryStore(max_keys=1, clock=clock)
     ann, bob = (store.hit(((asked, key, 1),)) for key in ("ann", "bob"))
     assert store.permits_held() == 2
@@ -258,7 +258,7 @@ def calls_of(store: MemoryStore, question: tuple[Any, ...]) -> int:
 @pytest.mark.parametrize("limit", [Limit(5, "1m"), Quota("5/day"), Concurrency(5)], ids=repr)
 def test_no_hit_looks_at_many_keys_to_find_those_that_go(limit: AnyLimit) -> None:
     clock = FakeClock(10**15)
-    store, asked = MemoryStore(max_keys=6_000, clock=clock), LimitSet("rule", [limit])
+    store, asked = MemoryStore(max_keys=6_000, clock=clock), Bucket("rule", [limit])
     for number in range(9_000):  # a third of them count in shared cells
         decision = store.hit(((asked, f"client-{number}", 1),))
         assert store.refund(decision.take_back()) or decision.reason is Reason.LIMITED

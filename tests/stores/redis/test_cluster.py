@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from slidegate import Limiter
-from slidegate.core import LimitSet, Reason, StoreUnavailable, parse_limits
+from slidegate.core import Bucket, Reason, StoreUnavailable, parse_limits
 
 from ...contract.player import settle
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis, until
@@ -65,7 +65,7 @@ async def test_clients_are_spread_over_the_nodes_and_each_has_its_own_limit(
 
 async def test_a_request_that_cannot_be_sent_takes_none_of_its_turn_with_it(cluster: RedisCluster) -> None:
     """A key that no store is ever given, in a turn with requests of others."""
-    asked = LimitSet("three", parse_limits("3/hour"))
+    asked = Bucket("three", parse_limits("3/hour"))
     async with store_at(cluster) as store:
         await settle(store.hit(((asked, "warm", 1),)))
         keys = ["user:1", "\ud800", "user:2"]

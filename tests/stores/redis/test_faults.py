@@ -19,7 +19,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from slidegate import BanPolicy, Decision, Limiter, MemoryStore, RateLimitMiddleware, Rule, StoreError
-from slidegate.core import Check, LimitSet, Reason, StoreUnavailable, parse_limits
+from slidegate.core import Bucket, Check, Reason, StoreUnavailable, parse_limits
 from slidegate.limiter import failover
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.shared import DEFAULT_MAX_KEYS
@@ -43,7 +43,7 @@ LIMIT = f"{AMOUNT}/hour"
 QUICKEST = "half-open sockets"
 """The fault that every run shows; `dev.py test --all` shows the others."""
 SECRET = b"s" * 32
-BUCKET = LimitSet("hit", parse_limits(LIMIT))
+BUCKET = Bucket("hit", parse_limits(LIMIT))
 
 
 class Site:
@@ -233,7 +233,7 @@ class Askers:
 
     KEYS = 97
     STEP = 200_003
-    BUCKET = LimitSet("asked", parse_limits("2000000000/hour"))
+    BUCKET = Bucket("asked", parse_limits("2000000000/hour"))
 
     def __init__(self, hit: Callable[[Sequence[Check]], Awaitable[Decision]], rng: random.Random) -> None:
         self.hit, self.rng = hit, rng

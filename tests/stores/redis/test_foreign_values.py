@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from slidegate import BanPolicy, Quota
-from slidegate.core import Concurrency, LimitSet, Reason, StoreUnavailable
+from slidegate.core import Bucket, Concurrency, Reason, StoreUnavailable
 from slidegate.stores.redis import RedisStore
 
 from ...contract.harness import bucket
@@ -39,13 +39,13 @@ FOREIGN: dict[str, tuple[str, ...]] = {
 }
 GARBAGE = ("", "\0", "7" * 7, "7" * 16, "7" * 24, "\x7f" * 60, "7" * 5_000)
 LAST = bucket("5/hour", "last")
-HELD = LimitSet("held", [Concurrency(5)])
+HELD = Bucket("held", [Concurrency(5)])
 AT_ONCE = BanPolicy("1/hour", "1h", name="at-once")
 
 
 async def fill(store: RedisStore) -> None:
     """Have every kind of key made."""
-    for rule in (LAST, HELD, LimitSet("plan", (Quota("10/day"),))):
+    for rule in (LAST, HELD, Bucket("plan", (Quota("10/day"),))):
         assert await settle(store.hit(((rule, "ann", 1),)))
     await store.bans.ban("bob", 3_600_000_000, "", "ann")
     await store.bans.ban("192.0.2.0/24", 3_600_000_000, "", "ann")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slidegate import MemoryStore
-from slidegate.core import Decision, LimitSet, Reason, StoreUnavailable
+from slidegate.core import Bucket, Decision, Reason, StoreUnavailable, merged
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_IN_CALL, ServerBatcher
 from slidegate.testing import FakeClock
@@ -84,7 +84,7 @@ def held(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> Held:
     return Held(monkeypatch)
 
 
-def ask(store: RedisStore, key: str, asked: LimitSet = WIDE, cost: int = 1) -> asyncio.Future[Decision]:
+def ask(store: RedisStore, key: str, asked: Bucket = WIDE, cost: int = 1) -> asyncio.Future[Decision]:
     return asyncio.ensure_future(settle(store.hit(((asked, key, cost),))))
 
 
@@ -155,7 +155,7 @@ class InOrder:
     async def _question(self, what: str, key: str) -> None:
         checks = tuple((asked, key, self._rng.choice((1, 1, 1, 2, 0))) for asked in self._rng.choice(DEMANDS))
         if self._rng.random() < 0.1:
-            checks += checks[:1]  # one window is asked twice
+            checks = tuple(merged(checks + checks[:1]))  # one window is asked twice
         theirs = await settle(getattr(self._memory, what)(checks))
         ours = self._ask(getattr(self._store, what)(checks), theirs)
         if theirs.reservations and theirs.now_us > self._reset_us.get(key, 0):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from itertools import count
 
-from slidegate.core import Decision, LimitSet, Reason, parse_limits
+from slidegate.core import Bucket, Decision, Reason, parse_limits
 from slidegate.stores.redis.clock import StoreTime, monotonic_us
 from slidegate.stores.redis.refusals import RefusalCache
 
@@ -22,7 +22,7 @@ def test_a_reset_of_all_keys_while_other_threads_are_refused() -> None:
 
     def refused() -> None:
         while not is_over:
-            checks, now_us = ((LimitSet(f"rule {next(learned)}", LIMITS), "ann", 1),), monotonic_us()
+            checks, now_us = ((Bucket(f"rule {next(learned)}", LIMITS), "ann", 1),), monotonic_us()
             state = (1, now_us + LASTS_US, now_us, LASTS_US)
             decision = Decision(False, Reason.LIMITED, now_us, checks, [state])
             cache.learn(decision, now_us, cache.changes, lasts=True)

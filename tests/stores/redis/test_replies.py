@@ -12,7 +12,7 @@ import hiredis
 import pytest
 
 from slidegate import BanPolicy, Decision, StoreError
-from slidegate.core import Ban, Concurrency, LimitSet, Reason, Snapshot, StatsRow, StoreUnavailable, parse_limits
+from slidegate.core import Ban, Bucket, Concurrency, Reason, Snapshot, StatsRow, StoreUnavailable, parse_limits
 from slidegate.core.bans.rows import Bans, to_rows
 from slidegate.core.reservation import Permit, reserved
 from slidegate.stores.redis import RedisStore, link
@@ -20,7 +20,7 @@ from slidegate.stores.redis import RedisStore, link
 from ...fault_proxy import FaultProxy, stop_listening
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis
 
-BUCKET: Final = LimitSet("hit", parse_limits("3/hour"))
+BUCKET: Final = Bucket("hit", parse_limits("3/hour"))
 CHECKS: Final = ((BUCKET, "user:1", 1),)
 
 
@@ -120,7 +120,7 @@ async def outcome(question: Callable[[], Any]) -> Any:
 
 def charged() -> Decision:
     """Return a decision that charged a unit and a permit."""
-    checks = (*CHECKS, (LimitSet("held", [Concurrency(2)]), "user:1", 1))
+    checks = (*CHECKS, (Bucket("held", [Concurrency(2)]), "user:1", 1))
     permit = Permit(b"slidegate:7:p:{x}:00", 2, member=bytes(12))
     reservations = reserved(checks, 1, [1, 0], [1, 1])
     reservations[1].permit = permit
@@ -131,7 +131,7 @@ def methods_of(store: RedisStore) -> dict[str, Callable[[], Any]]:
     """Return a question for each public method that asks Redis, by name."""
     policy, bans, rows = BanPolicy("2/1h", "10m"), store.bans, [StatsRow("5s", 0, b"", 60_000_000)]
     dumped = list(to_rows(Bans([Ban("user:9", "", "ann", 0, 1, None, 1)], []), 1, 1))
-    held = ((LimitSet("held", [Concurrency(2)]), "user:1", 1),)
+    held = ((Bucket("held", [Concurrency(2)]), "user:1", 1),)
     return {
         "hit": lambda: store.hit(CHECKS),
         "hit of permits": lambda: store.hit(held),

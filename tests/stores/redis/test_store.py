@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from redis.credentials import UsernamePasswordCredentialProvider
 
 from slidegate import BanPolicy
-from slidegate.core import Concurrency, Decision, LimitSet, Reason, StoreUnavailable, parse_limits
+from slidegate.core import Bucket, Concurrency, Decision, Reason, StoreUnavailable, parse_limits
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.clock import ServerClock
 from slidegate.testing import FakeClock, RecordingObserver
@@ -43,12 +43,12 @@ async def counted(server: RedisServer, work: Callable[[], Awaitable[object]]) ->
 
 
 @cache
-def usual(limits: str) -> LimitSet:
+def usual(limits: str) -> Bucket:
     """Return the one bucket for limits: a known refusal is one of a bucket, not of a text."""
     return bucket(limits)
 
 
-async def hit(store: RedisStore, key: str, limits: str | LimitSet = "5/minute", cost: int = 1) -> Decision:
+async def hit(store: RedisStore, key: str, limits: str | Bucket = "5/minute", cost: int = 1) -> Decision:
     asked = usual(limits) if isinstance(limits, str) else limits
     return await settle(store.hit(((asked, key, cost),)))
 
@@ -292,7 +292,7 @@ async def test_a_worker_knows_bans_of_networks_at_its_first_answer(
 async def test_a_request_that_is_given_up_while_its_store_connects_or_afterwards_holds_no_permit(
     given_up_after: str | int, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checks = ((LimitSet("held", [Concurrency(9)]), "user:ann", 1),)
+    checks = ((Bucket("held", [Concurrency(9)]), "user:ann", 1),)
     async with store_at(server, permit_lease="5m") as store:
         renewals = store._shared.renewals
         hold = renewals.hold

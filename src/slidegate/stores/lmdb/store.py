@@ -32,7 +32,7 @@ except ImportError as error:
     raise ImportError('LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"') from error
 
 from ...core.bans.ban import BanSubject
-from ...core.decision import Check, Decision, LimitSet
+from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, quoted
 from ...core.limits import check_whole
 from ...core.reservation import Reservation
@@ -218,8 +218,8 @@ class LmdbStore(Store):
         known = self._transactions
         return self._batcher.run(lambda transaction: transaction.windows.reset_all(known.latest_us))
 
-    def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot:
-        """Return the windows of `key` under some limit sets, without waiting for another process."""
+    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
+        """Return the windows of `key` under some buckets, without waiting for another process."""
         return self._transactions.read(Transaction.inspect, key, buckets)
 
     def permits_held(self) -> int:
@@ -235,7 +235,7 @@ class LmdbStore(Store):
     ) -> Decision | Awaitable[Decision]:
         """Begin to renew the permits of a question when they are taken, on the event loop that asked."""
         for bucket, _, _ in checks:
-            if not bucket.held:
+            if not bucket.is_permit:
                 continue
             if isinstance(answer, Decision):
                 self._renewer.start()

@@ -15,8 +15,8 @@ import lmdb
 from ...core.bans.ban import BanSubject, longest
 from ...core.bans.rules import LOG_EVERY_US, BanRules
 from ...core.concurrency import Concurrency
-from ...core.decide import WindowRef, charge_all, decide, refund_all
-from ...core.decision import BanRefusal, Check, Decision, LimitSet
+from ...core.decide import WindowRef, charge_all, decide_sharing, refund_all
+from ...core.decision import Bucket, Check, Decision, refused_by_ban
 from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
 from ...core.memo import remember
@@ -71,7 +71,7 @@ class Transactions:
 
     Attributes:
         ban_throttle: Limits the rate of events of bans that could be repeated with every strike.
-        bound: A memo of the limits of each limit set, with the digests and heads of their rows.
+        bound: A memo of the limits of each bucket, with the digests and heads of their rows.
         closed: Whether the store was closed.
         evictions: How many expired windows were deleted.
         latest_us: The time of the latest charge.
@@ -85,7 +85,7 @@ class Transactions:
         self.settings = settings
         self.permits = permits
         self._observers = observers
-        self.bound: dict[LimitSet, Bound] = {}
+        self.bound: dict[Bucket, Bound] = {}
         self.networks = KnownNetworks()
         self.refused: dict[Sequence[Check], None] = {}
         self.ban_throttle = Throttle(LOG_EVERY_US)
@@ -267,7 +267,7 @@ class Transaction:
         decision: Decision | None = self.refusal_by_ban(checks, subjects)
         if decision is None:
             refs = self._charged(checks)
-            decision = decide(checks, refs, self.now_us)
+            decision = decide_sharing(checks, refs, self.now_us)
             if decision.allowed:
                 return self._hold_permits(decision, refs)
         remember(self._process.refused, checks, None)
@@ -278,7 +278,7 @@ class Transaction:
         refusal = self.refusal_by_ban(checks, subjects)
         if refusal is not None:
             return refusal
-        decision = decide(checks, self._find(checks), self.now_us)
+        decision = decide_sharing(checks, self._find(checks), self.now_us)
         decision.reservations = ()
         return decision
 
@@ -299,14 +299,14 @@ class Transaction:
         latest_us = max(self._process.latest_us, self.now_us)
         return refund_all(left, refs, self.now_us, latest_us=latest_us, floor_us=self.windows.reset_us())
 
-    def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot:
-        """Return the windows of `key` under some limit sets."""
+    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
+        """Return the windows of `key` under some buckets."""
         refs = self._find([(bucket, key, 0) for bucket in buckets], makes=False)
         return Snapshot(self.now_us, [windows[row] for _, _, windows, row in refs])
 
     # -- bans ---------------------------------------------------------------------------------------------------------
 
-    def refusal_by_ban(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> BanRefusal | None:
+    def refusal_by_ban(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the refusal of a question by a ban; None if no ban refuses it."""
         get, bans, found = self.txn.get, self.dbs.bans, []
         keys = {key for _, key, _ in checks}
@@ -322,7 +322,7 @@ class Transaction:
             return None  # most requests end here
         now_us = self._process.settings.ban_now_us()
         ban = longest(found, now_us)
-        return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
+        return None if ban is None else refused_by_ban(ban, now_us, checks)
 
     def change_bans(self, do: Callable[[BanRules, int, int], T]) -> T:
         """Apply a change of `BanRules`; `do` is called with the rules, the time of bans, and Unix time."""
@@ -352,7 +352,7 @@ class Transaction:
         refs: list[WindowRef] = []
         for bucket, key, cost in checks:
             for bound in self._process.bound.get(bucket) or bind(bucket, self._process.bound):
-                if bucket.held:
+                if bucket.is_permit:
                     windows, row = self.permit_rows().find(row_of(key, bound[0]))
                 else:
                     windows, row = self.windows.find(key, bound, makes)
@@ -372,7 +372,7 @@ class Transaction:
         if self._permits is None:
             return decision
         rows = [(limit.amount, row) for limit, _, _, row in refs if isinstance(limit, Concurrency)]
-        held = [reservation for reservation in decision.reservations if reservation.check[0].held]
+        held = [reservation for reservation in decision.reservations if reservation.check[0].is_permit]
         for reservation, (amount, row) in zip(held, rows, strict=True):
             (units,) = reservation.units
             if units:

@@ -24,7 +24,7 @@ from typing import Any, Final, TypeAlias
 import lmdb
 
 from ...core import ring
-from ...core.decision import LimitSet
+from ...core.decision import Bucket
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.quotas import KEPT_US, Quota, end_us
@@ -48,7 +48,7 @@ _ANY_QUOTA: Final = Quota("1/day")
 """Used to reset windows whose limits are unknown: under these two, no unit leaves and no moment is in the future."""
 
 Bound: TypeAlias = tuple[tuple[bytes, bytes, AnyLimit], ...]
-"""For each limit of a limit set: the digest in the names of its rows, the head of their values, and the limit."""
+"""For each limit of a bucket: the digest in the names of its rows, the head of their values, and the limit."""
 Windows: TypeAlias = dict[bytes, bytes]
 _Loaded: TypeAlias = tuple[Windows, bytes, bytes, bytes, bool]
 """The mapping of a window, its row, the head of its value, the window as stored, and whether the row is new."""
@@ -226,11 +226,11 @@ class WindowRows:
         return True
 
 
-def bind(bucket: LimitSet, memo: dict[LimitSet, Bound]) -> Bound:
-    """Compute the `Bound` of a limit set, and store it in a memo."""
+def bind(bucket: Bucket, memo: dict[Bucket, Bound]) -> Bound:
+    """Compute the `Bound` of a bucket, and store it in a memo."""
     bound = []
     for limit in bucket.limits:
-        name = "\n".join((bucket.rule, *map(str, limit.same_window)))  # the same for every amount
+        name = "\n".join((bucket.name, *map(str, limit.same_window)))  # the same for every amount
         digest = blake2b(name.encode(), digest_size=8).digest()
         bound.append((digest, HEAD.pack(ROW_VERSION, limit.life_us), limit))
     return remember(memo, bucket, tuple(bound))

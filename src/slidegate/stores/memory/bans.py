@@ -19,7 +19,7 @@ from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Bans, Row, from_rows, to_rows
 from ...core.bans.rules import LOG_EVERY_US, BanRules
 from ...core.bans.strikes import StrikeRecord
-from ...core.decision import BanRefusal, Check
+from ...core.decision import Check, Decision, refused_by_ban
 from ...core.logs import Throttle
 from ...core.store import BanStore, Clock, Event, closed
 from ..forks import hold_over_fork
@@ -180,7 +180,7 @@ class MemoryBans(BanStore):
         """Return whether there are bans, which may have expired."""
         return bool(self.by_key)
 
-    def decide(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> BanRefusal | None:
+    def decide(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the refusal of a question by a ban; None if no ban refuses it.
 
         Args:
@@ -201,7 +201,7 @@ class MemoryBans(BanStore):
             return None  # most requests end here, and take no lock
         now_us = self._now_us()
         ban = longest(found, now_us)
-        return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
+        return None if ban is None else refused_by_ban(ban, now_us, checks)
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return the longest ban in force that refuses one of `subjects`, without changing anything."""

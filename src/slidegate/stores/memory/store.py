@@ -24,8 +24,8 @@ from threading import Lock
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.bans.ban import BanSubject
-from ...core.decide import Counter, WindowRef, charge_all, decide, enter_periods, refund_all
-from ...core.decision import Check, Decision, LimitSet
+from ...core.decide import Counter, WindowRef, charge_all, decide, decide_sharing, enter_periods, refund_all
+from ...core.decision import Bucket, Check, Decision
 from ...core.errors import Whole, check_positive
 from ...core.limits import AnyLimit
 from ...core.reservation import Reservation
@@ -44,7 +44,7 @@ MAX_SHARDS: Final = 256
 HASH_BITS: Final = 16
 """The hash bits above these select the shard: the lower ones select a dict's slots, and must differ within a shard."""
 MAX_BUCKETS: Final = 4_096
-"""The most limit sets whose tables are cached."""
+"""The most buckets whose tables are cached."""
 LEAST_LIFE_US: Final = 1_000_000
 """The least time between two sweeps of a table."""
 SWEEP_PAUSE_US: Final = 1_000_000
@@ -115,7 +115,7 @@ class MemoryStore(Store):
         self._mask = shards - 1
         self._secret = os.urandom(32)
         self._tables: dict[Identity, Tables] = {}
-        self._bound: dict[LimitSet, list[tuple[Counter, Tables]]] = {}
+        self._bound: dict[Bucket, list[tuple[Counter, Tables]]] = {}
         self._version = next(_versions)  # of the tables; a question with another version may refer to deleted tables
         self._new: deque[Table] = deque()  # tables that the sweep has not seen
         self._due: list[tuple[int, int, Table]] = []  # a heap of (moment, number, table): the tables to sweep next
@@ -159,11 +159,9 @@ class MemoryStore(Store):
         if self._banned and (refusal := self.bans.decide(checks, subjects)) is not None:
             return refusal
         question: Question | None = None
-        if isinstance(checks, Question):
-            question = checks if checks.store is self else None
-            checks = checks.checks
-        if question is not None:
-            lock = question.lock
+        if isinstance(checks, Question) and checks.store is self:
+            question = checks
+            checks, lock = question.checks, question.lock
         elif len(checks) == 1:
             lock = self._locks[hash(checks[0][1]) >> HASH_BITS & self._mask]
         else:
@@ -172,7 +170,8 @@ class MemoryStore(Store):
         try:
             now_us = SYSTEM.monotonic_ns() // 1000 if self._clock is None else self._now_us()
             refs = self._refs(checks, now_us) if question is None else self._refs_of(question, now_us)
-            decision = decide(checks, refs, now_us)
+            # Most stores never need a cell.
+            decision = (decide_sharing if self._shared_hits else decide)(checks, refs, now_us)
         finally:
             lock.release()
         if now_us >= self._sweep_us or self._pending:
@@ -186,12 +185,12 @@ class MemoryStore(Store):
         if refusal is not None:
             return refusal
         now_us, refs = self._copies(checks)
-        decision = decide(checks, refs, now_us)
+        decision = decide_sharing(checks, refs, now_us)
         decision.reservations = ()
         return decision
 
-    def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Snapshot:
-        """Return the windows of `key` under each limit of some limit sets, without changing anything."""
+    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
+        """Return the windows of `key` under each limit of some buckets, without changing anything."""
         self.expect_open()
         now_us, refs = self._copies([(bucket, key, 0) for bucket in buckets])
         return Snapshot(now_us, [windows[name] for _, _, windows, name in refs])
@@ -338,7 +337,7 @@ class MemoryStore(Store):
             at = self._shard_of(key)
             with self._locks[at]:
                 for limit in bucket.limits:
-                    identity = bucket.rule, limit.same_window
+                    identity = bucket.name, limit.same_window
                     tables = self._tables.get(identity)
                     window, own = tables[at].find(key, self._secret) if tables else (b"", False)
                     name = (identity, key)
@@ -352,11 +351,11 @@ class MemoryStore(Store):
         enter_periods(refs, now_us, self.unix_us())
         return now_us, refs
 
-    def _bind(self, bucket: LimitSet) -> list[tuple[Counter, Tables]]:
-        """Return the counters of a limit set with their tables, creating missing tables. A shard's lock is held."""
+    def _bind(self, bucket: Bucket) -> list[tuple[Counter, Tables]]:
+        """Return the counters of a bucket with their tables, creating missing tables. A shard's lock is held."""
         bound = []
         for limit in bucket.limits:
-            identity = bucket.rule, limit.same_window
+            identity = bucket.name, limit.same_window
             tables = self._tables.get(identity)
             if tables is None:
                 made = [Table(identity, limit, lock, self._room) for lock in self._locks]

@@ -26,7 +26,7 @@ from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Bans, Row, from_rows, to_rows
 from ...core.bans.rules import LOG_EVERY_US, banned, bans_full, check_room, shadow_banned, unbanned
 from ...core.bans.strikes import StrikeRecord
-from ...core.decision import BanRefusal, Check
+from ...core.decision import Check, Decision, refused_by_ban
 from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
 from ...core.store import BanStore, Event
@@ -240,11 +240,11 @@ class RedisBans(BanStore):
 
     # -- refusals of requests ---------------------------------------------------------------------------------------
 
-    def refused_by_network(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> BanRefusal | None:
+    def refused_by_network(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the refusal of a question by a network ban that this worker knows; None if there is none."""
         now_us = self._time.now_us()
         ban = longest(self._of_networks(subjects_of(checks, subjects), now_us))
-        return None if ban is None else BanRefusal(ban.by, ban, now_us, checks)
+        return None if ban is None else refused_by_ban(ban, now_us, checks)
 
     # -- news --------------------------------------------------------------------------------------------------------
 

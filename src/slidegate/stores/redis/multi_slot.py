@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from ...core.bans.ban import BanSubject
-from ...core.decision import BanRefusal, Check, Decision, Reason
+from ...core.decision import Check, Decision, Reason, refused_by_ban, uncounted
 from ...core.reservation import Reservation
 from ...core.ring import NEVER, WindowState
 from .script import CHARGE, LOOK, PEEK
@@ -53,11 +53,11 @@ class MultiSlot:
             return self._whole(charged, charged=True)
         for part in charged:
             self._hand_back(part.take_back())
-        if isinstance(refused, BanRefusal):
+        if refused.ban is not None:
             return self._whole([refused])
         parts = await self._ask_all(LOOK)
         parts[len(charged)] = refused
-        denied = [(bucket.uncounted, key, cost) for bucket, key, cost in self._checks if bucket.count_denied]
+        denied = [(uncounted(bucket), key, cost) for bucket, key, cost in self._checks if bucket.count_denied]
         if denied and not any(part.reason in (Reason.TOO_LARGE, Reason.BANNED) for part in parts):
             await asyncio.gather(*(self._ask(CHARGE, [check], ()) for check in denied))
             parts = await self._ask_all(LOOK)
@@ -89,7 +89,7 @@ class MultiSlot:
         return await asyncio.gather(*(self._part(what, key) for key in self._groups))
 
     def _part(self, what: int, key: str) -> asyncio.Future[Decision]:
-        checks = [(self._checks[at][0].uncounted, *self._checks[at][1:]) for at in self._groups[key]]
+        checks = [(uncounted(self._checks[at][0]), *self._checks[at][1:]) for at in self._groups[key]]
         return self._ask(what, checks, () if checks else (key,))
 
     def _whole(self, parts: Sequence[Decision], least: Reason = Reason.OK, *, charged: bool = False) -> Decision:
@@ -101,8 +101,8 @@ class MultiSlot:
             charged: Whether the parts stay charged.
         """
         for part in parts:
-            if isinstance(part, BanRefusal):
-                return BanRefusal(part.by, part.ban, part.now_us, self._checks)
+            if part.ban is not None:
+                return refused_by_ban(part.ban, part.now_us, self._checks)
         now_us = parts[0].now_us
         readings: dict[int, list[WindowState]] = {}
         reservations: list[Reservation] = []

@@ -49,7 +49,7 @@ class Renewals(LeaseRenewer):
         states, at = list(decision.readings), 0
         for reservation in decision.reservations:
             bucket, key, _ = reservation.check
-            if bucket.held:
+            if bucket.is_permit:
                 taken, leaves_us, serial, wait_us = states[at]
                 states[at] = taken, leaves_us, 0, wait_us
                 row, member = self._shared.packing.permits_row(bucket, key), MEMBER.pack(held.worker, serial)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ...core.bans.ban import BanSubject
-from ...core.decision import BanRefusal, Check, Decision, Reason, refused_later
+from ...core.decision import Check, Decision, Reason, refused_by_ban, refused_later
 from ...core.memo import MEMO_SIZE, remember
 from .clock import StoreTime
 from .strikes import PAUSE_S
@@ -36,7 +36,7 @@ class CachedRefusal:
         counts: Whether refusals are charged.
     """
 
-    __slots__ = ("_received_us", "_sent_us", "counts", "decision", "ends_us", "given", "reset")
+    __slots__ = ("_received_us", "_sent_us", "amounts", "counts", "decision", "ends_us", "given", "reset")
 
     def __init__(self, decision: Decision, between_us: tuple[int, int], lasts_us: int, *, counts: bool = False) -> None:
         self.decision = decision
@@ -46,6 +46,7 @@ class CachedRefusal:
         if counts:
             self.ends_us = min(self.ends_us, self._received_us + _PAUSE_US)
         self.given = 0
+        self.amounts = _amounts(decision.checks)  # of the limits when it was cached; an operator may change them
         self.reset: set[str] = set()  # the keys that were reset since it was cached
 
     def lasts(self, at_us: int) -> bool:
@@ -117,7 +118,7 @@ class RefusalCache:
         """Return the cached refusal of a question; None if there is none."""
         checks = tuple(checks)
         known, at_us = self.known.get(checks), self._clock()
-        if known is None or not known.lasts(at_us):
+        if known is None or not known.lasts(at_us) or known.amounts != _amounts(checks):
             return None
         known.given += 1
         if known.counts and known.given == 1:
@@ -162,19 +163,19 @@ class RefusalCache:
         self._clear_windows()
         self.bans.clear()
 
-    def learn_ban(self, subjects: Sequence[BanSubject], refusal: BanRefusal, sent_us: int, changes: int) -> None:
+    def learn_ban(self, subjects: Sequence[BanSubject], refusal: Decision, sent_us: int, changes: int) -> None:
         """Cache the refusal of keys and addresses by a ban, unless this process has lifted one since; see `learn`."""
         if self._all_changed > changes:
             return
         lasts_us = TRUST_US if refusal.retry_after_us is None else refusal.retry_after_us
         remember(self.bans, repr(subjects), CachedRefusal(refusal, self._between(refusal, sent_us), lasts_us))
 
-    def banned(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> BanRefusal | None:
+    def banned(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the cached refusal by a ban; None if there is none."""
         known, at_us = self.bans.get(repr(subjects)), self._clock()
-        if known is None or not known.lasts(at_us):
+        if known is None or known.decision.ban is None or not known.lasts(at_us):
             return None
-        return BanRefusal(known.decision.by, known.decision.ban, known.now_us(at_us), checks)
+        return refused_by_ban(known.decision.ban, known.now_us(at_us), checks)
 
     def _between(self, decision: Decision, sent_us: int) -> tuple[int, int]:
         """Return when an answer that came now was asked for and received, by the cache's clock."""
@@ -207,3 +208,7 @@ class RefusalCache:
         due = [check for check in checks if check[0].count_denied and check[1] not in known.reset]
         if due:
             self._charge([(bucket, key, cost * known.given) for bucket, key, cost in due])
+
+
+def _amounts(checks: Sequence[Check]) -> list[int]:
+    return [limit.amount for bucket, _, _ in checks for limit in bucket.limits]

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...core.bans.ban import BanSubject, longest
-from ...core.decision import BanRefusal, Check, Decision
+from ...core.decision import Check, Decision, refused_by_ban
 from ...core.errors import StoreUnavailable
 from .ban_rows import BAN_FIELD, unless_foreign_row, unpack_bans, unpack_stored
 from .script import BANNED, CHARGE, HIT, OK, UNSETTLED, decision_of, raise_failure
@@ -92,7 +92,7 @@ class Question(_Carried):
         # The keys whose bans the script reads.
         self.banned = () if what == CHARGE else tuple(keys_of(checks, subjects))
         self._changes = shared.refusals.changes
-        self._holds = any(bucket.held for bucket, _, _ in checks)
+        self._holds = any(bucket.is_permit for bucket, _, _ in checks)
 
     @property
     def name(self) -> bytes | None:
@@ -120,12 +120,12 @@ class Question(_Carried):
             refusals.change(self.checks)
         return decision
 
-    def _refused(self, packed: bytes, now_us: int, sent_us: int) -> BanRefusal:
+    def _refused(self, packed: bytes, now_us: int, sent_us: int) -> Decision:
         """Return the refusal by the bans in an answer; see `answered`."""
         ban = longest(unless_foreign_row(unpack_bans, packed) or ())
         if ban is None:
             raise StoreUnavailable("redis: the ban of a key cannot be read", concerns="key")
-        refusal = BanRefusal(ban.by, ban, now_us, self.checks)
+        refusal = refused_by_ban(ban, now_us, self.checks)
         subjects = subjects_of(self.checks, self._subjects)
         self._shared.refusals.learn_ban(subjects, refusal, sent_us, self._changes)
         return refusal
@@ -143,7 +143,7 @@ class Question(_Carried):
         found = [ban for row in rows if (ban := unpack_stored(row)) is not None and not ban.is_over(now_us)]
         ban = longest(found)
         if ban is not None and not self.future.done():
-            self.future.set_result(BanRefusal(ban.by, ban, now_us, self.checks))
+            self.future.set_result(refused_by_ban(ban, now_us, self.checks))
         return ban is not None
 
     def missed(self, answer: bytes, now_us: int) -> None:

@@ -14,7 +14,7 @@ from importlib import resources
 from struct import Struct
 from typing import Final, NamedTuple
 
-from ...core.decision import Check, Decision, LimitSet, Reason
+from ...core.decision import Bucket, Check, Decision, Reason
 from ...core.errors import StoreUnavailable
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
@@ -105,7 +105,7 @@ class Packing:
         self._unix_us = unix_us
         self._readable = readable
         self._known: dict[str, bytes] = {}
-        self._plans: dict[LimitSet, tuple[bytes, ...]] = {}
+        self._plans: dict[Bucket, tuple[list[int], tuple[bytes, ...]]] = {}  # with the amounts in them
         self._fields: dict[str, bytes] = {}  # of permits, by rule
 
     def name_of(self, key: str) -> bytes:
@@ -134,11 +134,11 @@ class Packing:
         bans = b"".join([_BAN_OF.pack(names.setdefault(self.name_of(key), len(names))) for key in banned])
         asks, many = b"", 0
         for bucket, key, cost in checks:
-            if bucket.held:
+            if bucket.is_permit:
                 name, units = self.permits_row(bucket, key), 1
                 plans: Sequence[bytes] = (self._permits_plan(bucket.limits[0].amount, self._held.worker),)
             else:
-                name, units, plans = self.name_of(key), cost, self._plans.get(bucket) or self._plan(bucket)
+                name, units, plans = self.name_of(key), cost, self._plans_of(bucket)
             ask = _ASK.pack(names.setdefault(name, len(names)), units if units < MAX_UNITS else MAX_UNITS)
             for plan in plans:
                 asks += ask + plan
@@ -164,7 +164,7 @@ class Packing:
                 continue
             place = names.setdefault(self.name_of(key), len(names))
             noted = zip(bucket.limits, reservation.marks, reservation.units, strict=True)
-            for plan, (limit, mark, units) in zip(self._plans.get(bucket) or self._plan(bucket), noted, strict=True):
+            for plan, (limit, mark, units) in zip(self._plans_of(bucket), noted, strict=True):
                 if isinstance(limit, Quota) or latest_us < mark + limit.span_us:
                     parts.append(_NOTE.pack(place, mark, reservation.decided_us, units) + plan)
         return REQUEST.pack(REFUND, len(parts), 0) + b"".join(parts)
@@ -180,29 +180,32 @@ class Packing:
         """
         return REQUEST.pack(RESET, names.setdefault(name, len(names)), 0) + _RESET.pack(latest_us, every)
 
-    def permits_row(self, bucket: LimitSet, key: str) -> bytes:
+    def permits_row(self, bucket: Bucket, key: str) -> bytes:
         """Return the name of the set with the permits of a key, in the slot of its windows."""
-        field = self._fields.get(bucket.rule)
+        field = self._fields.get(bucket.name)
         if field is None:
-            field = remember(self._fields, bucket.rule, _field(bucket.rule, bucket.limits[0]))
+            field = remember(self._fields, bucket.name, _field(bucket.name, bucket.limits[0]))
         tag = self.name_of(key)[len(self.windows) :]
         return b"%s%s:%s" % (self.permits, tag, field.hex().encode())
 
     def _permits_plan(self, amount: int, worker: bytes) -> bytes:
         return _PERMITS_PLAN.pack(_PERMITS_FIELD, amount, worker, self._held.lease_us, 0, 0, PERMITS)
 
-    def _plan(self, bucket: LimitSet) -> tuple[bytes, ...]:
-        plans = []
+    def _plans_of(self, bucket: Bucket) -> tuple[bytes, ...]:
+        """Return the packed limits of a bucket, by the amounts in force."""
+        known, amounts = self._plans.get(bucket), [limit.amount for limit in bucket.limits]
+        if known is not None and known[0] == amounts:
+            return known[1]
+        plans: list[bytes] = []
         for limit in bucket.limits:
-            field = _field(bucket.rule, limit)
+            field = _field(bucket.name, limit)
             if isinstance(limit, Limit):
-                ring = limit.amount, limit.counter.step_us, limit.span_us, 0, limit.resolution
-                plans.append(_PLAN.pack(field, *ring, bucket.count_denied))
+                plans.append(_PLAN.pack(field, *limit.counter.terms, 0, limit.resolution, bucket.count_denied))
             else:
                 plans.append(self._plan_of_quota(field, limit, bucket.count_denied))
         if not all(isinstance(limit, Limit) for limit in bucket.limits):
             return tuple(plans)  # not memoized: a quota's period changes
-        return remember(self._plans, bucket, tuple(plans))
+        return remember(self._plans, bucket, (amounts, tuple(plans)))[1]
 
     def _plan_of_quota(self, field: bytes, quota: AnyLimit, count_denied: bool) -> bytes:
         """Pack a quota, with period boundaries in the fields that a ring uses for lengths."""

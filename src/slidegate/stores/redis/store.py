@@ -21,7 +21,7 @@ from typing import Any, Final
 from redis.asyncio import Redis, RedisCluster
 
 from ...core.bans.ban import BanSubject, lasts_longer
-from ...core.decision import Check, Decision, LimitSet
+from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
 from ...core.limits import check_whole, parse_duration_us
 from ...core.reservation import Reservation, end_permits
@@ -260,7 +260,7 @@ class RedisStore(Store):
         pack = partial(self._shared.packing.reset, name, self._shared.refusals.latest_us, every)
         return self._command(name, pack, lambda answer, now_us: answer[0] == CHANGED)
 
-    def inspect(self, key: str, buckets: Sequence[LimitSet]) -> Awaitable[Snapshot]:
+    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Awaitable[Snapshot]:
         """Return the windows of `key` under each limit of `buckets`. Changes nothing."""
         packing, checks = self._shared.packing, [(bucket, key, 0) for bucket in buckets]
         many = sum(len(bucket.limits) for bucket in buckets)
@@ -289,7 +289,7 @@ class RedisStore(Store):
     def _hand_back(self, reservations: Sequence[Reservation]) -> asyncio.Future[bool]:
         packing, refusals = self._shared.packing, self._shared.refusals
         checks = [reservation.check for reservation in reservations]
-        windows = [check for check in checks if not check[0].held]
+        windows = [check for check in checks if not check[0].is_permit]
 
         def pack(names: dict[bytes, int]) -> bytes:
             return packing.refund(reservations, refusals.latest_us, names)

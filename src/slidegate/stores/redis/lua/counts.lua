@@ -39,8 +39,8 @@ function periods.settle(w, limit, now)
   end
 end
 
-function periods.wait(w, limit, now, cost, ahead)
-  local wanted = ahead + max(cost, 1)
+function periods.wait(w, limit, now, cost)
+  local wanted = max(cost, 1)
   if wanted > limit.amount then
     return NEVER
   end
@@ -90,11 +90,11 @@ end
 
 function permits.settle() end
 
-function permits.wait(w, limit, _, cost, ahead)
-  if ahead + cost > limit.amount then
+function permits.wait(w, limit, _, cost)
+  if cost > limit.amount then
     return NEVER
   end
-  return w.spent + ahead + cost > limit.amount and OPEN or 0
+  return w.spent + cost > limit.amount and OPEN or 0
 end
 
 -- The third number, a time for other limits, is the serial number of the last permit taken.

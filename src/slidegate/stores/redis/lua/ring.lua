@@ -84,11 +84,11 @@ function ring.settle(w, limit, now)
   end
 end
 
--- Return how long a cost has to wait, in microseconds, after `ahead` units of the same question.
-function ring.wait(w, limit, now, cost, ahead)
+-- Return how long a cost has to wait, in microseconds.
+function ring.wait(w, limit, now, cost)
   local wanted = max(cost, 1)
-  local excess = w.spent + ahead + wanted - limit.amount
-  if ahead + wanted > limit.amount then
+  local excess = w.spent + wanted - limit.amount
+  if wanted > limit.amount then
     return NEVER
   elseif excess > 0 then
     local moment, at = w.oldest, 1

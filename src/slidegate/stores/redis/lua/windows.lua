@@ -104,23 +104,18 @@ local function reading(w, limit, wait)
   return pack("<I8i8i8i8", spent, leaves, newest, wait)
 end
 
--- An ask: the window `w`, the window `stored` that `w` may be a copy of, `limit`, `cost`, `ahead` (the units of earlier asks
--- of the question on the same window), and `wait`, how long the question has to wait for this window.
+-- An ask: the window `w`, or a copy of it if `imagined`, `limit`, `cost`, and `wait`, how long the question has to wait for
+-- this window. No question contains a window twice.
 local function asks_of(arg, at, many, now, imagined)
   local asks = {}
   for place = 1, many do
     local key, cost, rest = unpack_from("<HI4", arg, at)
     local limit = limit_at(arg, rest)
     at = rest + LIMIT_BYTES
-    local stored = window(key + 1, limit, now)
-    local w, ahead = imagined and copy_of(stored) or stored, 0
-    for _, other in ipairs(asks) do
-      if other.stored == stored then
-        w, ahead = other.w, ahead + other.cost
-      end
-    end
+    local w = window(key + 1, limit, now)
+    w = imagined and copy_of(w) or w
     limit.kind.settle(w, limit, now)
-    asks[place] = { w = w, stored = stored, limit = limit, cost = cost, ahead = ahead, wait = 0 }
+    asks[place] = { w = w, limit = limit, cost = cost, wait = 0 }
   end
   return asks
 end
@@ -130,7 +125,7 @@ end
 local function look(asks, now)
   local status = OK
   for _, ask in ipairs(asks) do
-    local wait = ask.limit.kind.wait(ask.w, ask.limit, now, ask.cost, ask.ahead)
+    local wait = ask.limit.kind.wait(ask.w, ask.limit, now, ask.cost)
     ask.wait = wait
     if wait == NEVER or status == TOO_LARGE then
       status = TOO_LARGE

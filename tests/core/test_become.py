@@ -1,0 +1,119 @@
+"""Amounts that change while they are counted by: the bound holds, and whoever has prepared a question learns of it."""
+
+from __future__ import annotations
+
+import pickle
+from threading import Thread
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate import MemoryStore, Quota
+from slidegate.core import Bucket, Concurrency, Decision, Limit, Reason
+from slidegate.testing import FakeClock
+
+WINDOW_US = 10_000_000
+RESOLUTION = 8
+AMOUNTS = st.sampled_from([1, 3, 7, 8, 9, 20])  # on both sides of the resolution
+HITS = st.tuples(st.just("hit"), st.integers(0, 6))
+STEPS = st.tuples(st.just("step"), st.integers(0, WINDOW_US // 2))
+CHANGES = st.tuples(st.just("become"), AMOUNTS)
+MOVES = st.lists(st.one_of(HITS, HITS, STEPS, CHANGES), max_size=60)
+
+
+def limit(amount: int) -> Limit:
+    return Limit(amount, "10s", resolution=RESOLUTION)
+
+
+def shown(decision: Decision) -> tuple[object, ...]:
+    return decision.reason, decision.readings, decision.remaining, decision.retry_after_us, decision.reset_after_us
+
+
+@given(AMOUNTS, MOVES)
+def test_at_each_admission_the_window_before_it_holds_no_more_than_the_amount_by_then(
+    amount: int, moves: list[tuple[str, int]]
+) -> None:
+    clock = FakeClock(10**12)
+    store, bucket = MemoryStore(clock=clock), Bucket("api", [limit(amount)])
+    question = store.prepare([(bucket, "ann", 1)])
+    admitted: list[int] = []
+    for move, number in moves:
+        if move == "step":
+            clock.advance(us=number)
+        elif move == "become":
+            bucket.limits[0].become(number)
+            amount = number
+        for _ in range(number if move == "hit" else 0):
+            if store.hit(question):
+                admitted.append(clock.now_us)
+                assert sum(at_us > clock.now_us - WINDOW_US for at_us in admitted) <= amount
+
+
+@given(AMOUNTS, MOVES)
+def test_a_prepared_question_decides_as_one_with_a_bucket_that_was_made_with_the_amount(
+    amount: int, moves: list[tuple[str, int]]
+) -> None:
+    clock = FakeClock(10**12)
+    store, fresh = MemoryStore(clock=clock), MemoryStore(clock=clock)
+    bucket = Bucket("api", [limit(amount)])
+    derived = bucket.under("other", count_denied=True)
+    question = store.prepare([(bucket, "ann", 2), (derived, "ann", 1)])
+    for move, number in moves:
+        if move == "step":
+            clock.advance(us=number)
+        elif move == "become":
+            bucket.limits[0].become(number)
+            amount = number
+        for _ in range(number if move == "hit" else 0):
+            own = Bucket("api", [limit(amount)])
+            asked = [(own, "ann", 2), (own.under("other", count_denied=True), "ann", 1)]
+            assert shown(store.hit(question)) == shown(fresh.hit(asked))
+    assert [one.amount for one in bucket.limits + derived.limits] == [amount, amount]
+
+
+def test_hits_of_several_threads_pass_no_more_than_the_largest_amount() -> None:
+    store, bucket = MemoryStore(), Bucket("api", [Limit(50, "1h", resolution=64)])
+    question, admitted, over = store.prepare([(bucket, "ann", 1)]), [0] * 4, False
+
+    def change() -> None:
+        while not over:
+            for amount in (300, 10, 64, 65, 200):  # exact or not
+                bucket.limits[0].become(amount)
+
+    def ask(number: int) -> None:
+        admitted[number] = sum(store.hit(question).allowed for _ in range(4_000))
+
+    changing, threads = Thread(target=change), [Thread(target=ask, args=(number,)) for number in range(4)]
+    changing.start()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    over = True
+    changing.join()
+    bucket.limits[0].become(300)
+    while store.hit(question):
+        admitted[0] += 1
+    assert sum(admitted) == 300
+
+
+def test_what_a_user_made_never_changes() -> None:
+    made = [Limit(5, "1m"), Quota("10/day"), Concurrency(3)]
+    texts, bucket = list(map(str, made)), Bucket("api", made)
+    for one in bucket.limits:
+        one.become(2)
+    assert (list(map(str, made)), list(map(hash, made))) == (texts, list(map(hash, pickle.loads(pickle.dumps(made)))))
+    assert [one.amount for one in bucket.limits] == [2, 2, 2]
+
+
+def test_quotas_and_permits_are_refused_by_the_amount_that_holds_now() -> None:
+    store = MemoryStore(clock=FakeClock(10**15))
+    for one in (Quota("4/day"), Concurrency(4)):
+        bucket = Bucket(type(one).__name__, [one])
+        question = store.prepare([(bucket, "ann", 1)])
+        assert store.hit(question)
+        assert store.hit(question)
+        bucket.limits[0].become(2)
+        assert store.hit(question).reason is Reason.LIMITED
+        bucket.limits[0].become(3)
+        assert store.hit(question)
