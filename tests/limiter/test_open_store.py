@@ -8,6 +8,7 @@ import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from slidegate import ConfigurationError, Limiter
+from slidegate.limiter.open_store import open_store
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.urls import SCHEMES, open_client
 
@@ -54,6 +56,11 @@ def told_by(client: Any, settings: dict[str, Any]) -> tuple[Any, ...]:
         ("rediss://h", ([("h", 6379)], "", 0, TLS)),
         ("rediss://h?ssl_ca_certs=/ca.pem", ([("h", 6379)], "", 0, {**TLS, "ssl_ca_certs": "/ca.pem"})),
         ("rediss://h?ssl_check_hostname=false", ([("h", 6379)], "", 0, UNCHECKED)),
+        ("rediss://h?ssl_check_hostname=False", ([("h", 6379)], "", 0, UNCHECKED)),
+        ("rediss://h?ssl_cert_reqs=none", ([("h", 6379)], "", 0, {**UNCHECKED, "ssl_cert_reqs": "none"})),
+        ("rediss://h?ssl_cert_reqs=CERT_NONE", ([("h", 6379)], "", 0, {**UNCHECKED, "ssl_cert_reqs": "none"})),
+        ("rediss://h?ssl_cert_reqs=required", ([("h", 6379)], "", 0, {**TLS, "ssl_cert_reqs": "required"})),
+        ("redis://:p@h\n", ([("h", 6379)], "", 0, {"password": "p"})),
         ("unix:///run/a%20b?db=2", ([], "/run/a b", 2, {})),
         ("redis+cluster://h1,[::1]/0", ([("h1", 6379), ("::1", 6379)], "", 0, {})),
         ("redis+sentinel://h1,h2:7000/main", ([("h1", 26379), ("h2", 7000)], "main", 0, {})),
@@ -82,6 +89,7 @@ def test_an_address_is_read(url: str, read: tuple[Any, ...]) -> None:
         ("redis://h1,h2", "one host, not 2; for several, use redis+cluster"),
         ("redis://h?ssl_ca_certs=/ca.pem", "unknown option 'ssl_ca_certs'"),
         ("rediss://h?ssl_ca_cert=/ca.pem", "did you mean 'ssl_ca_certs'?"),
+        ("rediss://h?ssl_cert_reqs=no", "ssl_cert_reqs needs none, optional or required, not 'no'"),
         ("unix://h/run/s", "the path of a Unix socket"),
         ("redis+cluster://h/1", "a cluster has only database 0, not 1"),
         ("redis+sentinel://h", "the name of a service"),
@@ -119,6 +127,40 @@ def test_every_option_of_the_store_can_stand_in_its_address(option: str) -> None
     with pytest.raises(ConfigurationError, match=option) as caught:
         Limiter.from_url(f"redis://h?{option}={{}}")
     assert "unknown option" not in str(caught.value)
+
+
+BLANKS = st.text(st.sampled_from(" \t\r\n\v\f\u00a0\u2028"), max_size=3)
+
+
+@given(st.sampled_from(["memory://", "lmdb://{}", "redis://:p@h", "rediss+cluster://h", "unix:///s"]), BLANKS, BLANKS)
+async def test_white_space_around_an_address_is_dropped(url: str, before: str, after: str) -> None:
+    with TemporaryDirectory() as folder:
+        plain = url.format(folder)
+        limiters = [Limiter.from_url(plain), Limiter.from_url(f"{before}{plain}{after}")]
+        assert repr(limiters[0].store) == repr(limiters[1].store)
+        for limiter in limiters:
+            await limiter.close()
+
+
+@given(st.sampled_from(["memory://", "lmdb:///", "redis://:p@h/", "rediss+cluster://h", "unix:///s"]), st.data())
+def test_white_space_inside_an_address_is_refused_and_shown(url: str, data: st.DataObject) -> None:
+    at = data.draw(st.integers(1, len(url) - 1))
+    blank = data.draw(st.sampled_from("\n\r\t\x00\x7f"))
+    with pytest.raises(ConfigurationError) as caught:
+        open_store(f"{url[:at]}{blank}{url[at:]}")
+    assert f"it has {blank!r} after {at} characters" in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["lmdb:///C:/data", "lmdb://C:/data", "lmdb:///c:\\data", "lmdb://D:"])
+def test_a_drive_of_windows_is_no_path_of_lmdb(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="LMDB needs Linux or macOS; on Windows use memory://"):
+        open_store(url)
+
+
+def test_on_windows_every_path_of_lmdb_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("slidegate.limiter.open_store.os.name", "nt")
+    with pytest.raises(ConfigurationError, match="LMDB needs Linux or macOS"):
+        open_store(f"lmdb://{tmp_path}")
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +210,7 @@ async def test_tls_is_spoken_and_a_certificate_nobody_vouches_for_is_refused(
     async with FaultProxy(server.port, tls=context) as proxy:
         url = f"rediss://:{SECRET}@{HOST}:{proxy.port}/5"
         await write(f"{url}?ssl_ca_certs={certificate}", "key")
+        await write(f"{url}?ssl_cert_reqs=none", "key")
         with pytest.raises(redis.ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
             await write(url, "other")
     assert server.info("keyspace")["db5"]["keys"] == 1

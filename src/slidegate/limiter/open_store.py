@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
@@ -9,6 +10,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.store import Store
 from ..stores.memory.store import MemoryStore
+from ..stores.shared import clean_address
 
 _NUMBER: Final = re.compile("[0-9]{1,18}")
 _SIZES: Final[dict[str, type]] = {"max_keys": int, "max_bans": int}
@@ -30,6 +32,7 @@ _EXAMPLES: Final = {
     "redis": "redis://localhost:6379/0",
     "redis+cluster": "redis+cluster://h1:6379,h2:6379",
 }
+_DRIVE: Final = re.compile(r"/?[A-Za-z]:([/\\]|$)")
 _REDIS: Final = re.compile("(rediss?([+](cluster|sentinel))?|unix)://", re.IGNORECASE)
 
 
@@ -44,8 +47,10 @@ def open_store(url: str, *, read_only: bool = False) -> Store:
         ConfigurationError: The scheme or an option is unknown, a value is invalid, or the store cannot be opened.
         StoreUnavailable: `read_only` is true, and the store does not exist or cannot be read.
     """
-    if isinstance(url, str) and _REDIS.match(url):
-        return _redis(url, read_only)
+    if isinstance(url, str):
+        url = clean_address(url)
+        if _REDIS.match(url):
+            return _redis(url, read_only)
     shown = re.sub(r"//.*@", "//***@", url) if isinstance(url, str) else url  # the address may hold a password
     examples = " or ".join(f'"{example}"' for example in _EXAMPLES.values())
     try:
@@ -66,6 +71,10 @@ def _memory(parts: SplitResult, expected: str) -> Store:
 
 
 def _lmdb(parts: SplitResult, expected: str, read_only: bool) -> Store:
+    if os.name == "nt" or _DRIVE.match(f"{parts.netloc}{parts.path}"):
+        raise ConfigurationError(
+            f"{expected}: LMDB needs Linux or macOS; on Windows use memory:// for one process, or redis://localhost:6379/0"
+        )
     if parts.netloc or not parts.path.startswith("/") or not parts.path.strip("/"):
         raise ConfigurationError(f"{expected}: write the absolute path of the directory after lmdb://")
     options = _options(parts, expected)

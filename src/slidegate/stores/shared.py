@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from threading import Lock
 from typing import Final
 
@@ -13,6 +14,8 @@ from .forks import hold_over_fork
 # nginx stores 160,000 addresses in the 10 MB of its manual's example; ours take 200 to 900 bytes each, 20 to 90 MB.
 DEFAULT_MAX_KEYS: Final = 100_000
 DEFAULT_MAX_BANS: Final = 100_000
+_UNWRITABLE: Final = re.compile(r"[^\S ]|[\x00-\x1f\x7f]")
+"""Line breaks, tabs and control characters, some of which `urlsplit` drops silently."""
 SHARED_CELLS: Final = 4_096
 SHARED_PAUSE_US: Final = 1_000_000
 """The least time between two events about shared cells; windows may be short, and permits have none."""
@@ -22,6 +25,22 @@ def keys_shared(max_keys: int) -> Event:
     """Return the event for keys that are counted in shared cells."""
     message = f"all {max_keys} keys are in use, so others are counted in shared cells; raise max_keys"
     return Event("keys_shared", message, {"max_keys": max_keys})
+
+
+def clean_address(url: str) -> str:
+    """Return the address of a store without white space around it, such as the line break at the end of a secret file.
+
+    Raises:
+        ConfigurationError: It has a line break or a control character inside. The message does not repeat the address,
+            which may hold a password.
+    """
+    url = url.strip()
+    found = _UNWRITABLE.search(url)
+    if found is not None:
+        raise ConfigurationError(
+            f"store address: it has {found[0]!r} after {found.start()} characters; write it in one line"
+        )
+    return url
 
 
 def check_clock(name: str, given: Clock | None) -> None:

@@ -25,6 +25,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_ADDRESS: Final = 64
 _KIND: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*[:#].")
 """The beginning of a key with a kind, such as ``user:``; a digest has # after its kind."""
+_DIGESTED: Final = {"header": "X-API-Key", "cookie": "session", "query": "token", "path": "tenant"}
+"""The kinds of keys whose values are digested, each with the name of an example."""
+_DIGEST: Final = re.compile(r"[a-z]+:.*#[0-9a-f]{32}", re.DOTALL)
+_TOKEN: Final = r"[A-Za-z][A-Za-z0-9_-]*"
 _LIKE_AN_ADDRESS: Final = r"\d+|0[xX][0-9a-fA-F.]+|[\da-fA-F%\[\]]*[.:/][\da-fA-F.:/%\[\]]*"
 _AS_DIGITS: Final = str.maketrans("oOlI|", "00111")
 """Translates letters that look like digits."""
@@ -122,6 +126,32 @@ def ban_key(key: object) -> str:
             f"ban: {quoted(key)} contains every address; to take the service offline, use its front end", expected
         )
     return spelled
+
+
+def check_can_exist(key: str) -> None:
+    """Check that requests can be counted under a key: values that clients send are stored as digests only.
+
+    Raises:
+        InvalidKey: It is the name of a header, cookie or parameter without a digest, or a line of a header. The message
+            does not repeat the value, which may be a secret.
+    """
+    source, _, name = key.partition(":")
+    kind, name = source.strip().lower(), name.strip()
+    if kind in _DIGESTED:
+        if _DIGEST.fullmatch(key) and (kind != "header" or name == name.lower()):
+            return
+        name = re.split(r"[:=#\s]", name, maxsplit=1)[0] or _DIGESTED[kind]
+    elif re.fullmatch(_TOKEN, source) and key[len(source) + 1 :][:1].isspace():
+        kind, name = "header", source
+    else:
+        return
+    function = "path_param" if kind == "path" else kind
+    expected = f'{function}("{name}").of(VALUE), or {kind}:{name} with the value beside it in the command'
+    raise InvalidKey(
+        f"ban: no request is counted as {quoted(f'{kind}:{name}')} with a readable value, because values that clients "
+        f"send are stored as digests; write {expected}",
+        expected,
+    )
 
 
 def _was_meant_as_address(text: str) -> bool:

@@ -15,7 +15,7 @@ from ..durations import format_duration
 from ..errors import ConfigurationError, InvalidKey, closest, quoted
 from ..limits import MAX_WINDOW_US, Limit, check_name, check_whole, parse_limits, parse_span_us
 from ..networks import Networks
-from .ban import ban_key
+from .ban import ban_key, check_can_exist
 
 MAX_EXACT: Final = 64
 """The most strikes whose exact times are stored."""
@@ -186,13 +186,15 @@ def hand_ban_key(key: object) -> str:
     """Return the canonical spelling of a key that is banned by hand; see `ban_key`.
 
     Raises:
-        InvalidKey: `ban_key` rejects it, or it is a network wider than an IPv4 /8 or an IPv6 /19.
+        InvalidKey: `ban_key` rejects it, no request can have it, or it is a network wider than an IPv4 /8 or an IPv6
+            /19.
     """
     spelled = ban_key(key)
     try:
         version, first, last = parse_network(spelled)
     except ConfigurationError:
-        return spelled  # an account, an API key
+        check_can_exist(spelled)
+        return spelled  # an account, the digest of an API key
     widest = REGISTRY[version]
     if prefix_length(version, first, last) < widest:
         raise InvalidKey(

@@ -8,7 +8,7 @@
 
 ``rediss+cluster://`` and ``rediss+sentinel://`` use TLS for servers and sentinels. Options follow a question mark:
 `ssl_ca_certs`, `ssl_certfile` and `ssl_keyfile` are paths of files, ``ssl_check_hostname=false`` accepts a certificate
-for another name.
+for another name, and ``ssl_cert_reqs=none`` any certificate.
 
 Error messages never include the part between ``//`` and the path: it holds the password, also in a mistyped address.
 """
@@ -26,6 +26,7 @@ from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.sentinel import Sentinel
 
 from ...core.errors import ConfigurationError, closest, quoted
+from ..shared import clean_address
 
 Client: TypeAlias = "Redis | RedisCluster"
 Wrong: TypeAlias = Callable[[str], ConfigurationError]
@@ -40,7 +41,8 @@ _SHAPE: Final = re.compile(r"([^/?#]*)([^?#]*)(?:\?([^#]*))?")
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]@]+))(?::([0-9]{1,5}))?")
 _DATABASE: Final = re.compile(r"[0-9]{1,5}")
 _FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-_TLS_OPTIONS: Final = (*_FILES, "ssl_check_hostname")
+_VERIFY: Final = ("none", "optional", "required")
+_TLS_OPTIONS: Final = (*_FILES, "ssl_check_hostname", "ssl_cert_reqs")
 
 
 def open_client(url: str) -> Client:
@@ -60,7 +62,8 @@ def open_client(url: str) -> Client:
             raise wrong("expected the path of a Unix socket, for example unix:///run/redis.sock")
         return Redis(unix_socket_path=unquote(path), db=_database(found.get("db", ""), wrong), **options)
     if tls:
-        options |= {"ssl": True, "ssl_check_hostname": True, **found}
+        # Without a certificate to verify there is no name to compare.
+        options |= {"ssl": True, "ssl_check_hostname": found.get("ssl_cert_reqs") != "none", **found}
     service, _, number = path[1:].partition("/") if kind == "sentinel" else ("", "", path[1:])
     hosts = _hosts(place, 26_379 if kind == "sentinel" else 6_379, wrong)
     database = _database(number, wrong)
@@ -93,7 +96,7 @@ def _wrong(scheme: str, what: str) -> ConfigurationError:
 
 def _split(url: str) -> tuple[str, str, str, str]:
     """Return the scheme, the part between ``//`` and the path, the path, and the options."""
-    name, _, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
+    name, _, rest = clean_address(url).partition("://") if isinstance(url, str) else ("", "", "")
     scheme = name.lower()
     if scheme not in SCHEMES:
         raise ConfigurationError(
@@ -129,9 +132,13 @@ def _options(query: str, known: tuple[str, ...], wrong: Wrong) -> dict[str, Any]
         if name not in known:
             raise wrong(f"unknown option {quoted(name)}{closest(name, known)}")
         if name == "ssl_check_hostname":
-            if value not in ("true", "false"):
+            if value.lower() not in ("true", "false"):
                 raise wrong(f"{name} needs true or false, not {quoted(value)}")
-            found[name] = value == "true"
+            found[name] = value.lower() == "true"
+        elif name == "ssl_cert_reqs":
+            found[name] = value.lower().removeprefix("cert_")  # as Python's `ssl` module and guides write it
+            if found[name] not in _VERIFY:
+                raise wrong(f"{name} needs none, optional or required, not {quoted(value)}")
         elif value:
             found[name] = value
         else:
