@@ -75,7 +75,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "Rule": lambda kind: kind("*", "5/minute"),
     "SlidegateError": lambda kind: kind("a reason"),
     "StoreError": lambda kind: kind("a reason"),
-    "SyncLimiter": lambda kind: kind(Limiter(), None),
+    "SyncLimiter": lambda kind: kind(Limiter()),
 }
 """The public classes, and what makes an object of each, or of one that is derived from it."""
 COMPILED: frozenset[str] = frozenset({"Decision", "MemoryStore"} if slidegate.__compiled__ else ())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from .core.store import Event
-from .limiter.observers import KINDS, Observer, Outcome, Subscription
+from .limiter.observers import KINDS, Observer, Subscription
+from .limiter.outcome import Outcome
 from .web.checks import Finding
 
 __all__ = ["KINDS", "Event", "Finding", "Observer", "Outcome", "Subscription"]

@@ -1,34 +1,27 @@
-"""Observers hear events and outcomes where they happen, or in a thread of their own; the log hears of all events."""
+"""Observers hear events and outcomes in the thread where they happen; the log hears of all events."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import FrozenInstanceError
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from slidegate import ConfigurationError, Limiter, MemoryStore
-from slidegate.events import Event, Observer, Outcome, Subscription
-from slidegate.limiter import observers as module
-from slidegate.limiter.observers import FAILURE_EVERY_S, KINDS, LOGGED_WHERE_MADE, ThreadedSubscription
+from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore
+from slidegate.events import KINDS, Event, Observer, Outcome
+from slidegate.limiter.event_log import LOGGED_WHERE_MADE
+from slidegate.limiter.observers import FAILURE_EVERY_S
 from slidegate.stores.lmdb.store import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..events_page import DETAILS
 from ..hurry import at_once
-from ..redis_servers import BOUND_S, until
 
 
 def event(number: int) -> Event:
@@ -44,42 +37,11 @@ def emit(limiter: Limiter, count: int, first: int = 0) -> None:
         limiter.engine.emit(event(number))
 
 
-def flushed(subscription: Subscription) -> None:
-    assert isinstance(subscription, ThreadedSubscription)
-    assert subscription.flush(BOUND_S)
-
-
-class Slow:
-    """An observer whose first event holds it up until `go` is called."""
-
-    def __init__(self) -> None:
-        self.heard: list[Event] = []
-        self.begun, self._gate = threading.Event(), threading.Event()
-        self.go = self._gate.set
-
-    def event(self, told: Event) -> None:
-        self.begun.set()
-        self._gate.wait(BOUND_S)
-        self.heard.append(told)
-
-
-@contextmanager
-def held_up(limiter: Limiter, most: int = module.MAX_QUEUED) -> Iterator[tuple[Slow, Subscription]]:
-    slow = Slow()
-    subscription = limiter.observe(slow, thread=True)
-    subscription.max_queued = most
-    limiter.engine.emit(Event("store_reset", "hold"))
-    assert slow.begun.wait(BOUND_S)
-    try:
-        yield slow, subscription
-    finally:
-        slow.go()
-
-
 @pytest.fixture
 def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now_s = [1000.0]
-    monkeypatch.setattr(module, "monotonic", lambda: now_s[0])
+    for module in ("observers", "event_log"):
+        monkeypatch.setattr(f"slidegate.limiter.{module}.monotonic", lambda: now_s[0])
     return now_s
 
 
@@ -91,15 +53,13 @@ def test_observers_are_called_in_the_thread_where_an_event_happens() -> None:
     assert heard == [threading.get_ident()] * 2
 
 
-def test_an_observer_hears_the_kinds_that_it_names_and_page_and_log_have_all(caplog: pytest.LogCaptureFixture) -> None:
-    bans, everything = RecordingObserver(), RecordingObserver()
+def test_observers_and_log_and_page_have_all_kinds(caplog: pytest.LogCaptureFixture) -> None:
+    everything = RecordingObserver()
     limiter = Limiter(observers=[everything])
-    limiter.observe(bans, kinds=["banned", "unbanned"])
     with caplog.at_level(logging.INFO, logger="slidegate"):
         for kind in KINDS:
             limiter.engine.emit(Event(kind, "one of each"))
     assert everything.kinds == list(KINDS)
-    assert bans.kinds == ["banned", "unbanned"]
     assert {vars(record)["kind"] for record in caplog.records} == set(KINDS) - LOGGED_WHERE_MADE
     assert DETAILS.keys() == set(KINDS), "docs/guides/metrics.md"
 
@@ -117,16 +77,15 @@ def test_events_are_given_the_unix_time_of_the_limiter() -> None:
         given.time_us = 1  # type: ignore[misc]
 
 
-def test_an_observer_that_was_removed_hears_nothing_also_not_of_events_on_their_way() -> None:
-    limiter = Limiter()
-    with held_up(limiter) as (slow, subscription):
-        emit(limiter, 3)
-        subscription.remove()
-        subscription.remove()
-        slow.go()
-        flushed(subscription)
-    emit(limiter, 3)
-    assert numbers(slow.heard) == []
+def test_an_observer_that_was_removed_hears_nothing_and_the_others_go_on() -> None:
+    removed, other = RecordingObserver(), RecordingObserver()
+    limiter = Limiter(observers=[other])
+    subscription = limiter.observe(removed)
+    emit(limiter, 1)
+    subscription.remove()
+    subscription.remove()
+    emit(limiter, 3, first=1)
+    assert (numbers(removed.events), numbers(other.events)) == ([0], [0, 1, 2, 3])
 
 
 class Requests(Observer):
@@ -171,77 +130,49 @@ async def test_outcomes_are_made_only_while_somebody_asks_for_them() -> None:
     assert not limiter.engine.observers.requests, "it has the method of the base class alone"
 
 
-def test_a_slow_observer_holds_up_no_request_and_what_does_not_fit_is_counted_and_reported(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    other, bans = RecordingObserver(), RecordingObserver()
-    limiter = Limiter(observers=[other])
-    limiter.observe(bans, kinds=["banned"])
-    with held_up(limiter, most=10) as (slow, subscription):
-        emit(limiter, 25)  # would never return if it waited for the observer
-        assert subscription.dropped == 15
-        slow.go()
-        flushed(subscription)
-    assert numbers(slow.heard) == list(range(10))
-    for heard in (slow.heard, other.events):
-        assert sum(told.details["dropped"] for told in heard if told.kind == "events_dropped") == 15  # type: ignore[misc]
-    assert {*bans.kinds} == {"banned"}
-    assert "15 events were dropped" in caplog.text
+def test_threads_that_emit_at_once_lose_and_repeat_nothing_and_each_is_heard_in_order_in_its_thread() -> None:
+    heard: list[tuple[int, Event]] = []
+    limiter = Limiter(observers=[lambda told: heard.append((threading.get_ident(), told))])
+
+    def run(number: int) -> int:
+        emit(limiter, 500, 1_000 * number)
+        return threading.get_ident()
+
+    for number, thread in enumerate(at_once(run, threads=6)):
+        own = [told for heard_in, told in heard if heard_in == thread]
+        assert numbers(own) == [1_000 * number + step for step in range(500)]
+    assert len(heard) == 6 * 500
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 30))
-def test_every_event_is_delivered_or_counted_as_dropped_and_reported(bursts: list[int], most: int) -> None:
-    heard: list[Event] = []
-    limiter = Limiter()
-    subscription = limiter.observe(heard.append, thread=True)
-    subscription.max_queued = most
-    total = 0
-    for burst in bursts:
-        emit(limiter, burst, first=total)
-        total += burst
-    flushed(subscription)
-    reported = sum(int(str(told.details["dropped"])) for told in heard if told.kind == "events_dropped")
-    assert numbers(heard) == sorted(numbers(heard))  # type: ignore[type-var]
-    assert len(numbers(heard)) + reported == total
-    assert reported == subscription.dropped
-
-
-def test_threads_that_emit_at_once_lose_and_repeat_nothing_and_one_other_thread_hears_them_in_order() -> None:
-    heard: list[Event] = []
-    threads = set[int]()
-    limiter = Limiter()
-    subscription = limiter.observe(lambda told: (heard.append(told), threads.add(threading.get_ident())), thread=True)
-    subscription.max_queued = 10**6
-    at_once(lambda number: emit(limiter, 500, 1_000 * number), threads=6)
-    flushed(subscription)
-    told = [int(str(number)) for number in numbers(heard)]
-    for number in range(6):
-        assert [each for each in told if each // 1_000 == number] == [1_000 * number + step for step in range(500)]
-    assert len(told) == 6 * 500
-    assert len(threads - {threading.get_ident()}) == 1
-
-
-@pytest.mark.parametrize("thread", [False, True])
 def test_an_observer_that_raises_is_logged_now_and_then_and_silences_no_other(
-    thread: bool, caplog: pytest.LogCaptureFixture, now_s: list[float]
+    caplog: pytest.LogCaptureFixture, now_s: list[float]
 ) -> None:
     def fails(told: Event) -> None:
-        raise SystemExit(3) if thread else RuntimeError("no pager")
+        raise RuntimeError("no pager")
 
     heard: list[Event] = []
-    limiter = Limiter()
-    subscription = limiter.observe(fails, kinds=["banned"], thread=thread)
-    limiter.observe(heard.append)
+    limiter = Limiter(observers=[fails, heard.append])
     for first, count in ((0, 50), (50, 1)):
         emit(limiter, count, first)
-        if thread:
-            flushed(subscription)
         now_s[0] += FAILURE_EVERY_S
     assert numbers(heard) == list(range(51))
     failures = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     begins = f"slidegate: observer {fails!r} failed"
     assert failures == [begins, f"{begins}, 49 times more since the last report"]
+
+
+async def test_an_observer_of_outcomes_that_raises_is_logged_and_the_decision_stands(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(Observer):
+        def request(self, outcome: Outcome, /) -> None:
+            raise RuntimeError("no span")
+
+    limiter, heard = Limiter(observers=[Failing()]), Requests()
+    limiter.observe(heard)
+    assert await limiter.hit("a", "1/day")
+    assert len(heard.heard) == 1
+    assert "no span" in caplog.text
 
 
 def test_an_observer_may_stop_its_own_thread_with_an_interrupt() -> None:
@@ -253,30 +184,21 @@ def test_an_observer_may_stop_its_own_thread_with_an_interrupt() -> None:
         emit(limiter, 1)
 
 
-async def test_an_observer_may_call_the_limiter() -> None:
-    limiter = Limiter(MemoryStore(clock=FakeClock()))
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+def test_an_observer_may_call_the_limiter_because_no_lock_is_taken(kind: str, tmp_path: Path) -> None:
+    store: Any = MemoryStore() if kind == "memory" else LmdbStore(tmp_path)
     kinds: list[str] = []
 
-    def ban(told: Event) -> None:
+    def pardon(told: Event) -> None:
         kinds.append(told.kind)
-        if told.kind == "store_reset":
-            limiter.sync.ban("user:7", "1h")
+        if told.kind == "banned":
+            limiter.sync.unban(str(told.details["key"]))
 
-    subscription = limiter.observe(ban, thread=True)
-    limiter.engine.emit(Event("store_reset", "ban somebody"))
-    await asyncio.to_thread(flushed, subscription)
-    await asyncio.to_thread(flushed, subscription)  # what the observer has caused meanwhile
-    assert kinds == ["store_reset", "banned"]
-    assert await limiter.banned("user:7")
-
-
-def test_an_observer_that_waits_for_its_own_queue_does_not_wait() -> None:
-    answers: list[bool] = []
-    limiter = Limiter()
-    own: Any = limiter.observe(lambda told: answers.append(own.flush(BOUND_S)), thread=True)
-    emit(limiter, 1)
-    assert own.flush(BOUND_S)
-    assert answers == [False]
+    with Limiter(store, deadline="60s", observers=[pardon]).sync as sync:
+        limiter: Any = sync._limiter
+        assert sync.strike("user:7", BanPolicy("1/minute", "1h"))
+        assert kinds == ["banned", "unbanned"]
+        assert not sync.banned("user:7")
 
 
 async def hears_async(told: Event) -> None: ...
@@ -294,29 +216,24 @@ def test_an_observer_that_returns_a_coroutine_is_reported(caplog: pytest.LogCapt
     limiter = Limiter()
     limiter.observe(lambda told: hears_async(told))
     emit(limiter, 1)
-    assert "'coroutine', never awaited" in caplog.text
+    assert "returned a coroutine, which nothing awaits" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        ({"observer": 5}, "expected functions of an event, or objects with a method .* not 5"),
-        ({"observer": Observer()}, "expected functions of an event"),
-        ({"observer": RecordingObserver}, "expected functions of an event"),
-        ({"observer": lambda: None}, "event"),
-        ({"observer": hears_async}, "coroutine function.*run_coroutine_threadsafe"),
-        ({"observer": HearsAsync()}, "coroutine function"),
-        ({"observer": RequestsAsync()}, "coroutine function"),
-        ({"thread": "yes"}, "thread: expected True or False"),
-        ({"kinds": "refused"}, r'expected a list of kinds such as \["refused", "banned"\], not \'refused\''),
-        ({"kinds": 5}, "expected a list of kinds"),
-        ({"kinds": ["refuse"]}, r"did you mean 'refused'\?"),
-        ({"kinds": [7]}, "not 7"),
+        (5, "expected functions of an event, or objects with a method .* not 5"),
+        (Observer(), "expected functions of an event"),
+        (RecordingObserver, "expected functions of an event"),
+        (lambda: None, "event"),
+        (hears_async, "coroutine function.*run_coroutine_threadsafe"),
+        (HearsAsync(), "coroutine function"),
+        (RequestsAsync(), "coroutine function"),
     ],
 )
-def test_a_subscription_that_cannot_work_is_refused(bad: dict[str, Any], words: str) -> None:
+def test_an_observer_that_cannot_work_is_refused(bad: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        Limiter().observe(**{"observer": print, **bad})
+        Limiter().observe(bad)
 
 
 async def test_the_log_has_a_line_a_second_for_each_kind_and_rule_and_says_how_many_were_left_out(
@@ -354,76 +271,28 @@ def test_a_record_has_kind_and_details_as_fields_that_anybody_can_write(caplog: 
     assert len(details["key"]) <= 256
 
 
+class Indifferent(RecordingObserver):
+    refused_events = False
+
+
 def test_refusals_make_events_only_where_somebody_hears_them(caplog: pytest.LogCaptureFixture) -> None:
-    limiter = Limiter()
+    limiter = Limiter(observers=[Indifferent(), Requests()])
     logging.getLogger("slidegate").setLevel(logging.NOTSET)
     assert not limiter.engine.observers.wants_refusals()
     with caplog.at_level(logging.INFO, logger="slidegate"):
         assert limiter.engine.observers.wants_refusals()
-    subscription = limiter.observe(print, kinds=["refused"])
+    subscription = limiter.observe(print)
     assert limiter.engine.observers.wants_refusals()
     subscription.remove()
     assert not limiter.engine.observers.wants_refusals()
 
 
-async def test_closing_lets_observers_hear_what_is_queued() -> None:
-    heard: list[Event] = []
-
-    def slow(told: Event) -> None:
-        sleep(0.001)
-        heard.append(told)
-
-    async with Limiter() as limiter:
-        limiter.observe(slow, thread=True)
-        emit(limiter, 50)
-    assert numbers(heard) == list(range(50))
-
-
-async def test_closing_waits_no_longer_than_it_may_and_says_who_is_left(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "CLOSE_S", 0.05)
-    limiter = Limiter()
-    with held_up(limiter):
-        emit(limiter, 3)
-        await limiter.close()
-        assert "1 observers still have queued events" in caplog.text
-
-
-def test_a_thread_without_work_ends_and_the_next_event_starts_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "IDLE_S", 0.01)
-    heard: list[Event] = []
-    limiter = Limiter()
-
-    def threads() -> set[threading.Thread]:
-        return {thread for thread in threading.enumerate() if thread.name == "slidegate-observer"}
-
-    others = threads()
-    subscription = limiter.observe(heard.append, thread=True)
-    for number in range(3):
-        emit(limiter, 1, first=number)
-        flushed(subscription)
-        until(lambda: not threads() - others, "the thread ends")
-    assert numbers(heard) == [0, 1, 2]
-
-
-def test_events_wait_where_no_thread_can_be_started(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fails(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    heard: list[Event] = []
-    limiter = Limiter()
-    subscription = limiter.observe(heard.append, thread=True)
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", fails)
-        emit(limiter, 2)
-        assert not subscription.flush(0.01)
-    assert "can't start new thread" in caplog.text
-    emit(limiter, 1, first=2)
-    flushed(subscription)
-    assert numbers(heard) == [0, 1, 2]
+def test_who_wants_no_events_of_refusals_has_none_and_all_others_though_somebody_else_wants_them() -> None:
+    indifferent, everything = Indifferent(), RecordingObserver()
+    limiter = Limiter(observers=[indifferent, everything])
+    for kind in ("refused", "banned"):
+        limiter.engine.emit(Event(kind, "told"))
+    assert (indifferent.kinds, everything.kinds) == (["banned"], ["refused", "banned"])
 
 
 def run(code: str) -> str:
@@ -435,65 +304,29 @@ def run(code: str) -> str:
     return done.stdout
 
 
-SCENE = """
-import logging, os, sys, threading
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forks_while_threads_emit_events_leave_children_whose_observers_hear() -> None:
+    code = """
+import logging, os, signal, threading
 from slidegate import Limiter
 from slidegate.events import Event
 logging.disable()
-def hear(event):
-    if event.kind == "banned" and event.message != "more":
-        os.write(1, f"{event.message}\\n".encode())
-limiter, go = Limiter(), threading.Event()
-queues = [limiter.observe(hear, thread=True)]
-def emit(text):
-    limiter.engine.emit(Event("banned", text))
-def fork():
-    child = os.fork()
-    if not child:
-        go.set()
-        emit("of the child")
-        os._exit(0 if all(queue.flush(60) for queue in queues) else 9)
-    assert os.waitpid(child, 0)[1] == 0
-"""
-
-
-def test_the_end_of_the_interpreter_delivers_what_is_queued_and_waits_for_no_observer_that_never_returns() -> None:
-    code = """
-limiter.observe(lambda event: threading.Event().wait(), thread=True)
-for number in range(100):
-    emit(str(number))
-"""
-    assert run(SCENE + code).split() == list(map(str, range(100)))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_delivers_its_own_events_and_none_of_its_parent() -> None:
-    code = """
-begun = threading.Event()
-def hold(event):
-    begun.set()
-    go.wait(60)
-    hear(event)
-queues.append(limiter.observe(hold, thread=True))
-emit("of the parent")
-begun.wait(60)
-fork()
-go.set()
-assert all(queue.flush(60) for queue in queues)
-"""
-    assert sorted(run(SCENE + code).splitlines()) == ["of the child"] * 2 + ["of the parent"] * 2
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_forks_while_threads_emit_events_leave_children_that_deliver() -> None:
-    code = """
+heard, over = [], threading.Event()
+limiter = Limiter(observers=[lambda event: heard.append(event.message)])
 def pour():
-    while not go.is_set():
-        emit("more")
+    while not over.is_set():
+        limiter.engine.emit(Event("banned", "more"))
+        limiter.observe(lambda event: None).remove()
 for _ in range(2):
     threading.Thread(target=pour).start()
 for _ in range(10):
-    fork()
-go.set()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        limiter.observe(lambda event: os.write(1, f"{event.message}\\n".encode()))
+        limiter.engine.emit(Event("banned", "of the child"))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+over.set()
 """
-    assert run(SCENE + code) == "of the child\n" * 10
+    assert run(code) == "of the child\n" * 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from slidegate import Decision, Limiter, MemoryStore
 from slidegate.core import StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
 
-from ..redis_servers import BOUND_S, until
+from ..redis_servers import AT_REDIS, BOUND_S, until
 from ..remote_stores import SlowStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,6 +80,44 @@ def test_where_no_thread_can_start_the_store_is_unavailable(monkeypatch: pytest.
     limiter.sync.close()
 
 
+FORKED = """
+import gc, os, signal, sys, threading, time
+from slidegate import Limiter
+limiter, other = Limiter.from_url(sys.argv[1], deadline="20s", on_error="deny"), Limiter()
+# The second of two calls at once waits, in the portal.
+call, call_other = (one.limited("1/20ms", key="calls", wait="20s")(lambda: True) for one in (limiter, other))
+def answers(who):
+    began_s = time.monotonic()
+    assert limiter.sync.hit(who, "9/hour") and call() and call()
+    assert time.monotonic() - began_s < 20, "the store was late"
+call_other(), call_other()
+for parents in range(3):  # each child is the parent of the next one
+    answers("before")
+    child = os.fork()
+    if child:
+        answers(f"parent {os.getpid()}")
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        answers(f"parent {os.getpid()} without its child")
+        limiter.sync.close()
+        sys.exit(ended)
+    signal.alarm(60)
+    answers(f"child {os.getpid()}")
+    gc.collect()  # nothing of its parent, which goes on using it
+limiter.sync.close()
+assert "slidegate-loop" not in [thread.name for thread in threading.enumerate()], "no limiter uses it in this child"
+print("over", flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
+def test_a_portal_that_was_used_before_a_fork_serves_the_parent_and_a_new_one_the_child(url: str) -> None:
+    # From Python 3.12 on, a fork beside threads is warned of.
+    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", FORKED, url]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=4 * BOUND_S)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "over\n", "")
+
+
 PROGRAM = """
 import asyncio, sys, threading
 from contextlib import suppress
@@ -114,6 +153,22 @@ LAST = {
 def test_the_interpreter_ends_though_nobody_closed_the_limiter(last: str) -> None:
     program = PROGRAM.format(root=str(ROOT), source=str(ROOT / "src"), last=last)
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=BOUND_S)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "over\n", "")
+
+
+UNCLOSED = """
+import sys
+from slidegate import Limiter
+limiter = Limiter.from_url(sys.argv[1], deadline="60s", on_error="deny")
+assert limiter.sync.hit("user:1", "9/hour")
+print("over")
+"""
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
+def test_a_process_ends_without_a_warning_though_nobody_closed_its_store(url: str) -> None:
+    command = [sys.executable, "-X", "dev", "-c", UNCLOSED, url]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S)
     assert (run.returncode, run.stdout, run.stderr) == (0, "over\n", "")
 
 
@@ -156,6 +211,19 @@ def test_a_question_is_cancelled_when_its_caller_leaves(method: str, error: type
         sender.join()
         signal.signal(signal.SIGUSR1, before)
     assert cancelled.wait(BOUND_S)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_portal_whose_loop_was_ended_by_what_it_ran_is_replaced() -> None:
+    class Exiting(SlowStore):
+        async def peek(self, checks: Any, subjects: Any = ()) -> Any:
+            raise SystemExit(3)
+
+    with Limiter(Exiting(), deadline="60s").sync as limiter:
+        with pytest.raises(SystemExit):
+            limiter.peek("user:1", "5/minute")
+        until(lambda: not threads(), "the thread ends")
+        assert limiter.hit("user:1", "5/minute")
 
 
 def test_a_close_on_another_loop_lets_go_of_the_thread() -> None:

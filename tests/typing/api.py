@@ -32,7 +32,7 @@ from slidegate import (
     strike,
 )
 from slidegate.core import AnyLimit, Ban, CounterWindow, LimitState, Reason, Store
-from slidegate.events import Event, Observer, Outcome
+from slidegate.events import Event, Observer, Outcome, Subscription
 from slidegate.httpx import LimitedTransport, SyncLimitedTransport, TurnTimeout
 from slidegate.ops.statistics import Statistics, Stats, Traffic
 from slidegate.stores import MemoryStats
@@ -192,7 +192,7 @@ class Pager(Observer):
 
 
 limiter.observe(Pager())
-limiter.observe(tell, kinds=["banned"], thread=True)
+assert_type(limiter.observe(tell), Subscription)
 
 assert_type(CounterWindow(slices=10, slice_us=100_000).slices(), list[tuple[int, int]])
 assert_type(limit.counter.spend(b"", 0, 1), tuple[bytes, tuple[int, int, int, int]])

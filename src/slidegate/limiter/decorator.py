@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from functools import partial, wraps
 from hashlib import blake2b
-from itertools import product
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 
-from ..core.arguments import signature_of
-from ..core.bans.ban import BanSubject
-from ..core.decision import Bucket, Check, Decision
+from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
 from ..core.limits import MAX_NAME, check_name, check_whole, parse_duration_us, parse_limits
 from .engine import Engine
 from .inspect import BucketCaller
 from .keys import Limits
-from .sync import WithoutLoop
+from .sync import run_query
 from .terms import Terms
 from .waiting import may_wait
 
@@ -29,7 +26,6 @@ LimitedKey: TypeAlias = str | Callable[..., str]
 """A key, or a function of a call's arguments that returns it."""
 
 DEFAULT_RULE: Final = "limited"
-_ANY_NUMBER: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 MAX_WAITING: Final = 10_000
 """The most calls of one key that may wait at the same time."""
 
@@ -43,7 +39,6 @@ class Limited:
     def __init__(
         self,
         engine: Engine,
-        without_loop: WithoutLoop,
         limits: Limits,
         key: LimitedKey,
         cost: int,
@@ -51,14 +46,11 @@ class Limited:
         rule: str | None,
     ) -> None:
         self._engine = engine
-        self._without_loop = without_loop
         self._limits = parse_limits(limits)
         self._key = _checked_key(key)
         least = min(limit.amount for limit in self._limits)
         self._cost = check_whole(cost, 0, least, "limited: cost", "for example 1")
         self._wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
-        if self._wait_us:
-            without_loop.expect_waits()
         self._rule = None if rule is None else check_name(rule, "rule")
         self._block = self._bucket(DEFAULT_RULE)
 
@@ -72,8 +64,6 @@ class Limited:
             ConfigurationError: `function` is not a function, or is a generator.
         """
         _check_function(function)
-        if callable(self._key):
-            _check_reachable(self._key, function)
         caller = BucketCaller(self._bucket(_name_of(function)))
         self._engine.callers.add(caller)  # a weak reference: it is known as long as the limited function exists
         if not _is_async(function):
@@ -106,25 +96,19 @@ class Limited:
         """Do nothing: what the block spent stays spent."""
 
     def _take(self, bucket: Bucket, key: str) -> Decision:
-        """Charge the cost of a call, after waiting if necessary and allowed."""
-        spelled, subjects = self._engine.keys.learn(key)
-        decision = self._without_loop.ask(self._ask(((bucket, spelled, self._cost),), subjects))
-        if may_wait(decision):
-            decision = self._without_loop.wait(self._engine.queues.wait(decision, subjects), self._wait_us)
-        return self._unless_refused(decision)
+        return self._admitted(run_query(self._engine, self._decide(bucket, key), self._wait_us))
 
     async def _take_async(self, bucket: Bucket, key: str) -> Decision:
+        return self._admitted(await self._decide(bucket, key))
+
+    async def _decide(self, bucket: Bucket, key: str) -> Decision:
+        """Charge the cost of a call, after waiting if necessary and allowed."""
         spelled, subjects = self._engine.keys.learn(key)
-        decision = await self._ask(((bucket, spelled, self._cost),), subjects)
-        if may_wait(decision):
-            decision = await self._engine.queues.wait(decision, subjects)
-        return self._unless_refused(decision)
+        answer = self._engine.queues.decide(((bucket, spelled, self._cost),), subjects)
+        decision = answer if isinstance(answer, Decision) else await answer
+        return await self._engine.queues.wait(decision, subjects) if may_wait(decision) else decision
 
-    async def _ask(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
-        answer = self._engine.queues.decide(checks, subjects)
-        return answer if isinstance(answer, Decision) else await answer
-
-    def _unless_refused(self, decision: Decision) -> Decision:
+    def _admitted(self, decision: Decision) -> Decision:
         self._engine.report_outcome(decision)
         if not decision.allowed:
             raise RateLimitExceeded(decision)
@@ -153,29 +137,6 @@ def _checked_key(key: object) -> LimitedKey:
     raise ConfigurationError(
         'limited: key: expected text such as "github", or a plain function of the arguments such as '
         f'lambda user, *_: f"user:{{user}}", not {quoted(key)}'
-    )
-
-
-def _check_reachable(key: Callable[..., object], function: Callable[..., object]) -> None:
-    """Check that a key function accepts the arguments of at least one possible call of the function."""
-    key_takes, function_takes = signature_of(key), signature_of(function, follow_wrapped=False)
-    parameters = [] if function_takes is None else list(function_takes.parameters.values())
-    if key_takes is None or function_takes is None or any(parameter.kind in _ANY_NUMBER for parameter in parameters):
-        return
-    # Any number of positional arguments, the others by keyword; those with a default may be omitted.
-    for count, wanted in product(range(len(parameters) + 1), ((), key_takes.parameters)):
-        named = [one for one in parameters[count:] if one.default is one.empty or one.name in wanted]
-        if any(one.kind is one.KEYWORD_ONLY for one in parameters[:count]):
-            break
-        try:
-            key_takes.bind(*parameters[:count], **{one.name: one for one in named})
-        except TypeError:
-            continue
-        return
-    names = [parameter.name for parameter in parameters]
-    raise ConfigurationError(
-        f"limited: key: expected a function of {' and '.join(names) or 'nothing'}, for example "
-        f"lambda {', '.join(names)}: ..., not {quoted(key)}, which takes {key_takes}"
     )
 
 

@@ -30,8 +30,9 @@ from .aio import COMMAND_DEADLINE_S, within
 from .failover import Failover, OnError, check_failure_policy
 from .inspect import Callers
 from .keys import Keys
-from .observers import AnyObserver, ObserverHub, listed_observers, outcome_of_question
+from .observers import AnyObserver, ObserverHub, listed_observers
 from .operators import NetworkLookup
+from .outcome import outcome_of_question
 from .overrides import Overrides
 from .rows import Rows
 from .waiting import Queues
@@ -188,7 +189,7 @@ class Engine:
         return self.failover.fallback("hit", ())
 
     async def close(self) -> None:
-        """Run `end`, close the store, and wait up to 5 seconds for observers with a thread.
+        """Run `end`, and close the store.
 
         From then on there is no failover: all queries raise `StoreUnavailable`.
         """
@@ -200,7 +201,7 @@ class Engine:
         finally:
             self._closed = True
             self.rebuild()
-            await self.observers.close()
+            self.observers.log.rest()
 
     async def end(self) -> None:
         """Await the cleanup functions in `ending`, which must not raise. After `close` there is nothing to clean up."""

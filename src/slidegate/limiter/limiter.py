@@ -10,7 +10,7 @@ from inspect import isawaitable
 from typing import Any, Final, Self
 
 from ..core.addresses import parse_network
-from ..core.arguments import check_flag, check_list, names_checked
+from ..core.arguments import check_list, names_checked
 from ..core.bans.ban import Ban, BanSubject, ban_key, clean_reason
 from ..core.bans.policy import BanPolicy, NetworkSet, hand_ban_key, may_ban
 from ..core.decide import merged
@@ -37,8 +37,9 @@ from .keys import AnyKey, KeyOf, Limits, Question
 from .observers import AnyObserver, Subscription
 from .operators import NetworkKey, check_ban, files_of, operator_of
 from .overrides import Changing, LimitInForce, Override
+from .portal import PORTAL
 from .rows import Row
-from .sync import DEFAULT_RULE, SyncLimiter, WithoutLoop
+from .sync import DEFAULT_RULE, SyncLimiter
 
 ONE_UNIT: Final = 1
 PERMANENT: Final = "permanent"
@@ -138,7 +139,6 @@ class Limiter:
         with the same secret, or without one, return the same key."""
         self._buckets: dict[tuple[str, Limits], Bucket] = {}
         self._questions: dict[tuple[str, Limits, str], Question] = {}
-        self._without_loop = WithoutLoop(self.engine)
         self._closed = False
 
     @classmethod
@@ -482,26 +482,20 @@ class Limiter:
 
     # -- observers ---------------------------------------------------------------------------------------------------
 
-    def observe(
-        self, observer: AnyObserver, *, kinds: Iterable[str] | None = None, thread: bool = False
-    ) -> Subscription:
+    def observe(self, observer: AnyObserver) -> Subscription:
         """Subscribe an observer to events and outcomes from now on.
 
         Args:
             observer: An `Observer`, any other object with a method `event` or `request`, or a function of an event.
-                Its exceptions are logged and dropped. It is called in the thread that emits the event, and must not
-                block it.
-            kinds: The kinds of events to receive, for example ``["refused"]``; None for all.
-            thread: Call it in a thread of its own, one event after the other, with a queue of 4,096. If it is too slow,
-                events are dropped, counted in `Subscription.dropped`, and reported as ``events_dropped``.
+                Its exceptions are logged. It is called in the thread of the event, and must not block it.
 
         Returns:
             The subscription: `remove()` ends it.
 
         Raises:
-            ConfigurationError: `observer` cannot be called or is a coroutine function, or a kind is unknown.
+            ConfigurationError: `observer` cannot be called, or is a coroutine function.
         """
-        return self.engine.observers.subscribe(observer, kinds, thread=check_flag("thread", thread))
+        return self.engine.observers.subscribe(observer)
 
     # -- what tools read -----------------------------------------------------------------------------------------------
 
@@ -578,7 +572,7 @@ class Limiter:
     @property
     def sync(self) -> SyncLimiter:
         """The blocking interface of this limiter, for threads without an event loop: scripts, WSGI, Celery."""
-        return SyncLimiter(self, self._without_loop)
+        return SyncLimiter(self)
 
     def limited(
         self,
@@ -605,17 +599,17 @@ class Limiter:
             ConfigurationError: A value is invalid.
             RateLimitExceeded: In the call, if it is refused.
         """
-        return Limited(self.engine, self._without_loop, limits, key, cost, wait, rule)
+        return Limited(self.engine, limits, key, cost, wait, rule)
 
     async def close(self) -> None:
-        """Close the store, and wait at most 5 seconds for observers with a thread. A second call does nothing.
+        """Await the method `end` of observers, and close the store. A second call does nothing.
 
         All later calls raise `StoreUnavailable`, whatever `on_error` is; a refund returns False.
         """
         if not self._closed:
             self._closed = True
             await self.engine.close()
-            self._without_loop.release()
+            PORTAL.release(self.engine)
 
     async def __aenter__(self) -> Self:
         return self

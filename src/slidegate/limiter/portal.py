@@ -1,45 +1,53 @@
-"""An event loop in a thread of its own, for threads without one.
+"""A portal to an event loop in a thread of its own, for threads without an event loop.
 
-Asynchronous stores need an event loop. Threads without one run their calls on this loop, and block. One thread serves
-all limiters of a process. It starts with the first call, and ends when the last limiter that used it is closed. As a
-daemon it does not delay the exit of the interpreter. `fork` copies no threads, so a child starts its own.
+Asynchronous stores need an event loop. Threads without one run their calls on this loop, and block. One portal serves
+all limiters of a process, from the first call to the end of the last limiter that used it. A forked child, which has no
+copy of the thread, starts its own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 from collections.abc import Coroutine
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError, wait
 from contextlib import suppress
 from threading import Lock, Thread, current_thread
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
-import anyio
-from anyio.from_thread import BlockingPortal
-
 from ..core.errors import StoreTimeout, StoreUnavailable
-from ..stores.forks import begin_anew_in_child
+from ..stores.forks import begin_anew_in_child, hold_over_fork
 
 T = TypeVar("T")
 
 JOIN_S: Final = 2.0
-_ENDED: Final = "the event loop for threads has ended"
+"""How long the end of the thread may take."""
 
 
 class SharedPortal:
-    """The portal of this process; its thread runs while any user needs it."""
+    """The portal of this process."""
 
     def __init__(self) -> None:
-        self._left_behind: list[_Running] = []
-        self._running: _Running | None = None
-        self.forget()
+        self._of_parents: list[object] = []
+        self._running: tuple[asyncio.AbstractEventLoop, Thread] | None = None
+        self._users: WeakSet[object] = WeakSet()
+        self._lock = Lock()
+        hold_over_fork(self._lock)
+        begin_anew_in_child(self.begin_anew)
+
+    def begin_anew(self) -> None:
+        """Begin without a portal, as in a child after `fork`: the thread exists only in the parent."""
+        # Keep the loop: collecting it in the child would unregister the shared file descriptors for the parent.
+        self._of_parents.append(self._running)
+        self._running = None
+        self._users = WeakSet()
 
     def run(self, user: object, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Run a coroutine on the loop, and return its result. An interrupt of the caller, as by Ctrl-C, cancels it.
 
         Args:
-            user: The thread runs until `release` is called for every user that is still alive.
+            user: The portal runs until `release` is called for every user that is still alive.
             work: The coroutine.
             timeout_s: How long to wait. Stores have their own deadlines, so only a blocked loop takes longer.
 
@@ -49,95 +57,70 @@ class SharedPortal:
         """
         try:
             with self._lock:
-                running = self._running = self._running or _Running()
+                if self._running is None or not self._running[1].is_alive():
+                    self._running = _started()
                 self._users.add(user)
-            future = running.start(work)
-        except BaseException:
+                # Within the lock, so that the end of the portal comes later, and cancels it.
+                future = asyncio.run_coroutine_threadsafe(work, self._running[0])
+        except (RuntimeError, OSError) as error:
             work.close()
-            raise
+            raise StoreUnavailable(f"the event loop for threads does not run: {error}") from error
         try:
             # Not `result(timeout_s)`: its TimeoutError could not be told from one that a signal handler raises.
             if not wait([future], timeout_s).done:
                 raise StoreTimeout(f"the event loop for threads has been blocked for {timeout_s:g} s")
             return future.result()
         except CancelledError:
-            raise StoreUnavailable(_ENDED) from None
+            raise StoreUnavailable("the event loop for threads has ended") from None
         finally:
             future.cancel()
 
     def release(self, user: object) -> None:
-        """End the thread if no other user needs it."""
+        """End the portal if no other user needs it; in its own thread, another thread has to do that afterwards."""
         with self._lock:
-            if self._running is not None and self._running.thread is current_thread():
-                return  # a limiter is closed on the loop itself; its caller releases afterwards
             self._users.discard(user)
-            if self._users:
+            if self._users or self._running is None or self._running[1] is current_thread():
                 return
             running, self._running = self._running, None
-        if running is not None:
-            running.end()
+        _end(*running)
 
     def end(self) -> None:
-        """End the thread, because the interpreter exits."""
-        running, self._running = self._running, None
-        if running is not None:
-            running.end()
-
-    def forget(self) -> None:
-        """Start from scratch, as in a child after `fork`: the thread exists only in the parent."""
+        """End the portal, because the interpreter exits."""
         if self._running is not None:
-            # Keep the loop: collecting it in the child would unregister the shared file descriptors for the parent.
-            self._left_behind.append(self._running)
-        self._lock, self._running = Lock(), None
-        self._users: WeakSet[object] = WeakSet()
+            _end(*self._running)
 
 
-class _Running:
-    """A portal and its thread.
+def _started() -> tuple[asyncio.AbstractEventLoop, Thread]:
+    """Start an event loop in a thread."""
+    # Few processes need it. It is not left to that thread: a fork waits for the lock of the portal, but for no import,
+    # and a child that is forked during an import could wait for its end for ever.
+    import anyio._backends._asyncio  # noqa: F401
 
-    Raises:
-        StoreUnavailable: The thread or the loop cannot be started.
-    """
+    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+    loop = runner.get_loop()
 
-    def __init__(self) -> None:
-        self._started = Future[BlockingPortal]()
-        # A daemon, because the interpreter joins other threads before it runs the `atexit` handlers.
-        self.thread = Thread(target=self._serve, name="slidegate-loop", daemon=True)
-        try:
-            self.thread.start()
-            self._portal = self._started.result()
-        except (RuntimeError, OSError) as error:
-            raise StoreUnavailable(f"the event loop for threads cannot be started: {error}") from error
+    def serve() -> None:
+        with runner:  # its end cancels all tasks
+            loop.run_forever()
 
-    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine on the loop."""
-        try:
-            return self._portal.start_task_soon(lambda: work)
-        except RuntimeError:
-            raise StoreUnavailable(_ENDED) from None
+    # A daemon, because the interpreter joins other threads before it runs the `atexit` handlers.
+    thread = Thread(target=serve, name="slidegate-loop", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        runner.close()
+        raise
+    return loop, thread
 
-    def end(self) -> None:
-        """Cancel the running tasks, and end the thread."""
-        with suppress(RuntimeError):  # it has already ended
-            self._portal.start_task_soon(self._portal.stop, True)
-        self.thread.join(JOIN_S)
 
-    def _serve(self) -> None:
-        async def serve() -> None:
-            async with BlockingPortal() as portal:
-                self._started.set_result(portal)
-                await portal.sleep_until_stopped()
-
-        try:
-            anyio.run(serve)
-        except BaseException as error:
-            if self._started.done():
-                raise
-            self._started.set_exception(error)
+def _end(loop: asyncio.AbstractEventLoop, thread: Thread) -> None:
+    """End a thread and its loop."""
+    with suppress(RuntimeError):  # it has already ended
+        loop.call_soon_threadsafe(loop.stop)
+    thread.join(JOIN_S)
 
 
 PORTAL: Final = SharedPortal()
 """The portal of this process."""
 
-begin_anew_in_child(PORTAL.forget)
 atexit.register(PORTAL.end)

@@ -98,6 +98,8 @@ class LimiterMetrics(Observer):
         ConfigurationError: `limiter` is not a `Limiter`.
     """
 
+    refused_events = False
+
     def __init__(self, limiter: Limiter) -> None:
         if not isinstance(limiter, Limiter):
             raise ConfigurationError(f"limiter: expected a Limiter, for example Limiter(), not {quoted(limiter)}")
@@ -119,7 +121,7 @@ class LimiterMetrics(Observer):
         self._bans, self._failed = self._child(BANS), self._child(FAILURES)
         for add in (self._bans, self._failed, *(self._child(REFUSALS, str(reason)) for reason in REASONS)):
             add(0)
-        self._subscription = self._limiter.observe(self, kinds=["banned"])
+        self._subscription = self._limiter.observe(self)
 
     def close(self) -> None:
         """Stop counting. A second call does nothing."""
@@ -127,7 +129,8 @@ class LimiterMetrics(Observer):
 
     def event(self, event: Event, /) -> None:
         """Count a ban."""
-        self._bans(1)
+        if event.kind == "banned":
+            self._bans(1)
 
     def request(self, outcome: Outcome, /) -> None:
         """Count a request."""

@@ -36,7 +36,7 @@ from ..core import Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.limits import check_whole, parse_duration_us
 from ..core.logs import Throttle, logger
-from ..events import KINDS, Event, Observer, Outcome
+from ..events import Event, Observer, Outcome
 from .traffic import (
     IDENTITY_BYTES,
     PART,
@@ -119,6 +119,8 @@ class Statistics(Observer):
         limiter: The limiter whose requests are counted.
     """
 
+    refused_events = False  # refusals are taken from outcomes
+
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
         self._everyone = limiter.key_for(everyone.of())
@@ -139,8 +141,7 @@ class Statistics(Observer):
             statistics = _attached.get(id(limiter))
             if statistics is None:
                 statistics = _attached[id(limiter)] = cls(limiter)
-                # Refusals are taken from outcomes: the event of each would cost more than the refusal itself.
-                limiter.observe(statistics, kinds=[kind for kind in KINDS if kind != "refused"])
+                limiter.observe(statistics)
             return statistics
 
     def forget(self) -> None:

@@ -13,7 +13,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from ..core.decision import Reason
 from ..limiter.engine import Engine
-from ..limiter.observers import Ended, Outcome, refusing_rules
+from ..limiter.outcome import Ended, Outcome, refusing_rules
 from .exchange import Exchange, is_failure
 from .routes import RouteIndex
 

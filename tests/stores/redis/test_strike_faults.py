@@ -52,9 +52,10 @@ async def honeypot(server: RedisServer, on_error: failover.OnError, prefix: str,
             assert (await call(app, "/trap", client=client)).status == 200
 
         def when_banned(event: Event) -> None:
-            cut(proxy)
+            if event.kind == "banned":
+                cut(proxy)
 
-        limiter.observe(when_banned, kinds=["banned"])
+        limiter.observe(when_banned)
         return (await call(app, "/trap", client=client)).status
 
 
