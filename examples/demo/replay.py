@@ -125,7 +125,9 @@ async def is_exact(limiter: Limiter, clock: LogClock, refusal: Decision) -> bool
     clock.now_us = now_us + wait_us - 1
     early = await limiter.peek_all(refusal.checks)
     clock.now_us = now_us + wait_us
-    return not early.allowed and (await limiter.peek_all(refusal.checks)).allowed
+    then = await limiter.peek_all(refusal.checks)
+    clock.now_us = now_us
+    return then.allowed and not early.allowed
 
 
 async def send(app: ASGIApp, request: Request) -> None:

@@ -14,7 +14,7 @@ from slidegate.core import InvalidKey, Reason
 
 SOURCES: dict[str, Any] = {"header": header, "cookie": cookie, "query": query, "path": path_param}
 NAMES = st.text(ascii_letters + "-_", min_size=1, max_size=12).filter(lambda name: name[0].isalpha())
-VALUES = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8, max_size=24)
+VALUES = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=24).map(lambda text: f"s3cr3t{text}")
 CASES = st.sampled_from([str.lower, str.upper, str.capitalize])
 
 

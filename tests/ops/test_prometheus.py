@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import math
 import random
 import string
@@ -34,9 +33,7 @@ from slidegate.testing import FakeClock
 from ..asgi import call, page
 from ..limiter.test_failover import Ward
 from ..virtual_time import VirtualTime
-from .exposition import documented, fetched, parsed, scraped
-
-BOUNDS_US = [round(bound_s * 1_000_000) for bound_s in BOUNDS_S]
+from .exposition import documented, scraped
 
 
 def metrics_of(limiter: Limiter, **options: Any) -> PrometheusMetrics:
@@ -85,30 +82,10 @@ async def test_every_metric_of_the_page_is_exposed_with_its_kind_help_and_labels
         assert (family.type, family.documentation) == (metric.kind, metric.help)
         for sample in family.samples:
             assert set(sample.labels) - {"le"} == metric.labels, name
+    bounds = {dict(labels)["le"] for name, labels in found.samples if name.endswith("_bucket")}
+    assert bounds == {*map(str, BOUNDS_S), "+Inf"}
     chosen_by_us = {"route", "rule", "outcome", "store", "reason"}
     assert set().union(*(metric.labels for metric in names.values())) == chosen_by_us
-
-
-async def test_a_histogram_holds_every_time_in_the_buckets_of_the_conventions() -> None:
-    site = Site()
-    times_us = [0, *BOUNDS_US, *(bound_us + 1 for bound_us in BOUNDS_US)]
-
-    async def slow(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        site.clock.advance(us=int(scope["path"][1:]))
-        await send({"type": "http.response.body", "body": b""})
-
-    app = RateLimitMiddleware(slow, limiter=site.limiter, limits="1000000/minute")
-    for time_us in times_us:
-        await call(app, f"/{time_us}")
-    found = await scraped(site.metrics.app)
-    for bound_us in BOUNDS_US:
-        le = str(bound_us / 1_000_000)
-        reached = found.value("slidegate_request_duration_seconds_bucket", le=le)
-        assert reached == sum(time_us <= bound_us for time_us in times_us), le
-    assert found.value("slidegate_request_duration_seconds_bucket", le="+Inf") == len(times_us)
-    assert found.value("slidegate_request_duration_seconds_count") == len(times_us)
-    assert found.value("slidegate_request_duration_seconds_sum") == pytest.approx(sum(times_us) / 1_000_000)
 
 
 async def test_counters_add_up_to_all_requests(rng: random.Random) -> None:
@@ -196,8 +173,7 @@ async def test_random_paths_and_clients_leave_the_number_of_series_as_it_was(rng
     await storm(site, rng, 2_000)
     found = await scraped(site.metrics.app)
     assert found.series() == before
-    counted = found.value("slidegate_refusals_total") + found.value("slidegate_request_duration_seconds_count")
-    assert counted == 2_300
+    assert found.value("slidegate_request_duration_seconds_count") == 2_300
 
 
 async def test_beyond_so_many_routes_further_ones_are_one() -> None:
@@ -209,14 +185,6 @@ async def test_beyond_so_many_routes_further_ones_are_one() -> None:
     routes = {dict(labels)["route"] for name, labels in found.series() if name.endswith("_duration_seconds_count")}
     assert len(routes) == MAX_NAMES + 1
     assert found.value("slidegate_request_duration_seconds_count", route="(other)") == 50
-
-
-async def test_the_application_answers_as_prometheus_asks() -> None:
-    site = Site()
-    plain = await fetched(site.metrics.app)
-    packed = await fetched(site.metrics.app, headers={"Accept": "text/plain", "Accept-Encoding": "gzip, br"})
-    assert packed.headers["content-encoding"] == "gzip"
-    assert parsed(gzip.decompress(packed.body).decode()).series() == parsed(plain.body.decode()).series()
 
 
 def test_two_limiters_need_two_registries_and_close_makes_room() -> None:
@@ -234,7 +202,7 @@ def test_a_second_limiter_of_a_process_is_refused_where_processes_share_files(
 ) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     first = metrics_of(Limiter())
-    with pytest.raises(ConfigurationError, match="a process can export the metrics of only one limiter"):
+    with pytest.raises(ConfigurationError, match="with PROMETHEUS_MULTIPROC_DIR: this process"):
         metrics_of(Limiter())
     first.close()
     metrics_of(Limiter()).close()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any, Final
-from weakref import WeakSet
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, make_asgi_app
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -20,7 +20,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from ..core.errors import ConfigurationError, quoted
 from ..events import Outcome
 from ..limiter import Limiter
-from .metrics import BOUNDS_S, COUNTERS, DURATION, GAUGES, PREFIX, STORE, Add, LimiterMetrics, Metric
+from .metrics import BOUNDS_S, COUNTERS, DURATION, GAUGES, STORE, LimiterMetrics, Metric
 
 DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 SET_EVERY_S: Final = 5.0
@@ -31,7 +31,8 @@ class PrometheusMetrics(LimiterMetrics):
 
     Args:
         limiter: The limiter; one per registry, and one per process in multi-process mode.
-        registry: Where the metrics are registered; the global ``REGISTRY`` by default.
+        registry: Where the metrics are registered; the global ``REGISTRY`` by default, and always in multi-process
+            mode.
 
     Attributes:
         registry: The registry.
@@ -48,17 +49,17 @@ class PrometheusMetrics(LimiterMetrics):
                 f"registry: expected a CollectorRegistry of prometheus_client, not {quoted(registry)}"
             )
         super().__init__(limiter)
-        self.registry: CollectorRegistry = REGISTRY if registry is None else registry
         self._directory = os.environ.get(DIRECTORY, "")
-        if self._directory and _sharing_files:
+        # The files of a process do not distinguish registries: in one registry a second limiter is an error.
+        self.registry: CollectorRegistry = REGISTRY if registry is None or self._directory else registry
+        try:
+            self._made = dict(map(self._make, (*COUNTERS, DURATION, *GAUGES)))
+        except ValueError:
             raise ConfigurationError(
-                f"limiter: with {DIRECTORY} a process can export the metrics of only one limiter, because its files "
-                "do not distinguish limiters; it already exports those of another one"
-            )
-        self._made: dict[Metric, Any] = {}
-        self._register()
-        if self._directory:
-            _sharing_files.add(self)
+                f"registry: it (with {DIRECTORY}: this process) already has the metrics of another limiter; without "
+                "that variable, give this one its own: PrometheusMetrics(limiter, registry=CollectorRegistry())"
+            ) from None
+        self._children: dict[tuple[Metric, tuple[str, ...]], Callable[[float], object]] = {}
         self._set_again_s = 0.0
         self._begin()
         self.app: Final = make_asgi_app(self._scraped())
@@ -66,8 +67,8 @@ class PrometheusMetrics(LimiterMetrics):
     def close(self) -> None:
         """Stop counting and unregister the metrics. A second call does nothing."""
         super().close()
-        self._unregister()
-        _sharing_files.discard(self)
+        while self._made:
+            self.registry.unregister(self._made.popitem()[1])
 
     def request(self, outcome: Outcome, /) -> None:
         """Count a request, and set the gauges that other processes read."""
@@ -79,37 +80,24 @@ class PrometheusMetrics(LimiterMetrics):
             with suppress(RuntimeError):  # no event loop of asyncio runs in this thread
                 asyncio.get_running_loop().call_later(SET_EVERY_S, self._set_gauges)
 
-    def _register(self) -> None:
-        try:
-            for metric in COUNTERS:
-                self._made[metric] = Counter(*self._arguments(metric, ""), registry=self.registry)
-            self._made[DURATION] = Histogram(
-                *self._arguments(DURATION, "_seconds"), registry=self.registry, buckets=BOUNDS_S
-            )
-            for metric in GAUGES:
-                self._made[metric] = gauge = Gauge(
-                    *self._arguments(metric, ""), registry=self.registry, multiprocess_mode=metric.together
-                )
-                if not self._directory:
-                    gauge.labels(self._store).set_function(partial(self._read, metric))
-        except ValueError:
-            self._unregister()
-            raise ConfigurationError(
-                "registry: it already has the metrics of another limiter; give this one its own, for example "
-                "PrometheusMetrics(limiter, registry=CollectorRegistry())"
-            ) from None
+    def _make(self, metric: Metric) -> tuple[Metric, Any]:
+        name, labels = metric.name.replace(".", "_"), (*metric.labels, STORE)
+        if metric is DURATION:
+            name += "_seconds"
+            return metric, Histogram(name, metric.help, labels, registry=self.registry, buckets=BOUNDS_S)
+        if metric in COUNTERS:
+            return metric, Counter(name, metric.help, labels, registry=self.registry)
+        gauge = Gauge(name, metric.help, labels, registry=self.registry, multiprocess_mode=metric.together)
+        if not self._directory:
+            gauge.labels(self._store).set_function(partial(self._read, metric))
+        return metric, gauge
 
-    def _arguments(self, metric: Metric, suffix: str) -> tuple[str, str, tuple[str, ...]]:
-        return f"{PREFIX}.{metric.name}".replace(".", "_") + suffix, metric.help, (*metric.labels, STORE)
-
-    def _unregister(self) -> None:
-        while self._made:
-            self.registry.unregister(self._made.popitem()[1])
-
-    def _child(self, metric: Metric, *labels: str) -> Add:
-        labelled = self._made[metric].labels(*labels, self._store)
-        add: Add = labelled.observe if metric is DURATION else labelled.inc
-        return add
+    def _add(self, metric: Metric, amount: float, *labels: str) -> None:
+        add = self._children.get((metric, labels))  # `labels` of the library takes longer than counting
+        if add is None:
+            labelled = self._made[metric].labels(*labels, self._store)
+            add = self._children[metric, labels] = labelled.observe if metric is DURATION else labelled.inc
+        add(amount)
 
     def _set_gauges(self) -> None:
         for metric in GAUGES if self._made else ():  # none after `close`
@@ -123,6 +111,3 @@ class PrometheusMetrics(LimiterMetrics):
         together = CollectorRegistry()
         MultiProcessCollector(together, self._directory)  # type: ignore[no-untyped-call]
         return together
-
-
-_sharing_files: Final[WeakSet[PrometheusMetrics]] = WeakSet()

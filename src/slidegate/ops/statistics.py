@@ -8,7 +8,8 @@ and writes them as rows every five seconds; a read adds up the rows of all worke
 
 A request counts in the slice in which it is written, at most five seconds late, and a killed worker loses what it has
 not written. A row has everything that its worker has counted in the slice, so a write that failed is simply repeated.
-The busiest clients are counted in the same way, in slices of a minute.
+The busiest clients are counted in the same way, in slices of a minute. After a step back of the store's clock a worker
+replaces its rows of the slices that are current once more.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ import os
 import socket
 import zlib
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import Context
+from dataclasses import dataclass, field
 from datetime import timedelta
 from heapq import nlargest
+from itertools import islice
 from threading import Lock
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
 import anyio
@@ -35,31 +39,18 @@ from .. import Limiter, everyone
 from ..core import Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.limits import check_whole, parse_duration_us
-from ..core.logs import Throttle, logger
+from ..core.logs import Throttle, escaped, logger, written
+from ..core.windows.histogram import ResponseTimes
 from ..events import Event, Observer, Outcome
-from .traffic import (
-    IDENTITY_BYTES,
-    PART,
-    ClientTraffic,
-    LoggedEvent,
-    SeriesName,
-    Stats,
-    Traffic,
-    Worker,
-    decompressed,
-    entry_of,
-    include,
-    packed,
-    traffic_of,
-    unpacked,
-)
 
 __all__ = ["ClientTraffic", "LoggedEvent", "Statistics", "Stats", "Traffic", "Worker"]
 
+END_S: Final = 5.0
+"""How long the end of an application waits for a store that does not answer, in seconds."""
 EVERY_S: Final = 5.0
 """The time from the first new count to the write that includes it, in seconds."""
-ALIVE_US: Final = 300_000_000
-"""A worker that has written nothing for this long is no longer listed."""
+ALIVE_S: Final = 300.0
+"""A worker that has written nothing for so many seconds is no longer listed."""
 MAX_SERIES: Final = 200
 NO_ROUTE: Final = "(no route)"
 OTHER: Final = "(other)"
@@ -68,45 +59,172 @@ MAX_CLIENTS: Final = 1_000
 TOP_CLIENTS: Final = 100
 MAX_EVENTS: Final = 100
 MAX_REFUSALS: Final = 50
+MAX_MESSAGE: Final = 256
+MAX_DETAIL: Final = 128
+MAX_DETAILS: Final = 8
 MAX_PENDING: Final = 4_096
-
-_CHECK_EVERY: Final = 64
-_POLL_S: Final = 0.005
-_END_S: Final = 5.0
-_KEPT_US: Final = 86_400_000_000
+PART: Final = 128
+"""How many outcomes are counted in one step, which takes less than a millisecond."""
+KEPT_US: Final = 86_400_000_000
 """How long the events of a worker are shown, in microseconds."""
 
-_OTHER: Final[SeriesName] = ((OTHER,), OTHER)
-
 # The kinds of rows. Their names change with their format, so that two versions do not read each other's.
-CLIENTS, WORKERS = "stats5-clients", "stats5-workers"
+CLIENTS, WORKERS = "stats6-clients", "stats6-workers"
 STEPS: Final = {
-    "stats5-5s": (5_000_000, 60),
-    "stats5-1m": (60_000_000, 60),
-    "stats5-5m": (300_000_000, 288),
+    "stats6-5s": (5_000_000, 60),
+    "stats6-1m": (60_000_000, 60),
+    "stats6-5m": (300_000_000, 288),
     CLIENTS: (60_000_000, 5),
 }
 """The length of the slices of each kind in microseconds, and how many are kept."""
 
+SeriesName: TypeAlias = tuple[tuple[str, ...], str]
+"""The rules that counted or refused some requests, and their route: empty for refusals before a route was found."""
+Entry: TypeAlias = tuple[str, str, int, dict[str, str]]
+"""The kind, message, time and details of an event."""
 
-class _Slice:
-    """What this worker has counted in the current slice of one kind.
+
+@dataclass(slots=True)
+class Traffic:
+    """The counts of a group of requests, such as those of one rule or of one step.
 
     Attributes:
-        kind: The kind of its rows.
-        step_us: The length of a slice, in microseconds.
-        kept: How many slices are kept.
-        number: Its number by the store's clock; -1 before the first.
-        newest: The highest number so far: the clock of a store may step back.
-        series: The counts.
-        is_written: Whether its row has all of them.
+        passed: Admitted requests.
+        refused: Requests refused: by a limit, a ban, a list, or because the store does not answer.
+        banned: Requests refused by a ban; also counted in `refused`.
+        blocked: Requests refused by a list or a blocking rule; also counted in `refused`.
+        shadow_refused: Requests that a shadow rule would have refused; counted for that rule and in total.
+        exceptions: Admitted requests that ended in an exception of the application.
+        cancelled: Requests whose client disconnected before the response was complete.
+        times: The durations of admitted requests until the last byte of the response.
     """
 
-    def __init__(self, kind: str, step_us: int, kept: int) -> None:
-        self.kind, self.step_us, self.kept = kind, step_us, kept
-        self.number = self.newest = -1
-        self.series: dict[SeriesName, Traffic] = {}
-        self.is_written = True
+    passed: int = 0
+    refused: int = 0
+    banned: int = 0
+    blocked: int = 0
+    shadow_refused: int = 0
+    exceptions: int = 0
+    cancelled: int = 0
+    times: ResponseTimes = field(default_factory=ResponseTimes, repr=False)
+
+    @property
+    def p50_us(self) -> float | None:
+        """The duration in microseconds that half of the admitted requests did not exceed; None without requests."""
+        return self.times.quantile(0.5)
+
+    @property
+    def p95_us(self) -> float | None:
+        """The duration in microseconds that 95 % of the admitted requests did not exceed; None without requests."""
+        return self.times.quantile(0.95)
+
+    @property
+    def p99_us(self) -> float | None:
+        """The duration in microseconds that 99 % of the admitted requests did not exceed; None without requests."""
+        return self.times.quantile(0.99)
+
+    def count(self, outcome: Outcome) -> None:
+        """Count a request, apart from its duration."""
+        ended = outcome.ended
+        self.passed += outcome.allowed
+        self.exceptions += ended == "exception"
+        self.cancelled += ended == "cancelled"
+        if ended == "refused":
+            self.refused += 1
+            self.banned += outcome.reason == Reason.BANNED
+            self.blocked += outcome.reason == Reason.BLOCKED
+
+    def add(self, other: Traffic) -> None:
+        """Add the counts and durations of another group."""
+        self.passed += other.passed
+        self.refused += other.refused
+        self.banned += other.banned
+        self.blocked += other.blocked
+        self.shadow_refused += other.shadow_refused
+        self.exceptions += other.exceptions
+        self.cancelled += other.cancelled
+        self.times.add(other.times)
+
+
+Series: TypeAlias = dict[SeriesName, Traffic]
+
+
+class Worker(NamedTuple):
+    """A process that records statistics.
+
+    Attributes:
+        name: A unique name: ``"host:pid:1f3a9c02"``.
+        host: The name of its host.
+        pid: Its process ID.
+        age_s: The time since it last wrote to the store, in seconds; an idle worker writes nothing.
+    """
+
+    name: str
+    host: str
+    pid: int
+    age_s: float
+
+
+class Stats(NamedTuple):
+    """The counts of the recent requests of all workers.
+
+    Attributes:
+        step_us: The length of a step in microseconds: 5 seconds, a minute or five minutes.
+        start_us: When the first step began, in microseconds of the store's time.
+        total: The counts of all requests.
+        rules: Counts by the name of the rule. A request that several rules counted appears under each; a refused
+            request under the rules that refused it.
+        routes: Counts by methods and template of the route, for example ``GET /items/{id}``. Requests that were refused
+            before a route was found are not among them.
+        steps: The counts of each step, oldest first; the last step is still running.
+        workers: The workers that have written in the last five minutes.
+        rule_steps: For each rule (passed, refused) of each step.
+        route_steps: For each route (passed, refused) of each step.
+    """
+
+    step_us: int
+    start_us: int
+    total: Traffic
+    rules: dict[str, Traffic]
+    routes: dict[str, Traffic]
+    steps: list[Traffic]
+    workers: list[Worker]
+    rule_steps: dict[str, list[tuple[int, int]]]
+    route_steps: dict[str, list[tuple[int, int]]]
+
+
+class ClientTraffic(NamedTuple):
+    """The requests of one client in the last five minutes, as far as it was among the busiest of a worker.
+
+    Attributes:
+        key: The key under which its requests are counted.
+        requests: Its requests, refused ones included.
+        refused: Its refused requests.
+        banned: Its requests that a ban refused; also counted in `refused`.
+    """
+
+    key: str
+    requests: int
+    refused: int
+    banned: int
+
+
+class LoggedEvent(NamedTuple):
+    """An event of one worker. All text is printable, and at most 256 characters.
+
+    Attributes:
+        kind: The kind, for example ``"banned"``; ``"refused"`` for a refused request.
+        message: One line for people.
+        time_us: When it happened, in microseconds of Unix time.
+        details: The subjects of the message by name.
+        worker: The name of the worker.
+    """
+
+    kind: str
+    message: str
+    time_us: int
+    details: Mapping[str, str]
+    worker: str
 
 
 class Statistics(Observer):
@@ -125,7 +243,6 @@ class Statistics(Observer):
         self._limiter = limiter
         self._everyone = limiter.key_for(everyone.of())
         self._throttle = Throttle()
-        self._tasks = set[asyncio.Task[None]]()
         self.forget()
 
     @classmethod
@@ -137,25 +254,24 @@ class Statistics(Observer):
         """
         if not isinstance(limiter, Limiter):
             raise ConfigurationError(f"limiter: expected a Limiter, for example Limiter(), not {quoted(limiter)}")
-        with _attaching:
-            statistics = _attached.get(id(limiter))
-            if statistics is None:
-                statistics = _attached[id(limiter)] = cls(limiter)
-                limiter.observe(statistics)
-            return statistics
+        statistics = _attached.get(id(limiter))
+        if statistics is None:
+            statistics = _attached[id(limiter)] = cls(limiter)
+            limiter.observe(statistics)
+        return statistics
 
     def forget(self) -> None:
         """Begin anew with nothing counted, as another worker."""
-        self._identity = os.urandom(IDENTITY_BYTES // 2).hex().encode()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._folding, self._publishing = Lock(), Lock()
+        self._ahead_s = 0.0
+        self._counting = Lock()
         self._pending = deque[Outcome]()
         self._names = set[SeriesName]()
-        self._fresh: dict[SeriesName, Traffic] = {}
-        self._fresh_clients: dict[SeriesName, Traffic] = {}
-        self._slices = [_Slice(kind, step_us, kept) for kind, (step_us, kept) in STEPS.items()]
+        self._fresh: Series = {}
+        self._fresh_clients: Series = {}
+        self._current: dict[tuple[str, int], Series] = {}
+        self._unwritten: dict[tuple[str, int], Series] = {}
         self._events, self._refusals = deque[Event](maxlen=MAX_EVENTS), deque[Event | Outcome](maxlen=MAX_REFUSALS)
-        self._is_active = False
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
@@ -163,32 +279,29 @@ class Statistics(Observer):
         """Note the outcome of a request."""
         if outcome.route is None:
             return
-        pending = self._pending
-        if not len(pending) % _CHECK_EVERY:
-            self._arm()
-            if len(pending) >= MAX_PENDING:
-                self._fold()
-        pending.append(outcome)
+        self._pending.append(outcome)
+        self._arm()
+        if len(self._pending) > MAX_PENDING:
+            self._fold()
 
     def event(self, event: Event, /) -> None:
         """Note an event."""
         (self._refusals if event.kind == "shadow_refused" else self._events).append(event)
-        self._is_active = True
         self._arm()
 
     def _arm(self) -> None:
-        """Write in five seconds, unless that is due already."""
+        """Write within five seconds, unless that is due already."""
         if self._loop is None or self._loop.is_closed():
             with suppress(RuntimeError):  # no event loop of asyncio runs in this thread
                 self._loop = asyncio.get_running_loop()
-                self._loop.call_later(EVERY_S, self._due, self._loop, context=Context())  # not that of the request
+                # In the middle of a slice, so that each slice gets one write of each worker.
+                wait_s = EVERY_S - (monotonic() + self._ahead_s - EVERY_S / 2) % EVERY_S
+                self._loop.call_later(wait_s, self._due, self._loop, context=Context())  # not that of the request
 
     def _due(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is loop:
             self._loop = None
-            task = loop.create_task(self._publish_or_retry())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._task = loop.create_task(self._publish_or_retry())
 
     async def _publish_or_retry(self) -> None:
         try:
@@ -202,47 +315,39 @@ class Statistics(Observer):
 
     def _fold(self) -> None:
         """Count some of the pending outcomes."""
-        alike: dict[tuple[Any, ...], tuple[Outcome, list[int]]] = {}
-        with self._folding:
+        with self._counting:
             was_full = _OTHER in self._names
             for _ in range(min(PART, len(self._pending))):
-                outcome = self._pending.popleft()
-                allowed, reason, rules, shadow_rules, route, _, ended, *_ = outcome
-                kind = allowed, reason, rules, shadow_rules, route, ended
-                alike.setdefault(kind, (outcome, []))[1].append(outcome.duration_us)
-                for key in self._keys(outcome):
-                    traffic_of(self._fresh_clients, ((key,), "")).count(outcome, 1)
-                if ended == "refused":
-                    self._refusals.append(outcome)
-            for outcome, durations_us in alike.values():
-                is_unrouted = outcome.ended == "refused" and outcome.route == NO_ROUTE
-                traffic = self._series(outcome.rules, "" if is_unrouted else outcome.route or "")
-                traffic.count(outcome, len(durations_us))
-                if outcome.allowed:
-                    traffic.times.count_all(sorted(durations_us))
-                for rule in outcome.shadow_rules:
-                    self._series((rule,), "").shadow_refused += len(durations_us)
-            _keep_busiest(self._fresh_clients)
+                self._count(self._pending.popleft())
+            self._fresh_clients = _without_rare(self._fresh_clients)
         if _OTHER in self._names and not was_full:
             message = f"{MAX_SERIES} combinations of rules and routes are counted; further ones count as {OTHER}"
             self._limiter.store.observers.tell(Event("series_full", message, {"max_series": MAX_SERIES}))
 
-    def _series(self, rules: tuple[str, ...], route: str) -> Traffic:
+    def _count(self, outcome: Outcome) -> None:
+        is_refused = outcome.ended == "refused"
+        traffic = self._traffic(outcome.rules, "" if is_refused and outcome.route == NO_ROUTE else outcome.route or "")
+        traffic.count(outcome)
+        if outcome.allowed:
+            traffic.times.count_one(outcome.duration_us)
+        for rule in outcome.shadow_rules:
+            self._traffic((rule,), "").shadow_refused += 1
+        keys = {check[1] for decision in outcome.decisions for check in decision.checks} - {self._everyone}
+        if not keys and outcome.reason == Reason.BANNED:
+            keys = {decision.ban.key for decision in outcome.decisions if decision.ban is not None}
+        for key in keys:
+            _found(self._fresh_clients, ((key,), "")).count(outcome)
+        if is_refused:
+            self._refusals.append(outcome)
+
+    def _traffic(self, rules: tuple[str, ...], route: str) -> Traffic:
         """Return the fresh counts of some rules and a route; beyond `MAX_SERIES`, those shared by all others."""
         name: SeriesName = rules, route
         if name not in self._names:
             if len(self._names) >= MAX_SERIES:
                 name = _OTHER
             self._names.add(name)
-        return traffic_of(self._fresh, name)
-
-    def _keys(self, outcome: Outcome) -> set[str]:
-        """Return the keys of the clients of a request."""
-        keys = {check[1] for decision in outcome.decisions for check in decision.checks}
-        keys.discard(self._everyone)
-        if not keys and outcome.reason == Reason.BANNED:
-            keys = {decision.ban.key for decision in outcome.decisions if decision.ban is not None}
-        return keys
+        return _found(self._fresh, name)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -252,82 +357,51 @@ class Statistics(Observer):
         Raises:
             StoreError: The store does not answer. Nothing is lost; the next call writes it.
         """
-        lock = self._publishing
-        while not lock.acquire(blocking=False):  # noqa: ASYNC110 - another thread or event loop may be writing
-            await anyio.sleep(_POLL_S)
-        self._is_active = True
-        try:
-            await self._write()  # what an earlier call has not written
-            now_us = await self._limiter.now_us()
-            for _ in range(-(-len(self._pending) // PART)):
-                self._fold()
-                await checkpoint()
-            if self._fresh:
-                for piece in self._slices:
-                    await self._open(piece, now_us // piece.step_us)
-                self._add()
-            await self._write()
-            await self._keep_worker(now_us)
-        finally:
-            lock.release()
+        await self._write()  # what an earlier call has not written
+        while self._pending:
+            self._fold()
+            await _pause()
+        now_us = await self._limiter.now_us()
+        self._ahead_s = now_us / 1_000_000 - monotonic()
+        self._add(now_us)
+        await self._write()
+        await self._keep_worker(now_us)
 
     async def end(self) -> None:
         """Write what is left, when the application ends or the limiter is closed."""
-        if not (self._is_active or self._pending):
-            return
         self._loop = None
-        try:
-            anyio.get_current_task()
-        except RuntimeError:  # a thread without an event loop closes the limiter
-            asyncio.run(self._end())
-        else:
-            await self._end()
-
-    async def _end(self) -> None:
-        with anyio.fail_after(_END_S):
+        with _bounded():
             await self.publish()
             await self._keep_worker(0)
-        self._is_active = False
 
-    async def _open(self, piece: _Slice, number: int) -> None:
-        """Make a slice the current one; after a step back of the clock, with what this worker has written in it."""
-        if number == piece.number:
-            return
-        series: dict[SeriesName, Traffic] = {}
-        if number <= piece.newest:
-            for _, _, row in await self._limiter.rows(piece.kind, number, number):
-                if row.startswith(self._identity):
-                    series = dict(unpacked(row))
-        piece.number, piece.newest, piece.series = number, max(number, piece.newest), series
-
-    def _add(self) -> None:
-        """Add the fresh counts to the current slices, in one step: a call that is cancelled must not count twice."""
-        with self._folding:
-            fresh, self._fresh = self._fresh, {}
-            clients, self._fresh_clients = self._fresh_clients, {}
-        for piece in self._slices:
-            piece.is_written = False
-            for name, traffic in (clients if piece.kind == CLIENTS else fresh).items():
-                traffic_of(piece.series, name).add(traffic)
-            if piece.kind == CLIENTS:
-                _keep_busiest(piece.series)
+    def _add(self, now_us: int) -> None:
+        """Add the fresh counts to the slices that are current now."""
+        with self._counting:
+            if not self._fresh:
+                return
+            names = [(kind, now_us // step_us) for kind, (step_us, _) in STEPS.items()]
+            # Copies: a call that is writing sees that there is more to write.
+            self._current = {name: dict(_without_rare(self._current.get(name, {}))) for name in names}
+            for (kind, _), series in self._current.items():
+                for name, traffic in (self._fresh_clients if kind == CLIENTS else self._fresh).items():
+                    _found(series, name).add(traffic)
+            self._unwritten |= self._current
+            self._fresh, self._fresh_clients = {}, {}
 
     async def _write(self) -> None:
-        """Write the rows of the current slices that have changed."""
-        for piece in self._slices:
-            if not piece.is_written:
-                series = piece.series.items()
-                top = nlargest(TOP_CLIENTS, series, key=_requests) if piece.kind == CLIENTS else series
-                row = await packed(self._identity, top)
-                await self._limiter.keep_row(piece.kind, piece.number, row, (piece.kept + 1) * piece.step_us)
-                piece.is_written = True
+        """Write the rows that have changed."""
+        for (kind, number), series in list(self._unwritten.items()):
+            step_us, kept = STEPS[kind]
+            await self._limiter.keep_row(kind, number, _packed(kind, series), (kept + 1) * step_us)
+            if self._unwritten.get((kind, number)) is series:  # else more was counted during the write
+                del self._unwritten[kind, number]
+            await _pause()
 
     async def _keep_worker(self, now_us: int) -> None:
         """Write the row of this worker: who it is, when it wrote, 0 at its end, and its latest events."""
-        events = [entry_of(event) for event in (*self._events, *self._refusals)]
-        here = socket.gethostname(), os.getpid(), self._identity.decode(), now_us, events
-        row = zlib.compress(json.dumps(here, separators=(",", ":")).encode(), 1)
-        await self._limiter.keep_row(WORKERS, 0, row, _KEPT_US)
+        events = [_entry_of(event) for event in (*self._events, *self._refusals)]
+        row = _encoded([socket.gethostname(), os.getpid(), now_us, events])
+        await self._limiter.keep_row(WORKERS, 0, row, KEPT_US)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -348,19 +422,15 @@ class Statistics(Observer):
         """
         kind, step_us, count = _steps_of(window)
         await self.publish()
-        now_us = await self._limiter.now_us()
-        last = now_us // step_us
-        first = last - count + 1
+        last = await self._limiter.now_us() // step_us
+        first = max(last - count + 1, 0)
         stats = Stats(step_us, first * step_us, Traffic(), {}, {}, [Traffic() for _ in range(count)], [], {}, {})
-        # A slice after the current one was written before the clock stepped back.
-        for number, _, row in await self._limiter.rows(kind, max(first, 0), last + count):
-            for at, (name, traffic) in enumerate(unpacked(row)):
+        for number, _, row in await self._limiter.rows(kind, first, last):
+            for name, traffic in _unpacked(row):
                 if (rule is None or rule in name[0]) and (route is None or route == name[1]):
-                    include(stats, min(number, last) - first, name, traffic)
-                if not at % PART:
-                    await checkpoint()
-        alive = [worker for worker, _ in await self._workers() if worker.age_s * 1_000_000 < ALIVE_US]
-        stats.workers.extend(sorted(alive))
+                    _include(stats, number - first, name, traffic)
+            await _pause()
+        stats.workers.extend(sorted(worker for worker, _ in await self._workers() if worker.age_s < ALIVE_S))
         return stats
 
     async def clients(self, limit: int = 50) -> list[ClientTraffic]:
@@ -377,11 +447,11 @@ class Statistics(Observer):
         await self.publish()
         step_us, kept = STEPS[CLIENTS]
         last = await self._limiter.now_us() // step_us
-        clients: dict[SeriesName, Traffic] = {}
-        for _, _, row in await self._limiter.rows(CLIENTS, max(last - kept + 1, 0), last + 1):
-            for name, traffic in unpacked(row):
-                traffic_of(clients, name).add(traffic)
-            await checkpoint()
+        clients: Series = {}
+        for _, _, row in await self._limiter.rows(CLIENTS, max(last - kept + 1, 0), last):
+            for name, traffic in _unpacked(row):
+                _found(clients, name).add(traffic)
+            await _pause()
         busiest = nlargest(limit, clients.items(), key=_requests)
         return [ClientTraffic(key, one.passed + one.refused, one.refused, one.banned) for ((key,), _), one in busiest]
 
@@ -403,16 +473,15 @@ class Statistics(Observer):
     async def _workers(self) -> list[tuple[Worker, list[LoggedEvent]]]:
         """Return all workers, those that have ended included, and the latest events of each."""
         now_us, workers = await self._limiter.now_us(), []
-        for _, _, row in await self._limiter.rows(WORKERS):
-            with suppress(Exception):  # not a row of this version
-                host, pid, identity, at_us, events = json.loads(decompressed(row))
-                worker = Worker(f"{host}:{pid}:{identity}", host, pid, max(now_us - at_us, 0) / 1_000_000)
-                workers.append((worker, [LoggedEvent._make((*event, worker.name)) for event in events]))
-            await checkpoint()
+        for _, identity, row in await self._limiter.rows(WORKERS):
+            host, pid, at_us, events = _decoded(row)
+            worker = Worker(f"{host}:{pid}:{identity[:4].hex()}", host, pid, max(now_us - at_us, 0) / 1_000_000)
+            workers.append((worker, [LoggedEvent._make((*event, worker.name)) for event in events]))
+            await _pause()
         return workers
 
 
-_attaching: Final = Lock()
+_OTHER: Final[SeriesName] = ((OTHER,), OTHER)
 # By id: the values of a WeakKeyDictionary must not refer to their keys. Attached statistics keep their limiter.
 _attached: Final = WeakValueDictionary[int, Statistics]()
 
@@ -426,16 +495,33 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew)
 
 
+def _bounded() -> AbstractContextManager[object]:
+    """Return a bound for the end of an application; without an event loop, only commands of the store have one."""
+    try:
+        anyio.get_current_task()
+    except RuntimeError:
+        return nullcontext()
+    return anyio.fail_after(END_S)
+
+
+async def _pause() -> None:
+    """Let other tasks run, and be cancelled, if an event loop runs in this thread."""
+    with suppress(RuntimeError):
+        await checkpoint()
+
+
+def _found(series: Series, name: SeriesName) -> Traffic:
+    """Return the counts of a name, which are added if they are missing."""
+    return series.get(name) or series.setdefault(name, Traffic())
+
+
 def _requests(entry: tuple[SeriesName, Traffic]) -> int:
     return entry[1].passed + entry[1].refused
 
 
-def _keep_busiest(clients: dict[SeriesName, Traffic]) -> None:
-    """Drop the clients with the fewest requests if there are too many."""
-    if len(clients) > MAX_CLIENTS:
-        busiest = sorted(clients.items(), key=_requests, reverse=True)[: MAX_CLIENTS // 2]
-        clients.clear()
-        clients.update(busiest)
+def _without_rare(series: Series) -> Series:
+    """Return the series without those of the fewest requests if there are too many, which only clients can be."""
+    return series if len(series) <= MAX_CLIENTS else dict(nlargest(MAX_CLIENTS // 2, series.items(), key=_requests))
 
 
 def _steps_of(window: str | float | timedelta) -> tuple[str, int, int]:
@@ -447,3 +533,61 @@ def _steps_of(window: str | float | timedelta) -> tuple[str, int, int]:
     raise ConfigurationError(
         f'window: {quoted(window)} is longer than the stats kept; expected at most 24h, for example "6h"'
     )
+
+
+def _include(stats: Stats, step: int, name: SeriesName, traffic: Traffic) -> None:
+    """Add a series of one step to the sums."""
+    rules, route = name
+    stats.total.add(traffic)
+    stats.steps[step].add(traffic)
+    sums = [(stats.rules, stats.rule_steps, rule) for rule in dict.fromkeys(rules)]
+    if route:
+        sums.append((stats.routes, stats.route_steps, route))
+    for by_name, steps_by_name, one in sums:
+        by_name.setdefault(one, Traffic()).add(traffic)
+        steps = steps_by_name.setdefault(one, [(0, 0)] * len(stats.steps))
+        steps[step] = steps[step][0] + traffic.passed, steps[step][1] + traffic.refused
+
+
+def _entry_of(event: Event | Outcome) -> Entry:
+    """Return an event, or the refusal of a request, with its texts escaped and cut."""
+    if isinstance(event, Event):
+        return _entry(event.kind, event.message, event.time_us, event.details)
+    decision = next((one for one in reversed(event.decisions) if not one.allowed), None)
+    state, ban, by = (decision.binding, decision.ban, decision.by) if decision is not None else (None, None, "")
+    key = state.key if state is not None else ban.key if ban is not None else ""
+    rule = ", ".join(event.rules)
+    source = f" under {rule!r}" if rule else f" by {by}" if by else ""
+    message = f"{key or 'a client'} was refused: {event.reason}{source}"
+    details = {"key": key, "rule": rule, "by": by, "reason": event.reason, "route": event.route, "status": event.status}
+    return _entry("refused", message, event.began_us + event.duration_us, details)
+
+
+def _entry(kind: str, message: str, time_us: int, details: Mapping[str, object]) -> Entry:
+    texts = {name: escaped(written(value, str), MAX_DETAIL) for name, value in islice(details.items(), MAX_DETAILS)}
+    return kind, escaped(message, MAX_MESSAGE), time_us, texts
+
+
+def _packed(kind: str, series: Series) -> bytes:
+    """Return the row of a slice; of clients, only the busiest."""
+    chosen = nlargest(TOP_CLIENTS, series.items(), key=_requests) if kind == CLIENTS else series.items()
+    lines: list[Any] = []
+    for name, one in chosen:
+        counts = one.passed, one.refused, one.banned, one.blocked, one.shadow_refused, one.exceptions, one.cancelled
+        lines.append((*name, counts, one.times.sum_us, one.times.min_us, list(one.times.buckets.items())))
+    return _encoded(lines)
+
+
+def _unpacked(row: bytes) -> Iterator[tuple[SeriesName, Traffic]]:
+    for rules, route, counts, sum_us, min_us, buckets in _decoded(row):
+        traffic = Traffic(*counts)
+        traffic.times = ResponseTimes(sum_us, min_us, dict(buckets))
+        yield (tuple(rules), route), traffic
+
+
+def _encoded(value: object) -> bytes:
+    return zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 1)
+
+
+def _decoded(row: bytes) -> Any:
+    return json.loads(zlib.decompress(row))
