@@ -55,7 +55,7 @@ def test_a_store_that_lacks_a_method_cannot_be_made() -> None:
 
 
 async def test_what_a_store_does_not_say_itself_it_cannot_do(store: Smallest) -> None:
-    assert (store.permits_held(), store.shared_stats, store.part_of(())) == (None, None, None)
+    assert (store.permits_held(), store.shared_stats) == (None, None)
     assert (store.keep_deadline(1.0), store.answers_threads(), store.close()) == (False, False, None)
     bans = type("Bans", (BanStore,), dict.fromkeys(BAN_METHODS, lambda self: None))()
     assert bans.count() is None

@@ -87,8 +87,8 @@ async def test_limits_are_listed_as_configured_and_in_force() -> None:
 async def test_a_failing_store_is_reported() -> None:
     limiter = Limiter(away(), deadline="20ms", on_error="allow")
     assert (limiter.is_failing, limiter.failures, limiter.deadline_us, limiter.on_error) == (False, 0, 20_000, "allow")
-    assert await limiter.hit("k", "5/minute")
-    assert (limiter.is_failing, limiter.failures) == (True, 1)
+    assert [(await limiter.hit("k", "5/minute")).allowed for _ in range(3)] == [True] * 3
+    assert (limiter.is_failing, limiter.failures) == (True, 3)
 
 
 async def test_a_memory_store_neither_fails_nor_has_a_deadline() -> None:

@@ -115,5 +115,6 @@ def test_who_is_stopped_while_the_store_is_away_is_counted_for_a_whole_window_al
     clock.goes_on.set()
     stopped.join()
     others.join()
+    store.error = StoreUnavailable("away")
     ask()
     assert all(later - first >= 10 * SECOND_US for first, later in pairwise(admitted)), admitted

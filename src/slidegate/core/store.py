@@ -7,7 +7,7 @@ which report that the store lacks a feature; a limiter works without it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
@@ -334,10 +334,9 @@ class Store:
         """
         return False
 
-    def part_of(self, checks: Sequence[Check]) -> Hashable:
-        """Return which of several servers answers a question with these checks; without checks, one about bans.
+    def observe_late(self, took: Callable[[int], None]) -> None:
+        """Call `took` with the microseconds of each answer that came when nobody awaited it any more.
 
-        A `Limiter` counts failures for each of them separately. None, the default, means the whole store. Other values
-        appear in the events ``store_failed`` and ``store_recovered``.
+        A `Limiter` reports with them which deadline the store needs. By default `took` is never called.
         """
-        return None
+        return

@@ -67,10 +67,15 @@ async def in_turns(many: Iterable[T]) -> AsyncIterator[T]:
             await let_others_run()
 
 
-async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_S) -> T:
+async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_S, late: str = "") -> T:
     """Return an answer; if it is awaitable, wait no longer than `deadline_s`.
 
     In a thread without an event loop no timer can be set; there the store itself keeps the deadline.
+
+    Args:
+        answer: The answer, or an awaitable of it.
+        deadline_s: How long to wait for it.
+        late: The text of the error if it comes later; by default ``no answer within 30 s``.
 
     Raises:
         StoreTimeout: The answer did not come in time.
@@ -90,7 +95,7 @@ async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_
         async with asyncio.timeout(deadline_s):
             return await answer
     except TimeoutError:
-        raise StoreTimeout(f"no answer within {deadline_s:g} s") from None
+        raise StoreTimeout(late or f"no answer within {deadline_s:g} s") from None
 
 
 class Deadline:
@@ -100,10 +105,12 @@ class Deadline:
 
     Args:
         span_s: How long a future may take.
+        late: The text of the error if it takes longer.
     """
 
-    def __init__(self, span_s: float) -> None:
+    def __init__(self, span_s: float, late: str = "no answer within the deadline") -> None:
         self._span_s = span_s
+        self._late = late
         self._queues: dict[asyncio.AbstractEventLoop, _Queue] = {}
 
     def watch(self, future: asyncio.Future[Any]) -> None:
@@ -113,16 +120,17 @@ class Deadline:
         if queue is None:
             for closed in [other for other in self._queues.copy() if other.is_closed()]:
                 self._queues.pop(closed, None)
-            queue = self._queues[loop] = _Queue(loop, self._span_s)
+            queue = self._queues[loop] = _Queue(loop, self._span_s, self._late)
         queue.add(future)
 
 
 class _Queue:
     """The futures of one event loop, by deadline. Finished ones are removed when they outnumber the others."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, span_s: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, span_s: float, late: str) -> None:
         self._loop = loop
         self._span_s = span_s
+        self._late = late
         self._waiting: deque[tuple[float, asyncio.Future[Any]]] = deque()
         self._full = MAX_DONE
         self._timer: asyncio.TimerHandle | None = None
@@ -142,7 +150,7 @@ class _Queue:
         while self._waiting and self._waiting[0][0] <= now_s:
             _, future = self._waiting.popleft()
             if not future.done():
-                future.set_exception(StoreTimeout(f"no answer within {self._span_s:g} s"))
+                future.set_exception(StoreTimeout(self._late))
         self._set_timer()
 
     def _set_timer(self) -> None:

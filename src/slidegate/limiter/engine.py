@@ -186,7 +186,7 @@ class Engine:
         """Return the refusal of a request whose query failed, with ``on_error="deny"``."""
         self._expect_open()
         assert self.failover is not None, "a memory store never fails"
-        return self.failover.fallback("hit", ())
+        return self.failover.decide("hit", ())
 
     async def close(self) -> None:
         """Run `end`, and close the store.

@@ -265,12 +265,11 @@ class Limiter:
     async def reset(self, key: AnyKey) -> bool:
         """Forget the windows of `key` under every rule. Returns False if there were none.
 
-        Other workers keep what they have counted locally during an outage of the store.
+        What workers have counted by themselves during an outage of the store is not forgotten.
         """
         text = self.key_for(key)
         try:
-            found = [await self.engine.command(partial(store.reset, text)) for store in self._stores()]
-            return any(found)
+            return await self.engine.command(partial(self.store.reset, text))
         finally:
             self.engine.queues.reset(text)
 
@@ -278,15 +277,14 @@ class Limiter:
         """Forget the windows of all keys under every rule, quotas too. Returns False if there were none.
 
         Bans, strikes and the permits of requests in progress are kept. The first waiter of each queue of this process
-        asks again immediately. Other workers may repeat cached refusals for up to a second, and keep what they have
-        counted locally during an outage of the store.
+        asks again immediately. Other workers may repeat cached refusals for up to a second. What workers have counted
+        by themselves during an outage of the store is not forgotten.
 
         Raises:
             StoreError: The store does not answer; some windows may have been reset.
         """
         try:
-            found = [await self.engine.command(store.reset_all) for store in self._stores()]
-            return any(found)
+            return await self.engine.command(self.store.reset_all)
         finally:
             self.engine.queues.reset()
 
@@ -391,8 +389,7 @@ class Limiter:
             StoreError: The store does not answer.
         """
         known, who = self._ban_key(key), clean_reason(by)
-        lifted = [await self.engine.command(partial(book.unban, known, who)) for book in self._books()]
-        return any(lifted)
+        return await self.engine.command(partial(self.store.bans.unban, known, who))
 
     async def banned(self, key: AnyKey) -> Ban | None:
         """Return the ban that refuses a key or address now, its own or a network's; None if there is none.
@@ -407,17 +404,13 @@ class Limiter:
         _, guards = self.engine.keys.learn(key)
         operator = operator_of(known, self.engine.networks)
         subjects = (known, *guards) if operator is None else (known, *guards, operator)
-        for book in self._books():
-            ban = await self.engine.command(partial(book.find, subjects)) or await self._ban_around(book, known)
-            if ban is not None:
-                return ban
-        return None
+        ban = await self.engine.command(partial(self.store.bans.find, subjects))
+        return await self._ban_around(known) if ban is None else ban
 
     async def bans(self) -> AsyncIterator[Ban]:
         """Yield the bans in force."""
-        for book in self._books():
-            async for ban in in_turns(await self.engine.command(book.active)):
-                yield ban
+        async for ban in in_turns(await self.engine.command(self.store.bans.active)):
+            yield ban
 
     async def strike(
         self, key: AnyKey, policy: BanPolicy, weight: int = 1, reason: str = "", *, protected: NetworkSet | None = None
@@ -506,12 +499,12 @@ class Limiter:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the store is failing, so that `on_error` decides; always False for a memory store."""
-        return self.engine.failover is not None and self.engine.failover.away
+        """Whether there is an outage of the store, so that `on_error` decides; always False for a memory store."""
+        return self.engine.failover is not None and self.engine.failover.is_failing
 
     @property
     def failures(self) -> int:
-        """How many queries of this process the store has failed or answered after the deadline."""
+        """How many calls of the store by this process have failed, or were answered after the deadline."""
         return 0 if self.engine.failover is None else self.engine.failover.failures
 
     @property
@@ -647,24 +640,14 @@ class Limiter:
             remember(self._buckets, (rule, limits), bucket)
         return bucket
 
-    def _stores(self) -> list[Store]:
-        """Return the local store of an outage while its counts or bans may still apply, and then the store."""
-        failover = self.engine.failover
-        local = None if failover is None else failover.local
-        return [self.store] if local is None else [local, self.store]
-
-    def _books(self) -> list[BanStore]:
-        """Return the bans made locally during an outage, if any, and then those of the store."""
-        return [store.bans for store in self._stores()]
-
-    async def _ban_around(self, book: BanStore, key: str) -> Ban | None:
+    async def _ban_around(self, key: str) -> Ban | None:
         """Return a ban that refuses all addresses of a network; None if there is none, or the key is no network."""
         network = _network(key)
         if network is None:
             return None
         version, first, last = network
         for end in (first, last):  # at one end, the longest ban may be of a smaller network
-            ban = await self.engine.command(partial(book.find, ((version, end),)))
+            ban = await self.engine.command(partial(self.store.bans.find, ((version, end),)))
             around = None if ban is None else _network(ban.key)
             if around is not None and around[1] <= first and last <= around[2]:
                 return ban

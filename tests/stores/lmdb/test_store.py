@@ -320,7 +320,7 @@ async def test_where_the_disk_is_full_before_the_file_keys_that_are_known_keep_t
         limiter = Limiter(store, on_error="allow", observers=[heard], deadline="60s")
         assert (await flood(limiter, 100, 700))[Reason.UNAVAILABLE], "the disk was never full"
         assert store.stats().shared_hits > 1_000
-        assert sorted(heard.kinds) == ["keys_shared", "map_full", "map_grown", "store_failed"]
+        assert sorted(heard.kinds) == ["keys_shared", "map_full", "map_grown", "store_error"]
         told = heard.events[heard.kinds.index("map_full")].message
         assert f"cannot grow to {4 << 20} bytes (File too large), so new keys" in told
         more()

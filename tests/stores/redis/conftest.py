@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from slidegate.limiter import failover
+from slidegate.limiter import breaker
 
 from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer
@@ -30,4 +30,4 @@ async def place(own_server: RedisServer) -> AsyncIterator[Place]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover, "OPEN_US", 100_000)
+    monkeypatch.setattr(breaker, "OPEN_US", 100_000)

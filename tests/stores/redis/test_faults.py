@@ -20,7 +20,8 @@ from starlette.types import Receive, Scope, Send
 
 from slidegate import BanPolicy, Decision, Limiter, MemoryStore, RateLimitMiddleware, Rule, StoreError
 from slidegate.core import Bucket, Check, Reason, StoreUnavailable, parse_limits
-from slidegate.limiter import failover
+from slidegate.limiter import breaker, failover
+from slidegate.limiter.aio import Deadline
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.shared import DEFAULT_MAX_KEYS
 from slidegate.testing import FakeClock, RecordingObserver
@@ -110,11 +111,9 @@ async def test_a_fault_has_its_stated_outcome_and_ends_with_its_cause(
             with pytest.raises(raised):
                 async with asyncio.timeout(2 * site.deadline_s + SLACK_S):
                     await site.store.hit([(BUCKET, "key", 1)])
-    for policy, site in (*sites.items(), ("local", late)):
+    for site in (*sites.values(), late):
         await site.recovered()
         assert await site.hits(AMOUNT + 1, "new") == [PASSED] * AMOUNT + [LIMITED]
-        # Units that were counted here meanwhile hold on, so that recovery is no burst.
-        assert not (policy == "local" and (await site.hit()).allowed)
 
 
 @pytest.mark.parametrize("name", ["refused connection", "half-open sockets", "OOM", "NOPERM"])
@@ -165,13 +164,30 @@ async def test_the_password_is_in_no_message_event_or_log_line(place: Place, cap
     heard = RecordingObserver(without=["refused"])
     url = place.url.replace("//", f"//user:{password}@")
     async with Limiter.from_url(url, secret=SECRET, observers=[heard], deadline=DEADLINE_S) as limiter:
-        await limiter.hit("key", LIMIT)
+        for _ in range(breaker.FAILURES_TO_OPEN):
+            await limiter.hit("key", LIMIT)
+        await asyncio.sleep(0.11)  # the next one is the probe
         await place.proxy.refuse()
         await limiter.hit("key", LIMIT)
         shown = f"{limiter.store!r} {limiter!r} {caplog.text} {[*heard.events]}"
         await place.proxy.accept()
     assert "WRONGPASS" in shown or "invalid username-password pair" in shown
     assert password not in shown
+
+
+async def test_a_server_that_always_answers_too_late_is_reported_with_the_time_that_it_needs(place: Place) -> None:
+    heard = RecordingObserver()
+    async with Limiter.from_url(place.url, deadline="60s", observers=[heard]) as limiter:
+        await limiter.hit("key", LIMIT)
+        place.proxy.delay_s = 0.06
+        failover_of: Any = limiter.engine.failover
+        failover_of._deadline = Deadline(0.04)
+        async with asyncio.timeout(10 * SLACK_S):
+            while "store_late" not in heard.kinds:
+                await limiter.hit("key", LIMIT)
+                await asyncio.sleep(0.01)
+    (late,) = [event for event in heard.events if event.kind == "store_late"]
+    assert 60_000 <= int(str(late.details["median_us"])) < 10_000_000
 
 
 @pytest.mark.all
@@ -182,8 +198,9 @@ async def test_a_host_that_has_no_address_yet_is_a_store_that_does_not_answer(
     async with Limiter.from_url(
         f"redis://middleware.invalid:{place.proxy.port}", secret=SECRET, deadline=DEADLINE_S, observers=[site.heard]
     ) as limiter:
-        async with asyncio.timeout(DEADLINE_S + SLACK_S):
-            assert (await limiter.hit("key", LIMIT)).allowed
+        for _ in range(breaker.FAILURES_TO_OPEN):
+            async with asyncio.timeout(DEADLINE_S + SLACK_S):
+                assert (await limiter.hit("key", LIMIT)).allowed
         assert site.heard.kinds == ["store_failed"]
         resolve = asyncio.get_running_loop().getaddrinfo
 
@@ -302,7 +319,7 @@ async def test_the_fallback_is_bounded_and_let_go_of_after_recovery(
     store = RedisStore(place.url)
     safe = failover.Failover(store, DEADLINE_S, "local", heard, clock)
     await place.proxy.refuse()
-    for _ in range(failover.FAILURES_TO_OPEN):
+    for _ in range(breaker.FAILURES_TO_OPEN):
         await within_slack(safe.hit([(BUCKET, "key", 1)]))
     allowed = 0
     for number in range(clients):
@@ -311,15 +328,15 @@ async def test_the_fallback_is_bounded_and_let_go_of_after_recovery(
         allowed += decision.allowed
     assert allowed >= most
     assert "keys_shared" in heard.kinds, "it counts beyond its bound in shared cells"
-    assert safe._local.made.stats().keys == most
+    assert safe.local.stats().keys == most
     await place.proxy.accept()
     async with asyncio.timeout(10 * SLACK_S):
         while "store_recovered" not in heard.kinds:
-            clock.advance(us=failover.OPEN_US)
+            clock.advance(us=breaker.OPEN_US)
             await within_slack(safe.hit([(BUCKET, "key", 1)]))
-    clock.advance(us=2 * 3_600_000_000)
-    await within_slack(safe.hit([(BUCKET, "key", 1)]))
-    assert safe._local.made is None
+    while safe.local.stats().keys:
+        clock.advance(us=2 * 3_600_000_000)
+        await within_slack(safe.hit([(BUCKET, "key", 1)]))
     await store.close()
 
 
@@ -353,7 +370,7 @@ async def test_requests_that_end_during_an_outage_hold_no_places_after_it(place:
             assert (await call(elsewhere)).status == 429
             await place.proxy.refuse()
             await asyncio.sleep(0.5)  # a renewal fails
-            for _ in range(failover.FAILURES_TO_OPEN):
+            for _ in range(breaker.FAILURES_TO_OPEN):
                 await troubled.hit("key", LIMIT)
             ended.set()
             assert (await under_way).status == 200

@@ -140,7 +140,7 @@ async def test_a_server_that_is_started_late_is_found() -> None:
         server.start()
         for worker in workers:
             await worker.recovered()
-            assert await worker.statuses(1) == [429]
+            assert await worker.statuses(1) == [200], "the server decides alone"
         assert server.command("HLEN", "slidegate:7:{bans}") >= 1
         for worker in workers:
             await worker.limiter.close()
@@ -153,10 +153,10 @@ async def test_a_server_that_is_started_late_is_found() -> None:
 @pytest.mark.parametrize(
     ("steps", "number"), [(100, 0), *(pytest.param(400, number, marks=pytest.mark.deep) for number in range(10))]
 )
-async def test_nobody_gets_a_window_twice_while_redis_comes_and_goes(
+async def test_nobody_gets_more_than_a_window_of_each_while_redis_comes_and_goes(
     place: Place, steps: int, number: int, rng: random.Random
 ) -> None:
-    """Each worker lets each client through once a window."""
+    """Each worker lets each client through a window of its own, and the server a window of all workers."""
     weather = Weather(place.proxy, rng)
     await place.proxy.refuse()
     workers = [Worker(place.url) for _ in range(6)]
@@ -175,6 +175,7 @@ async def test_nobody_gets_a_window_twice_while_redis_comes_and_goes(
     for who, worker in enumerate(workers):
         for client, headers in enumerate(clients):
             passed[who, client] += (await worker.statuses(4, headers)).count(200)
-    assert max(passed.values()) <= 3
+    for client in range(len(clients)):
+        assert sum(passed[who, client] for who in range(len(workers))) <= 3 * (len(workers) + 1)
     for worker in workers:
         await worker.limiter.close()

@@ -10,7 +10,7 @@ import pytest
 
 from slidegate import BanPolicy, Limiter, RateLimitMiddleware
 from slidegate.core import Event
-from slidegate.limiter import failover
+from slidegate.limiter import breaker, failover
 from slidegate.stores.redis import RedisStore
 
 from ...asgi import PEER, call, hello
@@ -84,7 +84,7 @@ async def test_strikes_made_while_the_breaker_is_open_are_counted_once_when_redi
 
         assert (await call(app, "/")).status == 200
         await place.proxy.refuse()
-        for _ in range(failover.FAILURES_TO_OPEN):
+        for _ in range(breaker.FAILURES_TO_OPEN):
             await sick.hit("key", "3/hour")
         assert [(await call(app, "/trap")).status for _ in range(7)] == [status] * 7, "nobody waits for Redis"
         await place.proxy.accept()

@@ -72,6 +72,7 @@ class Shared:
         bans: The bans of the store.
         refusals: The cached refusals.
         renewals: Holds and renews permits.
+        late: Called with the microseconds of each answer that nobody awaits any more.
     """
 
     server: Server
@@ -86,6 +87,12 @@ class Shared:
     refusals: RefusalCache
     bans: RedisBans = field(init=False)
     renewals: Renewals = field(init=False)
+    late: list[Callable[[int], None]] = field(default_factory=list)
+
+    def tell_late(self, took_us: int) -> None:
+        """Report how long an answer took that nobody awaits any more."""
+        for took in self.late:
+            took(took_us)
 
 
 def fail(requests: Sequence[Request], error: StoreError) -> None:
@@ -414,6 +421,8 @@ class ServerBatcher(Batcher):
         elif isinstance(answer, HiredisError):
             self._refused(connection, requests, str(answer))
         else:
+            if all(request.future.done() for request in requests):
+                self._shared.tell_late(int((monotonic() - sent_s) * 1_000_000))
             self._deliver(connection, requests, sent_s, answer)
         if self._line and not self._scheduled:
             self._go()

@@ -143,13 +143,6 @@ class ClusterBatcher(Batcher):
         for node in self._nodes.values():
             node.close()
 
-    def part_of(self, keys: Iterable[str]) -> str | None:
-        """Return the nodes with these keys, or with the bans if there are no keys; None if not known yet."""
-        if not self._knows_slots:
-            return None
-        names = [self._shared.packing.name_of(key) for key in keys] or [self._shared.packing.meta]
-        return ", ".join(sorted({_shown(self._owners.get(key_slot(name))) for name in names}))
-
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def _go(self) -> None:
@@ -214,6 +207,7 @@ class ClusterBatcher(Batcher):
     async def _look_and_send(self, requests: Sequence[Request], address: NodeAddress | None, error: StoreError) -> None:
         with suppress(StoreError):  # the known owners stay in use, and the requests fail with the first error
             await self._look()
+            error.concerns = "slot"  # other nodes answer
         for request in requests:
             owner = self._owners.get(key_slot(request.name or self._shared.packing.meta))
             if owner in (None, address) or request.redirections >= MAX_REDIRECTIONS:
@@ -356,10 +350,6 @@ async def owners_of(client: Any, known: Iterable[NodeAddress], timeout_s: float)
         # Shielded: the store may be closed during this wait, and an unclosed connection emits a ResourceWarning.
         await asyncio.shield(asyncio.gather(*(node.disconnect() for node in asked), return_exceptions=True))
     return {slot: (nodes[0].host, int(nodes[0].port)) for slot, nodes in manager.slots_cache.items()}
-
-
-def _shown(address: NodeAddress | None) -> str:
-    return "no node" if address is None else f"{address[0]}:{address[1]}"
 
 
 def _ignore(answer: Any) -> None:

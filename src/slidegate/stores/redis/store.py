@@ -143,13 +143,9 @@ class RedisStore(Store):
         if running is not None:
             await asyncio.sleep(0)  # lets the loop process the closed connections
 
-    def part_of(self, checks: Sequence[Check]) -> str | None:
-        """Return the cluster nodes that answer for checks, or for bans if there are no checks."""
-        try:
-            batcher = self._batchers.get(asyncio.get_running_loop())
-        except RuntimeError:
-            return None
-        return batcher.part_of(key for _, key, _ in checks) if isinstance(batcher, ClusterBatcher) else None
+    def observe_late(self, took: Callable[[int], None]) -> None:
+        """Call `took` with the microseconds of each answer that came when nobody awaited it any more."""
+        self._shared.late.append(took)
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none, atomically, and return the complete decision."""

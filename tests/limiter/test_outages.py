@@ -1,0 +1,314 @@
+"""What is an outage of a store, and what is not: played on a fake clock, against a model, and at several rates."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from slidegate import Limiter
+from slidegate.core import Bucket, Event, StoreUnavailable, parse_limits
+from slidegate.core.decision import Decision
+from slidegate.limiter.terms import Terms
+from slidegate.testing import FakeClock, RecordingObserver
+
+from ..remote_stores import SickStore
+from ..virtual_time import VirtualTime
+
+SECOND_US = 1_000_000
+TENTH_US = 100_000
+START_US = 10**12 + TENTH_US // 2
+AMOUNT = 3
+OUTAGES = {"store_failed", "store_recovered"}
+CHOICES = (None, "local", "allow", "deny")
+BUCKETS = {
+    (name, own): Bucket(name, parse_limits(f"{AMOUNT}/day"), terms=Terms(on_error=own))
+    for name in ("a", "b")
+    for own in CHOICES
+}
+QUESTIONS = st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(CHOICES), min_size=1)
+NAMED = "no answer within the deadline of 50 ms (Limiter(deadline=...))"
+
+
+class Lines(logging.Handler):
+    """The lines of the log about outages, each as its moment and its text."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self.seen: list[tuple[int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage().removeprefix("slidegate: ")
+        if text.partition(":")[0] in OUTAGES:
+            self.seen.append((self._clock(), text))
+
+    def of(self, kind: str) -> list[int]:
+        return [at_us for at_us, text in self.seen if text.startswith(kind)]
+
+
+# -- a model -----------------------------------------------------------------------------------------------------------
+
+
+class Model:
+    """What the pages promise of requests that come one after the other."""
+
+    def __init__(self, on_error: str) -> None:
+        self.on_error, self.open_until_us, self.in_a_row = on_error, 0, 0
+        self.ended: list[tuple[int, bool]] = []
+        self.spent: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+
+    def hit(self, weather: str, asked: dict[str, str | None], now_us: Callable[[], int]) -> tuple[bool, str]:
+        if now_us() >= self.open_until_us:
+            return self.count(asked, here=False) if weather == "well" else self.decide(asked)
+        return self.decide(asked)
+
+    def ask(self, weather: str, now_us: int) -> None:
+        """Count a call that has ended."""
+        was_open, failed = self.open_until_us > 0, weather != "well"
+        self.in_a_row = self.in_a_row + 1 if failed else 0
+        self.ended = [] if was_open and not failed else [*self.ended, (now_us // TENTH_US, failed)]
+        lately = [failed for at, failed in self.ended if at > now_us // TENTH_US - 10]
+        is_half = len(lately) >= 10 and 2 * sum(lately) >= len(lately)
+        begins = failed and (was_open or weather == "refused" or self.in_a_row >= 3 or is_half)
+        self.open_until_us = now_us + SECOND_US if begins else 0
+
+    def decide(self, asked: dict[str, str | None]) -> tuple[bool, str]:
+        choices = {own or self.on_error for own in asked.values()}
+        if "deny" in choices or "local" not in choices:
+            return "deny" not in choices, "unavailable"
+        return self.count(asked, here=True)
+
+    def count(self, asked: dict[str, str | None], *, here: bool) -> tuple[bool, str]:
+        if any(self.spent[here][name] >= AMOUNT for name in asked):
+            return False, "limited"
+        self.spent[here].update(asked.keys())
+        return True, "ok"
+
+
+class Outages(RuleBasedStateMachine):
+    """A limiter whose store is well, fails, is late or refuses connections, beside the model."""
+
+    @initialize(on_error=st.sampled_from(CHOICES[1:]))
+    def begin(self, on_error: Literal["local", "allow", "deny"]) -> None:
+        self.loop, self.clock = asyncio.new_event_loop(), FakeClock(START_US)
+        self.loop.run_until_complete(self._use_virtual_time())
+        self.store, self.heard, self.lines = SickStore(self.clock), RecordingObserver(), Lines(self.clock)
+        logging.getLogger("slidegate").addHandler(self.lines)
+        self.limiter = Limiter(self.store, deadline="100ms", on_error=on_error, observers=[self.heard])
+        self.failover: Any = self.limiter.engine.failover
+        self.failover._clock = self.clock
+        self.model, self.weather, self.failures = Model(on_error), "well", 0
+
+    async def _use_virtual_time(self) -> None:
+        VirtualTime(self.clock)
+
+    @rule(weather=st.sampled_from(["well", "ill", "late", "refused"]))
+    def change(self, weather: str) -> None:
+        self.weather = weather
+        errors = {"ill": StoreUnavailable("gone"), "refused": ConnectionRefusedError("refused")}
+        self.store.error, self.store.hangs = errors.get(weather), weather == "late"
+
+    @rule(tenths=st.integers(1, 30))
+    def wait(self, tenths: int) -> None:
+        self.clock.advance(us=tenths * TENTH_US)
+
+    @rule(
+        asked=st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(CHOICES), min_size=1),
+        count=st.integers(1, 9),
+    )
+    def hit(self, asked: dict[str, str | None], count: int) -> None:
+        for _ in range(count):
+            is_asked = self.clock() >= self.model.open_until_us
+            expected = self.model.hit(self.weather, asked, self.clock)
+            checks = [(BUCKETS[name, own], "ann", 1) for name, own in asked.items()]
+            calls = self.store.asked
+            decision = self.loop.run_until_complete(self.limiter.hit_all(checks))
+            assert (decision.allowed, str(decision.reason)) == expected
+            assert self.store.asked - calls == is_asked, "but for a probe a second, the store is left alone"
+            if is_asked:
+                self.model.ask(self.weather, self.clock())
+                self.failures += self.weather != "well"
+
+    @invariant()
+    def what_is_reported_is_how_the_store_is(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        kinds = [kind for kind in self.heard.kinds if kind in OUTAGES]
+        is_open = self.model.open_until_us > 0
+        assert (self.limiter.is_failing, self.limiter.failures) == (is_open, self.failures)
+        assert kinds == ["store_failed", "store_recovered"] * (len(kinds) // 2) + ["store_failed"] * is_open
+        for kind in OUTAGES:
+            assert all(later - at_us >= SECOND_US for at_us, later in pairwise(self.lines.of(kind)))
+
+    def teardown(self) -> None:
+        if hasattr(self, "model"):
+            logging.getLogger("slidegate").removeHandler(self.lines)
+            self.loop.close()
+
+
+TestOutages = pytest.mark.interpreted("a clock of a compiled class cannot be replaced")(Outages.TestCase)
+
+
+# -- traffic -----------------------------------------------------------------------------------------------------------
+
+
+class Server(SickStore):
+    """A store that answers by futures, each `took_s(number)` after its question; also those that nobody awaits."""
+
+    def __init__(self, clock: FakeClock, took_s: Callable[[int], float]) -> None:
+        super().__init__(clock)
+        self._took_s = took_s
+        self._late: list[Callable[[int], None]] = []
+
+    def observe_late(self, took: Callable[[int], None]) -> None:
+        self._late.append(took)
+
+    def hit(self, checks: Any, subjects: Sequence[Any] = ()) -> asyncio.Future[Decision]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Decision] = loop.create_future()
+        took_s = self._took_s(self.asked)
+        self.asked += 1
+        loop.call_later(took_s, self._answer, future, checks, int(took_s * SECOND_US))
+        return future
+
+    def _answer(self, future: asyncio.Future[Decision], checks: Any, took_us: int) -> None:
+        if not future.done():
+            future.set_result(self.inner.hit(checks))
+        else:
+            for took in self._late:
+                took(took_us)
+
+
+class Traffic:
+    """Requests at a steady rate, to a store whose answers take a time that is given for each, in seconds."""
+
+    def __init__(self, took_s: Callable[[int], float]) -> None:
+        self.clock, self.told = FakeClock(START_US), list[tuple[int, Event]]()
+        VirtualTime(self.clock)
+        self.store = Server(self.clock, took_s)
+        self.limiter = Limiter(self.store, on_error="allow", observers=[self])
+        failover: Any = self.limiter.engine.failover
+        failover._clock = self.clock
+
+    def event(self, event: Event) -> None:
+        self.told.append((self.clock(), event))
+
+    def of(self, *kinds: str) -> list[tuple[int, Event]]:
+        return [(at_us, event) for at_us, event in self.told if event.kind in kinds]
+
+    async def run(self, rate: int, count: int) -> None:
+        async def one(number: int) -> None:
+            await asyncio.sleep(number / rate)
+            assert await self.limiter.hit("ann", "1000000/hour")
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(count):
+                tasks.create_task(one(number))
+
+
+QUICK_S, LATE_S, NEVER_S = 0.002, 0.09, 10**6
+RATES = (20, 200, 1_000)
+
+
+@pytest.mark.parametrize("one_in", [1_000, 100, 20])
+@pytest.mark.parametrize("rate", RATES)
+@settings(max_examples=3)
+@given(data=st.data())
+def test_a_share_of_calls_that_are_late_is_no_outage(rate: int, one_in: int, data: st.DataObject) -> None:
+    count = 2_000
+    late = {first + data.draw(st.integers(0, one_in - 1)) for first in range(0, count, one_in)}
+
+    async def play() -> None:
+        traffic = Traffic(lambda number: LATE_S if number in late else QUICK_S)
+        await traffic.run(rate, count)
+        assert (traffic.of(*OUTAGES), traffic.limiter.failures) == ([], len(late))
+        assert 1 <= len(traffic.of("store_late")) <= 1 + count / rate / 60
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("rate", RATES)
+async def test_a_store_that_dies_is_reported_within_200_ms_and_one_that_pauses_for_100_ms_is_not(rate: int) -> None:
+    pauses, dies = 3 * rate, 6 * rate
+
+    def took_s(number: int) -> float:
+        if number >= dies:
+            return NEVER_S
+        is_over_s = (pauses - number) / rate + 0.1
+        return max(is_over_s, QUICK_S) if number >= pauses else QUICK_S
+
+    traffic = Traffic(took_s)
+    await traffic.run(rate, dies)
+    assert traffic.of(*OUTAGES) == []
+    died_us = traffic.clock()
+    await traffic.run(rate, rate // 2)
+    ((told_us, failed),) = traffic.of("store_failed")
+    assert failed.message.endswith(NAMED)
+    assert told_us - died_us <= 200_000
+
+
+async def test_64_questions_that_one_late_answer_leaves_open_are_one_late_call() -> None:
+    traffic = Traffic(lambda number: QUICK_S if number < 3 * 64 else LATE_S)
+    for _ in range(5):  # the last two are late
+        assert all(await asyncio.gather(*(traffic.limiter.hit("ann", "1000000/hour") for _ in range(64))))
+    assert (traffic.limiter.failures, traffic.limiter.is_failing) == (2, False)
+
+
+async def test_half_of_the_calls_of_a_second_are_an_outage_though_others_are_answered() -> None:
+    traffic = Traffic(lambda number: LATE_S if number % 2 and number >= 400 else QUICK_S)
+    await traffic.run(200, 400)
+    assert traffic.limiter.failures == 0
+    began_us = traffic.clock()
+    await traffic.run(200, 300)
+    ((told_us, _),) = traffic.of("store_failed")
+    assert 900_000 <= told_us - began_us <= 1_200_000
+
+
+async def test_a_server_that_always_needs_80_ms_is_reported_with_the_time_that_it_needs() -> None:
+    traffic = Traffic(lambda number: 0.08)
+    await traffic.run(20, 100)
+    assert traffic.limiter.is_failing
+    ((_, late),) = traffic.of("store_late")
+    assert late.message == f"1 of 1 calls (100.0%) of the last minute got {NAMED}; the median answer took 80 ms"
+    assert late.details == {"calls": 1, "late": 1, "median_us": 80_000}
+
+
+async def test_late_calls_are_reported_once_a_minute_with_their_share_and_the_median_answer() -> None:
+    traffic = Traffic(lambda number: LATE_S if number % 20 == 10 else 0.03)
+    await traffic.run(20, 20 * 150)
+    assert [(at_us - START_US) // SECOND_US for at_us, _ in traffic.told] == [0, 60, 120]
+    told = traffic.told[1][1]
+    assert told.details["late"] == 60
+    assert told.message.endswith(f"(5.0%) of the last minute got {NAMED}; the median answer took 30 ms")
+
+
+async def test_a_long_outage_has_a_line_when_it_begins_each_minute_and_when_it_ends() -> None:
+    traffic = Traffic(lambda number: QUICK_S)
+    lines = Lines(traffic.clock)
+    logging.getLogger("slidegate").addHandler(lines)
+    try:
+        traffic.store.hit = refused  # type: ignore[method-assign]
+        await traffic.run(2, 300)
+        del traffic.store.hit
+        await traffic.run(2, 4)
+    finally:
+        logging.getLogger("slidegate").removeHandler(lines)
+    assert [(at_us - START_US) // SECOND_US for at_us, _ in lines.seen] == [0, 60, 120, 150]
+    texts = [text.partition(", ")[0] for _, text in lines.seen]
+    assert texts[0] == "store_failed: the store failed"
+    assert texts[1] == "store_failed: the store has failed for 60 s"
+    assert texts[3] == "store_recovered: the store answers again after 150 s"
+    assert [event.kind for _, event in traffic.told] == ["store_failed", "store_recovered"]
+
+
+def refused(*question: object) -> None:
+    raise ConnectionRefusedError(111, "Connection refused")
