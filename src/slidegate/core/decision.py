@@ -308,8 +308,7 @@ class Decision:
             part = own.take(units) if is_asked else None
             if part is None:
                 continue
-            if not any(other.index == part.index for other in taken):
-                self._uncount(part)
+            self._uncount(part)
             taken.append(part)
         return taken
 

@@ -173,18 +173,6 @@ def _was_meant_as_address(text: str) -> bool:
     return ("::" in read or len(groups) >= 8) and sum(not _HEXADECIMAL.fullmatch(group) for group in groups) <= 1
 
 
-def check_has_kind(text: str) -> str:
-    """Return an operator's input if it is an address, a network or a key of the form ``kind:value``.
-
-    Raises:
-        InvalidKey: It is not; for example a mistyped address, whose ban would never match a client.
-    """
-    expected = 'an address, a network or kind:value, for example "192.0.2.7", "192.0.2.0/24" or "user:42"'
-    if not isinstance(text, str) or (network_place(canonical_key(text or " ")) is None and not _KIND.match(text)):
-        raise InvalidKey(f"ban: expected {expected}, not {quoted(text)}", expected)
-    return text
-
-
 def network_place(key: str) -> tuple[int, int, bytes] | None:
     """Return (version, prefix length, packed bits of the prefix) of a key that is a network; else None."""
     try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -102,14 +102,6 @@ class ResponseTimes:
         counts = self.buckets
         for bucket, times in other.buckets.items():
             counts[bucket] = counts.get(bucket, 0) + times
-
-    @classmethod
-    def merged(cls, several: Iterable[ResponseTimes]) -> ResponseTimes:
-        """Return the sum of several histograms."""
-        whole = cls()
-        for times in several:
-            whole.add(times)
-        return whole
 
 
 def _reads_as_us(bucket: int) -> float:

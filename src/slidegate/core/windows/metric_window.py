@@ -77,30 +77,6 @@ class MetricWindow:
             if rt_us is not None:
                 running.rt.count_one(rt_us)
 
-    def add(self, now_us: int, counts: Slice) -> None:
-        """Add counts to a slice; drop them if it has left the ring.
-
-        Args:
-            now_us: A time in the slice, in microseconds.
-            counts: Events and times.
-        """
-        with self._lock:
-            named = Slice(rt=counts.rt)
-            for event, times in counts.events.items():
-                name = event if event in self._names else self._named(event)
-                named.events[name] = named.events.get(name, 0) + times
-            self._ring.add(now_us, named)
-
-    def by_number(self, first: int, slices: int) -> dict[int, Slice]:
-        """Return the non-empty slices `first` to `first + slices - 1`, by number."""
-        with self._lock:
-            return self._ring.read(first, slices)
-
-    def take_changed(self, *, every: bool = False) -> set[int]:
-        """Return the numbers of the slices that `add` has changed since the last call, or of all slices."""
-        with self._lock:
-            return self._ring.take_changed(every=every)
-
     def read(self, now_us: int, slices: int | None = None) -> MetricSummary:
         """Return a consistent sum of the last `slices` slices, the running one included.
 

@@ -96,17 +96,13 @@ class SliceRing:
     Args:
         slices: k, the number of slices to keep.
         slice_us: The length of a slice, in microseconds. Slices start at multiples of it.
-
-    Attributes:
-        changed: The numbers of the slices that `add` has changed since the last `take_changed`.
     """
 
-    __slots__ = ("_newest", "_number", "_packed", "_running", "changed", "slice_us", "slices")
+    __slots__ = ("_newest", "_number", "_packed", "_running", "slice_us", "slices")
 
     def __init__(self, slices: int, slice_us: int) -> None:
         self.slices = slices
         self.slice_us = slice_us
-        self.changed: set[int] = set()
         self._packed: dict[int, bytes] = {}
         self._newest = self._number = _BEFORE_ALL
         self._running = Slice()
@@ -126,13 +122,6 @@ class SliceRing:
                 self._forget(number - self.slices)
         return self._running
 
-    def add(self, now_us: int, some: Slice) -> None:
-        """Add counts to the slice of a time; drop them if it has left the ring."""
-        running = self.open(now_us)
-        if running is not None:
-            running.add(some)
-            self.changed.add(self._number)
-
     def read(self, first: int, slices: int) -> dict[int, Slice]:
         """Return the non-empty slices `first` to `first + slices - 1`, by number."""
         oldest, end = max(first, self._newest - self.slices + 1), first + slices
@@ -144,18 +133,11 @@ class SliceRing:
             running.add(self._running)
         return slices_by_number
 
-    def take_changed(self, *, every: bool = False) -> set[int]:
-        """Return the numbers of the slices that `add` has changed since the last call, or of all slices."""
-        taken = {self._number, *self._packed} - {_BEFORE_ALL} if every else self.changed
-        self.changed = set()
-        return taken
-
     def _forget(self, last: int) -> None:
         """Delete the slices up to number `last`."""
         # The dict is nearly sorted. A slice that was written late comes after newer ones, and is deleted after them.
         while (oldest := next(iter(self._packed))) <= last:
             del self._packed[oldest]
-            self.changed.discard(oldest)
             if not self._packed:
                 return
 
