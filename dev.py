@@ -108,10 +108,10 @@ def steps(*commands: str) -> int:
     """Run the lines of commands, and report at the end which of them failed."""
     scripts, failed = environment(DEVELOP), []
     path = os.pathsep.join((str(scripts), os.environ["PATH"]))  # cibuildwheel finds uv by PATH
-    for line in "\n".join(commands).strip().splitlines():
-        print(f"\n-- {line.strip()}", flush=True)
+    for line in filter(None, map(str.strip, "\n".join(commands).splitlines())):
+        print(f"\n-- {line}", flush=True)
         program, *arguments = shlex.split(line)
-        failed += [line.strip()] if run(scripts / program, *arguments, PATH=path) else []
+        failed += [line] if run(scripts / program, *arguments, PATH=path) else []
     print(f"\nfailed: {'; '.join(failed)}" if failed else "\nall passed")
     return 1 if failed else 0
 
