@@ -42,7 +42,6 @@ CODES: Final = {
     "SG126": "default_limits cannot see routes",
     "SG127": "an exception handler never sees the middleware's refusals",
     "SG128": "an exempt endpoint counts only requests that reach it",
-    "SG129": "each process has its own Prometheus metrics",
     "SG130": "MCP tool headers are not validated",
 }
 """Every code, with its subject."""
