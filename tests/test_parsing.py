@@ -64,7 +64,7 @@ SUSPICIOUS_S = 0.05
 """A reader that is done with a long text in this time need not be measured twice."""
 PIECES = (*" \t\n,;:/@#.=-+|%\"\\'[](){}<>10axé\0", "a.", "1.", "[1,", "a=1\n", "per", "for=", "deny 1;", "::", "\r\n")
 ENDS = ("", "x")
-FIELDS = line_parser(fields="time=t|a.t,client=c,path=p,headers=h_")
+NGINX = line_parser(preset="nginx")
 Reader = Callable[[str], object]
 
 
@@ -126,7 +126,7 @@ READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
             *('192.0.2.7 - - [12/May/2024:00:00:17 +0000] "', '2024-05-12 00:00:17 192.0.2.7 - "', "2024-05-12 "),
         ),
     ),
-    "access log of JSON": (FIELDS, ("", "{", '{"t":"', '{"h_')),
+    "access log of JSON": (NGINX, ("", "{", '{"msec":"', '{"http_')),
 }
 READERS["list"] = entries, ("", "192.0.2.7 ", "192.0.2.7 1 ", "192.0.2.0 -")
 
@@ -187,7 +187,7 @@ MADE: tuple[tuple[Callable[..., object], dict[str, object]], ...] = (
     (RollingTotals, {"slice_us": 1, "windows_us": [5]}),
     (HotKeys, {"capacity": 5, "threshold": 5, "window": "5s"}),
     (LimitedTransport, {"limits": "5/minute"}),
-    (line_parser, {"fields": "caddy"}),
+    (line_parser, {"preset": "caddy"}),
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import itertools
 import json
 import re
@@ -11,7 +10,6 @@ import tracemalloc
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,15 +19,14 @@ from hypothesis import strategies as st
 from slidegate import ConfigurationError
 from slidegate.ops.replay import AccessLogs, AccessRecord, line_parser
 from slidegate.ops.replay import logs as logs_module
-from slidegate.ops.replay.logs import parse_line
+from slidegate.ops.replay.logs import PRESETS, Preset, parse_line
 
 SAMPLES = Path(__file__).resolve().parent / "samples"
 NAMES = sorted(path.name for path in SAMPLES.iterdir())
-OPTIONS = {
-    "own.jsonl": {"fields": "time=when,client=http.ip,method=http.verb,path=http.url,status=http.status,headers=no_"}
-}
 OF_SERVERS = {"granian.log", "gunicorn.log", "hypercorn.log", "uvicorn.log", "uvicorn_in_kubernetes.log"}
-"""The samples of servers, which log HTTP requests alone; hypercorn and granian leave out the query."""
+"""The samples of servers, which log HTTP requests alone."""
+NO_QUERY = {"granian.log", "hypercorn.log", "nginx.jsonl"}
+"""The samples that have no query."""
 NOON_US = 1_715_515_200_000_000  # 2024-05-12 12:00:00 UTC
 TIME = "12/May/2024:12:00:00 +0000"
 COMMON = f'192.0.2.7 - - [{TIME}] "GET /a?b=1 HTTP/1.1" 200 5120'
@@ -39,35 +36,34 @@ RECORD = AccessRecord(NOON_US, "192.0.2.7", "GET", "/a?b=1", 200)
 
 def requests(*names: str, **options: Any) -> list[AccessRecord]:
     """Return the requests of samples, without header fields, which the formats log to different extents."""
-    logs = AccessLogs([SAMPLES / name for name in names], **options)
+    logs = AccessLogs([str(SAMPLES / name) for name in names], **options)
     found = [record._replace(path=record.path if record.method else "-", headers=()) for record in logs]
-    assert logs.counts.unreadable == {}
+    assert logs.unreadable == {}
     return found
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_format_contains_the_same_requests(name: str) -> None:
     expected = requests("combined.log")
-    found = requests(name, **OPTIONS.get(name, {}))
+    found = requests(name)
     if name in OF_SERVERS:
         expected = [record for record in expected if record.method]
-        if name in {"granian.log", "hypercorn.log"}:
-            expected = [record._replace(path=record.path.partition("?")[0]) for record in expected]
+    if name in NO_QUERY:
+        expected = [record._replace(path=record.path.partition("?")[0]) for record in expected]
     assert found == expected
     assert len(found) >= 39
 
 
 def test_one_file_may_mix_formats(tmp_path: Path) -> None:
-    names = [name for name in NAMES if name not in OPTIONS]
     mixed = tmp_path / "mixed.log"
-    mixed.write_bytes(b"".join((SAMPLES / name).read_bytes() for name in names))
-    logs = AccessLogs([mixed])
-    assert len(list(logs)) == sum(len(requests(name)) for name in names)
+    mixed.write_bytes(b"".join((SAMPLES / name).read_bytes() for name in NAMES))
+    logs = AccessLogs([str(mixed)])
+    assert len(list(logs)) == sum(len(requests(name)) for name in NAMES)
 
 
 @pytest.mark.parametrize("name", ["combined.log", "nginx.jsonl", "caddy.jsonl", "traefik.jsonl"])
 def test_logged_header_fields_are_those_of_the_request(name: str) -> None:
-    records = list(AccessLogs([SAMPLES / name]))
+    records = list(AccessLogs([str(SAMPLES / name)]))
     assert dict(records[1].headers)["user-agent"] == "ExampleBot/2.1 (+https://bot.example.com/)"
     assert ("x-api-key", "key-of-nobody") in records[1].headers or name == "combined.log"
 
@@ -161,7 +157,7 @@ TRAEFIK = {
 }
 NGINX = {
     **{"time_iso8601": "2024-05-12T14:00:00.25+02:00", "remote_addr": "192.0.2.7", "request_method": "GET"},
-    **{"uri": "/a", "args": "b=1", "status": "200"},
+    **{"uri": "/a", "status": "200"},
 }
 LATER = RECORD._replace(time_us=NOON_US + 250_000)
 
@@ -172,7 +168,6 @@ def changed(line: dict[str, Any], **fields: Any) -> str:
 
 
 ODD_AGENT = (("referer", "https://example.org/"), ("user-agent", 'Mozilla/5.0 (X11; \\"odd\\")'))
-OLD_CADDY = {"remote_addr": "[2001:db8::1]:4711", "method": "GET", "uri": "/a?b=1"}
 LIST = "203.0.113.9, 192.0.2.7"
 READ: list[tuple[str, AccessRecord]] = [
     (COMMON.replace('" 200', '" 404'), RECORD._replace(status=404)),
@@ -181,18 +176,13 @@ READ: list[tuple[str, AccessRecord]] = [
     (COMBINED, RECORD._replace(headers=ODD_AGENT)),
     (changed(CADDY), LATER),
     (changed(CADDY, request={**CADDY_REQUEST, "client_ip": ""}), LATER._replace(client="198.51.100.1")),
-    (changed(CADDY, request=OLD_CADDY), LATER._replace(client="2001:db8::1")),
     (changed(TRAEFIK, ClientHost=f"{LIST}:5123"), LATER),
-    (changed(TRAEFIK, StartUTC=None, time="2024-05-12T12:00:00Z"), RECORD),
-    (changed(NGINX), LATER),
+    (changed(NGINX), LATER._replace(path="/a")),
     (changed(NGINX, request="POST /b HTTP/1.1"), LATER._replace(method="POST", path="/b")),
     (changed(NGINX, uri=None, request_uri="/a?b=1"), LATER),
     ('2024-05-12T12:00:09Z stdout F [2024-05-12 12:00:00 +0000] 192.0.2.7 - "GET /a?b=1 HTTP/1.1" 200 0.2', RECORD),
-    (changed(NGINX, request_method="-", uri="-", args=""), LATER._replace(method="", path="-")),
-    (
-        changed(NGINX, remote_addr="-", http_x_forwarded_for=LIST),
-        LATER._replace(headers=(("x-forwarded-for", LIST),)),
-    ),
+    (changed(NGINX, request_method="-", uri="-"), LATER._replace(method="", path="-")),
+    (changed(NGINX, http_x_forwarded_for=LIST), LATER._replace(path="/a", headers=(("x-forwarded-for", LIST),))),
 ]
 
 
@@ -205,7 +195,8 @@ def test_a_line_becomes_its_record(index: int) -> None:
 UNREADABLE: dict[str, tuple[str, str]] = {
     "no address": (COMMON.replace("192.0.2.7", "-"), "no address of a client"),
     "a name of a host": (COMMON.replace("192.0.2.7", "crawler.example.net"), "no address of a client"),
-    "no status": (COMMON.replace("200 5120", "- -"), "no status"),
+    "no status": (changed(NGINX, status="-"), "no status"),
+    "text without a status": (COMMON.replace("200 5120", "- -"), "no request"),
     "backslashes without an end": ("[1] " + 'x [1] "' + "\\" * 50_000, "no request"),
     "quotes without an end": ('x - - [1] "' + '" "' * 20_000, "it contains no"),
     "NaN": (changed(CADDY, ts=float("nan")), "time cannot be read"),
@@ -247,12 +238,10 @@ TIMES = [
 ]
 NUMBERS = [
     (1715515200.25, NOON_US + 250_000),
-    (1715515200250, NOON_US + 250_000),
-    (1715515200250000, NOON_US + 250_000),
-    (1715515200250000999, NOON_US + 250_000),
+    (1715515200250, None),  # milliseconds
     (0, 0),
-    (253_402_300_799_999_999_999, 253_402_300_799_999_999),
-    (253_402_300_800_000_000_000, None),  # the year 10000
+    (253_402_300_799, 253_402_300_799_000_000),
+    (253_402_300_800, None),  # the year 10000
 ]
 
 
@@ -267,7 +256,7 @@ def test_a_time_is_exact_or_unreadable(text: str, moment: str | None) -> None:
 
 
 @pytest.mark.parametrize(("number", "time_us"), NUMBERS)
-def test_the_size_of_a_number_tells_its_unit(number: float, time_us: int | None) -> None:
+def test_a_number_is_a_time_in_seconds_or_unreadable(number: float, time_us: int | None) -> None:
     expected = "its time cannot be read" if time_us is None else RECORD._replace(time_us=time_us)
     assert parse_line(changed(CADDY, ts=number)) == expected
 
@@ -298,11 +287,11 @@ JSON_VALUES = st.recursive(
 )
 
 
-@given(st.sampled_from([CADDY, TRAEFIK, NGINX]), st.sampled_from([None, "nginx", "caddy", "traefik"]), st.data())
-def test_no_json_value_in_any_field_raises(line: dict[str, Any], fields: str | None, data: st.DataObject) -> None:
+@given(st.sampled_from([CADDY, TRAEFIK, NGINX]), st.sampled_from([None, *PRESETS]), st.data())
+def test_no_json_value_in_any_field_raises(line: dict[str, Any], preset: Preset | None, data: st.DataObject) -> None:
     names = st.sampled_from([*line, "request", "request_uri", "msec", "log", "logger", "http_"])
     odd = data.draw(st.dictionaries(names, JSON_VALUES, min_size=1))
-    found = line_parser(fields=fields)(json.dumps({**line, **odd}))
+    found = line_parser(preset=preset)(json.dumps({**line, **odd}))
     if isinstance(found, AccessRecord):
         assert 0 <= found.time_us < 253_402_300_800_000_000
         assert found.client
@@ -333,31 +322,25 @@ def test_named_groups_read_any_line(regex: str, line: str, record: AccessRecord)
     assert parse("another line") == "it contains no request of an access log"
 
 
-def test_fields_are_found_below_objects_and_by_alternative_names() -> None:
-    parse = line_parser(fields="time=t, client=c.ip|ip, request=r, status=s, headers=h")
-    line = {"t": "2024-05-12T12:00:00Z", "c": {"ip": "192.0.2.7"}, "s": 200, "r": "GET /a?b=1 HTTP/1.1"}
-    assert parse(json.dumps(line)) == RECORD
-    assert parse(f"web-1 | {json.dumps({**line, 'c': None, 'ip': '192.0.2.7:5123'})}") == RECORD
-    assert parse(json.dumps({**line, "c": None, "c.ip": "192.0.2.7"})) == RECORD
-    assert parse(json.dumps({**line, "h": {"X-API-Key": ["k"]}})) == RECORD._replace(headers=(("x-api-key", "k"),))
+def test_a_preset_reads_the_lines_of_one_server_alone() -> None:
+    assert line_parser(preset="caddy")(f"web-1 | {changed({**CADDY, **NGINX})}") == LATER
+    assert line_parser(preset="caddy")(changed(NGINX)) == "it contains no address of a client"
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("regex", "words"),
     [
-        ({"fields": "client=ip,path=p"}, "with time, client, and request or path, not 'client=ip,path=p'"),
-        ({"fields": "time=t,client=c"}, "with time, client, and request or path"),
-        ({"fields": "time=t,client=c,path=p,stauts=s"}, "not 'stauts'; did you mean 'status'?"),
-        ({"fields": "caddi"}, "nginx, caddy, traefik or \"time=ts,client=http.ip,path=uri\""),
-        ({"fields": "caddi"}, "not 'caddi'; did you mean 'caddy'?"),
-        ({"regex": "(?P<time>"}, "regex: '(?P<time>' is no regular expression"),
-        ({"regex": "(?P<time>.)(?P<clinet>.)"}, "did you mean 'client'?"),
-        ({"regex": "x", "fields": "caddy"}, "expected regex or fields, not both"),
+        ("(?P<time>", "regex: '(?P<time>' is no regular expression"),
+        (
+            "(?P<time>.)(?P<clinet>.)",
+            "(?P<client>...) and (?P<request>...) or (?P<path>...), not '(?P<time>",
+        ),
+        ("(?P<time>.)(?P<client>.)", "expected groups"),
     ],
-)  # fmt: skip
-def test_a_format_that_cannot_work_is_refused(options: dict[str, str], words: str) -> None:
+)
+def test_a_format_that_cannot_work_is_refused(regex: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(words)):
-        AccessLogs([SAMPLES / "common.log"], **options)
+        AccessLogs([str(SAMPLES / "common.log")], regex=regex)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -391,13 +374,13 @@ def test_records_within_the_buffer_are_sorted_and_none_is_lost(
     for part in range(files):
         text = "".join(line(second, f"/{part}") for second in seconds[part::files])
         (directory / f"{part}.log").write_text(text)
-    logs = AccessLogs(sorted(directory.iterdir()))
+    logs = AccessLogs(sorted(map(str, directory.iterdir())))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logs_module, "BUFFERED", buffered * files)
         found = [(record.time_us - START_US) // S_US for record in logs]
     assert sorted(found) == sorted(seconds)
     late = sum(map(int.__gt__, itertools.accumulate(found, max), found))
-    assert (logs.counts.records, logs.counts.late) == (len(seconds), late)
+    assert logs.late == late
     if all(moved(seconds[part::files]) <= buffered // 2 for part in range(files)):
         assert found == sorted(seconds)
 
@@ -419,45 +402,32 @@ def test_every_line_is_counted_once(lines: list[bytes], joint: bytes, tmp_path_f
     content = joint.join(lines)
     path = tmp_path_factory.mktemp("some") / "some.log"
     path.write_bytes(content)
-    if content[:6].startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"PK\x03\x04", b"\xfd7zXZ")):
+    if content.startswith(b"\x1f\x8b"):
         return
-    logs = AccessLogs([path])
-    found, counts = list(logs), logs.counts
-    assert counts.lines == content.count(b"\n") + (not content.endswith(b"\n") and content != b"")
-    assert counts.lines == counts.records + counts.empty + counts.unreadable.total()
-    assert len(found) == counts.records
-    assert bool(counts.example) == bool(counts.unreadable)
-    assert counts.example.isprintable()
+    logs = AccessLogs([str(path)])
+    found = list(logs)
+    assert logs.lines == sum(bool(one.decode("utf-8-sig", "replace").strip()) for one in content.split(b"\n"))
+    assert logs.lines == len(found) + logs.unreadable.total()
+    assert bool(logs.example) == bool(logs.unreadable)
+    assert logs.example.isprintable()
 
 
 def test_the_first_unreadable_line_is_shown_without_what_a_terminal_would_obey(tmp_path: Path) -> None:
     (tmp_path / "odd.log").write_bytes(b"\n\x1b]0;owned\x07\xe2\x80\xae" + b"x" * 10_000 + b"\nodd\n")
-    logs = AccessLogs([tmp_path / "odd.log"])
+    logs = AccessLogs([str(tmp_path / "odd.log")])
     assert list(logs) == []
-    assert logs.counts.example.startswith(f"line 2 of '{tmp_path}/odd.log': it contains no request")
-    assert ": \\x1b]0;owned\\x07\\u202exxx" in logs.counts.example
-    assert len(logs.counts.example) < 500
-    assert (logs.counts.empty, logs.counts.unreadable.total()) == (1, 2)
+    assert logs.example.startswith(f"line 2 of '{tmp_path}/odd.log': it contains no request")
+    assert ": \\x1b]0;owned\\x07\\u202exxx" in logs.example
+    assert len(logs.example) < 500
+    assert (logs.lines, logs.unreadable.total()) == (2, 2)
 
 
-@pytest.mark.parametrize("extra", [0, 1])
-def test_a_line_may_have_65536_bytes(extra: int, tmp_path: Path) -> None:
-    text = f"{COMMON} ".encode().ljust(65_536 + extra, b"a")
-    (tmp_path / "long.log").write_bytes(text + b"\n" + line(0, "/next").encode())
-    logs = AccessLogs([tmp_path / "long.log"])
-    assert paths(logs) == ["/next"] if extra else ["/a?b=1", "/next"]
-    assert logs.counts.unreadable == ({"it is longer than 65,536 bytes": 1} if extra else {})
-
-
-def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = io.BufferedReader(io.BytesIO((line(1, "/one") + line(0, "/zero")).encode()))  # type: ignore[arg-type]
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=raw))
-    logs = AccessLogs(["-"])
-    assert paths(logs) == ["/zero", "/one"]
-    assert paths(logs) == []
-    monkeypatch.setattr("sys.stdin", None)  # as in a process without standard input
-    with pytest.raises(ConfigurationError, match="standard input is closed"):
-        paths(logs)
+def test_the_rest_of_a_line_that_is_too_long_is_no_line(tmp_path: Path) -> None:
+    text = f"{COMMON} ".encode().ljust(65_536, b"a") + line(0, "/forged").encode()
+    (tmp_path / "long.log").write_bytes(text + line(0, "/next").encode())
+    logs = AccessLogs([str(tmp_path / "long.log")])
+    assert paths(logs) == ["/a?b=1", "/next"]
+    assert logs.lines == 2
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -465,7 +435,7 @@ def test_gzip_is_read_like_plain_text_whatever_the_name(tmp_path: Path, parts: i
     lines = (SAMPLES / "combined.log").read_bytes().splitlines(keepends=True)
     texts = [b"".join(lines[part::parts]) for part in range(parts)]
     (tmp_path / "packed.log").write_bytes(b"".join(map(gzip.compress, texts)))
-    assert list(AccessLogs([tmp_path / "packed.log"])) == list(AccessLogs([SAMPLES / "combined.log"]))
+    assert list(AccessLogs([str(tmp_path / "packed.log")])) == list(AccessLogs([str(SAMPLES / "combined.log")]))
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -480,9 +450,11 @@ def test_damaged_gzip_is_read_up_to_the_damage(tmp_path: Path, damage: str) -> N
     text = "".join(line(second, f"/{second**3}") for second in range(10_000)).encode()
     data = b"".join(gzip.compress(text[start : start + 100_000]) for start in range(0, len(text), 100_000))
     (tmp_path / "some.log").write_bytes(DAMAGES[damage](data))
-    logs = AccessLogs([tmp_path / "some.log"])
-    assert len(paths(logs)) == logs.counts.records > 1_000
-    assert logs.counts.unreadable["the compressed data is damaged"] == 1
+    logs = AccessLogs([str(tmp_path / "some.log")])
+    assert len(paths(logs)) == logs.lines - logs.unreadable.total() > 1_000
+    assert logs.unreadable
+    if damage != "flipped":  # else there are other odd lines before it
+        assert "the compressed data is damaged" in logs.example
 
 
 def test_a_gzip_bomb_of_one_line_takes_little_memory(tmp_path: Path) -> None:
@@ -490,36 +462,12 @@ def test_a_gzip_bomb_of_one_line_takes_little_memory(tmp_path: Path) -> None:
         for _ in range(16):  # a gzip file may have several members
             file.write(gzip.compress(b"a" * 4_194_304))
         file.write(gzip.compress(f"\n{line(0)}".encode()))
-    logs = AccessLogs([tmp_path / "bomb.log"])
+    logs = AccessLogs([str(tmp_path / "bomb.log")])
     tracemalloc.start()
     try:
         assert paths(logs) == ["/"]
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert logs.counts.unreadable == {"it is longer than 65,536 bytes": 1}
+    assert logs.unreadable.total() == 1
     assert peak_bytes < 20_000_000
-
-
-@pytest.mark.parametrize(
-    ("magic", "packer"),
-    [(b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh9", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"PK\x03\x04", "zip")],
-)
-def test_another_compression_is_named(tmp_path: Path, magic: bytes, packer: str) -> None:
-    (tmp_path / "some.log").write_bytes(magic + b"\0" * 99)
-    message = f"some.log': it is compressed with {packer}; expected plain text or gzip"
-    with pytest.raises(ConfigurationError, match=message):
-        list(AccessLogs([tmp_path / "some.log"]))
-
-
-@pytest.mark.parametrize(
-    ("files", "words"),
-    [
-        ([], "expected a list of files"),
-        ("access.log", "expected a list of files"),
-        (["-", "-"], "expected standard input once"),
-    ],
-)
-def test_files_that_cannot_be_read_are_refused(files: Any, words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
-        AccessLogs(files)

@@ -8,12 +8,10 @@ application runs, except functions of rules and keys.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import copy
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,7 +22,6 @@ from .logs import AccessRecord
 
 MAX_KEYS: Final = 2_000_000
 """The most windows, and the most bans, that a replay keeps."""
-_ENABLED: Final = "SLIDEGATE_ENABLED"
 _FULL: Final = ("keys_shared", "bans_full")
 """The events of a store that is full, whose decisions would no longer be those of the live one."""
 
@@ -57,23 +54,18 @@ class Replay:
     """Sends records, in chronological order, to copies of middlewares.
 
     Args:
-        middlewares: The middlewares, from the outside in. They are only read.
+        middlewares: The middlewares, from the outside in; at least one. They are only read.
 
     Attributes:
         middlewares: The copies.
         now_us: The virtual time in microseconds.
         unwaited: The labels of rules with ``wait`` or ``concurrency``. Requests that would wait are refused, and
             permits are always free, because a log does not record the duration of requests.
-
-    Raises:
-        ConfigurationError: There is no middleware.
     """
 
     def __init__(self, middlewares: Sequence[RateLimitMiddleware]) -> None:
-        if not middlewares:
-            raise ConfigurationError("middlewares: expected at least one RateLimitMiddleware, not an empty list")
         self.now_us = 0
-        self.unwaited = [rule.label for one in middlewares for rule in one.rules if _waits(rule)]
+        self.unwaited = [rule.label for one in middlewares for rule in one.rules if rule.wait_us or rule.concurrency]
         self._answer = _LoggedAnswer(middlewares[-1].app)
         self._outcomes: list[Outcome] = []
         self._events: list[Event] = []
@@ -82,11 +74,10 @@ class Replay:
         limiters = {id(one.limiter): self._new_limiter() for one in middlewares}
         self._app: ASGIApp = self._answer
         self.middlewares: list[RateLimitMiddleware] = []
-        with _switched_on():
-            for one in reversed(middlewares):
-                copied = _copied(one, self._app, limiters[id(one.limiter)])
-                self.middlewares.insert(0, copied)
-                self._app = copied
+        for one in reversed(middlewares):
+            copied = _copied(one, self._app, limiters[id(one.limiter)])
+            self.middlewares.insert(0, copied)
+            self._app = copied
 
     @classmethod
     def of(cls, **options: Any) -> Replay:
@@ -163,27 +154,12 @@ def _copied(one: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> RateLim
     )
 
 
-def _waits(rule: Rule) -> bool:
-    return bool(rule.wait_us) or rule.concurrency is not None
-
-
 def _without_wait(rule: Rule) -> Rule:
     """Return a copy of a rule that refuses instead of waiting, has no permits, and calls no `on_exceeded`."""
     copied = copy(rule)
     copied.on_exceeded = copied.concurrency = None
     copied.wait_us = copied.wait_max = 0
     return copied
-
-
-@contextmanager
-def _switched_on() -> Iterator[None]:
-    """Ignore SLIDEGATE_ENABLED within a block: it switches off applications, not replays."""
-    before = os.environ.pop(_ENABLED, None)
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ[_ENABLED] = before
 
 
 async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
@@ -196,16 +172,18 @@ async def _receive() -> Message:
 
 def scope_of(record: AccessRecord) -> dict[str, Any]:
     """Return the ASGI scope of a logged HTTP request, with the logged header fields."""
-    path, raw_path, query = _split(record.path)
+    # A proxy gets targets such as http://example.org/a, whose path is what an application gets.
+    target = record.path if record.path.startswith("/") else "/" + record.path.partition("://")[2].partition("/")[2]
+    raw_path, _, query = target.partition("?")
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
         "http_version": "1.1",
         "scheme": "http",
         "method": record.method,
-        "path": path,
-        "raw_path": raw_path,
-        "query_string": query,
+        "path": unquote(raw_path),
+        "raw_path": raw_path.encode(errors="replace"),
+        "query_string": query.encode(errors="replace"),
         "root_path": "",
         "headers": [
             (name.encode("latin-1", "replace"), value.encode(errors="replace")) for name, value in record.headers
@@ -213,17 +191,3 @@ def scope_of(record: AccessRecord) -> dict[str, Any]:
         "client": (record.client, 0),
         "server": ("localhost", 80),
     }
-
-
-def _split(target: str) -> tuple[str, bytes, bytes]:
-    """Return path, raw path and query of a request's target."""
-    if not target.startswith("/"):
-        try:
-            parts = urlsplit(target)
-            target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        except ValueError:
-            pass
-        if not target.startswith("/"):
-            target = f"/{target}"
-    raw, _, query = target.partition("?")
-    return unquote(raw), raw.encode(errors="replace"), query.encode(errors="replace")
