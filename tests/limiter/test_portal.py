@@ -18,12 +18,20 @@ import pytest
 
 from slidegate import Decision, Limiter, MemoryStore
 from slidegate.core import StoreUnavailable
+from slidegate.limiter.portal import PORTAL
 from slidegate.stores.lmdb import LmdbStore
 
 from ..redis_servers import AT_REDIS, BOUND_S, until
 from ..remote_stores import SlowStore
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def no_other_users() -> None:
+    """End the portal of limiters that tests before this one have never closed."""
+    gc.collect()
+    PORTAL.release(threads)
 
 
 def threads() -> list[threading.Thread]:
@@ -124,6 +132,7 @@ from contextlib import suppress
 sys.path[:0] = [{root!r}, {source!r}]
 from slidegate import Limiter
 from slidegate.core import StoreUnavailable
+from slidegate.limiter.portal import PORTAL
 from tests.remote_stores import SlowStore
 
 class Hanging(SlowStore):
