@@ -35,13 +35,14 @@ def make() -> Starlette:
     return Starlette(routes=routes, middleware=[middleware])
 
 
-def main() -> None:
+def serve(factory: str, workers: int) -> None:
+    """Serve the application that a factory ``module:make`` makes on the store in the arguments, and print the port."""
     os.environ["STORE"] = sys.argv[1]
     with socket.create_server(("127.0.0.1", 0)) as listening:
         sys.stdout.write(f"{listening.getsockname()[1]}\n")
         sys.stdout.flush()
-        uvicorn.run(f"{__spec__.name}:make", factory=True, fd=listening.fileno(), workers=WORKERS, log_level="warning")
+        uvicorn.run(factory, factory=True, fd=listening.fileno(), workers=workers, log_level="warning")
 
 
 if __name__ == "__main__":
-    main()
+    serve(f"{__spec__.name}:make", WORKERS)

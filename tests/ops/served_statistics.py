@@ -7,10 +7,7 @@ Nobody closes the limiter: the middleware ends its observers when the server end
 from __future__ import annotations
 
 import os
-import socket
-import sys
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -20,13 +17,11 @@ from starlette.routing import Route
 from slidegate import Limiter, RateLimitMiddleware, Rule, everyone
 from slidegate.ops.statistics import Statistics
 
+from ..served_by_workers import serve, worker
+
 WORKERS = 4
 AMOUNT = 60
 NAME = "items"
-
-
-async def worker(request: Request) -> JSONResponse:
-    return JSONResponse({"pid": os.getpid()})
 
 
 async def figures(request: Request) -> JSONResponse:
@@ -57,13 +52,5 @@ def make() -> Starlette:
     return app
 
 
-def main() -> None:
-    os.environ["STORE"] = sys.argv[1]
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        sys.stdout.write(f"{listening.getsockname()[1]}\n")
-        sys.stdout.flush()
-        uvicorn.run(f"{__spec__.name}:make", factory=True, fd=listening.fileno(), workers=WORKERS, log_level="warning")
-
-
 if __name__ == "__main__":
-    main()
+    serve(f"{__spec__.name}:make", WORKERS)

@@ -104,10 +104,10 @@ def check_list(what: str, given: object, expected: str, kind: type[Any] = object
     return listed
 
 
-def signature_of(function: Callable[..., object], *, follow_wrapped: bool = True) -> Signature | None:
+def signature_of(function: Callable[..., object]) -> Signature | None:
     """Return the signature of a user's function; None if it cannot be inspected."""
     try:
-        return signature(function, follow_wrapped=follow_wrapped)
+        return signature(function)
     except Exception:  # some C functions have none; since Python 3.14, annotations may contain undefined names
         return None
 

@@ -70,14 +70,6 @@ def operator_of(client_key: str, files: Sequence[NetworkLookup]) -> str | None:
     return None
 
 
-def described(client_key: str, files: Sequence[NetworkLookup]) -> str:
-    """Describe the network of a client for display: ``AS132203 Tencent, NL``; empty if it is unknown."""
-    places = [file.find(client_key) for file in files]
-    operator = next((f"AS{place.asn} {place.name}".rstrip() for place in places if place.asn is not None), "")
-    country = next((place.country for place in places if place.country), "")
-    return ", ".join(filter(None, (operator, country)))
-
-
 def check_ban(key: object, files: Sequence[NetworkLookup]) -> None:
     """Validate the key of a manual ban; one of an operator needs a file with operators.
 

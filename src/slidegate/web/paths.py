@@ -61,11 +61,6 @@ def below(root: str, path: str) -> str:
     return rest if not rest or rest[0] == "/" else path
 
 
-def route_path(scope: Scope) -> str:
-    """Return the path below `root_path`, as the router that receives this scope sees it."""
-    return below(scope.get("root_path") or "", scope["path"])
-
-
 def normal(path: str) -> str:
     """Return the normal form of a path, with runs of slashes merged and single dots removed."""
     return _SLASHES_AND_DOTS.sub("/", path) if _ODD.search(path) else path
