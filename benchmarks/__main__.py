@@ -14,7 +14,7 @@ import shlex
 import sys
 from typing import Final
 
-NAMES: Final = ("real", "limiter", "server", "lmdb", "redis", "memory", "networks", "startup")
+NAMES: Final = ("real", "bytecodes", "limiter", "server", "lmdb", "redis", "memory", "networks", "startup")
 
 
 def main() -> None:

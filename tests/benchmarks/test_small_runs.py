@@ -14,6 +14,7 @@ from benchmarks.__main__ import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
+    "bytecodes": ["--only", "default", "--functions"],
     "limiter": ["--processes", "1", "--rounds", "1", "--only", "slidegate"],
     "networks": ["--count", "50", "--rounds", "1"],
     "startup": ["--rounds", "1"],
