@@ -1,8 +1,8 @@
 """The bytecodes and Python calls that one request adds, by configuration: numbers without noise, on any machine.
 
 Between two requests other code runs, so the caches of the processor are cold, and every bytecode costs about the same.
-Counted are the functions of slidegate, or of the peer; not those of Starlette, FastAPI or the standard library. A row is
-the median of several requests, because now and then one of them sweeps what has expired. `--functions` lists the
+Counted are the functions of slidegate, or of the peer; not those of Starlette, FastAPI or the standard library. A row
+is the median of several requests, because now and then one of them sweeps what has expired. `--functions` lists the
 bytecodes and calls of each function.
 """
 

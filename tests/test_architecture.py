@@ -38,7 +38,6 @@ PUBLIC["slidegate"] |= {"__version__", "__compiled__"}
 """The names that stand outside the library import."""
 SEAMS = {
     "slidegate.limiter": {"Limiter", "all_limiters"},  # the second is the switch of `slidegate.testing`
-    "slidegate.limiter.open_store": {"open_store"},  # the command opens stores read-only
     "slidegate.core.windows.histogram": {"BUCKETS", "ResponseTimes"},
     **dict.fromkeys([f"slidegate.core.{name}" for name in ("arguments", "durations", "errors", "limits", "logs")]),
 }

@@ -65,7 +65,7 @@ def test_importing_the_package_loads_nothing_optional(module: str) -> None:
 
 
 def test_importing_the_package_loads_nothing_that_few_applications_need() -> None:
-    few = "stores.lmdb", "stores.redis", "web.config", "limiter.open_store"
+    few = "stores.lmdb", "stores.redis", "web.config", "stores.open_store"
     others = "csv", "decimal", "difflib", "tomllib", "anyio.lowlevel", "starlette.middleware.cors"
     loaded = loaded_by("import slidegate")
     assert [name for name in loaded if name.startswith((*(f"slidegate.{name}" for name in few), *others))] == []

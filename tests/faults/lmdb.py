@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeAlias
 
-from slidegate.limiter.open_store import open_store
 from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.open_store import open_store
 
 from ..stores.lmdb.scenes import actor, disk_of, end, outcome, overwrite_heads
 from .playing import BOUND, COUNTED, STOPPED_S, UNBOUND, Scene, SceneMaker, limiter_of

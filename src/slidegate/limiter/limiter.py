@@ -151,6 +151,7 @@ class Limiter:
         deadline: str | float | timedelta = DEADLINE,
         on_error: OnError = ON_ERROR,
         networks: Iterable[NetworkKey] = (),
+        read_only: bool = False,
     ) -> Limiter:
         """Create a limiter from an address.
 
@@ -162,15 +163,18 @@ class Limiter:
             deadline: As for the constructor.
             on_error: As for the constructor.
             networks: As for the constructor.
+            read_only: Whether the store must already exist and is only read: for tools. Commands that change rows which
+                exist still work on Redis.
 
         Raises:
             ConfigurationError: The scheme or an option is unknown, or a value is invalid.
+            StoreUnavailable: `read_only` is true, and the store does not exist or cannot be read.
         """
-        from .open_store import open_store  # most limiters are created from a store object
+        from ..stores.open_store import open_store  # most limiters are created from a store object
 
         check_failure_policy(deadline, on_error)
         return cls(
-            open_store(url),
+            open_store(url, read_only=read_only),
             secret=secret,
             observers=observers,
             deadline=deadline,

@@ -38,7 +38,6 @@ from ... import (
 from ...core.durations import read_span_us
 from ...core.errors import quoted
 from ...core.logs import escaped, logger, written
-from ...limiter.open_store import open_store
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -336,16 +335,16 @@ def ask(url: str, work: Callable[[Limiter], Awaitable[T]], *, writes: bool = Fal
 
 def _limiter_on(url: str, writes: bool) -> Limiter:
     # Redis, read-only, accepts changes of data that exist; LMDB accepts none.
-    store = open_store(url, read_only=True)
-    if isinstance(store, MemoryStore):
+    limiter = Limiter.from_url(url, read_only=True, deadline=DEADLINE, on_error="deny")
+    if isinstance(limiter.store, MemoryStore):
         raise ConfigurationError(
             "memory:// is in the memory of the server process, which no command can access; use the dashboard of the "
             "application"
         )
     if writes and url.lower().startswith("lmdb:"):
-        store.close()  # it exists and is not damaged
-        store = open_store(url)
-    return Limiter(store, deadline=DEADLINE, on_error="deny")
+        limiter.store.close()  # it exists and is not damaged
+        limiter = Limiter.from_url(url, deadline=DEADLINE, on_error="deny")
+    return limiter
 
 
 # -- configuration files -----------------------------------------------------------------------------------------------

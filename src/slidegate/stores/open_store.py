@@ -9,8 +9,8 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.store import Store
-from ..stores.memory.store import MemoryStore
-from ..stores.shared import clean_address
+from .memory.store import MemoryStore
+from .shared import clean_address
 
 _NUMBER: Final = re.compile("[0-9]{1,18}")
 _SIZES: Final[dict[str, type]] = {"max_keys": int, "max_bans": int}
@@ -79,7 +79,7 @@ def _lmdb(parts: SplitResult, expected: str, read_only: bool) -> Store:
         raise ConfigurationError(f"{expected}: write the absolute path of the directory after lmdb://")
     options = _options(parts, expected)
     try:
-        from ..stores.lmdb import LmdbStore
+        from .lmdb import LmdbStore
     except ImportError as error:
         raise ConfigurationError(f"store address: {error}") from error
     return LmdbStore(unquote(parts.path), read_only=read_only, **options)
@@ -87,7 +87,7 @@ def _lmdb(parts: SplitResult, expected: str, read_only: bool) -> Store:
 
 def _redis(url: str, read_only: bool) -> Store:
     try:
-        from ..stores.redis import RedisStore
+        from .redis import RedisStore
     except ImportError as error:
         raise ConfigurationError(f"store address: {error}") from error
     place, _, query = url.partition("?")

@@ -20,7 +20,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from slidegate import ConfigurationError, Limiter
-from slidegate.limiter.open_store import open_store
+from slidegate.stores.open_store import open_store
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.urls import SCHEMES, open_client
 
@@ -158,7 +158,7 @@ def test_a_drive_of_windows_is_no_path_of_lmdb(url: str) -> None:
 
 
 def test_on_windows_every_path_of_lmdb_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("slidegate.limiter.open_store.os.name", "nt")
+    monkeypatch.setattr("slidegate.stores.open_store.os.name", "nt")
     with pytest.raises(ConfigurationError, match="LMDB needs Linux or macOS"):
         open_store(f"lmdb://{tmp_path}")
 
