@@ -14,14 +14,13 @@ from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, Messa
 from slidegate.core import Bucket, CounterWindow, Decision, InvalidKey, Limit, MetricWindow, Reason
 from slidegate.core.bans.ban import Ban
 from slidegate.core.decision import Check, refused_by_ban
-from slidegate.limiter.terms import Terms
 from slidegate.ops.statistics import Stats, Traffic, Worker
 
 LIMIT = Limit(5, "1m")
-BUCKET = Bucket("api", [LIMIT], ["a"], count_denied=True, label="All", terms=Terms(7, 3))
+BUCKET = Bucket("api", [LIMIT], ["a"], count_denied=True, label="All", on_error="deny")
 BAN = Ban("192.0.2.1", "a reason", "flood", 1, 3, 90, 5)
 CHECK: Check = (BUCKET, "192.0.2.1", 2)
-OF_BUCKET = ("name", "label", "limits", "names", "count_denied", "is_permit", "unit", "terms")
+OF_BUCKET = ("name", "label", "limits", "names", "count_denied", "is_permit", "unit", "on_error")
 OF_DECISION = (
     *("allowed", "reason", "now_us", "checks", "readings", "states", "retry_after_us"),
     *("by", "ban", "status", "at_least_us"),

@@ -164,7 +164,7 @@ def test_calls_of_threads_and_tasks_wait_in_one_line(real: Limiter) -> None:
 
     asyncio.run(main())
     assert most > 1
-    assert real.engine.queues.by_name == {}
+    assert real.engine.queues.waiting == 0
 
 
 class Interrupt(BaseException):
@@ -187,7 +187,7 @@ def test_a_thread_that_is_interrupted_in_its_wait_is_charged_nothing(real: Limit
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    while real.engine.queues.by_name:  # its event loop hears of it a moment later
+    while real.engine.queues.waiting:  # its event loop hears of it a moment later
         time.sleep(0.001)
     seen = real.sync.peek("all", "1/hour", rule="hourly")
     assert seen.retry_after_us <= 3_600_000_000

@@ -17,7 +17,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from slidegate import Limiter
 from slidegate.core import Bucket, Event, StoreUnavailable, parse_limits
 from slidegate.core.decision import Decision
-from slidegate.limiter.terms import Terms
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..remote_stores import SickStore
@@ -30,9 +29,7 @@ AMOUNT = 3
 OUTAGES = {"store_failed", "store_recovered"}
 CHOICES = (None, "local", "allow", "deny")
 BUCKETS = {
-    (name, own): Bucket(name, parse_limits(f"{AMOUNT}/day"), terms=Terms(on_error=own))
-    for name in ("a", "b")
-    for own in CHOICES
+    (name, own): Bucket(name, parse_limits(f"{AMOUNT}/day"), on_error=own) for name in ("a", "b") for own in CHOICES
 }
 QUESTIONS = st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(CHOICES), min_size=1)
 NAMED = "no answer within the deadline of 50 ms (Limiter(deadline=...))"

@@ -420,10 +420,8 @@ async def test_what_is_made_of_a_rule_after_a_change_has_its_amount_and_what_was
     app = guarded(limiter, Rule("*", "5/minute", name="api", concurrency=2, wait="1s", fair=everyone))
     (bound,) = app.bound()
     assert bound.permits is not None
-    assert bound.shared_by(bound.permits, "ann").limits[0].amount == 2
     await change(limiter, "api", "3/minute")
     await change(limiter, "api-concurrency", "7")
-    assert bound.shared_by(bound.permits, "ann").limits[0].amount == 7
     apart = bound.for_preflights()
     assert (apart.bucket.limits[0].amount, apart.permits and apart.permits.limits[0].amount) == (3, 7)
     assert await limiter.restore("api")

@@ -13,7 +13,6 @@ from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateL
 from slidegate.core import Bucket, parse_limits
 from slidegate.core.errors import StoreUnavailable
 from slidegate.limiter.breaker import FAILURES_TO_OPEN
-from slidegate.limiter.terms import Terms
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import Slow, call, hello
@@ -101,7 +100,7 @@ async def test_the_event_names_few_of_many_rules_and_one_that_no_middleware_has(
     app = RateLimitMiddleware(hello, rules=rules, limiter=limiter)
     store.error = StoreUnavailable("gone")
     for _ in range(FAILURES_TO_OPEN):
-        await limiter.hit_all([(Bucket("own", parse_limits("9/hour"), terms=Terms(on_error="allow")), "ann", 1)])
+        await limiter.hit_all([(Bucket("own", parse_limits("9/hour"), on_error="allow"), "ann", 1)])
     (failed,) = heard.events
     assert "those under 'own' pass uncounted (on_error='allow' of the rules)" in failed.message
     assert "'rule8' and 21 more are refused" in failed.message

@@ -57,14 +57,14 @@ class Bucket:
         count_denied: Whether requests that are refused for lack of room are also charged.
         unit: The unit that is counted, if not requests: ``"tokens"``.
         label: The name of the rule in stats; by default `name`.
-        terms: What the limiter keeps for the rule; stores do not read it.
+        on_error: What decides while the store fails: "local", "allow" or "deny"; None for the limiter's own choice.
 
     Attributes:
         limits: Copies of the limits, which this bucket and those derived from it own: `AnyLimit.become` changes an
             amount for all of them, and for every question that was prepared with them.
     """
 
-    __slots__ = ("count_denied", "label", "limits", "name", "names", "terms", "unit")
+    __slots__ = ("count_denied", "label", "limits", "name", "names", "on_error", "unit")
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Bucket:
         count_denied: bool = False,
         unit: str | None = None,
         label: str | None = None,
-        terms: Any = None,
+        on_error: str | None = None,
     ) -> None:
         self.name = name
         self.limits = tuple([limit.own() for limit in limits])
@@ -83,7 +83,7 @@ class Bucket:
         self.count_denied = count_denied
         self.unit = unit
         self.label = name if label is None else label
-        self.terms = terms
+        self.on_error = on_error
 
     def __getnewargs__(self) -> tuple[str, Sequence[AnyLimit]]:
         return self.name, self.limits
@@ -93,9 +93,7 @@ class Bucket:
         """Whether a charge is a permit, which a request holds until it ends, and not units of a window."""
         return len(self.limits) == 1 and isinstance(self.limits[0], Concurrency)
 
-    def under(
-        self, name: str, names: Sequence[str] | None = None, *, count_denied: bool | None = None, terms: Any = None
-    ) -> Bucket:
+    def under(self, name: str, names: Sequence[str] | None = None, *, count_denied: bool | None = None) -> Bucket:
         """Return a bucket with the same limits under another name, with other values for the arguments that are given.
 
         Both have the same amounts for ever.
@@ -107,7 +105,7 @@ class Bucket:
             count_denied=self.count_denied if count_denied is None else count_denied,
             unit=self.unit,
             label=self.label,
-            terms=self.terms if terms is None else terms,
+            on_error=self.on_error,
         )
         twin.limits = self.limits
         return twin

@@ -15,9 +15,8 @@ from ..core.limits import MAX_NAME, check_name, check_whole, parse_duration_us, 
 from .engine import Engine
 from .inspect import BucketCaller
 from .keys import Limits
+from .queues import may_wait
 from .sync import run_query
-from .terms import Terms
-from .waiting import may_wait
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -104,9 +103,18 @@ class Limited:
     async def _decide(self, bucket: Bucket, key: str) -> Decision:
         """Charge the cost of a call, after waiting if necessary and allowed."""
         spelled, subjects = self._engine.keys.learn(key)
-        answer = self._engine.queues.decide(((bucket, spelled, self._cost),), subjects)
-        decision = answer if isinstance(answer, Decision) else await answer
-        return await self._engine.queues.wait(decision, subjects) if may_wait(decision) else decision
+        checks, queues, name = ((bucket, spelled, self._cost),), self._engine.queues, (bucket.name, spelled)
+
+        async def ask() -> Decision:
+            answer = self._engine.decide(checks, subjects)
+            return answer if isinstance(answer, Decision) else await answer
+
+        decision: Decision | None = None
+        if not (self._wait_us and queues.is_queued(name)):
+            decision = await ask()
+            if not (self._wait_us and may_wait(decision)):
+                return decision
+        return await queues.wait(name, decision, ask, wait_us=self._wait_us, wait_max=MAX_WAITING)
 
     def _admitted(self, decision: Decision) -> Decision:
         self._engine.report_outcome(decision)
@@ -125,8 +133,7 @@ class Limited:
         )
 
     def _bucket(self, rule: str) -> Bucket:
-        waiting = MAX_WAITING if self._wait_us else 0
-        return Bucket(self._rule or rule, self._limits, terms=Terms(self._wait_us, waiting))
+        return Bucket(self._rule or rule, self._limits)
 
 
 def _checked_key(key: object) -> LimitedKey:

@@ -34,8 +34,8 @@ from .observers import AnyObserver, ObserverHub, listed_observers
 from .operators import NetworkLookup
 from .outcome import outcome_of_question
 from .overrides import Overrides
+from .queues import Queues
 from .rows import Rows
-from .waiting import Queues
 
 T = TypeVar("T")
 _NS_PER_US: Final = 1_000
@@ -112,7 +112,7 @@ class Engine:
         self.keys = Keys(secret)
         clock = None if memory is None else memory.clock
         self.now_us: Clock = clock or _steady_clock()
-        self.queues = Queues(self)
+        self.queues = Queues(self.refund)
         self.rows = Rows(self)
         self.overrides = Overrides(self)
         self._counts_permits = store.permits_held() is not None  # read once: counting them may be slow
@@ -146,7 +146,7 @@ class Engine:
             answer = (self.failover or self.store).refund(reservations)
             return answer if isinstance(answer, bool) else await answer
         finally:
-            self.queues.freed(reservations)
+            self.queues.refunded(reservations)
 
     async def command(self, ask: Callable[[], T | Awaitable[T]], deadline_s: float = COMMAND_DEADLINE_S) -> T:
         """Return the store's answer to a command of an operator, which has a longer deadline than a request.

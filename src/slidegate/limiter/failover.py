@@ -37,7 +37,6 @@ from ..stores.system_clock import monotonic_us, system_us
 from .aio import Deadline, to_the_end, within
 from .breaker import Breaker, Call
 from .outages import Outages, shown
-from .terms import terms_of
 
 OnError: TypeAlias = Literal["local", "allow", "deny"]
 FailurePolicy: TypeAlias = tuple[str, OnError]
@@ -239,7 +238,7 @@ class Failover:
         self, what: Literal["hit", "peek", "charge"], checks: Sequence[Check], subjects: Sequence[BanSubject] = ()
     ) -> Decision:
         """Decide instead of the store, by the strictest `on_error` of the rules."""
-        choices = {terms_of(bucket).on_error or self.on_error for bucket, _, _ in checks} or {self.on_error}
+        choices = {bucket.on_error or self.on_error for bucket, _, _ in checks} or {self.on_error}
         choice = next(one for one in _STRICTEST_FIRST if one in choices)
         if choice == "local":
             self._sweep_us = 1

@@ -13,7 +13,6 @@ from ..core.views import WindowView, view_of
 from ..stores.forks import hold_over_fork
 from ..stores.system_clock import system_us
 from .aio import let_others_run
-from .terms import terms_of
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -32,6 +31,9 @@ class Caller(Protocol):
     def buckets(self) -> Iterable[Bucket]:
         """Return the known buckets in which it counts."""
 
+    def fallbacks(self) -> Iterable[Bucket]:
+        """Return those of them whose limits apply only if a limits function fails."""
+
 
 class BucketCaller:
     """A caller with a single bucket. Its owner must keep a reference, because `Callers` keeps a weak one."""
@@ -42,6 +44,10 @@ class BucketCaller:
     def buckets(self) -> tuple[Bucket]:
         """See `Caller.buckets`."""
         return (self.bucket,)
+
+    def fallbacks(self) -> tuple[Bucket, ...]:
+        """See `Caller.fallbacks`."""
+        return ()
 
 
 class Plans:
@@ -58,9 +64,9 @@ class Plans:
         self._fresh[rule, key] = bucket
 
     def of(self, bucket: Bucket, key: str) -> Bucket | None:
-        """Return the bucket that a fallback replaces, or `bucket` itself if that is not known; None for no limits."""
+        """Return the bucket that a fallback replaces, or the fallback if that is not known; None for no limits."""
         name = bucket.name, key
-        return self._fresh.get(name, self._stale.get(name, bucket)) if terms_of(bucket).fallback else bucket
+        return self._fresh.get(name, self._stale.get(name, bucket))
 
 
 class Callers:
@@ -100,9 +106,14 @@ class Callers:
         """Return the buckets of all callers."""
         return [bucket for caller in self.listed() for bucket in caller.buckets()]
 
+    def fallbacks(self) -> set[Bucket]:
+        """Return the buckets of all callers whose limits apply only if a limits function fails."""
+        return {bucket for caller in self.listed() for bucket in caller.fallbacks()}
+
     def buckets(self, key: str, others: Iterable[Bucket]) -> list[Bucket]:
         """Return the buckets of all callers for a key, and `others`, without those that have the same windows."""
-        of_callers = [self.plans.of(bucket, key) for bucket in self.all_buckets()]
+        fallbacks = self.fallbacks()
+        of_callers = [self.plans.of(one, key) if one in fallbacks else one for one in self.all_buckets()]
         known = {_windows_of(bucket): bucket for bucket in of_callers if bucket is not None and bucket.limits}
         further = {_windows_of(bucket): bucket for bucket in others if _windows_of(bucket) not in known}
         return [*known.values(), *further.values()]
@@ -141,7 +152,7 @@ async def inspect_key(engine: Engine, key: str, buckets: Sequence[Bucket]) -> Ke
     Raises:
         StoreError: The store does not answer.
     """
-    looked_at = buckets[:MAX_BUCKETS]
+    looked_at, fallbacks = buckets[:MAX_BUCKETS], engine.callers.fallbacks()
     views: list[WindowView] = []
     for first in range(0, max(len(looked_at), 1), TOGETHER):  # without buckets, only the time is queried
         if first:
@@ -152,5 +163,5 @@ async def inspect_key(engine: Engine, key: str, buckets: Sequence[Bucket]) -> Ke
         for (bucket, place), window in zip(places, windows, strict=True):
             limit = bucket.limits[place]
             view = view_of(bucket.name, bucket.label, bucket.names[place], limit, window, now_us)
-            views.append(view._replace(fallback=terms_of(bucket).fallback))
+            views.append(view._replace(fallback=bucket in fallbacks))
     return KeyView(key, now_us, system_us(), tuple(views), len(buckets) - len(looked_at))

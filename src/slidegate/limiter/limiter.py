@@ -217,7 +217,7 @@ class Limiter:
     async def hit_all(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Charge several buckets and keys together: all of them or none.
 
-        It never waits: the terms of a `Bucket` are for middlewares and `limited`.
+        It never waits.
 
         Args:
             checks: Tuples (bucket, key, cost); the keys are at most 64 bytes long.
@@ -275,7 +275,7 @@ class Limiter:
         try:
             return await self.engine.command(partial(self.store.reset, text))
         finally:
-            self.engine.queues.reset(text)
+            self.engine.queues.wake(text)
 
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule, quotas too. Returns False if there were none.
@@ -290,7 +290,7 @@ class Limiter:
         try:
             return await self.engine.command(self.store.reset_all)
         finally:
-            self.engine.queues.reset()
+            self.engine.queues.wake()
 
     async def inspect(self, key: AnyKey, rules: Mapping[str, Limits] | None = None) -> KeyView:
         """Return all windows of `key`, slice by slice. Changes nothing.

@@ -15,7 +15,6 @@ from ..core.errors import StoreError, StoreTimeout, quoted
 from ..core.logs import Throttle, logger, written
 from ..core.store import Event
 from .breaker import SLOTS_PER_MINUTE, Breaker, Call
-from .terms import terms_of
 
 REPORT_EVERY_US: Final = 60_000_000
 MAX_NAMED: Final = 9
@@ -121,9 +120,7 @@ class Outages:
     def _event(self, kind: str, what: str, error: Exception, checks: Sequence[Check]) -> Event:
         """Return the event that the store has failed, with what happens to requests."""
         known = [*(bucket for bucket, _, _ in checks), *self._buckets()]
-        rules = {
-            bucket.label: own for bucket in known if (own := terms_of(bucket).on_error) not in (None, self._on_error)
-        }
+        rules = {bucket.label: own for bucket in known if (own := bucket.on_error) not in (None, self._on_error)}
         text = written(error, str if isinstance(error, StoreTimeout) else repr)
         message = f"the store {what}, so {_consequences(self._on_error, rules)}: {text}"
         return Event(kind, message, {"on_error": self._on_error, "rules": rules, "error": text})

@@ -392,7 +392,7 @@ class Overrides:
         names = [name for name in {**known, **found} if known.get(name) != found.get(name)]
         names += [name for name in found if name not in names and (name in before) is not (name in after)]
         if names:
-            self._engine.queues.reset()
+            self._engine.queues.wake()
         for name in names if limits else ():
             self._report(limits, known.get(name), found.get(name), before, after)
 

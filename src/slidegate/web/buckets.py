@@ -9,7 +9,6 @@ from typing import Final
 from ..core.decision import Bucket, wire_names
 from ..core.limits import AnyLimit
 from ..limiter.overrides import NamedLimit
-from ..limiter.terms import Terms
 from .rules import Rule
 
 IN_TURN: Final = "::"
@@ -26,8 +25,7 @@ def buckets_of(rule: Rule, identity: str, names: Sequence[str]) -> Sequence[Buck
     """
     buckets = []
     if rule.limits or rule.limits_function is not None:
-        fallback = rule.limits_function is not None
-        buckets.append(make_bucket(rule, identity, rule.limits, names[: len(rule.limits)], fallback=fallback))
+        buckets.append(make_bucket(rule, identity, rule.limits, names[: len(rule.limits)]))
     if rule.concurrency is not None:
         buckets.append(make_bucket(rule, identity, (rule.concurrency,), names[-1:]))
     return buckets
@@ -63,9 +61,7 @@ def amounts_by_window(limits: Iterable[AnyLimit]) -> dict[object, int]:
     return {limit.same_window: limit.amount for limit in limits}
 
 
-def make_bucket(
-    rule: Rule, identity: str, limits: Sequence[AnyLimit], names: Sequence[str] | None = None, *, fallback: bool = False
-) -> Bucket:
+def make_bucket(rule: Rule, identity: str, limits: Sequence[AnyLimit], names: Sequence[str] | None = None) -> Bucket:
     permits = rule.concurrency in limits
     return Bucket(
         identity,
@@ -74,5 +70,5 @@ def make_bucket(
         count_denied=rule.count_denied and not permits,
         unit=None if permits else rule.unit,
         label=rule.label,
-        terms=Terms(rule.wait_us, rule.wait_max, on_error=rule.on_error, fallback=fallback),
+        on_error=rule.on_error,
     )

@@ -93,24 +93,20 @@ class UserCallbacks:
             amounts = [limit.amount for limit in bucket.limits] if bucket is not None else []
             cost = min([cost, *amounts] if rule.cost_max is None else [cost, rule.cost_max, *amounts])
         checks = [] if bucket is None else [(bucket, key, cost)]
-        checks += [] if bound.permits is None else [(bound.permits, key, 1)]
-        if rule.fair is None:
-            return checks
-        tenant = await self._tenant(bound, scope, limiter, client_key, request)
-        return [
-            (bound.shared_by(bucket, tenant) if bucket.is_permit else bucket, key, cost) for bucket, key, cost in checks
-        ]
+        return checks if bound.permits is None else [*checks, (bound.permits, key, 1)]
 
-    async def _tenant(
-        self, bound: BoundRule, scope: Scope, limiter: Limiter, client_key: str, request: HTTPConnection
+    async def tenant(
+        self, bound: BoundRule, scope: Scope, limiter: Limiter, client_key: str, request: HTTPConnection | None = None
     ) -> str:
-        """Return the tenant whose share of the permits a request uses; unknown tenants count as one, ``""``."""
+        """Return the tenant whose share of the permits a request uses; ``""`` if it is unknown or the rule not fair."""
         rule = bound.rule
+        if rule.fair is None:
+            return ""
         if isinstance(rule.fair, Key):
             found = rule.fair.find(bound.routed(scope), limiter, client_key)
             asks_address = any(isinstance(key, ClientAddress) for key in parts_of(rule.fair))
             return found if found != client_key or asks_address else ""
-        assert rule.fair is not None
+        request = request_of(scope) if request is None else request
         return await self.ask(
             "fair", rule.label, rule.fair, (request,), lambda found: limiter.key_for(found) if found else "", ""
         )

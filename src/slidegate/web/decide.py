@@ -7,10 +7,11 @@ awaits no decision that is available immediately.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from functools import partial
 from typing import Final
 
 from starlette.requests import HTTPConnection
-from starlette.types import Scope
+from starlette.types import Receive, Scope
 
 from ..core.addresses import Address
 from ..core.bans.ban import Ban, BanSubject, longest
@@ -20,12 +21,12 @@ from ..core.memo import remember
 from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.operators import NetworkLookup
-from ..limiter.waiting import may_wait
+from ..limiter.queues import Ask, Name, may_wait
 from .bans import BanSignals, Signal
 from .callbacks import ShadowRules, UserCallbacks
 from .client_ip import ClientAddress, host_of, may_be_gone
-from .endpoint_refusals import wait_at_endpoint
-from .exchange import Entry, Exchange, allowlisted, has_passed, is_preflight, passed_checks
+from .endpoint_refusals import ClientLeft, channel_at_endpoint
+from .exchange import SCOPE_KEY, Entry, Exchange, allowlisted, has_passed, is_preflight, passed_checks
 from .headers import field_value
 from .lists import ListFiles
 from .rule_set import BoundRule, Matched, RuleSet
@@ -128,11 +129,12 @@ class Decider:
         self._peers_named = False
         self._shadows = ShadowRules(limiter, calls, self._hit)
 
-    def enter(self, scope: Scope, exchange: Exchange) -> Decision | Awaitable[Decision] | None:
+    def enter(self, scope: Scope, receive: Receive, exchange: Exchange) -> Decision | Awaitable[Decision] | None:
         """Decide a request, and record the decision if it is available immediately and admits the request.
 
         Args:
             scope: Its scope.
+            receive: Its receive channel.
             exchange: The decisions of outer middlewares. If this one exempts the request, it is added to `exempt`.
 
         Returns:
@@ -151,14 +153,14 @@ class Decider:
             if question is not None and not entries:
                 answer = self._engine.decide(question, client.subjects)
             else:
-                answer = self._decide_uncached(matched, scope, exchange, client)
+                answer = self._decide_uncached(matched, scope, receive, exchange, client)
         if isinstance(answer, Decision) and answer.allowed:
             exchange.record(answer)
             return None
         return answer
 
     def _decide_uncached(
-        self, matched: Matched, scope: Scope, exchange: Exchange, client: Client
+        self, matched: Matched, scope: Scope, receive: Receive, exchange: Exchange, client: Client
     ) -> Decision | Awaitable[Decision]:
         """Decide a request without a cached question; cache the question if later requests can reuse it."""
         before, subjects = exchange.entries, client.subjects
@@ -168,12 +170,10 @@ class Decider:
         if exempt:
             exchange.exempt = (*exchange.exempt, exchange.parts)
         if not matched.plain or before or self._signals.on_request:
-            return self._decide(matched, scope, exchange, client.key, subjects)
+            return self._decide(matched, scope, receive, exchange, client.key, subjects)
         checks: Sequence[Check] = [bound.check(scope, self._limiter, client.key) for bound in matched.limiting]
         if not checks:
             return self._uncounted(matched, subjects)
-        if self._rules.waits:
-            return self._queues.decide(checks, subjects)
         if matched.by_client and not exempt and not self._signals.keyed:
             checks = self._engine.prepare(checks)
             client.remember(matched, checks)
@@ -228,11 +228,12 @@ class Decider:
         self,
         matched: Matched,
         scope: Scope,
+        receive: Receive,
         exchange: Exchange,
         client_key: str,
         subjects: Sequence[BanSubject],
     ) -> Decision:
-        """Decide a request that involves user functions, decisions of outer middlewares, or strikes.
+        """Decide a request that involves user functions, decisions of outer middlewares, strikes, or a queue.
 
         Evaluates conditions, then strikes for the request itself, then limits, and finally shadow rules. Each shadow
         rule has its own windows and counts only requests that the limits admit.
@@ -247,21 +248,41 @@ class Decider:
             refusal = await self._struck(signals, scope)
             if refusal is not None:
                 return refusal
-        checks: list[Check] = []
-        for bound in matched.limiting:
-            asked = await self._calls.checks(bound, scope, self._limiter, client_key)
-            checks += self._uncharged(bound, asked, before) if before else asked
-        if checks:
-            decision = await self._hit(checks, subjects)
-        else:
-            answer = self._uncounted(matched, subjects)
-            decision = answer if isinstance(answer, Decision) else await answer
+        decision = await self._decide_limits(matched, scope, receive, exchange, client_key, subjects)
         if decision.allowed and matched.shadows:
             await self._look(matched.shadows, scope, client_key, exchange, decision)
-        if not decision.allowed:
-            exchange.to_look = matched.shadows
+        if not decision.allowed and exchange.waiting is None:
             await self._shadows.tell_all(matched.told, decision)
         return decision
+
+    async def _decide_limits(
+        self,
+        matched: Matched,
+        scope: Scope,
+        receive: Receive,
+        exchange: Exchange,
+        client_key: str,
+        subjects: Sequence[BanSubject],
+    ) -> Decision:
+        """Ask the limiter about the limits of a request, which may wait for room under the first rule with `wait`."""
+        before = list(exchange.entries)
+        checks: list[Check] = []
+        queue: tuple[BoundRule, Check] | None = None
+        for bound in matched.limiting:
+            own = await self._calls.checks(bound, scope, self._limiter, client_key)
+            own = self._uncharged(bound, own, before) if before else own
+            checks += own
+            if own and bound.rule.wait_us and queue is None:
+                queue = bound, own[0]
+        if queue is not None:
+            bound, (bucket, key, _) = queue
+            tenant = await self._calls.tenant(bound, scope, self._limiter, client_key)
+            ask = partial(self._hit, checks, subjects)
+            return await self._hit_or_wait(bound.rule, (bucket.name, key), tenant, ask, exchange, receive)
+        if checks:
+            return await self._hit(checks, subjects)
+        answer = self._uncounted(matched, subjects)
+        return answer if isinstance(answer, Decision) else await answer
 
     async def _look(
         self, shadows: Sequence[BoundRule], scope: Scope, client_key: str, exchange: Exchange, decision: Decision
@@ -274,12 +295,6 @@ class Decider:
             exchange.enter(decision)
             exchange.holds |= self._rules.holds
             raise
-
-    async def look_after_wait(self, scope: Scope, exchange: Exchange) -> None:
-        """Have the rules look on that would have done so if the request had been let in at once."""
-        shadows, exchange.to_look = exchange.to_look, ()
-        for bound in shadows:
-            await self._shadows.look(bound, scope, self.client(scope).key)
 
     def _uncharged(self, bound: BoundRule, checks: Sequence[Check], before: Sequence[Entry]) -> Sequence[Check]:
         """Return the checks of a rule without those that the request has passed under rules of the same name."""
@@ -307,10 +322,30 @@ class Decider:
         """Ask the limiter. If a limits function allows no requests at all, refuse; a ban takes precedence."""
         shut = next((bucket for bucket, _, _ in checks if not bucket.limits), None)
         if shut is None:
-            answer = self._queues.decide(checks, subjects)
+            answer = self._engine.decide(checks, subjects)
             return answer if isinstance(answer, Decision) else await answer
         decision = await self._limiter.hit_all((), subjects)
         return Decision(False, Reason.NOBODY, by=shut.label) if decision.allowed else decision
+
+    async def _hit_or_wait(
+        self, rule: Rule, name: Name, tenant: str, ask: Ask, exchange: Exchange, receive: Receive
+    ) -> Decision:
+        """Decide a request that may wait for room under a rule; it joins the queue of its key, if there is one.
+
+        Args:
+            rule: The first rule with `wait` that counts the request.
+            name: Its queue: the bucket of the rule, and the key.
+            tenant: The tenant of the request, if the rule is fair.
+            ask: Asks the limiter.
+            exchange: The request.
+            receive: Its channel.
+        """
+        decision = None if self._queues.is_queued(name) else await ask()
+        if decision is None or may_wait(decision):
+            decision = await exchange.wait(receive, self._limiter, rule, name, decision, ask, tenant)
+        if decision.allowed and rule.fair is not None:
+            exchange.share(self._queues, name, tenant)
+        return decision
 
     async def _struck(self, signals: Sequence[Signal], scope: Scope) -> Decision | None:
         """Strike for the signals of a request; return its refusal if that bans it.
@@ -338,7 +373,7 @@ class Decider:
         client_key, subjects = client.key, client.subjects
         if self._signals.keyed:
             subjects = self._signals.subjects(request.scope, client_key, client.address)
-        if bound.plain and not bound.rule.wait_us and bound.rule.action == "limit" and bound.rule.on_exceeded is None:
+        if bound.plain and bound.rule.action == "limit" and bound.rule.on_exceeded is None:
             checks: Sequence[Check] = (bound.check(request.scope, self._limiter, client_key),)
             if has_passed(before, bound.bucket.name):
                 checks = self._uncharged(bound, checks, before)
@@ -365,9 +400,16 @@ class Decider:
         checks = self._uncharged(bound, checks, before)
         if not checks:
             return None
-        decision = await self._hit(checks, subjects)
-        if bound.rule.wait_us and may_wait(decision):
-            decision = await wait_at_endpoint(request, decision, self._limiter, subjects)
+        if bound.rule.wait_us:
+            exchange: Exchange = request.scope[SCOPE_KEY]
+            bucket, key, _ = checks[0]
+            tenant = await self._calls.tenant(bound, request.scope, self._limiter, client_key, request)
+            ask, receive = partial(self._hit, checks, subjects), channel_at_endpoint(request)
+            decision = await self._hit_or_wait(bound.rule, (bucket.name, key), tenant, ask, exchange, receive)
+            if exchange.waiting is not None:
+                raise ClientLeft(request.scope)
+        else:
+            decision = await self._hit(checks, subjects)
         if not decision.allowed:
             await self._shadows.tell_all((bound,), decision)
         return decision

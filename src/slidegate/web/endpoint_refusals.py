@@ -9,7 +9,6 @@ fields to every answer.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -21,10 +20,8 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from ..core.bans.ban import BanSubject
 from ..core.decision import Decision
 from ..core.errors import RateLimitExceeded, SlidegateError
-from ..limiter import Limiter
 from .exchange import SCOPE_KEY, Exchange
 from .responses import NEEDED, Answer, Refusals
 
@@ -74,24 +71,13 @@ class ClientLeft(SlidegateError, ClientDisconnect):
         _handlers(scope)[ClientLeft] = _answer_nobody
 
 
-async def wait_at_endpoint(
-    request: HTTPConnection, decision: Decision, limiter: Limiter, subjects: Sequence[BanSubject]
-) -> Decision:
-    """Wait for capacity after a refusal, and return the last decision.
-
-    Messages that arrive meanwhile are kept for later readers of the request.
-
-    Raises:
-        ClientLeft: The client has disconnected meanwhile.
-    """
+def channel_at_endpoint(request: HTTPConnection) -> Receive:
+    """Return the channel of a request that may have to wait; messages that arrive meanwhile reach its later readers."""
     exchange: Exchange = request.scope[SCOPE_KEY]
     channel = exchange.read_ahead(vars(request).get(_RECEIVE, _nothing))
     if _RECEIVE in vars(request):
         vars(request)[_RECEIVE] = channel
-    last = await exchange.wait(channel, decision, limiter, subjects)
-    if last is None:
-        raise ClientLeft(request.scope)
-    return last
+    return channel
 
 
 async def _nothing() -> Message:

@@ -15,14 +15,15 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from ..core.bans.ban import Ban, BanSubject
+from ..core.bans.ban import Ban
 from ..core.decision import Check, Decision, Reason, tightest_first
 from ..core.errors import ConfigurationError
 from ..limiter import Limiter
 from ..limiter.aio import in_background
+from ..limiter.queues import Ask, Name, Queues
 from .headers import HeaderWriter, add_several, completed
 from .routes import UNROUTED
-from .waiting import ReadAhead, refund, until_disconnect
+from .waiting import Peeked, refund
 
 if TYPE_CHECKING:
     from collections.abc import Set
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from .endpoints import EndpointBuckets
     from .outcomes import Outcomes
     from .responses import Answer, Refusals
-    from .rule_set import BoundRule
     from .rules import Rule
 
 SCOPE_KEY: Final = "slidegate"
@@ -179,11 +179,10 @@ class Exchange(Decided):
     """The names of the shadow rules that would have refused the request."""
     looked: Sequence[tuple[Limiter, Check]] = ()
     """The checks of shadow rules, each with its limiter."""
-    to_look: Sequence[BoundRule] = ()
-    """The shadow rules to evaluate if the request is admitted after a wait."""
+    _shares: Sequence[tuple[Queues, Name, str]] = ()
     _reported = False
     _trailers = False
-    _channels: Sequence[ReadAhead] = ()
+    _channels: Sequence[Peeked] = ()
     _asked: Sequence[tuple[object, str]] = ()
 
     def __init__(self, parts: Parts, scope: Scope, send: Send) -> None:
@@ -240,36 +239,55 @@ class Exchange(Decided):
     # -- a refusal -----------------------------------------------------------------------------------------------------
 
     async def wait(
-        self, receive: Receive, refusal: Decision, limiter: Limiter, subjects: Sequence[BanSubject]
-    ) -> Decision | None:
-        """Wait for capacity after a refusal; return the last decision, or None if the client disconnects.
+        self,
+        receive: Receive,
+        limiter: Limiter,
+        rule: Rule,
+        name: Name,
+        refused: Decision | None,
+        ask: Ask,
+        tenant: str,
+    ) -> Decision:
+        """Wait for room and record the time waited; return the last decision.
+
+        If the client leaves meanwhile, `waiting` remains set, and nothing stays charged.
 
         Args:
-            receive: The channel of the request. It is read ahead meanwhile; `channel_of` returns the one to use then.
-            refusal: The refusal.
-            limiter: The limiter that refused.
-            subjects: The keys and addresses whose bans apply to the request.
+            receive: The channel of the request. One message is read ahead; `channel_of` returns the one to use then.
+            limiter: The limiter that decides.
+            rule: The rule that lets the request wait.
+            name: The queue.
+            refused: The refusal; None for a request that joins a queue without having asked.
+            ask: Asks the limiter.
+            tenant: The tenant of the request.
         """
-        channel = self.read_ahead(receive)
-        self.waiting = refusal
-        decision = await until_disconnect(channel, limiter, lambda: self.queue(refusal, limiter, subjects))
-        if decision is not None:
-            self.waiting = None
-        return decision
-
-    async def queue(self, refusal: Decision, limiter: Limiter, subjects: Sequence[BanSubject]) -> Decision:
-        """Wait in the queues of a limiter and record the time waited; return the last decision."""
-        engine, began_us = limiter.engine, None
+        channel, queues, now_us = self.read_ahead(receive), limiter.engine.queues, limiter.engine.now_us
+        channel.begin()
+        self.waiting = Decision(False, Reason.LIMITED) if refused is None else refused
+        began_us: int | None = None
 
         def begins() -> None:
             nonlocal began_us
-            began_us = engine.now_us()
+            began_us = now_us()
 
+        bounds = {"wait_us": rule.wait_us, "wait_max": rule.wait_max}
         try:
-            return await engine.queues.wait(refusal, subjects, begins)
+            decision = await queues.wait(
+                name, refused, ask, **bounds, tenant=tenant, is_gone=channel.is_gone, begins=begins
+            )
         finally:
             if began_us is not None:
-                self.waited_us = (self.waited_us or 0) + max(engine.now_us() - began_us, 0)
+                self.waited_us = (self.waited_us or 0) + max(now_us() - began_us, 0)
+        if channel.is_gone():
+            await refund((limiter, decision.take_back()))
+            return self.waiting
+        self.waiting = None
+        return decision
+
+    def share(self, queues: Queues, name: Name, tenant: str) -> None:
+        """Record that the request has a permit of its tenant's share, until `release`."""
+        queues.take(name, tenant)
+        self._shares = (*self._shares, (queues, name, tenant))
 
     async def strike(self, scope: Scope, refusal: Decision) -> Decision:
         """Strike for a refusal if it is the request's first one and a limit caused it.
@@ -376,13 +394,13 @@ class Exchange(Decided):
 
     # -- resources -----------------------------------------------------------------------------------------------------
 
-    def read_ahead(self, receive: Receive) -> ReadAhead:
+    def read_ahead(self, receive: Receive) -> Peeked:
         """Return the read-ahead channel of this request for a receive channel; waiters on the same one share it."""
         known = self.channel_of(receive)
-        if isinstance(known, ReadAhead):
+        if isinstance(known, Peeked):
             return known
         self.holds = True
-        channel = ReadAhead(receive)
+        channel = Peeked(receive)
         self._channels = (*self._channels, channel)
         return channel
 
@@ -392,6 +410,9 @@ class Exchange(Decided):
 
     async def release(self) -> None:
         """Release the permits that the request holds, even if it is cancelled meanwhile. Idempotent."""
+        shares, self._shares = self._shares, ()
+        for queues, name, tenant in shares:  # before the store, so that the right waiter asks for the permit
+            queues.release(name, tenant)
         await refund(*[(parts.limiter, decision.take_back(held=True)) for parts, decision in self.entries])
 
     @property

@@ -1,10 +1,10 @@
 """The public class: a pure ASGI 3 middleware that every request passes through.
 
 The constructor validates the options and creates the parts; no per-request state lives on the instance. `__call__` gets
-a decision from `decide.py`, records it in the request's `Exchange` (`exchange.py`), and then calls the application or
-refuses the request. A refused request first waits if its rule allows that; then ban policies count strikes, observers
-are notified, and `responses.py` sends the answer. Every message of a response passes through `Exchange.send`, which
-adds the header fields (`headers.py`) and reports the outcome to observers, if there are any (`outcomes.py`).
+a decision from `decide.py`, for which a request may have to wait, records it in the request's `Exchange`
+(`exchange.py`), and then calls the application or refuses the request: ban policies count strikes, observers are
+notified, and `responses.py` sends the answer. Every message of a response passes through `Exchange.send`, which adds
+the header fields (`headers.py`) and reports the outcome to observers, if there are any (`outcomes.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from ..limiter import Limiter
 from ..limiter.observers import AnyObserver
 from ..limiter.operators import NetworkLookup
 from ..limiter.overrides import NamedLimit
-from ..limiter.waiting import may_wait
 from .bans import BanSignals
 from .broken import FailsAtStartup, end_start
 from .buckets import named_limits
@@ -264,6 +263,10 @@ class RateLimitMiddleware(FailsAtStartup):
         messages = () if self._messages is None else self._messages.buckets()
         return [*(bucket for bound in self.bound() for bucket in bound.buckets()), *messages]
 
+    def fallbacks(self) -> list[Bucket]:
+        """Return those of them whose limits apply only if a limits function fails."""
+        return [bucket for bound in self.bound() for bucket in bound.fallbacks()]
+
     def named_limits(self) -> Iterator[NamedLimit]:
         """Yield the limits as configured, including those of endpoints that were not requested yet."""
         for bound in self.bound():
@@ -281,7 +284,7 @@ class RateLimitMiddleware(FailsAtStartup):
             return
         exchange, send, above = begin(self._parts, scope, send)
         try:
-            answer = self._decider.enter(scope, exchange)
+            answer = self._decider.enter(scope, receive, exchange)
             if answer is None or await self._admits(exchange, scope, receive, send, answer):
                 if self._hooked or scope["type"] == "websocket":
                     receive, send = self._prepare(exchange, scope, receive, send)
@@ -304,29 +307,18 @@ class RateLimitMiddleware(FailsAtStartup):
         answer: Decision | Awaitable[Decision],
     ) -> bool:
         """Return whether a request is admitted, waiting for the decision if necessary; if not, it has been refused."""
-        if isinstance(answer, Decision):
-            return await self._refuse(exchange, scope, receive, send, answer)
-        decision = await answer
-        return exchange.enter(decision) or await self._refuse(exchange, scope, receive, send, decision)
+        decision = answer if isinstance(answer, Decision) else await answer
+        if exchange.enter(decision):
+            return True
+        if exchange.waiting is None:  # else the client has left while the request waited
+            await self._refuse(exchange, scope, exchange.channel_of(receive), send, decision)
+        return False
 
-    async def _refuse(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send, decision: Decision) -> bool:
-        """Let a request wait if it may; if it stays refused, count strikes, notify observers and answer it.
-
-        Returns:
-            Whether it was admitted after waiting.
-        """
-        if self._rules.waits and may_wait(decision):
-            last = await exchange.wait(receive, decision, self.limiter, self._subjects(scope))
-            if last is None:
-                return False
-            if exchange.enter(last):
-                await self._decider.look_after_wait(scope, exchange)
-                return True
-            decision, receive = last, exchange.channel_of(receive)
+    async def _refuse(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send, decision: Decision) -> None:
+        """Count strikes for a refusal, notify observers and answer it."""
         if decision.reason is not Reason.BANNED and (self.policies or exchange.entries):
             decision = await exchange.strike(scope, decision)
         await self._parts.refusals.send(decision, exchange.refuse(scope, decision), scope, receive, send)
-        return False
 
     async def _fail(
         self,

@@ -16,7 +16,6 @@ from ..core.logs import Throttle, logger
 from ..core.memo import MAX_PATHS, PATH_BYTES, remember
 from ..limiter import Limiter
 from ..limiter.overrides import NamedLimit
-from ..limiter.terms import terms_of
 from .buckets import IN_TURN, amounts_by_window, buckets_of, make_bucket, named_limits
 from .exchange import is_preflight
 from .keys import Key, everyone, parts_of
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from .default_limits import DefaultLimits
 
 _MEMO_PLANS: Final = 256
-_MEMO_TENANTS: Final = 4_096
 _PREFLIGHTS: Final = ":preflight"
 """The suffix of an identity that counts preflights."""
 
@@ -45,7 +43,8 @@ class BoundRule:
         cost: The fixed cost; 1 if a function returns it.
         cost_function: The user's cost function, if the rule has one.
         permits: The owner of its permits, if the rule has a concurrency limit in addition to limits.
-        plain: Whether condition, limits, key and cost need no call of a user's function, and no permit is held.
+        plain: Whether condition, limits, key and cost need no call of a user's function, no permit is held, and no
+            request waits.
     """
 
     def __init__(self, rule: Rule, bucket: Bucket, permits: Bucket | None = None) -> None:
@@ -57,12 +56,15 @@ class BoundRule:
         self.cost_function = None if isinstance(rule.cost, int) else rule.cost
         self.permits = permits
         functions = (self.key_function, self.cost_function, rule.limits_function, rule.when)
-        self.plain = all(function is None for function in functions) and rule.concurrency is None
+        self.plain = all(function is None for function in functions) and not (rule.concurrency or rule.wait_us)
         self._parameters: PathParameters | None = None
         self._plans: dict[object, Bucket] = {}
         self._others: dict[tuple[Bucket, int], Bucket] = {}
-        self._tenants: dict[tuple[Bucket, str], Bucket] = {}
         self._preflights: BoundRule | None = None
+
+    def fallbacks(self) -> list[Bucket]:
+        """Return the buckets whose limits apply only if the limits function fails."""
+        return [] if self.rule.limits_function is None else [one for one in self.buckets() if not one.is_permit]
 
     def check(self, scope: Scope, limiter: Limiter, client_key: str) -> Check:
         """Return the check of a request, without calling the user's functions."""
@@ -139,14 +141,6 @@ class BoundRule:
         buckets = [self.bucket] if self.permits is None else [self.bucket, self.permits]
         yield from named_limits(self.rule, [name for bucket in buckets for name in bucket.names], buckets)
 
-    def shared_by(self, bucket: Bucket, tenant: str) -> Bucket:
-        """Return the bucket of permits for one tenant."""
-        found = self._tenants.get((bucket, tenant))
-        if found is None:
-            found = bucket.under(bucket.name, terms=terms_of(bucket)._replace(tenant=tenant))
-            remember(self._tenants, (bucket, tenant), found, _MEMO_TENANTS)
-        return found
-
     def plan(self, limits: Limits) -> Bucket | None:
         """Return the bucket for the limits that a limits function returned; None for ``"unlimited"``.
 
@@ -174,7 +168,8 @@ class Matched:
 
     Attributes:
         limiting: The rules that limit it.
-        plain: Whether no rule calls a user's function or holds a permit, and there is no shadow rule.
+        plain: Whether no rule calls a user's function, holds a permit or lets requests wait, and there is no shadow
+            rule.
         shadows: The shadow rules.
         told: The limiting rules with an `on_exceeded` function.
         exempt: Whether a rule exempts the request from counting.

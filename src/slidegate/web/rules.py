@@ -52,6 +52,7 @@ EXCLUSIONS: Final = (
     ("exempt", (*_COUNTING, "block"), "an exempt request is not counted"),
     ("block", (*_COUNTING, "final"), "a blocked request is not counted, and no later rule applies to it"),
     ("shadow", ("concurrency", "count_if", "wait", "final"), "a shadow rule only reports"),
+    ("wait", ("count_denied",), "nothing is charged for a request before its turn"),
 )
 """Options that cannot be combined with others, and the reason. The JSON Schema of `slidegate.toml` is generated from
 this table, too."""
@@ -94,9 +95,10 @@ class Rule:
             three parameters also gets the response header fields and the request (without its body). The cost is
             reserved first and refunded when the response starts, so concurrent requests cannot exceed the bound.
         count_denied: Count refused requests as well: a client that keeps sending stays refused.
-        wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused. Requests
-            wait for a permit in arrival order (per process), for at most this long.
-        wait_max: The most requests of one key that wait at a time.
+        wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused, in arrival
+            order for each key and process; for a permit at most this long. A request waits in one queue, that of its
+            first rule with `wait`, and nothing is charged before its turn. It cannot be combined with `count_denied`.
+        wait_max: The most requests of one key that wait at a time. Those whose clients have left make room for others.
         fair: Shares permits fairly among waiting tenants: a key such as `user`, or a function of the request, as for
             `key`. A released permit goes to the tenant that holds the fewest in this process, and to its oldest
             waiting request. Requests without a value form one tenant.

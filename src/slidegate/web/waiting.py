@@ -1,31 +1,29 @@
-"""Waiting requests: their messages are read ahead, and the charge is handed back if the client disconnects."""
+"""A receive channel that notices a disconnect while its request waits, and refunds that are not interrupted."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-import anyio
 from starlette.types import Message, Receive
 
-from ..core.decision import Decision
 from ..core.reservation import Reservation
 from ..limiter import Limiter
-from ..limiter.aio import on_asyncio, result_of, to_the_end
+from ..limiter.aio import on_asyncio, to_the_end
 
 _MOST_AHEAD_BYTES: Final = 65_536
-"""How much of a body is read while a request waits. After that, a disconnect is noticed only when its turn comes."""
+"""How much of a body is read while a request waits; a client that disconnects later is not noticed."""
 _MESSAGE_BYTES: Final = 256
 """The estimated memory of a message besides its body."""
 
 
-class ReadAhead:
-    """A receive channel that is read ahead while one or more tasks wait.
+class Peeked:
+    """Reads messages ahead while a request waits, to notice a disconnect; the application receives them afterwards.
 
-    On asyncio, a pending read is never cancelled but kept for the next reader, because some servers, such as granian,
-    lose the message otherwise. The channels of trio servers lose nothing.
+    A read is never cancelled but kept for the next reader, because some servers, such as granian, lose the message
+    otherwise. Under trio nothing is read ahead, so only the application notices a disconnect.
 
     Args:
         receive: The channel.
@@ -34,65 +32,55 @@ class ReadAhead:
     def __init__(self, receive: Receive) -> None:
         self.receive = receive
         self._early: deque[Message] = deque()
-        self._begun: asyncio.Future[Message] | None = None
+        self._ahead: asyncio.Future[Message] | None = None
+        self._is_waiting = False
+
+    def begin(self) -> None:
+        """Begin to read ahead: the request waits."""
+        self._is_waiting = True
+        self._read_on()
+
+    def is_gone(self) -> bool:
+        """Return whether the client has disconnected. Callable from any thread."""
+        return bool(self._early) and bool(self._early[-1]["type"].endswith(".disconnect"))
 
     async def __call__(self) -> Message:
         """Return the next message."""
+        self._is_waiting = False
         while not self._early:
-            if self._begun is None:
+            if self._ahead is None:
                 return await self.receive()
-            await self._read()
+            ahead = self._ahead
+            await asyncio.wait([ahead])
+            if not ahead.cancelled() and ahead.exception() is not None:
+                self._ahead = None
+            if not self._early:
+                return ahead.result()
         return self._early.popleft()
-
-    async def while_there(self, wait: Callable[[], Awaitable[None]]) -> bool:
-        """Run `wait` until it returns or the client disconnects; return False in the latter case."""
-
-        async def watch(waiting: anyio.CancelScope) -> None:
-            while self._goes_on():
-                await self._read()
-            if self._is_over():
-                waiting.cancel()
-
-        failure: Exception | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(watch, tasks.cancel_scope)
-            try:
-                await wait()
-            except Exception as error:  # the task group would wrap it in an exception group
-                failure = error
-            tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
-        return not self._is_over()
 
     def close(self) -> None:
         """Cancel a pending read: there are no more readers."""
-        if self._begun is not None:
-            self._begun.cancel()
-            self._begun = None
+        self._is_waiting = False
+        if self._ahead is not None:
+            self._ahead.cancel()
+            self._ahead = None
 
-    def _goes_on(self) -> bool:
-        """Return whether to read further: not after a disconnect or a websocket message, nor beyond the byte limit."""
-        if self._early and (self._is_over() or self._early[-1]["type"] == "websocket.receive"):
-            return False
-        return sum(len(message.get("body", b"")) + _MESSAGE_BYTES for message in self._early) < _MOST_AHEAD_BYTES
-
-    def _is_over(self) -> bool:
-        return bool(self._early) and self._early[-1]["type"].endswith(".disconnect")
-
-    async def _read(self) -> None:
-        """Wait for a message; the first task that is woken stores it for the readers."""
-        if not on_asyncio():
-            self._early.append(await self.receive())
+    def _read_on(self) -> None:
+        """Read the next message, unless it is for the application to read or there are enough of them."""
+        if not self._is_waiting or self._ahead is not None or not on_asyncio():
             return
-        if self._begun is None:
-            self._begun = asyncio.ensure_future(self.receive())
-            self._begun.add_done_callback(_retrieve)
-        begun = self._begun
-        message = await result_of(begun)
-        if self._begun is begun:
-            self._begun = None
-            self._early.append(message)
+        if self._early and (self.is_gone() or self._early[-1]["type"] == "websocket.receive"):
+            return
+        if sum(len(message.get("body", b"")) + _MESSAGE_BYTES for message in self._early) < _MOST_AHEAD_BYTES:
+            self._ahead = asyncio.ensure_future(self.receive())
+            self._ahead.add_done_callback(self._keep)
+
+    def _keep(self, ahead: asyncio.Future[Message]) -> None:
+        """Keep a message that was read; an exception stays in `_ahead` for the next reader."""
+        if not ahead.cancelled() and ahead.exception() is None:
+            self._early.append(ahead.result())
+            self._ahead = None
+            self._read_on()
 
 
 async def refund(*charged: tuple[Limiter, Sequence[Reservation]]) -> None:
@@ -106,36 +94,3 @@ async def refund(*charged: tuple[Limiter, Sequence[Reservation]]) -> None:
         await hand_back()  # never suspends, so it cannot be cancelled
     else:
         await to_the_end(hand_back())
-
-
-async def until_disconnect(
-    channel: ReadAhead, limiter: Limiter, ask: Callable[[], Awaitable[Decision]]
-) -> Decision | None:
-    """Await a decision; return None if the client disconnects meanwhile.
-
-    Nothing stays charged if the client disconnects, or the request is cancelled, at the moment of admission.
-
-    Args:
-        channel: The channel of the request.
-        limiter: The limiter to refund units to.
-        ask: Waits and returns the decision.
-    """
-    decision: Decision | None = None
-
-    async def wait() -> None:
-        nonlocal decision
-        decision = await ask()
-
-    there = False
-    try:
-        there = await channel.while_there(wait)
-    finally:
-        if not there and decision is not None:
-            await refund((limiter, decision.take_back()))
-    return decision if there else None
-
-
-def _retrieve(begun: asyncio.Future[Message]) -> None:
-    """Retrieve the exception of a read without waiters, or the event loop would log it."""
-    if not begun.cancelled():
-        begun.exception()

@@ -34,7 +34,7 @@ from .endpoint_refusals import TOO_MANY, TRY_AGAIN_LATER
 from .keys import Key, parts_of
 from .path_params import PathParam
 from .responses import POLICY_VIOLATION, close_websocket
-from .waiting import ReadAhead
+from .waiting import Peeked
 
 MessageKey: TypeAlias = Literal["connection", "client"] | Key
 Beyond: TypeAlias = Literal["close", "drop"]
@@ -128,7 +128,7 @@ class MessageCounter:
         key = self._client.locate(scope)[0]
         if isinstance(self._key, Key):
             key = self._key.find(scope, self._limiter, key)
-        return partial(engine.queues.decide, ((self._bucket, key, 1),), ())
+        return partial(engine.decide, ((self._bucket, key, 1),), ())
 
 
 def _count(checks: Sequence[Check], places: Sequence[WindowRef], clock: Clock) -> Decision:
@@ -156,7 +156,7 @@ class GuardedWebSocket:
     def __init__(
         self,
         scope: Scope,
-        receive: ReadAhead,
+        receive: Peeked,
         send: Send,
         subjects: Sequence[BanSubject],
         sockets: OpenWebSockets,

@@ -147,7 +147,7 @@ def _known(buckets: dict[tuple[Any, ...], Bucket], given: Any) -> Any:
 
 
 def _likeness(bucket: Bucket) -> tuple[Any, ...]:
-    return bucket.name, bucket.limits, bucket.count_denied, bucket.terms
+    return bucket.name, bucket.limits, bucket.count_denied
 
 
 if __name__ == "__main__":

@@ -1,0 +1,328 @@
+"""Queues of requests that wait for room, one for each rule and key of this process: first come, first served, or fair.
+
+::
+
+    admitted  <--  first  <--  second  <--  third      at most `wait_max`
+                     |            '-----------'------- sleep until they are first, or their time is over
+                     '-- asks the store, sleeps for its retry-after, asks again
+
+While a queue exists, new requests of its rule and key join it without a question to the store. Nothing is charged or
+reserved for a waiter before its turn. A request that leaves the queue, admitted or not, wakes the next one; so does
+every refund or release in this process. A permit has no retry-after, so the first waiter asks at least every `PAUSE_S`.
+Other processes have queues of their own, and may be admitted first.
+
+If a rule shares its permits among tenants, the first waiter is the oldest of the tenant that has the fewest permits in
+this process. The state of a queue belongs to no event loop: waiters of any loop, in any thread, share it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Final, TypeAlias
+
+import anyio
+
+from ..core.decision import Check, Decision, Reason
+from ..core.quotas import Quota
+from ..core.reservation import Reservation
+from ..core.ring import NEVER, OPEN, WindowState
+from ..stores.forks import begin_anew_in_child, hold_over_fork
+from .aio import on_asyncio, to_the_end
+
+PAUSE_S: Final = 0.2
+"""How long the first waiter sleeps before it asks for a permit again, if nothing wakes it."""
+LATE_S: Final = 0.01
+"""The tolerance of bounds for late timers: without it the second request of a burst would miss its turn."""
+
+Name: TypeAlias = tuple[str, str]
+"""The name of a bucket, and a key."""
+Ask: TypeAlias = Callable[[], Awaitable[Decision]]
+
+
+class _Waiter:
+    """A request that waits. It sleeps in its own event loop; any thread may wake it.
+
+    Attributes:
+        tenant: The tenant whose share of the permits it takes.
+        is_gone: Returns whether its client has left.
+        until_s: When its time is over, by the clock of its event loop.
+        decision: Its last decision; None before it has asked.
+        has_slept: Whether it has slept at all, so that its last decision is out of date.
+        is_removed: Whether it was removed from its queue to make room for another request.
+    """
+
+    def __init__(self, tenant: str, is_gone: Callable[[], bool], wait_us: int, decision: Decision | None) -> None:
+        self.tenant = tenant
+        self.is_gone = is_gone
+        self.until_s = anyio.current_time() + wait_us / 1_000_000 + LATE_S
+        self.decision = decision
+        self.has_slept = self.is_removed = False
+        self._event = anyio.Event()
+        self._call_soon: Callable[[Callable[[], object]], object]
+        if on_asyncio():
+            self._call_soon = asyncio.get_running_loop().call_soon_threadsafe
+        else:
+            self._call_soon = sys.modules["trio"].lowlevel.current_trio_token().run_sync_soon
+
+    def wake(self) -> None:
+        """End the sleep. Callable from any thread."""
+        with suppress(RuntimeError):  # its event loop has ended
+            self._call_soon(lambda: self._event.set())
+
+    async def sleep_until(self, moment_s: float) -> None:
+        """Sleep until a moment, until its time is over, or until it is woken."""
+        with anyio.move_on_after(min(moment_s, self.until_s) - anyio.current_time()):
+            await self._event.wait()
+        self._event = anyio.Event()
+        self.has_slept = True
+
+
+class _Queue:
+    """The waiters of one rule and key, in order of arrival.
+
+    Attributes:
+        waiters: The waiters.
+        refusal: The last refusal of the first waiter; None before there is one.
+        asks_s: The earliest moment at which room is expected, by the clock of the first waiter's event loop.
+    """
+
+    def __init__(self) -> None:
+        self.waiters: list[_Waiter] = []
+        self.refusal: Decision | None = None
+        self.asks_s = 0.0
+
+    def make_room(self, tenant: str) -> bool:
+        """Remove waiters whose clients have left, else the newest one of the tenant with the most.
+
+        Returns:
+            False if nobody was removed: every client is there, and no tenant has more waiters than `tenant` would have.
+        """
+        gone = [waiter for waiter in self.waiters if waiter.is_gone()]
+        if not gone:
+            waiting = Counter([tenant, *(waiter.tenant for waiter in self.waiters)])
+            most = max(waiting.values())
+            if waiting[tenant] == most:
+                return False
+            gone = [next(waiter for waiter in reversed(self.waiters) if waiting[waiter.tenant] == most)]
+        for waiter in gone:
+            self.waiters.remove(waiter)
+            waiter.is_removed = True
+            waiter.wake()
+        return True
+
+    def refusal_of(self, name: Name) -> Decision | None:
+        """Return the refusal of a request that never asked: what the last refusal says about the rule and its key.
+
+        Returns:
+            None if no refusal is known, or if it says nothing about them.
+        """
+        last = self.refusal
+        if last is None:
+            return None
+        left_us = max(round((self.asks_s - anyio.current_time()) * 1_000_000), 1)
+        readings = iter(last.readings)
+        own: list[Check] = []
+        own_readings: list[WindowState] = []
+        for check in last.checks:
+            bucket, key, _ = check
+            spent = [next(readings) for _ in bucket.limits]
+            if (bucket.name, key) == name:
+                own.append(check)
+                wait_us = OPEN if bucket.is_permit else left_us
+                own_readings += [(*reading[:3], wait_us) for reading in spent]
+        return Decision(False, Reason.LIMITED, last.now_us, own, own_readings) if own else None
+
+
+class Queues:
+    """The queues of one limiter.
+
+    Args:
+        refund: Refunds what a decision has charged.
+    """
+
+    def __init__(self, refund: Callable[[Sequence[Reservation]], Awaitable[object]]) -> None:
+        self._refund = refund
+        self._lock = threading.Lock()
+        hold_over_fork(self._lock)
+        self._queues: dict[Name, _Queue] = {}
+        self._permits: dict[Name, Counter[str]] = {}
+        begin_anew_in_child(self.forget)
+
+    @property
+    def waiting(self) -> int:
+        """The number of waiting requests."""
+        return sum([len(queue.waiters) for queue in list(self._queues.values())])
+
+    def is_queued(self, name: Name) -> bool:
+        """Return whether requests wait already, so that a new one has to join them without asking."""
+        return name in self._queues
+
+    def take(self, name: Name, tenant: str) -> None:
+        """Record that a tenant has one more permit. Call it for every admission by a rule that is fair."""
+        with self._lock:
+            self._permits.setdefault(name, Counter())[tenant] += 1
+        self._wake(name)  # another waiter may be the first one now
+
+    def release(self, name: Name, tenant: str = "") -> None:
+        """Record that a tenant has returned a permit, and wake the waiter that is first now."""
+        with self._lock:
+            permits = self._permits.get(name)
+            if permits is not None:
+                permits[tenant] -= 1
+                if not +permits:
+                    del self._permits[name]
+        self._wake(name)
+
+    def refunded(self, reservations: Sequence[Reservation]) -> None:
+        """Wake the first waiter of each rule and key whose units or permits were refunded."""
+        for reservation in reservations if self._queues else ():
+            self._wake((reservation.check[0].name, reservation.check[1]))
+
+    def wake(self, key: str | None = None) -> None:
+        """Wake the first waiter of each queue of a key, or of all: windows were reset, or amounts changed."""
+        for name in [name for name in self._queues.copy() if key in (None, name[1])]:
+            self._wake(name)
+
+    def forget(self) -> None:
+        """Drop all queues, as in a child of `fork`: the requests that wait in the parent never run in the child."""
+        self._queues.clear()
+        self._permits.clear()
+
+    async def wait(
+        self,
+        name: Name,
+        refused: Decision | None,
+        ask: Ask,
+        *,
+        wait_us: int,
+        wait_max: int,
+        tenant: str = "",
+        is_gone: Callable[[], bool] = lambda: False,
+        begins: Callable[[], object] | None = None,
+    ) -> Decision:
+        """Wait until `ask` admits a request, or its time is over.
+
+        Args:
+            name: The bucket of the rule, and the key.
+            refused: The refusal of the request; None for one that joins a queue without having asked.
+            ask: Asks the store the whole question. What it admits is refunded if the caller is cancelled meanwhile.
+            wait_us: The longest wait, in microseconds.
+            wait_max: The most waiters.
+            tenant: The tenant of the request, if the rule is fair; the caller records its permit with `take`.
+            is_gone: Returns whether the client has left. Callable from any thread.
+            begins: Called once when the request begins to sleep, if it has to.
+
+        Returns:
+            The last decision; an admission after a wait has the reason WAITED. A request that cannot be admitted in
+            time, by the retry-after of the first waiter, is refused immediately.
+        """
+        waiter = _Waiter(tenant, is_gone, wait_us, refused)
+        with self._lock:
+            queue = self._queues.get(name) or _Queue()
+            joins = len(queue.waiters) < wait_max or queue.make_room(tenant)
+            if joins:
+                self._queues[name] = queue
+                queue.waiters.append(waiter)
+        if joins:
+            try:
+                await self._take_turns(name, queue, waiter, ask, begins)
+            finally:
+                self._leave(name, queue, waiter)
+        decision = waiter.decision if waiter.decision is not None else queue.refusal_of(name)
+        if decision is None:  # the first waiter is still asking for the first time
+            decision = await self._ask(ask)
+        if decision.reason is Reason.OK and waiter.has_slept:
+            decision.reason = Reason.WAITED
+        return decision
+
+    async def _take_turns(
+        self, name: Name, queue: _Queue, waiter: _Waiter, ask: Ask, begins: Callable[[], object] | None
+    ) -> None:
+        """Sleep, and ask as the first waiter, until there is an answer or the time is over."""
+        while not waiter.is_removed and not waiter.is_gone():
+            asks_s = waiter.until_s
+            if self._first(name) is waiter:
+                if waiter.decision is None or waiter.has_slept:
+                    waiter.decision = await self._ask(ask)
+                waits = _waits_us(waiter.decision)
+                if not waits:
+                    return
+                queue.refusal = waiter.decision
+                asks_s = queue.asks_s = anyio.current_time() + max(*waits, 0) / 1_000_000
+                if OPEN in waits:
+                    asks_s = max(asks_s, anyio.current_time() + PAUSE_S)
+            if max(queue.asks_s, anyio.current_time()) >= waiter.until_s:
+                return
+            if begins is not None and not waiter.has_slept:
+                begins()
+            await waiter.sleep_until(asks_s)
+
+    async def _ask(self, ask: Ask) -> Decision:
+        """Ask once. If the caller is cancelled meanwhile, an admission is refunded."""
+        is_cancelled, decision = False, None
+
+        async def question() -> Decision:
+            nonlocal decision
+            decision = await ask()
+            if is_cancelled:
+                await self._refund(decision.take_back())
+            return decision
+
+        try:
+            return await to_the_end(question())
+        except BaseException:
+            is_cancelled = True
+            if decision is not None:
+                await to_the_end(self._refund(decision.take_back()))
+            raise
+
+    def _leave(self, name: Name, queue: _Queue, waiter: _Waiter) -> None:
+        """Remove a waiter from its queue, and wake the new first one."""
+        with self._lock:
+            if not waiter.is_removed:
+                queue.waiters.remove(waiter)
+            if not queue.waiters and self._queues.get(name) is queue:
+                del self._queues[name]
+        self._wake(name)
+
+    def _wake(self, name: Name) -> None:
+        first = self._first(name) if name in self._queues else None
+        if first is not None:
+            first.wake()
+
+    def _first(self, name: Name) -> _Waiter | None:
+        """Return the oldest waiter of the tenant that has the fewest permits."""
+        with self._lock:
+            queue, permits = self._queues.get(name), self._permits.get(name)
+            if queue is None or not queue.waiters:
+                return None
+            return min(queue.waiters, key=lambda waiter: permits[waiter.tenant]) if permits else queue.waiters[0]
+
+
+def may_wait(decision: Decision) -> bool:
+    """Return whether it is of use to wait after a decision: it is a refusal, and what is lacking will become free."""
+    return bool(_waits_us(decision))
+
+
+def _waits_us(decision: Decision) -> list[int]:
+    """Return how long each limit without room refuses: microseconds, or OPEN for a permit.
+
+    Returns:
+        An empty list if waiting is of no use: the request is admitted, was not refused by limits, costs more than a
+        limit allows, or has spent a quota, whose next period is not waited for.
+    """
+    if decision.allowed or not decision.readings:
+        return []
+    waits: list[int] = []
+    limits = [limit for bucket, _, _ in decision.checks for limit in bucket.limits]
+    for limit, (*_, wait_us) in zip(limits, decision.readings, strict=True):
+        if wait_us == NEVER or (wait_us and isinstance(limit, Quota)):
+            return []
+        if wait_us:
+            waits.append(wait_us)
+    return waits

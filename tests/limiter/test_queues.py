@@ -1,0 +1,447 @@
+"""Requests that wait for room: in which order, for how long, how many, and what becomes of those that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from slidegate import MemoryStore, Quota
+from slidegate.core import Bucket, Check, Concurrency, Decision, Reason, parse_limits
+from slidegate.limiter.queues import LATE_S, PAUSE_S, Queues
+from slidegate.testing import FakeClock
+
+from ..virtual_time import VirtualTime, turns
+
+KEY = "everyone"
+NAME = ("answers", KEY)
+WAIT_MAX = 4
+US = 0.000_001
+
+
+class Waiting:
+    """A request, and what has become of it."""
+
+    def __init__(self, tenant: str, cost: int, came_s: float, wait_s: float) -> None:
+        self.tenant = tenant
+        self.cost = cost
+        self.came_s = came_s
+        self.until_s = came_s + wait_s
+        self.task: asyncio.Task[None]
+        self.is_gone = False
+        self.is_refused_for_others = False
+        self.decision: Decision | None = None
+        self.ended_s: float | None = None
+
+
+class Line(RuleBasedStateMachine):
+    """Requests for permits, and for units of a window, that share one queue.
+
+    The model is a list of those who wait. Who asks is always the oldest of them, or of the tenant with the fewest
+    permits, whose client is there.
+    """
+
+    @initialize(units=st.integers(1, 4), permits=st.integers(1, 3), is_fair=st.booleans())
+    def begin(self, units: int, permits: int, is_fair: bool) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.run(self._begin(units, permits))
+        self.is_fair = is_fair
+        self.line: list[Waiting] = []
+        self.inside: list[Waiting] = []
+        self.elsewhere_until_s = 0.0
+        self.failures: list[BaseException] = []
+
+    async def _begin(self, units: int, permits: int) -> None:
+        self.time = VirtualTime()
+        self.store = MemoryStore(clock=self.time.clock)
+        self.queues = Queues(self.refund)
+        buckets = Bucket(NAME[0], parse_limits(f"{units}/s")), Bucket(NAME[0], [Concurrency(permits)])
+        self.buckets = buckets
+        self.units = units
+
+    def checks(self, cost: int) -> list[Check]:
+        return [(self.buckets[0], KEY, min(cost, self.units)), (self.buckets[1], KEY, 1)]
+
+    def run(self, work: Any) -> Any:
+        return self.loop.run_until_complete(work)
+
+    async def refund(self, reservations: Any) -> None:
+        self.store.refund(reservations)
+        self.queues.refunded(reservations)
+
+    def teardown(self) -> None:
+        if hasattr(self, "loop"):
+            self.run(self._end())
+            self.loop.close()
+
+    async def _end(self) -> None:
+        while self.inside:
+            await self._release(0)
+            await self.settled()
+        await asyncio.gather(*(one.task for one in self.line))
+        while self.inside:
+            await self._release(0)
+        await self.settled()
+        self.everything_holds()
+        assert (self.line, self.queues.waiting, self.queues.is_queued(NAME)) == ([], 0, False)
+        assert self.store.permits_held() == 0
+        assert not self.queues._permits, "no count of permits is left"
+
+    async def settled(self) -> None:
+        """Let every task go on until all of them sleep."""
+        await asyncio.sleep(US)
+
+    # -- the requests ------------------------------------------------------------------------------------------------
+
+    def first(self) -> Waiting:
+        """Return who is to ask next."""
+        present = [one for one in self.line if not one.is_gone]
+        permits = Counter(one.tenant for one in self.inside) if self.is_fair else Counter()
+        return min(present, key=lambda one: permits[one.tenant])
+
+    async def ask(self, one: Waiting) -> Decision:
+        try:
+            if one in self.line:
+                assert self.first() is one, "somebody asks who is not first"
+                assert not one.is_gone
+        except AssertionError as failure:
+            self.failures.append(failure)
+        return self.store.hit(self.checks(one.cost))
+
+    async def come(self, one: Waiting) -> None:
+        decision = None
+        if not self.queues.is_queued(NAME):
+            decision = await self.ask(one)
+        if decision is None or not decision.allowed:
+            self.join(one)
+            decision = await self.queues.wait(
+                NAME,
+                decision,
+                partial(self.ask, one),
+                wait_us=round((one.until_s - one.came_s) * 1_000_000),
+                wait_max=WAIT_MAX,
+                tenant=one.tenant if self.is_fair else "",
+                is_gone=lambda: one.is_gone,
+            )
+        one.decision, one.ended_s = decision, self.time.passed_s
+        if one in self.line:
+            self.line.remove(one)
+        if decision.allowed:
+            self.inside.append(one)
+            if self.is_fair:
+                self.queues.take(NAME, one.tenant)
+
+    def join(self, one: Waiting) -> None:
+        """Put a request into the line as the model has it: who has left makes room, else the greediest tenant."""
+        if len(self.line) >= WAIT_MAX:
+            gone = [other for other in self.line if other.is_gone]
+            waiting = Counter(other.tenant for other in [*self.line, one])
+            most = max(waiting.values())
+            if not gone and self.is_fair and waiting[one.tenant] < most:
+                gone = [next(other for other in reversed(self.line) if waiting[other.tenant] == most)]
+            for other in gone:
+                other.is_refused_for_others = True
+                self.line.remove(other)
+            if not gone:
+                one.is_refused_for_others = True
+                return
+        self.line.append(one)
+
+    @rule(
+        tenant=st.sampled_from("abc"),
+        cost=st.sampled_from([1, 1, 2]),
+        wait_ms=st.sampled_from([0, 50, 400, 1_000, 2_500, 60_000]),
+    )
+    def arrive(self, tenant: str, cost: int, wait_ms: int) -> None:
+        self.run(self._arrive(tenant, cost, wait_ms / 1_000))
+
+    async def _arrive(self, tenant: str, cost: int, wait_s: float) -> None:
+        one = Waiting(tenant, cost, self.time.passed_s, wait_s)
+        one.task = asyncio.create_task(self._watched(one))
+        await self.settled()
+
+    async def _watched(self, one: Waiting) -> None:
+        await self.come(one)
+        try:
+            self.check_end(one)
+        except AssertionError as failure:
+            self.failures.append(failure)
+
+    def check_end(self, one: Waiting) -> None:
+        """Check that a request has ended when and as it had to."""
+        assert one.decision is not None
+        assert one.ended_s is not None
+        assert one.ended_s <= one.until_s + LATE_S + 2 * US, "it has waited longer than it may"
+        is_late = one.ended_s >= one.until_s
+        if one.decision.allowed:
+            waited = one.ended_s > one.came_s
+            assert one.decision.reason is (Reason.WAITED if waited else one.decision.reason)
+            return
+        assert one.decision.readings, "a refusal says by which limit"
+        if not (is_late or one.is_gone or one.is_refused_for_others):
+            ahead = (one.cost, *(other.cost for other in self.line))
+            wait_us = max(wait_us for cost in ahead for *_, wait_us in self.store.peek(self.checks(cost)).readings)
+            assert one.ended_s + wait_us / 1_000_000 >= one.until_s, "it could have been let in, for all that is known"
+
+    @precondition(lambda self: self.line)
+    @rule(data=st.data())
+    def client_leaves(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(self.line)).is_gone = True
+
+    @precondition(lambda self: self.line)
+    @rule(data=st.data())
+    def request_is_cancelled(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.line))
+        self.line.remove(one)
+        one.task.cancel()
+        self.run(self.settled())
+        assert one.task.cancelled()
+
+    # -- room --------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.inside)
+    @rule(data=st.data())
+    def request_ends(self, data: st.DataObject) -> None:
+        self.run(self._release(data.draw(st.integers(0, len(self.inside) - 1))))
+        self.run(self.settled())
+
+    async def _release(self, index: int) -> None:
+        one = self.inside.pop(index)
+        assert one.decision is not None
+        await self.refund(one.decision.take_back(held=True))
+        if self.is_fair:
+            self.queues.release(NAME, one.tenant)
+
+    @precondition(lambda self: self.inside)
+    @rule()
+    def units_are_refunded(self) -> None:
+        decision = self.inside[-1].decision
+        assert decision is not None
+        self.run(self.refund(decision.take_back(held=False)))
+        self.run(self.settled())
+
+    @precondition(lambda self: self.inside and not self.is_fair)
+    @rule()
+    def another_process_returns_a_permit(self) -> None:
+        decision = self.inside.pop(0).decision
+        assert decision is not None
+        self.store.refund(decision.take_back(held=True))
+        self.elsewhere_until_s = self.time.passed_s + PAUSE_S
+
+    @rule()
+    def windows_are_reset(self) -> None:
+        self.store.reset(KEY)
+        self.queues.wake(KEY)
+        self.run(self.settled())
+
+    @rule(ms=st.sampled_from([1, 30, 200, 500, 1_000, 5_000]))
+    def time_passes(self, ms: int) -> None:
+        self.run(asyncio.sleep(ms / 1_000))
+        self.run(self.settled())
+
+    @invariant()
+    def everything_holds(self) -> None:
+        if not hasattr(self, "loop"):
+            return
+        if self.failures:
+            raise self.failures[0]
+        assert self.queues.waiting == len(self.line) <= WAIT_MAX
+        assert self.store.permits_held() == len(self.inside)
+        if any(not one.is_gone for one in self.line) and self.time.passed_s > self.elsewhere_until_s:
+            assert not self.store.peek(self.checks(self.first().cost)).allowed, "there is room, and somebody waits"
+
+
+TestLine = Line.TestCase
+TestLine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+class Room:
+    """A store with so many permits, and its queue; requests keep their permit until `release`."""
+
+    def __init__(self, permits: int, limits: str = "1000/s") -> None:
+        self.store = MemoryStore(clock=FakeClock())
+        self.queues = Queues(self.refund)
+        limit = Quota(limits) if limits.endswith("day") else parse_limits(limits)[0]
+        self.checks = [(Bucket(NAME[0], [one]), KEY, 1) for one in (limit, Concurrency(permits))]
+        self.admitted: list[tuple[str, Decision]] = []
+        self.questions = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def refund(self, reservations: Any) -> None:
+        self.store.refund(reservations)
+        self.queues.refunded(reservations)
+
+    async def ask(self) -> Decision:
+        self.questions += 1
+        await self.answers.wait()
+        return self.store.hit(self.checks)
+
+    async def come(self, tenant: str = "", wait: int = 30, wait_max: int = 16, **options: Any) -> Decision:
+        refused = None if self.queues.is_queued(NAME) else await self.ask()
+        if refused is None or not refused.allowed:
+            wait_us = wait * 1_000_000
+            options = {"wait_us": wait_us, "wait_max": wait_max, "tenant": tenant, **options}
+            refused = await self.queues.wait(NAME, refused, self.ask, **options)
+        if refused.allowed:
+            self.admitted.append((tenant, refused))
+            self.queues.take(NAME, tenant)
+        return refused
+
+    async def release(self) -> None:
+        tenant, decision = self.admitted.pop(0)
+        await self.refund(decision.take_back(held=True))
+        self.queues.release(NAME, tenant)
+
+    async def begin(self, *tenants: str, **options: Any) -> list[asyncio.Task[Decision]]:
+        tasks = [asyncio.create_task(self.come(tenant, **options)) for tenant in tenants]
+        await turns(60)
+        return tasks
+
+
+async def test_in_a_full_queue_the_newest_of_the_tenant_with_the_most_waiting_is_refused() -> None:
+    room = Room(1)
+    _, *big = await room.begin(*["big"] * 4, wait_max=3)
+    (small,) = await room.begin("small", wait_max=3)
+    assert [task.done() for task in big] == [False, False, True]
+    assert big[2].result().reason is Reason.LIMITED
+    (another,) = await room.begin("big", wait_max=3)
+    assert not another.result(), "its own tenant has the most waiting"
+    (other,) = await room.begin("other", wait_max=3)
+    assert [task.done() for task in (*big, small, other)] == [False, True, True, False, False]
+    (third,) = await room.begin("third", wait_max=3)
+    assert not third.result(), "every tenant has one waiting"
+    order = []
+    while room.admitted:
+        order.append(room.admitted[0][0])
+        await room.release()
+        await turns(60)
+    assert sorted(order[1:]) == ["big", "other", "small"]
+
+
+async def test_clients_that_have_left_make_room_before_a_full_queue_refuses_anybody() -> None:
+    room = Room(1)
+    await room.begin("in")
+    dropped = await room.begin(*["attacker"] * 100, is_gone=lambda: True)
+    (honest,) = await room.begin("honest")
+    assert not honest.done(), "it waits"
+    assert all(task.done() and not task.result() for task in dropped[:-16])
+    await room.release()
+    await turns(60)
+    assert honest.result().reason is Reason.WAITED
+    assert room.store.permits_held() == 1
+
+
+async def test_a_request_that_joins_a_queue_asks_nothing_and_is_refused_with_the_limits_of_the_rule() -> None:
+    room = Room(1)
+    await room.begin("in", "first", wait_max=1)
+    assert room.questions == 2
+    (late,) = await room.begin("late", wait_max=1)
+    assert [(state.rule, state.key) for state in late.result().violated][-1] == NAME
+    assert room.questions == 2
+
+
+async def test_a_request_waits_for_no_quota_and_for_no_cost_that_never_fits() -> None:
+    spent = Room(9, "1/day")
+    assert [bool(await spent.come(wait=200_000)) for _ in range(2)] == [True, False]
+    room = Room(9, "5/s")
+    room.checks = [(bucket, key, 6) for bucket, key, _ in room.checks]
+    assert (await room.come()).reason is Reason.TOO_LARGE
+
+
+@pytest.mark.parametrize("has_room", [False, True])
+async def test_what_is_admitted_for_a_waiter_that_is_cancelled_while_it_asks_is_refunded(has_room: bool) -> None:
+    room = Room(1)
+    await room.begin("in")
+    (waiting,) = await room.begin("waits")
+    room.answers.clear()
+    room.queues.wake()
+    await turns()
+    assert room.questions == 3
+    waiting.cancel()
+    await turns()
+    if has_room:
+        await room.release()
+    room.answers.set()
+    await turns(60)
+    assert waiting.cancelled()
+    assert room.store.permits_held() == (0 if has_room else 1)
+    assert room.queues.waiting == 0
+
+
+def test_waiters_of_all_threads_and_loops_are_one_queue() -> None:
+    room, order, lock = Room(1), list[int](), threading.Lock()
+
+    async def one(number: int) -> None:
+        assert await room.come(wait=60)
+        with lock:
+            order.append(number)
+        await anyio.sleep(0.001)
+        await room.release()
+
+    def run(number: int) -> None:
+        anyio.run(one, number, backend="asyncio")
+
+    anyio.run(partial(_hold_while, room, run, order), backend="asyncio")
+    assert order == [0, 1, 2, 3, 4]
+    assert room.store.permits_held() == room.queues.waiting == 0
+
+
+async def _hold_while(room: Room, run: Callable[[int], None], order: list[int]) -> None:
+    """Take the permit, let threads queue one after the other, and return it."""
+    await room.come()
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(5)]
+    for count, thread in enumerate(threads, start=1):
+        thread.start()
+        async with asyncio.timeout(30):
+            while room.queues.waiting < count:  # noqa: ASYNC110 - another thread counts
+                await asyncio.sleep(0.001)
+    await room.release()
+    for thread in threads:
+        await asyncio.to_thread(thread.join, 30)
+
+
+def test_a_request_waits_under_trio() -> None:
+    room = Room(1)
+
+    async def main() -> list[bool]:
+        answers: list[bool] = []
+
+        async def waits() -> None:
+            answers.append(bool(await room.come()))
+
+        answers.append(bool(await room.come()))
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(waits)
+                while not room.queues.waiting:  # noqa: ASYNC110 - nothing else says it
+                    await anyio.sleep(0.001)
+                await room.release()
+        return answers
+
+    assert anyio.run(main, backend="trio") == [True, True]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_does_not_queue_behind_the_waiters_of_its_parent() -> None:
+    room = Room(1)
+
+    async def fork() -> int:
+        await room.begin("in", "waits")
+        child = os.fork()
+        if not child:
+            os._exit(room.queues.waiting + room.queues.is_queued(NAME))
+        return child
+
+    assert os.waitpid(asyncio.run(fork()), 0)[1] == 0
+    assert room.queues.waiting == 0, "its event loop has ended"
