@@ -37,7 +37,7 @@ def test_a_limiter_offers_these_words() -> None:
     asked = "charge charge_all hit hit_all inspect peek peek_all refund reset reset_all"
     bans = "ban banned bans export_bans import_bans strike unban"
     changed = "override overrides restore"
-    tools = "deadline_us failures is_failing keep_row limits middlewares now_us on_error queued rows"
+    tools = "deadline_us failures is_failing keep_row limits middlewares now_us on_error queued rows workers"
     rest = "close digest from_url engine key_for limited observe store sync"
     offered = {name for name in dir(slidegate.Limiter()) if not name.startswith("_")}
     assert offered == {*asked.split(), *bans.split(), *changed.split(), *tools.split(), *rest.split()}

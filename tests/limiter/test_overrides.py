@@ -1,227 +1,505 @@
-"""Changed limits without a middleware: what is refused, what a store keeps, and what holds while it is away."""
+"""Changed limits without a middleware: what is refused, what a store keeps, and what applies while it is away."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, Quota, StoreError
 from slidegate.core import AnyLimit, Concurrency, parse_limits
-from slidegate.core.store import StatsRow
-from slidegate.limiter import Override, overrides
-from slidegate.limiter.overrides import ROLLUP, NamedLimit
+from slidegate.core.store import CHANGED_LIMITS, StatsRow
+from slidegate.httpx import LimitedTransport
+from slidegate.limiter import Override, ticker, workers
+from slidegate.limiter.named_limits import NamedLimit
+from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..ops.shared_rows import SharedRows
+from ..redis_servers import needs_redis
 
 HOUR_US = 3_600_000_000
+LIMITS: dict[str, str | AnyLimit] = {
+    "api": "10/minute",
+    "hourly": "10/hour",
+    "calm": "5/minute @5",
+    "plan": Quota("100/month"),
+    "api-concurrency": Concurrency(4),
+}
+FIXED = "a function returns it"
 
 
-class Rules:
-    """Stands for a middleware: it has limits, and counts by its own copies of them."""
+class Worker:
+    """A limiter on rows that others can write, with limits of its own, and its events.
 
-    def __init__(self, limiter: Limiter, **limits: str | AnyLimit) -> None:
-        self.limits = {
-            name: parse_limits(limit)[0] if isinstance(limit, str) else limit for name, limit in limits.items()
-        }
-        self.fixed = ""
-        self.cost = 1
-        self.owned: dict[str, AnyLimit] = {}
-        self.begun = 0
-        limiter.engine.callers.add(self)
+    Attributes:
+        named: Its limits.
+    """
 
-    def buckets(self) -> tuple[()]:
-        return ()
+    def __init__(self, rows: SharedRows | None = None, *, secret: str | None = None, **limits: str | AnyLimit) -> None:
+        self.rows = SharedRows() if rows is None else rows
+        self.heard = RecordingObserver()
+        self.store = MemoryStore(clock=self.rows.clock)
+        self.store.shared_stats = self.rows
+        self.limiter = Limiter(self.store, observers=[self.heard], secret=secret)
+        self.changes = self.limiter.engine.overrides
+        self.named: list[NamedLimit] = []
+        for name, limit in limits.items():
+            self.add(name, limit)
 
-    def named_limits(self) -> Iterator[NamedLimit]:
-        for name, limit in self.limits.items():
-            owned = self.owned.setdefault(name, limit.own())
-            yield NamedLimit(name, limit, self.cost, self.fixed, owned=owned)
+    def add(self, name: str, limit: str | AnyLimit, **more: Any) -> NamedLimit:
+        """Register another limit."""
+        configured = parse_limits(limit)[0] if isinstance(limit, str) else limit
+        made = NamedLimit(name, configured.own(), configured, f"rule {len(self.named)}", **more)
+        self.named.append(made)
+        self.changes.register([made])
+        return made
 
     @property
     def changed(self) -> dict[str, int]:
         """The amounts that differ from those in code."""
-        limits = self.limits
-        return {name: one.amount for name, one in self.owned.items() if one.amount != limits[name].amount}
-
-    def begin_anew(self) -> None:
-        self.begun += 1
-
-
-class Scene:
-    """A limiter on a board that others could write on, its rules, and an ear."""
-
-    def __init__(self, board: SharedRows | None = None) -> None:
-        self.board = SharedRows() if board is None else board
-        self.heard = RecordingObserver()
-        self.store = MemoryStore(clock=self.board.clock)
-        self.store.shared_stats = self.board
-        self.limiter = Limiter(self.store, observers=[self.heard])
-        self.rules = Rules(self.limiter, api="10/minute", calm="5/minute @5", plan=Quota("100/month"))
-        self.rules.limits["api-concurrency"] = Concurrency(4)
+        return {one.name: one.limit.amount for one in self.named if one.limit.amount != one.configured.amount}
 
     async def change(self, name: str = "api", limit: str = "20/minute", duration: str = "1h") -> Override:
-        return await self.limiter.override(name, limit, duration=duration, reason="why", by="ann")
+        return await self.limiter.override(name, limit, duration, reason="why", by="ann")
 
     def known(self) -> dict[str, str]:
-        return {name: one.limit for name, one in self.limiter.engine.overrides.known.items()}
+        return {name: one.limit for name, one in self.changes.known.items()}
 
     def kinds(self) -> list[str]:
         return [event.kind for event in self.heard.events]
 
 
 @pytest.fixture
-def scene() -> Scene:
-    return Scene()
+def worker() -> Worker:
+    return Worker(**LIMITS)
 
 
 def details(events: Iterable[Any]) -> list[dict[str, Any]]:
     return [dict(event.details) for event in events]
 
 
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked_by", ["the worker", "a script"])
 @pytest.mark.parametrize(
     ("name", "limit", "says"),
     [
         ("api", "50/hour", "'api': in the code it is '10/1m', and its amount alone can change; write for .* '5/1m'"),
         ("api", "50/minute @10", "in the code it is '10/1m'"),
         ("calm", "5/minute @64", "in the code it is '5/1m @5'"),
-        ("api", "7", "in the code it is '10/1m'"),
+        ("hourly", "10", "in the code it is '10/1h', .* write for example '10/1h' or '10 per 1h', not '10'"),
         ("api", "50/month", "in the code it is '10/1m'"),
         ("plan", "50/week", "in the code it is '100/month'.* write for example '50/month'"),
         ("plan", "50/minute", "in the code it is '100/month'"),
+        ("plan", "50", "write for example '50/month' or '50 per month'"),
         ("api-concurrency", "4/minute", "in the code it is '4'.* write for example '2'"),
         ("api", "101/minute", "expected an amount from 1 to 100, .* 10 times .* not 101"),
+        ("dear", "4/minute", "from 5 to 100, because a request costs 5"),
         ("api", "0/minute", "amount: expected a whole number from 1"),
         ("api", "5/minute; 50/hour", "expected one"),
         ("api", "50/minut", "did you mean 'min"),
         ("api", 5, "expected text such as"),
+        ("api", "off", 'one limit cannot be "off"; the name "\\*"'),
+        ("*", "5/minute", 'it stands for all limits and can only be "off"'),
         ("apy", "5/minute", "'apy': no rule has a limit of this name.*did you mean 'api'"),
+        ("x", "5/minute", "no rule has a limit of this name.*; there are 'api', 'api-concurrency', 'calm'"),
+        ("plans", "5/minute", f"'plans': {FIXED}"),
         ("slidegate-wrong-tokens", "5/minute", "operators' tools cannot be changed"),
         ("a:b", "5/minute", "limit name"),
     ],
 )
-async def test_what_cannot_be_changed_so_is_refused_with_what_could(
-    scene: Scene, name: str, limit: Any, says: str
+async def test_a_change_that_no_worker_can_apply_is_refused_before_anything_is_written(
+    worker: Worker, asked_by: str, name: str, limit: Any, says: str
 ) -> None:
+    worker.add("dear", "10/minute", cost=5)
+    worker.add("plans", "10/minute", fixed=FIXED)
+    await worker.changes.look()
+    before = dict(worker.rows.rows)
+    asked = worker if asked_by == "the worker" else Worker(worker.rows)
     with pytest.raises(ConfigurationError, match=says):
-        await scene.change(name, limit)
-    assert scene.board.rows == {}
-    assert scene.rules.changed == {}
+        await asked.change(name, limit)
+    assert worker.rows.rows == before
+    assert worker.changed == {}
 
 
 @pytest.mark.parametrize("duration", ["0s", "31d", "999ms", "permanent", 0])
-async def test_a_change_lasts_from_a_second_to_thirty_days(scene: Scene, duration: str) -> None:
+async def test_a_change_lasts_from_a_second_to_thirty_days(worker: Worker, duration: str) -> None:
     with pytest.raises(ConfigurationError, match=r"override: duration: (expected|must be greater than zero)"):
-        await scene.change(duration=duration)
+        await worker.change(duration=duration)
     for fits in ("1s", "30d"):
-        await scene.change(duration=fits)
+        await worker.change(duration=fits)
 
 
 @pytest.mark.parametrize(
-    ("name", "limit"),
+    ("name", "limit", "kept"),
     [
-        ("api", "1/minute"),
-        ("api", " 100 per 60s "),
-        ("api", "9/minute @64"),
-        ("calm", "9/minute"),
-        ("calm", "9/minute @5"),
-        ("plan", "1000/month"),
-        ("api-concurrency", "40"),
+        ("api", "1/minute", "1/1m"),
+        ("api", " 100 per 60s ", "100/1m"),
+        ("api", "9/minute @64", "9/1m"),
+        ("calm", "9/minute", "9/1m"),
+        ("calm", "9/minute @5", "9/1m @5"),
+        ("plan", "1000/month", "1000/month"),
+        ("api-concurrency", "40", "40"),
     ],
 )
-async def test_a_limit_of_each_kind_takes_another_amount(scene: Scene, name: str, limit: str) -> None:
-    made = await scene.change(name, limit)
-    assert scene.known() == {name: limit.strip()}
-    assert await scene.limiter.overrides() == [made]
+async def test_a_limit_of_each_kind_takes_another_amount(worker: Worker, name: str, limit: str, kept: str) -> None:
+    made = await worker.change(name, limit)
+    assert worker.known() == {name: kept}
+    assert await worker.limiter.overrides() == [made]
     assert made.until - made.since == timedelta(hours=1)
-    assert (made.length_us, made.until_us) == (HOUR_US, scene.board.clock() + HOUR_US)
+    assert (made.length_us, made.until_us) == (HOUR_US, worker.rows.clock() + HOUR_US)
 
 
-async def test_an_amount_below_the_cost_of_a_request_is_refused_and_so_is_a_limit_that_is_fixed(scene: Scene) -> None:
-    scene.rules.cost = 5
-    with pytest.raises(ConfigurationError, match="from 5 to 100, because a request costs 5"):
-        await scene.change(limit="4/minute")
-    scene.rules.fixed = "it stands for ever"
-    with pytest.raises(ConfigurationError, match="'api': it stands for ever"):
-        await scene.change()
+NAMES = st.sampled_from([*LIMITS, "plans", "*", "apy"]) | st.text(max_size=6)
+AMOUNTS = st.integers(0, 120).map(str) | st.sampled_from(["", "-1", "2147483648", "٣"])
+ENDS = st.sampled_from(["", "/minute", "/hour", "/1m", " per 60s", "/minute @5", "/month", "/week", "; 5/s", "/"])
+TEXTS = st.tuples(AMOUNTS, ENDS).map("".join) | st.sampled_from(["off", " 7 ", "burst: 5/minute"]) | st.text(max_size=8)
 
 
-async def test_a_process_without_rules_takes_any_name_and_a_worker_says_that_it_has_none(
-    scene: Scene, caplog: pytest.LogCaptureFixture
+@given(NAMES, TEXTS)
+async def test_any_name_and_text_is_refused_before_writing_or_in_effect_in_every_worker(name: str, text: str) -> None:
+    first = Worker(**LIMITS)
+    others = [Worker(first.rows, **LIMITS), Worker(first.rows)]
+    for one in (first, *others[:1]):
+        one.add("plans", "10/minute", fixed=FIXED)
+        await one.changes.look()
+    before = dict(first.rows.rows)
+    try:
+        made = await others[1].change(name, text)
+    except ConfigurationError:
+        assert first.rows.rows == before
+        return
+    assert made.workers == 2
+    for one in (first, others[0]):
+        await one.changes.look()
+        if name == "*":
+            assert not one.limiter.engine.is_on
+        else:
+            assert one.known() == {name: made.limit}
+            (own,) = [limit for limit in one.named if limit.name == name]
+            assert own.limit.amount == int(made.limit.partition("/")[0])
+            assert own.limit.with_amount(own.configured.amount) == own.configured
+
+
+# -- workers -----------------------------------------------------------------------------------------------------------
+
+
+async def test_workers_are_counted_by_their_rows_until_they_end_or_have_been_gone_for_thirty_seconds() -> None:
+    script = Worker()
+    running = [Worker(script.rows, api="10/minute") for _ in range(3)]
+    other = Worker(script.rows, else_="10/minute")
+    for one in (*running, other):
+        one.changes.start()
+        await one.changes.look()
+    assert (await script.change()).workers == 3
+    assert (await running[0].change()).workers == 3, "one of them asks"
+    assert [one.workers for one in await script.limiter.overrides()] == [3]
+    assert {tuple(one.limits.items()) for one in await script.limiter.workers()} == {
+        (("api", "10/1m"),),
+        (("else_", "10/1m"),),
+    }
+    await running[0].limiter.close()
+    assert (await script.change()).workers == 2
+    script.rows.clock.advance("30s")
+    assert (await script.change()).workers == 0
+
+
+async def test_a_worker_writes_its_row_every_ten_seconds_and_at_once_if_it_has_other_limits(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = Limiter(scene.store)
-    await script.override("apy", "5/minute", duration="1h")
-    await script.override("calm", "500/minute", duration="1h")
+    clock = [100.0]
+    monkeypatch.setattr(workers, "monotonic", lambda: clock[0])
+    for clock[0], written in ((100.0, 1), (109.9, 1), (110.0, 2), (110.5, 2)):
+        await worker.changes.look()
+        assert worker.rows.writes == written
+    worker.add("later", "5/minute")
+    await worker.changes.look()
+    assert worker.rows.writes == 3
+    assert "later" in (await Worker(worker.rows).limiter.workers())[0].limits
+
+
+async def test_without_a_worker_any_name_is_accepted_and_one_that_starts_takes_it() -> None:
+    script = Worker()
+    assert (await script.change("calm", "7/minute")).workers == 0
+    assert (await script.change("apy", "5/minute")).workers == 0
+    late = Worker(script.rows, calm="5/minute")
+    await late.changes.look()
+    assert late.changed == {"calm": 7}
+    assert late.kinds() == ["limit_overridden"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(b"", b"\xff", b"[]", b"[" * 100_000, b'{"version": 2, "secret": "", "limits": []}', b'{"version": 1}'),
+        b'{"version": 1, "secret": "", "limits": [["api", "Limit", "10/1m"]]}',
+        b'{"version": 1, "secret": "", "limits": [["api", "Limit", "10 a minute", 1, ""]]}',
+    ],
+)
+async def test_a_worker_s_row_that_cannot_be_read_is_no_worker(worker: Worker, value: bytes) -> None:
+    await worker.rows.write(b"stranger", [StatsRow(CHANGED_LIMITS, workers.NUMBER, value, HOUR_US)])
+    assert await worker.limiter.workers() == []
+    assert (await worker.change()).workers == 1
+
+
+# -- secrets -----------------------------------------------------------------------------------------------------------
+
+SECRETS = ["0123456789abcdef", "fedcba9876543210", None]
+
+
+@pytest.mark.parametrize("own", SECRETS)
+@pytest.mark.parametrize("other", SECRETS)
+async def test_a_worker_reports_each_other_secret_once(own: str | None, other: str | None) -> None:
+    first = Worker(secret=own)
+    await first.changes.look()
+    second = Worker(first.rows, secret=other)
     for _ in range(3):
-        await scene.limiter.engine.overrides.refresh()
-    logged = [record.getMessage().removeprefix("slidegate: ") for record in caplog.records]
-    assert [line.partition(", because")[0] for line in logged] == [
-        "no rule of this worker has a limit 'apy' yet; did you mean 'api'?",
-        "an override was not applied: limit 'calm': expected an amount from 1 to 50",
-    ]
-    assert scene.kinds() == []
+        second.changes._workers.hurry()
+        await second.changes.look()
+    differ = own != other
+    assert second.kinds() == ["secret_differs"] * differ
+    assert [one.same_secret for one in await second.limiter.workers()] == [not differ]
+    assert all("set the same SLIDEGATE_SECRET" in event.message for event in second.heard.events)
+    values = [value for value, _ in first.rows.rows.values()]
+    assert not any(secret.encode() in value for secret in SECRETS if secret for value in values)
 
 
-async def test_the_last_writer_wins_and_every_worker_tells_both_amounts(scene: Scene) -> None:
-    other = Scene(scene.board)
-    await scene.change(limit="20/minute")
-    await other.limiter.engine.overrides.refresh()
+async def test_the_secret_of_the_environment_is_that_of_every_limiter_made_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, plain = Limiter(secret=SECRETS[0]), Limiter()
+    monkeypatch.setenv("SLIDEGATE_SECRET", str(SECRETS[0]))
+    made = [Limiter(), Limiter.from_url("memory://"), Limiter.from_url(f"lmdb://{tmp_path}/store")]
+    assert {one.digest("header", b"k") for one in made} == {given.digest("header", b"k")}
+    assert Limiter(secret=SECRETS[1]).digest("header", b"k") not in {
+        given.digest("header", b"k"),
+        plain.digest("header", b"k"),
+    }
+    monkeypatch.setenv("SLIDEGATE_SECRET", "short")
+    for make in (Limiter, lambda: Limiter.from_url(f"lmdb://{tmp_path}/new")):
+        with pytest.raises(ConfigurationError, match="SLIDEGATE_SECRET: expected 16 to 64 bytes"):
+            make()
+    assert not (tmp_path / "new").exists()
+    assert Limiter(secret=SECRETS[0]).digest("header", b"k") == given.digest("header", b"k")
+
+
+# -- functions and transports ------------------------------------------------------------------------------------------
+
+
+async def test_the_limits_of_functions_blocks_and_transports_are_changed_as_those_of_rules() -> None:
+    limiter = Limiter()
+
+    @limiter.limited("5/minute", key="k", rule="decorated")
+    async def decorated() -> None:
+        """Do nothing."""
+
+    block = limiter.limited("5/minute", key="k", rule="block")
+    async with block:
+        pass
+    transport = LimitedTransport(
+        limits="5/minute", limiter=limiter, transport=httpx.MockTransport(lambda _: httpx.Response(200)), wait="1ms"
+    )
+    assert {one.name for one in limiter.limits() if one.changeable} == {"decorated", "block", "outbound"}
+    for name in ("decorated", "block", "outbound"):
+        await limiter.override(name, "2/minute", "1h")
+
+    async def enter() -> None:
+        async with block:
+            pass
+
+    async with httpx.AsyncClient(transport=transport) as client:
+        for call, passes in ((decorated, 2), (enter, 1), (lambda: client.get("http://a.example/"), 2)):
+            for _ in range(passes):
+                await call()
+            with pytest.raises(Exception, match=r"limit|room"):
+                await call()
+    assert [str(one.limit) for one in limiter.limits()] == ["2/1m"] * 3
+    del decorated, call
+    assert "decorated" not in {one.name for one in limiter.limits()}
+
+
+def test_a_thread_without_an_event_loop_looks_when_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ticker, "INTERVAL_S", 0.0)
+    limiter = Limiter(LmdbStore(tmp_path, map_size=1 << 20), deadline="20s")
+    calls = []
+
+    @limiter.limited("5/minute", key="k", rule="job")
+    def job() -> None:
+        calls.append(1)
+
+    job()
+
+    async def change() -> Override:
+        async with Limiter(LmdbStore(tmp_path, map_size=1 << 20), deadline="20s") as script:
+            return await script.override("job", "2/minute", "1h")
+
+    assert asyncio.run(change()).workers == 1
+    job()
+    with pytest.raises(Exception, match="limit"):
+        job()
+    assert len(calls) == 2
+    limiter.sync.close()
+
+
+# -- off ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["memory", "lmdb", pytest.param("redis", marks=needs_redis)])
+async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Limiter, Limiter]]:
+    """A limiter that counts, and one from which limits are changed; with a memory store they are the same."""
+    if request.param == "memory":
+        limiter = Limiter()
+        yield limiter, limiter
+        return
+    url = f"lmdb://{tmp_path}/store"
+    if request.param == "redis":
+        url = f"{request.getfixturevalue('server').url}?prefix={tmp_path.name}"
+    async with Limiter.from_url(url, deadline="20s") as first, Limiter.from_url(url, deadline="20s") as second:
+        yield first, second
+
+
+async def test_off_lets_everything_pass_counts_nothing_and_is_reported_once(
+    pair: tuple[Limiter, Limiter], caplog: pytest.LogCaptureFixture
+) -> None:
+    limiter, operator = pair
+    heard = RecordingObserver()
+    limiter.observe(heard)
+    for _ in range(2):
+        await limiter.hit("k", "1/minute")
+    made = await operator.override("*", "off", "10m", reason="a wrong rule", by="ann")
+    for _ in range(3):
+        await limiter.engine.overrides.look()
+    assert all([(await limiter.hit("k", "1/minute")).allowed for _ in range(5)])
+    assert (await limiter.charge("k", "1/minute", 50)).allowed
+    assert (await limiter.peek("k", "1/minute")).allowed
+    async with limiter.limited("1/minute", key="k"), limiter.limited("1/minute", key="k"):
+        pass
+    assert [(one.name, one.limit, one.reason) for one in await operator.overrides()] == [("*", "off", "a wrong rule")]
+    assert [event.kind for event in heard.events if event.kind.startswith("switched")] == ["switched_off"]
+    assert caplog.text.count("switched_off: slidegate is off until ") == len({limiter, operator})
+    assert heard.events[-1].details == {"by": "ann", "reason": "a wrong rule", "until": made.until}
+    assert await operator.restore("*")
+    assert not await operator.restore("*")
+    await limiter.engine.overrides.look()
+    assert heard.events[-1].kind == "switched_on"
+    decision = await limiter.peek("k", "60/minute")
+    assert (decision.allowed, decision.remaining) == (True, 58), "what was asked meanwhile was not counted"
+    assert not (await limiter.hit("k", "1/minute")).allowed
+
+
+async def test_off_ends_by_itself_and_what_waits_passes(worker: Worker) -> None:
+    await worker.limiter.override("*", "off", "10m")
+    assert (await worker.limiter.hit("k", "1/minute")).limit is None
+    worker.rows.clock.advance("10m")
+    await worker.changes.look()
+    assert worker.kinds() == ["switched_off", "switched_on"]
+    async with anyio.create_task_group() as group:
+
+        async def wait() -> None:
+            async with worker.limiter.limited("1/minute", key="k", wait="10m"):
+                pass
+
+        group.start_soon(wait)
+        group.start_soon(wait)
+        await until(lambda: worker.limiter.queued)
+        with anyio.fail_after(20):
+            await worker.limiter.override("*", "off", "10m")
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_last_writer_wins_and_every_worker_reports_both_amounts(worker: Worker) -> None:
+    other = Worker(worker.rows, **LIMITS)
+    await worker.change(limit="20/minute")
+    await other.changes.refresh()
     made = await other.change(limit="30/minute")
-    await scene.limiter.engine.overrides.refresh()
-    assert scene.known() == other.known() == {"api": "30/minute"}
+    await worker.changes.refresh()
+    assert worker.known() == other.known() == {"api": "30/1m"}
     assert await other.limiter.restore("api")
     assert not await other.limiter.restore("api")
-    await scene.limiter.engine.overrides.refresh()
-    assert scene.known() == other.known() == {}
-    assert scene.rules.changed == other.rules.changed == {}
-    assert scene.kinds() == ["limit_overridden", "limit_overridden", "limit_restored"]
-    told = details(scene.heard.events)
+    await worker.changes.refresh()
+    assert worker.known() == other.known() == {}
+    assert worker.changed == other.changed == {}
+    assert worker.kinds() == ["limit_overridden", "limit_overridden", "limit_restored"]
+    told = details(worker.heard.events)
     assert [(one["was"], one["amount"]) for one in told] == [(10, 20), (20, 30), (30, 10)]
     assert {(one["limit"], one["by"], one["reason"]) for one in told} == {("api", "ann", "why")}
     assert {one["until"] for one in told} == {made.until}
     assert details(other.heard.events) == told
 
 
-async def test_it_is_over_by_the_time_of_the_store_also_while_that_is_away(scene: Scene) -> None:
-    changes = scene.limiter.engine.overrides
-    await scene.change(duration="1h")
-    await scene.change("calm", "6/minute", duration="2h")
-    scene.board.is_failing = True
-    scene.board.clock.advance("59m")
-    await look(scene)
-    assert set(scene.known()) == {"api", "calm"}, "the last that is known holds"
-    scene.board.clock.advance("1m")
-    await look(scene)
-    assert set(scene.known()) == {"calm"}
-    with pytest.raises(StoreError):
-        await changes.refresh()
-    with pytest.raises(StoreError):
-        await scene.change()
-    scene.board.is_failing = False
-    scene.board.clock.advance("59m")
-    await look(scene)
-    assert set(scene.known()) == {"calm"}
-    scene.board.clock.advance("1m")
-    await look(scene)
-    assert scene.known() == {}
+@pytest.mark.parametrize("reason", ["", "why"])
+async def test_no_message_ends_in_a_colon_and_none_is_about_a_limit_that_never_changed(
+    worker: Worker, reason: str
+) -> None:
+    for name, limit in (("api", "10/minute"), ("api", "9/minute"), ("*", "off")):
+        await worker.limiter.override(name, limit, "1h", reason=reason, by="root")
+        assert await worker.limiter.restore(name)
+    messages = [event.message for event in worker.heard.events]
+    ends = f"; changed by root{': why' * bool(reason)}"
+    assert [message.partition(" until ")[0] for message in messages] == [
+        "limit 'api' is 9",
+        f"limit 'api' is 10 again, and was 9{ends}",
+        "slidegate is off",
+        "slidegate is on again",
+    ]
+    assert [message.endswith(ends) for message in messages] == [True, True, True, False]
 
 
-async def look(scene: Scene) -> None:
-    """Have one look of the timer be over."""
-    changes = scene.limiter.engine.overrides
-    await changes.end()
-    changes.start()
+async def test_a_worker_with_other_rules_keeps_them_and_says_why(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = Worker(worker.rows)
+    await script.change("apy", "5/minute")
+    await script.change("calm", "500/minute")
+    for _ in range(3):
+        await worker.changes.refresh()
+    logged = [record.getMessage().removeprefix("slidegate: ") for record in caplog.records]
+    assert [line.partition(", because")[0] for line in logged] == [
+        "an override was not applied: limit 'calm': expected an amount from 1 to 50"
+    ]
+    assert (worker.kinds(), worker.changed) == ([], {})
+
+
+async def test_all_limits_of_a_name_take_a_change_or_none_and_one_that_is_fixed_is_no_obstacle(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker.add("api", "10/minute", cost=6)
+    worker.add("api", "10/minute", fixed=FIXED)
+    await worker.change(limit="7/minute")
+    assert [one.limit.amount for one in worker.named if one.name == "api"] == [7, 7, 10]
+    await Worker(worker.rows).change(limit="5/minute")
+    await worker.changes.refresh()
+    assert worker.changed == {}
+    assert worker.kinds() == ["limit_overridden", "limit_restored"]
+    assert "an override was not applied: limit 'api': expected an amount from 6" in caplog.text
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+async def look(worker: Worker) -> None:
+    """Wait for one look of the timer."""
+    await worker.changes.end()
+    worker.changes.start()
     await anyio.lowlevel.checkpoint()
-    assert changes._task is not None
-    await changes._task
+    assert worker.changes.ticker.task is not None
+    await worker.changes.ticker.task
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -231,43 +509,66 @@ async def until(holds: Callable[[], object]) -> None:
             await anyio.sleep(0.001)
 
 
+async def test_it_is_over_by_the_time_of_the_store_also_while_that_is_away(worker: Worker) -> None:
+    await worker.change(duration="1h")
+    await worker.change("calm", "6/minute", duration="2h")
+    worker.rows.is_failing = True
+    worker.rows.clock.advance("59m")
+    await look(worker)
+    assert set(worker.known()) == {"api", "calm"}, "the last that is known applies"
+    worker.rows.clock.advance("1m")
+    await look(worker)
+    assert set(worker.known()) == {"calm"}
+    with pytest.raises(StoreError):
+        await worker.changes.refresh()
+    with pytest.raises(StoreError):
+        await worker.change()
+    worker.rows.is_failing = False
+    worker.rows.clock.advance("59m")
+    await look(worker)
+    assert set(worker.known()) == {"calm"}
+    worker.rows.clock.advance("1m")
+    await look(worker)
+    assert worker.known() == {}
+
+
 async def test_the_timer_takes_what_others_write_and_ends_with_the_limiter(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overrides, "INTERVAL_S", 0.001)
-    other = Scene(scene.board)
-    changes = other.limiter.engine.overrides
-    changes.start()
-    changes.start()
-    await scene.change()
-    await until(lambda: other.known() == {"api": "20/minute"})
-    scene.board.clock.advance("1h")
+    monkeypatch.setattr(ticker, "INTERVAL_S", 0.001)
+    other = Worker(worker.rows, **LIMITS)
+    await other.limiter.hit("k", "5/minute")  # the first question starts it
+    await worker.change()
+    await until(lambda: other.known() == {"api": "20/1m"})
+    worker.rows.clock.advance("1h")
     await until(lambda: not other.known())
     await other.limiter.close()
-    task = changes._task
+    task = other.changes.ticker.task
     await anyio.sleep(0.05)
-    assert changes._task is task, "nobody looks any more"
+    assert other.changes.ticker.task is task, "nobody looks any more"
 
 
 async def test_a_store_of_one_process_keeps_changes_there_and_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overrides, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(ticker, "INTERVAL_S", 0.001)
     clock = FakeClock(1_800_000_000_000_000)
     limiter = Limiter(MemoryStore(clock=clock))
-    rules = Rules(limiter, api="10/minute")
+    configured = parse_limits("10/minute")[0]
+    own = NamedLimit("api", configured.own(), configured)
+    limiter.engine.overrides.register([own])
     limiter.engine.overrides.start()
     assert limiter.engine.ending == [], "nothing is looked at where nothing is changed"
-    await limiter.override("api", "5/minute", duration="1h")
-    await limiter.override("api", "6/minute", duration="1h")
-    assert rules.changed == {"api": 6}
+    for amount in (5, 6):
+        assert (await limiter.override("api", f"{amount}/minute", "1h")).workers == 1
+        assert own.limit.amount == amount
     clock.advance("1h")
-    await until(lambda: not rules.changed)
-    assert await limiter.overrides() == []
-    await limiter.override("api", "7/minute", duration="1h")
+    await until(lambda: own.limit.amount == 10)
+    assert await limiter.overrides() == await limiter.workers() == []
+    await limiter.override("api", "7/minute", "1h")
     limiter.engine.forget()
-    assert rules.changed == {}
-    await limiter.override("api", "8/minute", duration="1h")
+    assert own.limit.amount == 10
+    await limiter.override("api", "8/minute", "1h")
     assert await limiter.restore("api")
-    assert rules.changed == {}
+    assert own.limit.amount == 10
     await limiter.close()
 
 
@@ -284,7 +585,9 @@ async def test_a_store_of_one_process_keeps_changes_there_and_ends_them(monkeypa
             for more in (
                 {"limit": "6 a minute"},
                 {"limit": 6},
+                {"limit": "off"},
                 {"name": 7},
+                {"name": "*"},
                 {"by": None},
                 {"made_us": "0"},
                 {"made_us": -1},
@@ -295,15 +598,15 @@ async def test_a_store_of_one_process_keeps_changes_there_and_ends_them(monkeypa
         ),
     ],
 )
-async def test_a_row_that_cannot_be_read_is_passed_by(scene: Scene, value: bytes) -> None:
-    await scene.board.write(b"stranger", [StatsRow(ROLLUP, 0, value, HOUR_US)])
-    await scene.change()
-    assert scene.known() == {"api": "20/minute"}
+async def test_a_row_that_cannot_be_read_is_ignored(worker: Worker, value: bytes) -> None:
+    await worker.rows.write(b"stranger", [StatsRow(CHANGED_LIMITS, 0, value, HOUR_US)])
+    await worker.change()
+    assert worker.changed == {"api": 20}
+    assert worker.limiter.engine.is_on
 
 
-async def test_a_look_that_began_before_a_change_takes_nothing_back(scene: Scene) -> None:
-    changes = scene.limiter.engine.overrides
-    read = scene.board.read
+async def test_a_look_that_began_before_a_change_takes_nothing_back(worker: Worker) -> None:
+    read = worker.rows.read
     entered, goes_on = anyio.Event(), anyio.Event()
 
     async def slow_read(rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
@@ -313,20 +616,19 @@ async def test_a_look_that_began_before_a_change_takes_nothing_back(scene: Scene
             await goes_on.wait()
         return rows
 
-    scene.board.read = slow_read  # type: ignore[method-assign]
+    worker.rows.read = slow_read  # type: ignore[method-assign]
     async with anyio.create_task_group() as group:
-        group.start_soon(changes.refresh)
+        group.start_soon(worker.changes.refresh)
         await entered.wait()
-        await scene.change()
+        await worker.change()
         goes_on.set()
-    assert scene.known() == {"api": "20/minute"}
-    assert scene.kinds() == ["limit_overridden"]
+    assert worker.known() == {"api": "20/1m"}
+    assert worker.kinds() == ["limit_overridden"]
 
 
-async def test_a_command_hears_what_the_store_says_although_a_look_has_begun_meanwhile(scene: Scene) -> None:
-    other = Scene(scene.board)
-    await other.change()
-    read, waits = scene.board.read, [anyio.Event(), anyio.Event()]
+async def test_a_command_gets_what_the_store_says_although_a_look_has_begun_meanwhile(worker: Worker) -> None:
+    await Worker(worker.rows).change()
+    read, waits = worker.rows.read, [anyio.Event(), anyio.Event()]
     left = list(waits)
 
     async def slow_read(rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
@@ -335,41 +637,41 @@ async def test_a_command_hears_what_the_store_says_although_a_look_has_begun_mea
             await left.pop(0).wait()
         return rows
 
-    scene.board.read = slow_read  # type: ignore[method-assign]
+    worker.rows.read = slow_read  # type: ignore[method-assign]
     async with anyio.create_task_group() as group:
-        group.start_soon(scene.limiter.engine.overrides.refresh)  # that of a command
+        group.start_soon(worker.changes.refresh)  # that of a command
         await anyio.lowlevel.checkpoint()
-        group.start_soon(scene.limiter.engine.overrides.refresh)  # that of the timer
+        group.start_soon(worker.changes.refresh)  # that of the timer
         waits[0].set()
-        await until(lambda: scene.known() == {"api": "20/minute"})
+        await until(lambda: worker.known() == {"api": "20/1m"})
         waits[1].set()
 
 
 async def test_a_change_is_over_in_time_although_what_the_store_says_is_odd(
-    scene: Scene, caplog: pytest.LogCaptureFixture
+    worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await scene.change(duration="1h")
+    await worker.change(duration="1h")
 
     async def odd(*asked: object) -> Any:
         raise RuntimeError("odd")
 
-    scene.board.read = odd  # type: ignore[method-assign]
-    scene.board.clock.advance("1h")
-    await look(scene)
-    assert scene.known() == {}
+    worker.rows.read = odd  # type: ignore[method-assign]
+    worker.rows.clock.advance("1h")
+    await look(worker)
+    assert worker.known() == {}
     assert "changed limits cannot be read" in caplog.text
 
 
 async def test_a_change_by_the_short_loop_of_a_thread_is_ended_by_that_of_the_application(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(overrides, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(ticker, "INTERVAL_S", 0.001)
     clock = FakeClock(1_800_000_000_000_000)
     limiter = Limiter(MemoryStore(clock=clock))
     limiter.engine.overrides.start()  # as the first request does
 
     async def change() -> None:
-        await limiter.override("api", "5/minute", duration="1h")
+        await limiter.override("api", "5/minute", "1h")
 
     await anyio.to_thread.run_sync(lambda: asyncio.run(change()))
     assert list(limiter.engine.overrides.known) == ["api"]
@@ -377,38 +679,23 @@ async def test_a_change_by_the_short_loop_of_a_thread_is_ended_by_that_of_the_ap
     await until(lambda: not limiter.engine.overrides.known)
 
 
-async def test_all_limits_of_a_name_take_a_change_or_none_and_one_that_is_fixed_is_no_obstacle(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
-    dear, unnamed = Rules(scene.limiter, api="10/minute"), Rules(scene.limiter, api="10/minute")
-    dear.cost, unnamed.fixed = 6, "its rule has no name"
-    await scene.change(limit="7/minute")
-    assert [rules.changed for rules in (scene.rules, dear)] == [{"api": 7}] * 2
-    script = Limiter(scene.store)
-    await script.override("api", "5/minute", duration="1h")
-    await scene.limiter.engine.overrides.refresh()
-    assert [rules.changed for rules in (scene.rules, dear)] == [{}] * 2
-    assert scene.kinds() == ["limit_overridden"]
-    assert "an override was not applied: limit 'api': expected an amount from 6" in caplog.text
-
-
-async def test_a_child_of_fork_looks_by_a_loop_of_its_own(scene: Scene) -> None:
-    changes = scene.limiter.engine.overrides
-    changes.start()
-    assert changes._loop is not None
-    changes.begin_anew()
-    assert (changes._loop, scene.rules.begun) == (None, 1)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+async def test_a_child_of_fork_is_another_worker_and_looks_by_a_loop_of_its_own(worker: Worker) -> None:
+    worker.changes.start()
+    await worker.changes.look()
+    assert worker.changes.ticker.loop is not None
+    assert not worker.changes.ticker.due
+    worker.limiter.engine.rows.begin_anew()  # as in the child
+    worker.changes.begin_anew()
+    assert worker.changes.ticker.loop is None
+    assert worker.changes.ticker.due
+    await worker.limiter.hit("k", "5/minute")
+    await until(lambda: len({identity for _, number, identity in worker.rows.rows if number == workers.NUMBER}) == 2)
 
 
 def test_without_an_event_loop_nothing_is_changed_that_nobody_would_end() -> None:
     limiter = Limiter(MemoryStore())
-    changing = limiter.override("api", "5/minute", duration="1h")
+    changing = limiter.override("api", "5/minute", "1h")
     with pytest.raises(ConfigurationError, match="is ended by a timer of an event loop, and none runs here"):
         changing.send(None)
     assert limiter.engine.overrides.known == {}
-
-
-def test_without_an_event_loop_nothing_is_begun(scene: Scene) -> None:
-    scene.limiter.engine.overrides.start()
-    assert scene.limiter.engine.overrides._loop is None
-    assert scene.limiter.engine.ending == []

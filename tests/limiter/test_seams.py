@@ -68,12 +68,12 @@ async def test_limits_are_listed_as_configured_and_in_force() -> None:
     ]
     middleware = RateLimitMiddleware(no_app, rules=rules, limiter=limiter)
     api = [one for one in limiter.limits() if one.rule == "api"]
-    await limiter.override(api[0].name, "7/minute", duration="1m")
+    await limiter.override(api[0].name, "7/minute", "1m")
     found = {(one.rule, str(one.limit), str(one.configured), one.changeable, one.shadow) for one in limiter.limits()}
     assert found == {
         ("api", "7/1m", "5/1m", True, False),
         ("api", "50/1h", "50/1h", True, False),
-        ("/new", "2/1m", "2/1m", False, True),
+        ("/new", "2/1m", "2/1m", True, True),
     }
     assert len({one.name for one in limiter.limits()}) == 3
     await limiter.restore(api[0].name)
@@ -110,9 +110,9 @@ async def test_rows_are_those_written_last_that_have_not_expired(steps: list[Any
     clock = FakeClock()
     store = MemoryStore(clock=clock)
     workers = [Limiter(store), Limiter(store)]
-    shared = rows.Rows(workers[0].engine)._shared  # two workers on the rows of one store
+    shared = rows.Rows(workers[0].engine).shared  # two workers on the rows of one store
     for worker in workers:
-        worker.engine.rows._shared = shared
+        worker.engine.rows.shared = shared
     model: dict[tuple[str, int, int], tuple[bytes, int]] = {}
     for step in steps:
         if isinstance(step, int):
@@ -121,7 +121,7 @@ async def test_rows_are_those_written_last_that_have_not_expired(steps: list[Any
         kind, number, who, value, kept_us = step
         await workers[who].keep_row(kind, number, value, kept_us)
         model[kind, number, who] = value, clock() + kept_us
-    identities = [worker.engine.rows._worker for worker in workers]
+    identities = [worker.engine.rows.worker for worker in workers]
     for kind in ("stats", "events"):
         found = {(row.number, row.worker, row.value) for row in await workers[1].rows(kind, 1, 3)}
         assert found == {
@@ -152,10 +152,10 @@ def test_a_forked_child_is_another_worker() -> None:
     read, write = os.pipe()
     child = os.fork()
     if not child:
-        os.write(write, limiter.engine.rows._worker)
+        os.write(write, limiter.engine.rows.worker)
         os._exit(0)
     os.waitpid(child, 0)
-    assert os.read(read, 8) != limiter.engine.rows._worker
+    assert os.read(read, 8) != limiter.engine.rows.worker
     os.close(read)
     os.close(write)
 

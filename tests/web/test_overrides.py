@@ -2,42 +2,54 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 from fastapi import Depends, FastAPI
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from slidegate import (
+    BanPolicy,
     ConfigurationError,
     Limit,
     Limiter,
     MemoryStore,
+    MessageLimits,
+    Networks,
     Quota,
     RateLimit,
     RateLimitMiddleware,
     Rule,
+    charge,
     everyone,
+    settle,
+    strike,
 )
-from slidegate.core import Bucket
-from slidegate.limiter import overrides
+from slidegate.limiter import ticker
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 from slidegate.web.buckets import buckets_of
 
-from ..asgi import Slow, call, hello, page, statuses
+from ..asgi import PEER, Slow, call, hello, page, statuses
+from ..ops.shared_rows import SharedRows
 from ..redis_servers import needs_redis
 from .middlewares import FollowedFiles
 
@@ -103,7 +115,7 @@ async def passed(app: ASGIApp, times: int, path: str = "/", **more: Any) -> int:
 
 
 async def change(limiter: Limiter, name: str, limit: str, duration: str = "1h") -> None:
-    await limiter.override(name, limit, duration=duration)
+    await limiter.override(name, limit, duration)
 
 
 # -- what is counted -------------------------------------------------------------------------------------------------
@@ -295,11 +307,8 @@ class Waits:
 
         return forward
 
-    async def raised(self, app: ASGIApp, amount: int = 2) -> None:
-        await change(self.limiter, "api", f"{amount}/minute")
-
-    async def lowered_and_restored(self, app: ASGIApp) -> None:
-        assert await self.limiter.restore("api")
+    async def raised(self, app: ASGIApp) -> None:
+        await change(self.limiter, "api", "2/minute")
 
     async def read_again_and_raised(self, app: ASGIApp) -> None:
         self._files.write("slidegate.toml", RULE.format(3))
@@ -310,9 +319,6 @@ class Waits:
     def alone(self) -> ASGIApp:
         return guarded(self.limiter, Rule("*", "1/minute", name="api", wait="2m"))
 
-    def second_of_a_name(self) -> ASGIApp:
-        return guarded(self.limiter, Rule("*", "9/minute", name="api"), app=self.hidden(self.alone()))
-
     def endpoint_of_the_name(self) -> ASGIApp:
         limit = RateLimit("1/minute", name="api", wait="2m")
         below = Starlette(routes=[Route("/", limit(page))])
@@ -320,12 +326,6 @@ class Waits:
 
     def a_share(self) -> ASGIApp:
         return guarded(self.limiter, Rule("*", "1/minute", name="api", concurrency=9, wait="2m", fair=everyone))
-
-    async def first_of_a_name(self) -> ASGIApp:
-        inner = guarded(self.limiter, Rule("*", "1/minute", name="api", methods=["POST"]))
-        app = guarded(self.limiter, Rule("*", "2/minute", name="api", wait="2m"), app=self.hidden(inner))
-        await self.raised(app, 1)
-        return app
 
     def of_a_file(self) -> ASGIApp:
         path = self._files.write("slidegate.toml", RULE.format(1))
@@ -336,10 +336,8 @@ class Waits:
     ("place", "done"),
     [
         (Waits.alone, Waits.raised),
-        (Waits.second_of_a_name, Waits.raised),
         (Waits.endpoint_of_the_name, Waits.raised),
         (Waits.a_share, Waits.raised),
-        (Waits.first_of_a_name, Waits.lowered_and_restored),
         (Waits.of_a_file, Waits.read_again_and_raised),
     ],
 )
@@ -347,8 +345,7 @@ async def test_a_request_that_waits_is_let_in_by_the_amount_that_holds_by_now(
     place: Callable[[Waits], Any], done: Callable[[Waits, ASGIApp], Any], limiter: Limiter, tmp_path: Path
 ) -> None:
     waits = Waits(limiter, tmp_path)
-    made = place(waits)
-    app = await made if inspect.isawaitable(made) else made
+    app = place(waits)
     queues, found = limiter.engine.queues, []
 
     async def visit() -> None:
@@ -364,25 +361,6 @@ async def test_a_request_that_waits_is_let_in_by_the_amount_that_holds_by_now(
             while queues.waiting:
                 await anyio.lowlevel.checkpoint()
     assert found == [200, 200]
-
-
-async def test_a_change_is_looked_up_once_however_many_wait(limiter: Limiter) -> None:
-    asked: list[str] = []
-
-    class Counted(RateLimitMiddleware):
-        def buckets(self) -> list[Bucket]:
-            asked.append("buckets")
-            return super().buckets()
-
-    app = Counted(hello, rules=[Rule("*", "30/minute", name="api", wait="2m", wait_max=200)], limiter=limiter)
-    async with anyio.create_task_group() as group:
-        for _ in range(230):
-            group.start_soon(call, app)
-        with anyio.fail_after(60):
-            while limiter.engine.queues.waiting < 200:
-                await anyio.lowlevel.checkpoint()
-            await change(limiter, "api", "300/minute")
-    assert len(asked) <= 1
 
 
 async def test_preflights_shadows_and_two_middlewares_of_one_name_go_along(limiter: Limiter) -> None:
@@ -411,22 +389,6 @@ async def test_of_two_rules_of_a_name_that_which_refuses_has_it_wherever_the_sha
     assert (await call(app)).headers["ratelimit-policy"] == '"api";q=5;w=60'
     await change(limiter, "api", "2/minute")
     assert await passed(app, 5) == 1
-
-
-async def test_what_is_made_of_a_rule_after_a_change_has_its_amount_and_what_was_made_before_has_no_other(
-    limiter: Limiter,
-) -> None:
-    preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "GET"}
-    app = guarded(limiter, Rule("*", "5/minute", name="api", concurrency=2, wait="1s", fair=everyone))
-    (bound,) = app.bound()
-    assert bound.permits is not None
-    await change(limiter, "api", "3/minute")
-    await change(limiter, "api-concurrency", "7")
-    apart = bound.for_preflights()
-    assert (apart.bucket.limits[0].amount, apart.permits and apart.permits.limits[0].amount) == (3, 7)
-    assert await limiter.restore("api")
-    assert apart.bucket.limits[0].amount == 5
-    assert (await call(app, method="OPTIONS", headers=preflight)).status == 200
 
 
 @pytest.mark.parametrize("at", ["dependency", "decorator", "method"])
@@ -484,10 +446,80 @@ async def test_an_estimate_is_capped_by_the_amount_that_holds(limiter: Limiter) 
     assert await passed(app, 3) == 1
 
 
+# -- off ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["enabled=False", "override"])
+async def test_switched_off_whatever_uses_the_middleware_works_and_counts_nothing(limiter: Limiter, how: str) -> None:
+    found: list[Any] = []
+
+    async def endpoint(request: Request) -> PlainTextResponse:
+        found.append([await charge(request, 9), await settle(request, 9), await strike(request, 9)])
+        return PlainTextResponse("done")
+
+    async def talk(socket: WebSocket) -> None:
+        await socket.accept()
+        for _ in range(4):
+            await socket.send_text(await socket.receive_text())
+
+    inner = FastAPI(dependencies=[Depends(RateLimit("1/hour", name="dependency"))])
+    inner.add_api_route("/", RateLimit("1/hour", name="decorator")(endpoint))
+    inner.add_api_websocket_route("/talk", talk)
+    app = guarded(
+        limiter,
+        Rule("*", "1/hour", name="api", concurrency=1),
+        app=inner,
+        enabled=how == "override",
+        default_limits="1/hour",
+        blocklist=Networks([PEER]),
+        bans=BanPolicy("2/10m", "1h"),
+        messages=MessageLimits("1/hour"),
+    )
+    if how == "override":
+        assert (await call(app)).status == 403
+        await limiter.override("*", "off", "10m")
+    answers = [await call(app) for _ in range(4)]
+    assert [answer.status for answer in answers] == [200] * 4
+    assert not any("ratelimit" in answer.headers for answer in answers)
+    assert [[bool(one.allowed), one.reason, settled, ban] for one, settled, ban in found] == [
+        [True, "exempt", False, None]
+    ] * 4
+    with TestClient(app).websocket_connect("/talk") as socket:
+        for _ in range(4):
+            socket.send_text("hi")
+            assert socket.receive_text() == "hi"
+    assert [ban async for ban in limiter.bans()] == []
+    view = await limiter.inspect(PEER)
+    assert [window for window in view.windows if window.used] == []
+    if how == "override":
+        assert await limiter.restore("*")
+        assert (await call(app)).status == 403, "it counts again from the next request on"
+
+
+async def test_a_request_that_is_under_way_when_all_workers_are_switched_off_ends_as_it_began(limiter: Limiter) -> None:
+    slow = Slow()
+    app = guarded(limiter, Rule("*", "9/hour", name="api", concurrency=1), app=slow)
+    async with anyio.create_task_group() as group:
+        group.start_soon(call, app)
+        while not slow.entered:
+            await anyio.lowlevel.checkpoint()
+        assert (await call(app)).status == 429
+        await limiter.override("*", "off", "10m")
+        group.start_soon(call, app)
+        while slow.entered < 2:
+            await anyio.lowlevel.checkpoint()
+        assert await limiter.restore("*")
+        slow.goes_on.set()
+    assert limiter.store.permits_held() == 0
+    assert (await call(app)).status == 200
+
+
 # -- what stays as it is ---------------------------------------------------------------------------------------------
 
 
-async def test_what_has_no_name_for_other_workers_is_refused_in_words(limiter: Limiter) -> None:
+async def test_limits_without_a_name_are_changed_by_their_label_and_those_of_a_function_are_refused(
+    limiter: Limiter,
+) -> None:
     app = guarded(
         limiter,
         Rule("/a", "5/minute"),
@@ -498,21 +530,20 @@ async def test_what_has_no_name_for_other_workers_is_refused_in_words(limiter: L
     )
     await call(app, "/r")
     for name, says in (
-        ("/a", r"its rule has no name.*write Rule\(\.\.\., name='/a'\)"),
-        ("per-route GET /r", "its rule has no name"),
         ("plans", "a function returns the limits"),
         ("dear", "from 5 to 500, because a request costs 5"),
         ("plans-concurency", "no rule has a limit of this name.*did you mean 'plans-concurrency'"),
     ):
         with pytest.raises(ConfigurationError, match=says):
             await change(limiter, name, "4/minute")
-    await change(limiter, "plans-concurrency", "1")
+    for name, limit in (("plans-concurrency", "1"), ("/a", "4/minute"), ("per-route GET /r", "3/minute")):
+        await change(limiter, name, limit)
     assert {bucket.names[0]: bucket.limits[0].amount for bucket in app.buckets()} == {
-        "/a": 5,
+        "/a": 4,
         "plans": 9,
         "plans-concurrency": 1,
         "dear": 50,
-        "per-route GET /r": 7,
+        "per-route GET /r": 3,
     }
 
 
@@ -535,7 +566,7 @@ async def test_a_change_reaches_the_buckets_there_are_and_no_others(limiter: Lim
 async def test_the_first_request_of_a_worker_begins_to_look_and_its_end_stops_it(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overrides, "INTERVAL_S", 0.005)
+    monkeypatch.setattr(ticker, "INTERVAL_S", 0.005)
     limiter = workers.limiter()
     app = guarded(limiter, Rule("*", "5/minute", name="api"), app=Starlette(routes=[Route("/", page)]))
     assert limiter.engine.ending == [], "nothing is done for a middleware that nobody has called"
@@ -573,7 +604,7 @@ async def becomes(app: RateLimitMiddleware, amount: int) -> None:
 def test_under_trio_a_worker_takes_what_others_change_until_it_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overrides, "INTERVAL_S", 0.005)
+    monkeypatch.setattr(ticker, "INTERVAL_S", 0.005)
     clock = FakeClock(1_800_000_000_000_000)
     limiters = [Limiter(LmdbStore(tmp_path, map_size=1 << 20, clock=clock), deadline="20s") for _ in range(2)]
     apps = [guarded(limiter, Rule("*", "5/minute", key=everyone, name="api")) for limiter in limiters]
@@ -590,7 +621,7 @@ def test_under_trio_a_worker_takes_what_others_change_until_it_is_over(
         assert await passed(apps[1], 6) == 5
         for limiter in limiters:
             await limiter.close()
-            assert limiter.engine.overrides._loop is None, "nobody looks any more"
+            assert limiter.engine.overrides.ticker.loop is None, "nobody looks any more"
 
     under_trio(main)
 
@@ -598,7 +629,7 @@ def test_under_trio_a_worker_takes_what_others_change_until_it_is_over(
 def test_under_trio_another_run_looks_again_and_a_look_that_fails_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(overrides, "INTERVAL_S", 0.005)
+    monkeypatch.setattr(ticker, "INTERVAL_S", 0.005)
     limiter = Limiter(LmdbStore(tmp_path, map_size=1 << 20), deadline="20s")
     app = guarded(limiter, Rule("*", "5/minute", name="api"))
     shared: Any = limiter.store.shared_stats
@@ -622,13 +653,13 @@ def test_under_trio_another_run_looks_again_and_a_look_that_fails_ends_nothing(
         await becomes(app, 2)
 
     under_trio(fail)
-    assert limiter.engine.overrides._loop is None
+    assert limiter.engine.overrides.ticker.loop is None
     assert caplog.text.count("changed limits cannot be read") == 1
     under_trio(look)
 
 
 def test_under_trio_a_store_of_one_process_ends_its_changes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overrides, "INTERVAL_S", 0.005)
+    monkeypatch.setattr(ticker, "INTERVAL_S", 0.005)
     clock = FakeClock(1_800_000_000_000_000)
     limiter = Limiter(MemoryStore(clock=clock))
     app = guarded(limiter, Rule("*", "5/minute", name="api"))
@@ -641,7 +672,7 @@ def test_under_trio_a_store_of_one_process_ends_its_changes_by_itself(monkeypatc
         assert await passed(app, 9) == 5
 
     under_trio(main)
-    assert limiter.engine.overrides._loop is None
+    assert limiter.engine.overrides.ticker.loop is None
 
 
 @pytest.mark.parametrize("kind", SHARED)
@@ -663,57 +694,46 @@ async def test_the_start_of_the_server_begins_it_too(workers: Workers) -> None:
         assert message["type"].endswith(".complete")
 
     await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
-    assert limiter.engine.overrides._loop is None
+    assert limiter.engine.overrides.ticker.loop is None
     assert await passed(app, 3) == 1
-
-
-async def test_rules_that_are_read_again_take_what_is_known(tmp_path: Path) -> None:
-    files = FollowedFiles(tmp_path)
-    path = files.write("slidegate.toml", '[[rules]]\npath = "*"\nlimits = "5/minute"\nname = "api"\n')
-    limiter = Limiter(MemoryStore(clock=files.clock), observers=[files.heard])
-    app = RateLimitMiddleware.from_file(hello, path, limiter=limiter, clock=files.seconds)
-    await change(limiter, "api", "2/minute")
-    files.write("slidegate.toml", '[[rules]]\npath = "*"\nlimits = "6/minute"\nname = "api"\n')
-    await files.visit(app)
-    assert "config_reloaded" in {event.kind for event in files.heard.events}
-    assert await passed(app, 5) == 2
-    assert await limiter.restore("api")
-    assert await passed(app, 9) == 4
 
 
 FILES = ["5/second", "10/minute", "100/minute", "1/minute", "10/minute; 500/hour"]
 CHANGES = ["50/minute", "3/minute", "7/second", "900/minute"]
 
 
-@pytest.mark.parametrize("kind", ["lmdb"])
-@pytest.mark.parametrize("seed", range(RUNS))
+@given(st.sampled_from(FILES), st.lists(st.sampled_from([*FILES, *CHANGES]), min_size=1, max_size=8))
 async def test_rules_that_are_read_again_count_as_those_of_a_worker_that_starts_now(
-    seed: int, workers: Workers, tmp_path: Path
+    first: str, steps: list[str]
 ) -> None:
     """Which changes apply depends on the limits in code, and these may come before or after the changes."""
-    rng, script = random.Random(seed), workers.limiter()
-    files = FollowedFiles(tmp_path)
+    rows = SharedRows()
 
-    def written() -> Path:
-        text = f'[[rules]]\npath = "*"\nlimits = "{rng.choice(FILES)}"\nname = "api"\n'
-        return files.write("slidegate.toml", text)
+    def limiter() -> Limiter:
+        store = MemoryStore(clock=rows.clock)
+        store.shared_stats = rows
+        return Limiter(store)
 
-    async def policy(app: ASGIApp) -> str:
-        workers.clock.advance("1m")
+    async def policy(app: ASGIApp, of: Limiter) -> str:
+        await of.engine.overrides.refresh()
+        rows.clock.advance("1m")
         return (await call(app)).headers["ratelimit-policy"]
 
-    path = written()
-    app = RateLimitMiddleware.from_file(hello, path, limiter=workers.limiter(), clock=files.seconds)
-    for _ in range(8):
-        if rng.random() < 0.5:
-            written()
-            await files.visit(app)
-        else:
-            await script.override("api", rng.choice(CHANGES), duration="1h")
-        await workers.look()
-        starts = RateLimitMiddleware.from_file(hello, path, limiter=workers.limiter())
-        await workers.look()
-        assert await policy(app) == await policy(starts)
+    with TemporaryDirectory() as directory:
+        files = FollowedFiles(Path(directory))
+        text = '[[rules]]\npath = "*"\nlimits = "{}"\nname = "api"\n'
+        path = files.write("slidegate.toml", text.format(first))
+        of, script = limiter(), limiter()
+        app = RateLimitMiddleware.from_file(hello, path, limiter=of, clock=files.seconds)
+        for step in steps:
+            if step in CHANGES:
+                await script.override("api", step, "1h")
+            else:
+                files.write("slidegate.toml", text.format(step))
+                await files.visit(app)
+            starts = limiter()
+            again = await policy(app, of)
+            assert again == await policy(RateLimitMiddleware.from_file(hello, path, limiter=starts), starts)
 
 
 async def test_limits_that_are_made_later_decide_which_changes_apply(limiter: Limiter) -> None:

@@ -7,7 +7,8 @@ from ..stores.system_clock import system_us
 from .failover import FailurePolicy, check_failure_policy
 from .inspect import KeyView
 from .limiter import Limiter, check_cost
-from .overrides import Override
+from .override import Override
+from .workers import Worker
 
 __all__ = [
     "MAX_KEY_BYTES",
@@ -15,6 +16,7 @@ __all__ = [
     "KeyView",
     "Limiter",
     "Override",
+    "Worker",
     "check_cost",
     "check_failure_policy",
     "system_us",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ..core.store import Clock
 from ..stores.system_clock import SYSTEM
 from .engine import Engine, all_engines
-from .overrides import Changing
 
 
 def reset() -> None:
@@ -22,9 +21,7 @@ def turn(on: bool) -> bool:
     before, Engine.counting = Engine.counting, on
     for engine in all_engines():
         engine.rebuild()
-        for caller in engine.callers.listed():
-            if isinstance(caller, Changing):
-                caller.begin_anew()  # a middleware then checks whether it is on
+        engine.restart_middlewares()
     return before
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
 from hashlib import blake2b
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -15,6 +15,7 @@ from ..core.limits import MAX_NAME, check_name, check_whole, parse_duration_us, 
 from .engine import Engine
 from .inspect import BucketCaller
 from .keys import Limits
+from .named_limits import named
 from .queues import may_wait
 from .sync import run_query
 
@@ -51,7 +52,6 @@ class Limited:
         self._cost = check_whole(cost, 0, least, "limited: cost", "for example 1")
         self._wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
         self._rule = None if rule is None else check_name(rule, "rule")
-        self._block = self._bucket(DEFAULT_RULE)
 
     def __repr__(self) -> str:
         return f"<Limited {'; '.join(map(str, self._limits))}>"
@@ -63,7 +63,7 @@ class Limited:
             ConfigurationError: `function` is not a function, or is a generator.
         """
         _check_function(function)
-        caller = BucketCaller(self._bucket(_name_of(function)))
+        caller = self._caller(_name_of(function))
         self._engine.callers.add(caller)  # a weak reference: it is known as long as the limited function exists
         if not _is_async(function):
 
@@ -83,13 +83,13 @@ class Limited:
         return cast("Callable[P, R]", limited_async)
 
     async def __aenter__(self) -> Decision:
-        return await self._take_async(self._block, self._constant())
+        return await self._take_async(self._block.bucket, self._constant())
 
     async def __aexit__(self, *error: object) -> None:
         """Do nothing: what the block spent stays spent."""
 
     def __enter__(self) -> Decision:
-        return self._take(self._block, self._constant())
+        return self._take(self._block.bucket, self._constant())
 
     def __exit__(self, *error: object) -> None:
         """Do nothing: what the block spent stays spent."""
@@ -102,6 +102,8 @@ class Limited:
 
     async def _decide(self, bucket: Bucket, key: str) -> Decision:
         """Charge the cost of a call, after waiting if necessary and allowed."""
+        if self._engine.overrides.ticker.due:
+            self._engine.overrides.start()
         spelled, subjects = self._engine.keys.learn(key)
         checks, queues, name = ((bucket, spelled, self._cost),), self._engine.queues, (bucket.name, spelled)
 
@@ -132,8 +134,17 @@ class Limited:
             f'limited: a block has no arguments, so its key is text, for example key="github", not {quoted(self._key)}'
         )
 
-    def _bucket(self, rule: str) -> Bucket:
-        return Bucket(self._rule or rule, self._limits)
+    @cached_property
+    def _block(self) -> BucketCaller:
+        """The caller of all blocks; a decorator has none."""
+        return self._caller(DEFAULT_RULE)
+
+    def _caller(self, rule: str) -> BucketCaller:
+        """Return a caller whose limits operators can change."""
+        bucket = Bucket(self._rule or rule, self._limits)
+        caller = BucketCaller(bucket, named(bucket.names, bucket.limits, self._limits, bucket.name, self._cost or 1))
+        self._engine.overrides.register(caller.named)
+        return caller
 
 
 def _checked_key(key: object) -> LimitedKey:

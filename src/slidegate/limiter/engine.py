@@ -28,7 +28,7 @@ from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, monotonic_us, system_us
 from .aio import COMMAND_DEADLINE_S, within
 from .failover import Failover, OnError, check_failure_policy
-from .inspect import Callers
+from .inspect import Callers, Guard
 from .keys import Keys
 from .observers import AnyObserver, ObserverHub, listed_observers
 from .operators import NetworkLookup
@@ -59,6 +59,7 @@ class Engine:
     Attributes:
         networks: Those files.
         counting: Whether limits count and refuse. A test may turn that off for all limiters; see `all_limiters`.
+        is_on: Whether they do, as far as operators decide; see `switch`.
         per_process: Whether every process has separate counts.
         prepare: Returns checks in a form that the store answers faster; see `Store.prepare`.
         decide: Charges every check or none; not a coroutine, so a synchronous store's decision is returned directly.
@@ -118,6 +119,7 @@ class Engine:
         self._counts_permits = store.permits_held() is not None  # read once: counting them may be slow
         self._ids: dict[str, int] = {}
         self._closed = False
+        self.is_on = True
         self.rebuild()
         _every.add(self)
 
@@ -222,13 +224,30 @@ class Engine:
             for forget in self.forgetting:
                 forget()
 
+    @property
+    def counts(self) -> bool:
+        """Whether limits count and refuse."""
+        return self.counting and self.is_on
+
+    def switch(self, *, on: bool) -> None:
+        """Switch all limits and middlewares on or off, as ``limiter.override("*", "off", "10m")`` does."""
+        self.is_on = on
+        self.rebuild()
+        self.restart_middlewares()
+
+    def restart_middlewares(self) -> None:
+        """Let all middlewares treat the next request like the first one: they then check whether they are on."""
+        for caller in self.callers.listed():
+            if isinstance(caller, Guard):
+                caller.begin_anew()
+
     def rebuild(self) -> None:
-        """Set what answers: the store; after `close`, nothing; `_NoLimits` if `counting` is false."""
+        """Set what answers: the store; after `close`, nothing; `_NoLimits` while nothing counts."""
         self._backend: Store | Failover | _NoLimits = self.failover or self.store
         self._bans: BanStore | Failover | _NoLimits = self.failover or self.store.bans
-        if not self.counting:
+        if not self.counts:
             self._backend = self._bans = _NoLimits()
-        self.decide: Decide = self._raise_closed if self._closed and self.counting else self._backend.hit
+        self.decide: Decide = self._raise_closed if self._closed and self.counts else self._backend.hit
 
     def report_outcome(self, decision: Decision) -> None:
         """Pass the outcome of a question without HTTP to the observers of requests, if there are any."""
@@ -236,7 +255,7 @@ class Engine:
             self.observers.request(outcome_of_question(decision, self.now_us()))
 
     def _expect_open(self) -> None:
-        if self._closed and self.counting:
+        if self._closed and self.counts:
             raise self._closed_error()
 
     def _closed_error(self) -> StoreUnavailable:
@@ -261,7 +280,7 @@ def _steady_clock() -> Clock:
 
 
 class _NoLimits:
-    """Answers in place of a store while `Engine.counting` is false: exempts every question, and bans nobody."""
+    """Answers in place of a store while nothing counts: exempts every question, and bans nobody."""
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
         return Decision(True, Reason.EXEMPT)

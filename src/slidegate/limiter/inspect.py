@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
-from weakref import WeakSet, ref
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
+from weakref import ref
 
 from ..core.decision import Bucket
 from ..core.views import WindowView, view_of
@@ -16,6 +16,7 @@ from .aio import let_others_run
 
 if TYPE_CHECKING:
     from .engine import Engine
+    from .named_limits import NamedLimit
 
 TOGETHER: Final = 32
 """How many buckets are queried in one step: a few milliseconds of work for the store and for this process."""
@@ -35,11 +36,25 @@ class Caller(Protocol):
         """Return those of them whose limits apply only if a limits function fails."""
 
 
-class BucketCaller:
-    """A caller with a single bucket. Its owner must keep a reference, because `Callers` keeps a weak one."""
+@runtime_checkable
+class Guard(Protocol):
+    """A caller that requests pass through: a middleware."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def begin_anew(self) -> None:
+        """Treat the next request like the first one: in a child of `fork`, and after a switch."""
+
+
+class BucketCaller:
+    """A caller with a single bucket. Its owner must keep a reference, because `Callers` keeps a weak one.
+
+    Args:
+        bucket: The bucket.
+        named: Its limits by name, which are changeable as long as this object exists.
+    """
+
+    def __init__(self, bucket: Bucket, named: Sequence[NamedLimit] = ()) -> None:
         self.bucket = bucket
+        self.named = named
 
     def buckets(self) -> tuple[Bucket]:
         """See `Caller.buckets`."""
@@ -74,12 +89,10 @@ class Callers:
 
     Attributes:
         plans: The limits that their limits functions last returned.
-        replaced: Callers that others have replaced, as long as requests wait under their limits.
     """
 
     def __init__(self) -> None:
         self.plans: Final = Plans()
-        self.replaced: WeakSet[Caller] = WeakSet()
         self._lock = Lock()
         hold_over_fork(self._lock)
         self._known: list[ref[Caller]] = []
@@ -96,7 +109,6 @@ class Callers:
         """Replace a registered caller by another one."""
         with self._lock:
             self._known = [ref(after) if reference() is before else reference for reference in self._known]
-            self.replaced.add(before)
 
     def listed(self) -> list[Caller]:
         """Return the callers that are still alive."""

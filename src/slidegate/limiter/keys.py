@@ -9,6 +9,7 @@ asking a store.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Final, TypeAlias
@@ -58,25 +59,29 @@ Question: TypeAlias = tuple[Sequence[Check], tuple[BanSubject, ...]]
 _EXPECTED: Final = 'text that is not empty, for example "user:42"'
 _PERSON: Final = b"slidegate"
 """Makes digests without a secret differ from those of other programs."""
+SECRET_VARIABLE: Final = "SLIDEGATE_SECRET"
+"""The environment variable with the secret of limiters that are made without one."""
 
 
 class Keys:
     """Normalizes keys.
 
     Args:
-        secret: The key for digests, 16 to 64 bytes; None for none.
+        secret: The key for digests, 16 to 64 bytes; None for that in the environment, if there is one.
 
     Attributes:
         known: A memo of normalized keys.
+        fingerprint: The same for two limiters with the same secret, or without one; it does not reveal the secret.
 
     Raises:
         ConfigurationError: The secret is too short or too long.
     """
 
     def __init__(self, secret: str | bytes | None) -> None:
-        self._hash = blake2b(person=_PERSON, digest_size=16) if secret is None else keyed(secret)
+        self._hash = keyed(secret)
         self.known: dict[AnyKey, Known] = {}
         self._digests: dict[tuple[str, bytes], str] = {}
+        self.fingerprint = self.digest("fingerprint", b"")
 
     def learn(self, key: AnyKey) -> Known:
         """Return the canonical form of a key, and the further subjects of its bans.
@@ -116,12 +121,17 @@ def _fits(text: str) -> bool:
         return False
 
 
-def keyed(secret: object, what: str = "secret") -> blake2b:
-    """Return what makes digests with a secret.
+def keyed(secret: object) -> blake2b:
+    """Return what makes digests: with a secret, with that in the environment, or without one.
 
     Raises:
-        ConfigurationError: It is no secret; the message says what `what` is.
+        ConfigurationError: It is no secret; the message says where it comes from.
     """
+    what = "secret"
+    if secret is None:
+        what, secret = SECRET_VARIABLE, os.environ.get(SECRET_VARIABLE)
+        if secret is None:
+            return blake2b(person=_PERSON, digest_size=16)
     try:
         encoded = secret.encode() if isinstance(secret, str) else secret
     except UnicodeEncodeError:  # a lone surrogate

@@ -32,14 +32,16 @@ from .aio import COMMAND_DEADLINE_S, in_turns
 from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
-from .inspect import KeyView, inspect_key
-from .keys import AnyKey, KeyOf, Limits, Question
+from .inspect import Guard, KeyView, inspect_key
+from .keys import AnyKey, KeyOf, Limits, Question, keyed
+from .named_limits import LimitInForce
 from .observers import AnyObserver, Subscription
 from .operators import NetworkKey, check_ban, files_of, operator_of
-from .overrides import Changing, LimitInForce, Override
+from .override import Override
 from .portal import PORTAL
 from .rows import Row
 from .sync import DEFAULT_RULE, SyncLimiter
+from .workers import Worker
 
 ONE_UNIT: Final = 1
 PERMANENT: Final = "permanent"
@@ -90,8 +92,10 @@ class Limiter:
 
     Args:
         store: The store that keeps the counts; by default a new `MemoryStore`.
-        secret: The key for digests of API keys and similar values, 16 to 64 bytes. Limiters with the same secret, or
-            without one, make the same digests. Set one if values can be guessed, as emails can.
+        secret: The key for digests of API keys and similar values, 16 to 64 bytes; by default that in the environment
+            variable ``SLIDEGATE_SECRET``, if it is set. Limiters with the same secret, or without one, make the same
+            digests; a worker reports others on its store with another one. Set one if values can be guessed, as emails
+            can.
         observers: Receive events and, if they have a method `request`, the outcomes of requests; see `observe`.
         deadline: How long a store may take to answer a request, 1 ms to 60 s.
         on_error: What decides when the store fails or misses the deadline. ``"local"``: a memory store of this process;
@@ -173,6 +177,7 @@ class Limiter:
         from ..stores.open_store import open_store  # most limiters are created from a store object
 
         check_failure_policy(deadline, on_error)
+        keyed(secret)
         return cls(
             open_store(url, read_only=read_only),
             secret=secret,
@@ -208,6 +213,8 @@ class Limiter:
         Raises:
             ConfigurationError: The limits, the key or the cost are invalid.
         """
+        if self.engine.overrides.ticker.due:
+            self.engine.overrides.start()
         checks, subjects = self._question(key, limits, rule, cost)
         answer = self.engine.decide(checks, subjects)
         decision = answer if isinstance(answer, Decision) else await answer
@@ -227,6 +234,8 @@ class Limiter:
         Raises:
             ConfigurationError: An item is not a check, or its cost is not a whole number, 0 or more.
         """
+        if self.engine.overrides.ticker.due:
+            self.engine.overrides.start()
         answer = self.engine.decide(_checked(checks), subjects)
         decision = answer if isinstance(answer, Decision) else await answer
         self.engine.report_outcome(decision)
@@ -321,31 +330,36 @@ class Limiter:
         return await inspect_key(self.engine, spelled, buckets)
 
     async def override(
-        self, name: str, limit: str, *, duration: str | float | timedelta, reason: str = "", by: str = "manual"
+        self, name: str, limit: str, duration: str | float | timedelta, *, reason: str = "", by: str = "manual"
     ) -> Override:
         """Change the amount of one limit for a while, for all workers that share the store; counts are kept.
 
         Every worker applies it within a second; when it expires, the amount in code applies again. A later call for the
-        same limit replaces it. A process without rules, such as a script, accepts any name.
+        same limit replaces it. ``limiter.override("*", "off", "10m")`` switches all workers off: every request passes,
+        and nothing is counted.
+
+        The name is checked against the limits of this process and of all other workers, which keep a row with theirs in
+        a shared store. If no worker runs, any name is accepted, and `Override.workers` is 0.
 
         Args:
             name: The name of the limit in response headers: that of its rule, ``name-<seconds>`` if the rule has
-                several, or ``name-concurrency``. The rule, or the `RateLimit`, must have a name.
+                several, or ``name-concurrency``. ``"*"`` stands for all limits.
             limit: The limit with another amount, from 1 to ten times that in code: ``"50/minute"``; for a concurrency
-                limit ``"4"``.
+                limit ``"4"``; for ``"*"`` the word ``"off"``.
             duration: How long, from a second to 30 days.
             reason: For operators, truncated to 256 printable characters.
             by: The person or program that changes it.
 
         Raises:
-            ConfigurationError: No rule has this limit, the window differs, or a value is out of range.
+            ConfigurationError: No worker has this limit, a function returns it, the window differs, or a value is out
+                of range. Nothing is changed then.
             StoreError: The store does not answer.
         """
         length_us = override_length_us(duration)
         return await self.engine.overrides.set(name, limit, length_us, clean_reason(reason), clean_reason(by))
 
     async def restore(self, name: str) -> bool:
-        """End the override of a limit for all workers; False if it has none."""
+        """End the override of a limit, or of ``"*"``, for all workers; False if it has none."""
         return await self.engine.overrides.unset(name)
 
     async def overrides(self) -> list[Override]:
@@ -354,8 +368,7 @@ class Limiter:
         Raises:
             StoreError: The store does not answer.
         """
-        await self.engine.overrides.refresh()
-        return sorted(self.engine.overrides.known.values(), key=lambda override: override.name)
+        return await self.engine.overrides.listed()
 
     # -- bans ----------------------------------------------------------------------------------------------------------
 
@@ -499,7 +512,7 @@ class Limiter:
     @property
     def middlewares(self) -> tuple[Any, ...]:
         """The `RateLimitMiddleware` objects of this process that use this limiter, oldest first."""
-        return tuple(caller for caller in self.engine.callers.listed() if isinstance(caller, Changing))
+        return tuple(caller for caller in self.engine.callers.listed() if isinstance(caller, Guard))
 
     @property
     def is_failing(self) -> bool:
@@ -527,8 +540,19 @@ class Limiter:
         return None if self.engine.failover is None else self.engine.failover.on_error
 
     def limits(self) -> list[LimitInForce]:
-        """Return the limits of the middlewares of this process: those of rules, and of endpoints met so far."""
+        """Return the limits of this process: those of rules, and of routes, functions and transports used so far."""
         return list(self.engine.overrides.in_force())
+
+    async def workers(self) -> list[Worker]:
+        """Return the other workers that share the store, with their limits; none for a memory store.
+
+        A worker writes a row every ten seconds, from its first request or the start of its application on, and deletes
+        it when it ends. The row of a worker that was killed lasts for up to 30 seconds.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        return await self.engine.overrides.workers()
 
     async def now_us(self) -> int:
         """Return the time of the store in microseconds, the same for all workers that share it.

@@ -27,6 +27,7 @@ FAILURE_EVERY_S: Final = 10.0
 KINDS: Final = (
     *("refused", "shadow_refused", "banned", "unbanned", "shadow_banned", "bans_full", "strikes_dropped"),
     *("bans_unread", "bans_rescued", "limit_overridden", "limit_restored"),
+    *("switched_off", "switched_on", "secret_differs"),
     *("store_failed", "store_recovered", "store_late", "store_error", "store_reset", "store_evicts"),
     *("store_set_aside", "store_doubtful"),
     *("keys_shared", "clock_stepped", "permits_lost", "map_grown", "map_full", "reader_stopped"),

@@ -36,23 +36,27 @@ class Rows:
 
     Args:
         engine: Queries the store.
+
+    Attributes:
+        shared: Where the rows are: in the store, or in this process.
+        worker: The identity of this worker.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         own = _OwnRows(engine.now_us)
-        self._shared = engine.store.shared_stats or own
+        self.shared: SharedStats = engine.store.shared_stats or own
         engine.forgetting.append(own.forget)
         self.begin_anew()
         begin_anew_in_child(self.begin_anew)
 
     def begin_anew(self) -> None:
         """Become a new worker, as a child of `fork` is."""
-        self._worker = os.urandom(8)
+        self.worker = os.urandom(8)
 
     async def time(self) -> int:
         """Return the time of the store in microseconds."""
-        return await self._engine.command(self._shared.time)
+        return await self._engine.command(self.shared.time)
 
     async def keep(self, kind: str, number: int, value: bytes, kept_us: int) -> None:
         """Write a row of this worker; see `Limiter.keep_row`."""
@@ -62,12 +66,12 @@ class Rows:
             size = f"{len(value):,} bytes" if isinstance(value, bytes) else quoted(value)
             raise ConfigurationError(f"row: expected at most {MAX_BYTES:,} bytes, for example b'...', not {size}")
         row = StatsRow(kind, number, value, kept_us)
-        await self._engine.command(lambda: self._shared.write(self._worker, [row]))
+        await self._engine.command(lambda: self.shared.write(self.worker, [row]))
 
     async def read(self, kind: str, first: int, last: int) -> list[Row]:
         """Return the rows of all workers; see `Limiter.rows`."""
         _check(kind, first)
-        found = await self._engine.command(lambda: self._shared.read(kind, first, last))
+        found = await self._engine.command(lambda: self.shared.read(kind, first, last))
         return [Row(*row) for row in found]
 
 

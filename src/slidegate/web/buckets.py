@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ..core.decision import Bucket, wire_names
 from ..core.limits import AnyLimit
-from ..limiter.overrides import NamedLimit
+from ..limiter.named_limits import NamedLimit, named
 from .rules import Rule
 
 IN_TURN: Final = "::"
@@ -36,24 +35,24 @@ def name_of(identity: str) -> str:
     return identity.partition(IN_TURN)[0]
 
 
-def named_limits(rule: Rule, names: Sequence[str], buckets: Iterable[Bucket] = ()) -> Iterator[NamedLimit]:
-    """Yield the limits of a rule by their names in header fields, with the reason if operators cannot change one.
+def named_limits(rule: Rule, buckets: Iterable[Bucket]) -> list[NamedLimit]:
+    """Return the limits of a rule by their names in header fields, with the reason if operators cannot change one.
 
     Args:
         rule: The rule.
-        names: The names, in the order of `Rule.all_limits`.
-        buckets: The buckets of the rule, if it has any yet.
+        buckets: The buckets that count by them.
     """
     cost = rule.cost if isinstance(rule.cost, int) else rule.cost_max or 1
-    owned = [limit for bucket in buckets for limit in bucket.limits]
-    for name, limit, own in zip_longest(names, rule.all_limits, owned):
-        is_permit, fixed = limit is rule.concurrency, ""
-        if rule.name is None:
-            fixed = f"its rule has no name, by which other workers identify it; write Rule(..., name={name!r})"
-        elif rule.limits_function is not None and not is_permit:
-            fixed = "a function returns the limits of its rule for each request; change them there"
-        cost_of_one = 1 if is_permit else max(cost, 1)
-        yield NamedLimit(name, limit, cost_of_one, fixed, rule.label, rule.action == "shadow", own)
+    found: list[NamedLimit] = []
+    for bucket in buckets:
+        configured = (rule.concurrency,) if bucket.is_permit and rule.concurrency is not None else rule.limits
+        made = named(bucket.names, bucket.limits, configured, rule.label, 1 if bucket.is_permit else max(cost, 1))
+        for one in made:
+            one.shadow = rule.action == "shadow"
+            if rule.limits_function is not None and not bucket.is_permit:
+                one.fixed = "a function returns the limits of its rule for each request; change them there"
+        found += made
+    return found
 
 
 def amounts_by_window(limits: Iterable[AnyLimit]) -> dict[object, int]:

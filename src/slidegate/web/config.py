@@ -19,6 +19,7 @@ from ..core.bans.policy import BanPolicy
 from ..core.errors import MAX_QUOTED, ConfigurationError, closest, quoted
 from ..core.logs import escaped
 from ..limiter import FailurePolicy, Limiter, check_failure_policy
+from ..limiter.keys import SECRET_VARIABLE
 from .bans import check_policy
 from .client_ip import ClientAddress, client_ip
 from .file_watcher import FileVersion, read_whole, version_of
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 STORE_VARIABLE: Final = "SLIDEGATE_STORE"
 """The environment variable with the address of the store, used if neither code nor file specify one."""
-SECRET_VARIABLE: Final = "SLIDEGATE_SECRET"
-"""The environment variable with the `secret` for the limiter of a configuration file."""
 MAX_BYTES: Final = 2 << 20
 """The maximum size of a file. 20,000 rules are one MiB, and reading takes a hundred times the size in memory."""
 MAX_SHOWN: Final = 200

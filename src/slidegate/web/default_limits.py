@@ -6,7 +6,7 @@ at an endpoint apply in addition; `RateLimit.exempt` exempts an endpoint.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from typing import Final
 
@@ -14,6 +14,7 @@ from starlette.types import Scope
 
 from ..core.errors import ConfigurationError
 from ..core.memo import remember
+from ..limiter.named_limits import NamedLimit
 from .buckets import buckets_of
 from .declared_limits import is_exempt
 from .keys import Key, KeyFunction
@@ -33,6 +34,7 @@ class DefaultLimits:
         key: What to count by; None for the client's address.
         own_id: An identity that is unique among the middlewares of the limiter.
         app: The application that the middleware guards.
+        made: Takes the limits of each route that is met.
 
     Attributes:
         limits: The parsed limits.
@@ -42,7 +44,12 @@ class DefaultLimits:
     """
 
     def __init__(
-        self, limits: Limits | LimitsFunction, key: Key | KeyFunction | None, own_id: str, app: object
+        self,
+        limits: Limits | LimitsFunction,
+        key: Key | KeyFunction | None,
+        own_id: str,
+        app: object,
+        made: Callable[[Iterable[NamedLimit]], object],
     ) -> None:
         try:
             self._rule = Rule("*", limits, key=key)
@@ -52,6 +59,7 @@ class DefaultLimits:
         self.limits = self._rule.limits
         self._own_id = own_id
         self._app = app
+        self._made = made
         self._bound: dict[str, BoundRule] = {}
 
     def bound(self) -> list[BoundRule]:
@@ -83,5 +91,6 @@ class DefaultLimits:
             if len(rule.label) == MAX_LABEL:  # probably truncated: keep it distinct from others
                 rule.label = f"{rule.label[:-9]}-{identity[-8:]}"
             bound = BoundRule(rule, *buckets_of(rule, identity, rule.wire_names()))
+            self._made(bound.named)
             remember(self._bound, name, bound)  # bounded, as routes may come and go; the counts stay in the store
         return bound

@@ -19,7 +19,7 @@ from ..core.arguments import names_checked
 from ..core.decision import Decision, Reason, unique_name
 from ..core.store import EventListener
 from ..limiter.failover import OnError
-from ..limiter.overrides import NamedLimit
+from ..limiter.named_limits import NamedLimit
 from .buckets import buckets_of
 from .callbacks import UserCallbacks
 from .decorators import check_parentheses, decorate, exempt, unwrapped
@@ -269,7 +269,7 @@ class EndpointBuckets:
                 self._names.clear()
             bound = self._bind(limit, route, scope, function, turn)
             entry = self._bound[limit, route, turn, id(function)] = bound, function
-            self._made(bound.named_limits())
+            self._made(bound.named)
         return entry[0]
 
     def _bind(

@@ -9,7 +9,7 @@ the header fields (`headers.py`) and reports the outcome to observers, if there 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Final, Unpack
@@ -23,12 +23,12 @@ from ..core.decision import Bucket, Decision, Reason
 from ..core.errors import ConfigurationError
 from ..core.networks import Networks
 from ..limiter import Limiter
+from ..limiter.named_limits import NamedLimit
 from ..limiter.observers import AnyObserver
 from ..limiter.operators import NetworkLookup
-from ..limiter.overrides import NamedLimit
 from .bans import BanSignals
 from .broken import FailsAtStartup, end_start
-from .buckets import named_limits
+from .buckets import buckets_of, named_limits
 from .callbacks import UserCallbacks
 from .checks import StartupChecks, about_request, about_routes, about_settings, switched_off
 from .client_ip import ClientAddress, client_ip
@@ -147,7 +147,9 @@ class RateLimitMiddleware(FailsAtStartup):
         self.rules = tuple(all_rules(limits, rules, key))
         defaults = None
         if default_limits is not None:
-            defaults = DefaultLimits(default_limits, key, self._unique_id("per-route:"), app)
+            defaults = DefaultLimits(
+                default_limits, key, self._unique_id("per-route:"), app, self.limiter.engine.overrides.register
+            )
         self.default_limits = () if defaults is None else defaults.limits
         self.key = key
         self._calls = UserCallbacks()
@@ -165,10 +167,9 @@ class RateLimitMiddleware(FailsAtStartup):
         waits = self._rules.waits or self._rules.holds
         self._hooked = bool(self._rules.reserving) or self._signals.on_status or waits
         self._routes_checked = False
-        self._below: list[Rule] = []
+        self._below: list[NamedLimit] = []
         self._check_settings(switched_off(enabled), ignore_checks)
         self._register()
-        self.limiter.engine.overrides.apply(self)
 
     def _made_decider(self) -> Decider:
         return Decider(
@@ -208,7 +209,7 @@ class RateLimitMiddleware(FailsAtStartup):
                 self._decider,
                 self._calls,
                 engine.emit,
-                engine.overrides.enter,
+                engine.overrides.register,
             ),
             Refusals(self.limiter, self.client, self._signals.policies, self.on_refused, self._calls),
             HeaderWriter(self.headers),
@@ -267,12 +268,9 @@ class RateLimitMiddleware(FailsAtStartup):
         """Return those of them whose limits apply only if a limits function fails."""
         return [bucket for bound in self.bound() for bucket in bound.fallbacks()]
 
-    def named_limits(self) -> Iterator[NamedLimit]:
-        """Yield the limits as configured, including those of endpoints that were not requested yet."""
-        for bound in self.bound():
-            yield from bound.named_limits()
-        for rule in self._below:
-            yield from named_limits(rule, rule.wire_names())
+    def limits_by_name(self) -> list[NamedLimit]:
+        """Return the limits that operators can change, including those of endpoints that were not requested yet."""
+        return [*(one for bound in self.bound() for one in bound.named), *self._below]
 
     def begin_anew(self) -> None:
         """Treat the next request like the first one: after a fork, background work runs only in the parent."""
@@ -393,13 +391,14 @@ class RateLimitMiddleware(FailsAtStartup):
         if self.error is not None:
             await end_start(self.error, scope, receive, send)
         if self._enabled and self.limiter.engine.counting:
+            self.limiter.engine.overrides.start()
+        if self._enabled and self.limiter.engine.counts:
             if not self._routes_checked:
                 try:
                     self._check_routes(scope.get("app", self.app))
                 except ConfigurationError as error:
                     await end_start(error, scope, receive, send)
                 self._routes_checked = True
-            self.limiter.engine.overrides.start()
             if scope["type"] in _GUARDED:
                 self._check_request(scope)
                 return True
@@ -414,7 +413,7 @@ class RateLimitMiddleware(FailsAtStartup):
         """Check the limits at endpoints, and report probable mistakes that the routes reveal."""
         check_decorator_order(app)
         self.check_below()
-        self.limiter.engine.overrides.apply(self)
+        self.limiter.engine.overrides.register(self._below)
         self._checks.report(about_routes(self, app))
 
     def check_below(self) -> None:
@@ -425,7 +424,10 @@ class RateLimitMiddleware(FailsAtStartup):
         """
         below = list(limits_below(self.app, self.limiter))
         check_names([*self._named_rules(), *below])
-        self._below = [rule for rule, _ in below if rule.name is not None]
+        named = [rule for rule, _ in below if rule.name is not None]
+        self._below = [
+            one for rule in named for one in named_limits(rule, buckets_of(rule, rule.identity, rule.wire_names()))
+        ]
 
     def _named_rules(self) -> list[tuple[Rule, str]]:
         """Return the rules of this middleware, and those of inner middlewares with the same limiter."""
@@ -438,6 +440,7 @@ class RateLimitMiddleware(FailsAtStartup):
     def _register(self) -> None:
         """Register with the limiter, which lists the active rules and applies overrides to them."""
         self.limiter.engine.callers.add(self)
+        self.limiter.engine.overrides.register(self.limits_by_name())
 
     def _unique_id(self, identity: str) -> str:
         """Return an identity for counts, unique among middlewares and stable when a configuration file is reloaded."""

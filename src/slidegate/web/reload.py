@@ -9,7 +9,6 @@ makes it the active one for later requests. An invalid file changes nothing.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -24,11 +23,10 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.logs import logger
 from ..core.store import Event
 from ..limiter import FailurePolicy, Limiter
-from ..limiter.keys import keyed
 from ..limiter.observers import AnyObserver, listed_observers
 from .broken import FailsAtStartup, end_start, whole
 from .checks import Finding
-from .config import SECRET_VARIABLE, ConfigLoader
+from .config import ConfigLoader
 from .file_watcher import FileWatcher, Versions
 from .lists import files_of
 from .middleware import RateLimitMiddleware
@@ -134,7 +132,7 @@ class ReloadingMiddleware(FailsAtStartup):
         self._network_files = loader.network_files
         self._watcher.versions = loader.versions
         self.limiter.engine.callers.add(self.app)
-        self.limiter.engine.overrides.apply(self.app)
+        self.limiter.engine.overrides.register(self.app.limits_by_name())
 
     @property
     def has_started(self) -> bool:
@@ -161,13 +159,9 @@ class ReloadingMiddleware(FailsAtStartup):
         """Return the limiter for a store's address; it is created once and kept while the application runs."""
         made_of = address, *policy, networks
         if self._from_file is None:
-            secret = os.environ.get(SECRET_VARIABLE)
-            if secret is not None:
-                keyed(secret, SECRET_VARIABLE)
             deadline, on_error = policy
             self._from_file = Limiter.from_url(
                 address,
-                secret=secret,
                 observers=self._observers,
                 deadline=deadline,
                 on_error=on_error,
@@ -224,7 +218,8 @@ class ReloadingMiddleware(FailsAtStartup):
     def _activate(self, made: RateLimitMiddleware) -> None:
         engine, before = self.limiter.engine, self.app
         engine.callers.replace(before, made)
-        engine.overrides.apply(made)
+        engine.overrides.retire(before.limits_by_name())
+        engine.overrides.register(made.limits_by_name())
         self.app = made
         self._report(logging.INFO, "config_reloaded", f"{self.file}: active rules: {len(made.rules)}")
         windows = _windows(made)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Final
@@ -15,7 +15,6 @@ from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import Throttle, logger
 from ..core.memo import MAX_PATHS, PATH_BYTES, remember
 from ..limiter import Limiter
-from ..limiter.overrides import NamedLimit
 from .buckets import IN_TURN, amounts_by_window, buckets_of, make_bucket, named_limits
 from .exchange import is_preflight
 from .keys import Key, everyone, parts_of
@@ -45,6 +44,7 @@ class BoundRule:
         permits: The owner of its permits, if the rule has a concurrency limit in addition to limits.
         plain: Whether condition, limits, key and cost need no call of a user's function, no permit is held, and no
             request waits.
+        named: The limits by their names in header fields; operators can change them while this object exists.
     """
 
     def __init__(self, rule: Rule, bucket: Bucket, permits: Bucket | None = None) -> None:
@@ -55,6 +55,7 @@ class BoundRule:
         self.cost = rule.cost if isinstance(rule.cost, int) else 1
         self.cost_function = None if isinstance(rule.cost, int) else rule.cost
         self.permits = permits
+        self.named = named_limits(rule, [bucket] if permits is None else [bucket, permits]) if rule.counts else []
         functions = (self.key_function, self.cost_function, rule.limits_function, rule.when)
         self.plain = all(function is None for function in functions) and not (rule.concurrency or rule.wait_us)
         self._parameters: PathParameters | None = None
@@ -135,11 +136,6 @@ class BoundRule:
             apart._parameters = self._parameters
             self._preflights = apart
         return self._preflights
-
-    def named_limits(self) -> Iterator[NamedLimit]:
-        """Yield the limits as configured, by their names in header fields."""
-        buckets = [self.bucket] if self.permits is None else [self.bucket, self.permits]
-        yield from named_limits(self.rule, [name for bucket in buckets for name in bucket.names], buckets)
 
     def plan(self, limits: Limits) -> Bucket | None:
         """Return the bucket for the limits that a limits function returned; None for ``"unlimited"``.

@@ -152,6 +152,17 @@ def test_amounts_that_operators_have_changed_are_shown(
     assert (window["limit"], window["used"], window["remaining"]) == (limit, 7, remaining)
 
 
+def test_while_all_workers_are_off_nobody_is_refused(url: str, slidegate: Command) -> None:
+    slidegate("bans", "add", "203.0.113.7", "--for", "1h", "--store", url)
+    assert slidegate("limits", "off", "--for", "10m", "--store", url).code == 0
+    words = ("explain", "203.0.113.7", "--store", url)
+    assert slidegate(*words).out.startswith("203.0.113.7 is not refused: all workers are off until 20")
+    (state,) = slidegate(*words, "--json").rows
+    assert (state["refused"], bool(state["ban"])) == (False, True)
+    slidegate("limits", "restore", "*", "--store", url)
+    assert slidegate(*words).out.startswith("203.0.113.7 is refused")
+
+
 def test_keyed_value_is_explained_by_its_value_or_its_digest(url: str, slidegate: Command) -> None:
     use_store(url, used_by_a_client)
     words = ("--rule", "api=100/hour", "--store", url, "--json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -26,15 +27,19 @@ async def admitted(limiter: Limiter) -> int:
 
 def test_limit_is_set_listed_and_restored(url: str, slidegate: Command) -> None:
     words = ("limits", "set", "api", "2/minute", "--for", "2h", "--reason", "slow\x1b[31m", "--by", "ann")
-    assert slidegate(*words, "--store", url).out.startswith("changed: api is 2/minute until 20")
+    changed = slidegate(*words, "--store", url).out
+    assert changed.startswith("changed: api is 2/1m until 20")
+    assert changed.endswith(
+        "; no worker runs on this store, so the name was not checked; those that start until then take it\n"
+    )
     (made,) = slidegate("limits", "set", "b", "7", "--for", "30d", "--store", url, "--json").rows
     assert (made["name"], made["limit"], made["until_at"] - made["since_at"]) == ("b", "7", 30 * 86_400)
     assert made["by"], "the user who runs the command"
     first, second = slidegate("limits", "list", "--store", url, "--json").rows
     assert second == made
-    assert (first["name"], first["limit"], first["by"]) == ("api", "2/minute", "ann")
+    assert (first["name"], first["limit"], first["by"]) == ("api", "2/1m", "ann")
     shown = slidegate("limits", "list", "--store", url).out.splitlines()
-    assert shown[0].split() == ["name", "limit", "until", "by", "reason"]
+    assert shown[0].split() == ["name", "limit", "until", "workers", "by", "reason"]
     assert "slow\\x1b[31m" in shown[1]
     assert use_store(url, admitted) == 2
     for name in ("api", "b"):
@@ -75,6 +80,50 @@ def test_memory_stores_are_refused_and_no_store_is_created(tmp_path: Path, slide
         assert "no command can access" in ended.error
         assert slidegate("limits", *words, "--store", f"lmdb://{tmp_path}/mistyped").code == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.all
+def test_a_change_that_running_workers_cannot_apply_is_refused_and_the_others_are_counted(
+    url: str, slidegate: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ("--store", url)
+
+    def policy(address: str) -> set[str | None]:
+        """Return the policies of the limits that some requests are answered with."""
+        answers = [ask(address) for _ in range(10)]
+        return {answer.headers.get("ratelimit-policy") for answer in answers if answer is not None}
+
+    with serving(served_by_workers.__name__, url, SLIDEGATE_SECRET="0123456789abcdef") as address:
+        until(lambda: len(use_store(url, Limiter.workers)) == WORKERS, "both workers have said so")
+        for name, limit, message in (
+            ("apy", "900/second", "'apy': no rule has a limit of this name, as response headers show it; did you mean"),
+            ("api", "10", "in the code it is '1000/1s', .* write for example '10/1s' or '10 per 1s', not '10'"),
+            ("api", "900/minute", "in the code it is '1000/1s'"),
+            ("api", "20000/second", "expected an amount from 1 to 10000"),
+        ):
+            ended = slidegate("limits", "set", name, limit, "--for", "1h", *store)
+            assert ended.code == 2
+            assert re.search(message, ended.error)
+        assert slidegate("limits", "list", *store).out == ""
+        changed = slidegate("limits", "set", "api", "900/second", "--for", "1h", *store).out
+        assert re.fullmatch(r"changed: api is 900/1s until \S+Z; 2 workers have it\n", changed)
+        ended = slidegate("limits", "restore", "apj", *store)
+        assert (ended.code, "the limit apj is not changed; did you mean 'api'?" in ended.err) == (1, True)
+        off = slidegate("limits", "off", "--for", "10m", "--reason", "a wrong rule", *store).out
+        assert re.fullmatch(r"off: every request passes until \S+Z; 2 workers have it\n", off)
+        until(lambda: policy(address) == {None}, "both are off")
+        assert [row["name"] for row in slidegate("limits", "list", "--json", *store).rows] == ["*", "api"]
+        assert slidegate("limits", "restore", "*", *store).code == 0
+        until(lambda: policy(address) == {'"api";q=900;w=1'}, "both are on again")
+        value = ("--value", "k-bob", "--for", "1h", *store)
+        ended = slidegate("bans", "add", "header:X-API-Key", *value)
+        assert ended.code == 1
+        assert "2 of the 2 workers on this store have another secret" in ended.error
+        assert slidegate("bans", "remove", "header:X-API-Key", "--value", "k-bob", *store).code == 1
+        assert slidegate("bans", "list", *store).out == ""
+        monkeypatch.setenv("SLIDEGATE_SECRET", "0123456789abcdef")
+        assert slidegate("bans", "add", "header:X-API-Key", *value).code == 0
+    until(lambda: not use_store(url, Limiter.workers), "they have ended")
 
 
 @pytest.mark.all

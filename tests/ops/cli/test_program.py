@@ -25,6 +25,7 @@ OPTIONS = {
     "check": "app-dir factory json",
     "explain": "json rule rules store value",
     "limits list": "json store",
+    "limits off": "by for json reason store",
     "limits restore": "json store",
     "limits set": "by for json reason store",
 }
@@ -147,6 +148,7 @@ USUAL = {
     "bans remove": ["203.0.113.7"],
     "explain": ["header:X-API-Key", "--value", "k123", "--rule", "api=100/10s; 5/day"],
     "limits set": ["api", "50/minute", "--for", "2h", "--reason", "slow"],
+    "limits off": ["--for", "10m", "--by", "ann"],
     "limits restore": ["api"],
 }
 

@@ -26,7 +26,7 @@ FIELDS = {
     "statistics": "window_s step_s start_at workers total rules routes steps",
     "client?key=203.0.113.9": "key now_at ban windows refusals",
     "bans": "bans matching total",
-    "limits": "limits",
+    "limits": "limits off",
 }
 """The fields of each answer to a GET."""
 
@@ -265,7 +265,7 @@ async def test_limit_is_changed_and_restored(site: Site) -> None:
     assert [name for name, one in limits.items() if one["shadow"]] == ["tighter"]
     status, made = await site.ask("PUT", "limits", CHANGE)
     since_at = NOW_US / 1_000_000
-    expected = {"name": "all", "limit": "3/minute", "by": "api", "reason": "slow"}
+    expected = {"name": "all", "limit": "3/1m", "by": "api", "reason": "slow", "workers": 1}
     assert (status, made) == (200, {**expected, "since_at": since_at, "until_at": since_at + 7_200})
     assert await site.visit(times=4) == [200, 200, 200, 429]
     await site.ask("PUT", "limits", {**CHANGE, "limit": "4", "duration": "1h"})
@@ -280,6 +280,16 @@ async def test_limit_is_changed_and_restored(site: Site) -> None:
     status, again = await site.ask("DELETE", "limits", name="all")
     assert (status, again["error"]) == (404, "'all' is not the name of a changed limit.")
     assert await site.visit(times=20) == [200] * 16 + [429] * 4
+
+
+async def test_all_workers_are_switched_off_and_on(site: Site) -> None:
+    status, made = await site.ask("PUT", "limits", {"name": "*", "limit": "off", "duration": "10m"})
+    assert (status, made["limit"]) == (200, "off")
+    assert await site.visit(times=40) == [200] * 40
+    assert (await read(site, "limits"))["off"] == made
+    assert await site.ask("DELETE", "limits", name="*") == (200, {"name": "*"})
+    assert (await read(site, "limits"))["off"] is None
+    assert 429 in await site.visit(times=40)
 
 
 async def test_every_kind_of_limit_is_changed_by_its_amount_alone() -> None:

@@ -310,7 +310,7 @@ async def test_client_is_found_and_banned_by_the_value_of_its_header_which_is_sh
 
 async def test_limit_is_changed_and_restored_by_forms(site: Site) -> None:
     page = await site.page("configuration")
-    amounts = [attrs for tag, attrs in page.tags if tag == "input" and attrs.get("name") == "limit"]
+    amounts = [attrs for tag, attrs in page.tags if tag == "input" and "min" in attrs]
     assert [(one["min"], one["max"], one["value"]) for one in amounts][2] == ("1", "200", "20")
     answer = await site.submit("configuration", do="change", name="all", limit="3", duration="1h", reason="slow")
     assert answer.headers["location"] == "./configuration?done=change"
@@ -319,6 +319,15 @@ async def test_limit_is_changed_and_restored_by_forms(site: Site) -> None:
     assert row[1:4] == ["3/1m", "20/1m", "until 2027-01-15 09:00:00 by ann: slow"]
     assert (await site.submit("configuration", do="restore", name="all")).status == 303
     assert await site.visit(times=3) == [200] * 3
+
+
+async def test_all_workers_are_switched_off_and_on_by_forms(site: Site) -> None:
+    off = await site.submit("configuration", do="change", name="*", limit="off", duration="10m", reason="a wrong rule")
+    assert off.headers["location"] == "./configuration?done=change"
+    assert "All workers are off until" in (await site.page("configuration")).alerts[0]
+    assert await site.visit(times=40) == [200] * 40
+    assert (await site.submit("configuration", do="restore", name="*")).status == 303
+    assert (await site.page("configuration")).alerts == []
 
 
 @pytest.mark.parametrize(

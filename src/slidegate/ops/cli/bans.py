@@ -84,6 +84,8 @@ def add_ban(key: str, value: str | None, store: str, duration: str, reason: str,
         _check_address(key)
 
     async def add(limiter: Limiter) -> dict[str, Any]:
+        if value is not None:
+            await _compare_secrets(limiter)
         return row_of(await limiter.ban(target, duration, reason=reason, by=by))
 
     row = ask(store, add, writes=True)
@@ -107,6 +109,8 @@ def remove_ban(key: str, value: str | None, store: str, by: str, as_json: bool) 
     target = key_of(key, value)
 
     async def remove(limiter: Limiter) -> str:
+        if value is not None:
+            await _compare_secrets(limiter)
         name = limiter.key_for(target)
         if not await limiter.unban(target, by=by):
             wider = await limiter.banned(target)
@@ -133,6 +137,23 @@ def row_of(ban: Ban) -> dict[str, Any]:
 def end_of(row: dict[str, Any]) -> str:
     """Return the end of a ban from its row."""
     return "it is removed" if row["until_at"] is None else time_of(ceil(row["until_at"]))
+
+
+async def _compare_secrets(limiter: Limiter) -> None:
+    """Check that the digest of a value is the one that the workers of the application use.
+
+    Raises:
+        click.ClickException: A worker has another secret.
+    """
+    workers = await limiter.workers()
+    differing = sum(not worker.same_secret for worker in workers)
+    if differing:
+        raise click.ClickException(
+            f"{differing} of the {len(workers)} workers on this store have another secret, so they know this value by "
+            "another key; set SLIDEGATE_SECRET to that of the application, or pass the key as the dashboard shows it"
+        )
+    if not workers:
+        note("no worker runs on this store, so it was not checked that the application has the same secret")
 
 
 def _check_address(key: str) -> None:

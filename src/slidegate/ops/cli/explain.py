@@ -128,7 +128,8 @@ async def _state_of(
     # Limiters have weak references to their middlewares.
     middleware = RateLimitMiddleware(no_app, limiter=limiter, rules=[*rules, *in_code], ignore_checks=["SG103"])
     ban = await limiter.banned(key)
-    await limiter.overrides()  # reads them, and the middleware applies them
+    changes = await limiter.overrides()  # reads them, and the middleware applies them
+    off = next((one.until.timestamp() for one in changes if one.name == "*"), None)
     view = await limiter.inspect(key)
     shadow = {limit.name for limit in limiter.limits() if limit.shadow}
     del middleware
@@ -138,7 +139,10 @@ async def _state_of(
     left_us = None if ban is None else ban.left_us(view.now_us)
     return {
         "key": view.key,
-        "refused": not listed.get("allowlist") and bool(ban or listed.get("blocklist") or any(map(_refuses, windows))),
+        "refused": off is None
+        and not listed.get("allowlist")
+        and bool(ban or listed.get("blocklist") or any(map(_refuses, windows))),
+        "off_until_at": off,
         "at": unix_s,
         **listed,
         "ban": None if ban is None else {**row_of(ban), "left_s": None if left_us is None else left_us / _S},
@@ -177,7 +181,9 @@ def _refuses(window: dict[str, Any]) -> bool:
 
 def _state_lines(state: dict[str, Any]) -> Iterator[str]:
     key, ban, windows = state["key"], state["ban"], state["windows"]
-    if state.get("allowlist"):
+    if state["off_until_at"] is not None:
+        yield f"{key} is not refused: all workers are off until {time_of(state['off_until_at'])}"
+    elif state.get("allowlist"):
         yield f"{key} is on the allowlist and never refused"
     elif not state["refused"]:
         yield f"{key} is not refused: it has no ban" + (", and every limit below has room" if windows else "")

@@ -7,14 +7,15 @@ from typing import Any, Final
 import click
 
 from ... import Limiter
+from ...core.errors import closest
 from .main import ask, note, show, table, time_of, with_author, with_json, with_reason, with_span, with_store
 
-_COLUMNS: Final = ("name", "limit", "until", "by", "reason")
+_COLUMNS: Final = ("name", "limit", "until", "workers", "by", "reason")
 
 
 @click.group()
 def limits() -> None:
-    """List, set and restore limits while the application runs.
+    """List, set and restore limits while the application runs, or switch all of them off.
 
     \b
     Example: slidegate limits list --store redis://localhost:6379/0
@@ -25,7 +26,7 @@ def limits() -> None:
 @with_store
 @with_json
 def list_limits(store: str, as_json: bool) -> None:
-    """List the temporarily changed limits.
+    """List the temporarily changed limits, and how many workers have each.
 
     \b
     Example: slidegate limits list
@@ -51,19 +52,42 @@ def list_limits(store: str, as_json: bool) -> None:
 def set_limit(name: str, limit: str, store: str, duration: str, reason: str, by: str, as_json: bool) -> None:
     """Temporarily change the amount of the limit NAME to that of LIMIT, such as 50/minute.
 
-    NAME is the name in response headers. Only the workers know the rules: they ignore a change of an unknown name, to
-    another window, or to more than ten times the configured amount, and log that. A later change of the same limit
-    replaces an earlier one.
+    NAME is the name in response headers. A name that no worker has, another window, or more than ten times the
+    configured amount is refused, and nothing is changed. If no worker runs on the store, the name is not checked. A
+    later change of the same limit replaces an earlier one.
 
     \b
     Example: slidegate limits set api 50/minute --for 2h --reason "the database is slow"
     """
 
     async def change(limiter: Limiter) -> dict[str, Any]:
-        return _row_of(await limiter.override(name, limit, duration=duration, reason=reason, by=by))
+        return _row_of(await limiter.override(name, limit, duration, reason=reason, by=by))
 
     row = ask(store, change, writes=True)
-    show(as_json, [row], [f"changed: {row['name']} is {row['limit']} until {time_of(row['until_at'])}"])
+    line = f"changed: {row['name']} is {row['limit']} until {time_of(row['until_at'])}; {_having(row)}"
+    show(as_json, [row], [line])
+
+
+@limits.command("off")
+@with_store
+@with_span("How long: 90s, 10m, at most 30d.")
+@with_reason
+@with_author
+@with_json
+def switch_off(store: str, duration: str, reason: str, by: str, as_json: bool) -> None:
+    """Switch all workers off for a while: every request passes, and nothing is counted.
+
+    slidegate limits restore '*' ends it.
+
+    \b
+    Example: slidegate limits off --for 10m --reason "a wrong rule refuses customers"
+    """
+
+    async def change(limiter: Limiter) -> dict[str, Any]:
+        return _row_of(await limiter.override("*", "off", duration, reason=reason, by=by))
+
+    row = ask(store, change, writes=True)
+    show(as_json, [row], [f"off: every request passes until {time_of(row['until_at'])}; {_having(row)}"])
 
 
 @limits.command("restore")
@@ -71,7 +95,7 @@ def set_limit(name: str, limit: str, store: str, duration: str, reason: str, by:
 @with_store
 @with_json
 def restore_limit(name: str, store: str, as_json: bool) -> None:
-    """Restore the limit NAME as configured in code.
+    """Restore the limit NAME as configured in code; '*' switches all workers on again.
 
     If it is not changed, the exit code is 1.
 
@@ -81,7 +105,8 @@ def restore_limit(name: str, store: str, as_json: bool) -> None:
 
     async def restore(limiter: Limiter) -> None:
         if not await limiter.restore(name):
-            raise click.ClickException(f"the limit {name} is not changed")
+            changed = [one.name for one in await limiter.overrides()]
+            raise click.ClickException(f"the limit {name} is not changed{closest(name, changed)}")
 
     ask(store, restore, writes=True)
     show(as_json, [{"restored": name}], [f"restored: {name}"])
@@ -95,4 +120,14 @@ def _row_of(override: Any) -> dict[str, Any]:
         "until_at": override.until.timestamp(),
         "by": override.by,
         "reason": override.reason,
+        "workers": override.workers,
     }
+
+
+def _having(row: dict[str, Any]) -> str:
+    """Return how many workers have the limit of a change, as the end of a line."""
+    workers = row["workers"]
+    if workers:
+        return "1 worker has it" if workers == 1 else f"{workers} workers have it"
+    checked = "" if row["name"] == "*" else ", so the name was not checked"
+    return f"no worker runs on this store{checked}; those that start until then take it"

@@ -260,11 +260,12 @@ class Page:
             is_shared=not isinstance(limiter.store, MemoryStore),
             limiter=limiter,
             limits=self._service.limits([]),
+            off=None,
             middlewares=middlewares,
             workers=[],
             key_name=key_name,
         )
-        shown["limits"] = (await self._service.read_limits({}, sender))["limits"]
+        shown.update(await self._service.read_limits({}, sender))
         shown["workers"] = (await self._service.read_statistics({}, sender))["workers"]
 
     def _limits_of_rules(self, *, shadow: bool = False) -> dict[str, list[str]]:

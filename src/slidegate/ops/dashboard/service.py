@@ -205,9 +205,11 @@ class Service:
         return await self._bans(values.get("q", ""), int(values.get("limit", 100)))
 
     async def read_limits(self, fields: Fields, sender: Sender) -> dict[str, Any]:
-        """Return the limits in force, with their changes."""
+        """Return the limits in force, with their changes; and the change that has switched all workers off, if any."""
         read({}, fields)
-        return {"limits": self.limits([_override(one) for one in await self.limiter.overrides()])}
+        changes = [_override(one) for one in await self.limiter.overrides()]
+        off = next((one for one in changes if one["name"] == "*"), None)
+        return {"limits": self.limits(changes), "off": off}
 
     def limits(self, changes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the limits of this process, each with its change or None."""
@@ -253,13 +255,16 @@ class Service:
         return {"key": self.limiter.key_for(key)}
 
     async def change(self, fields: Fields, sender: Sender) -> dict[str, Any]:
-        """Change the amount of a limit for a while; `limit` is its text, or the amount alone."""
+        """Change the amount of a limit for a while; `limit` is its text, or the amount alone.
+
+        The name ``*`` with the limit ``off`` switches all workers off.
+        """
         values = read(CHANGE, fields)
         name, limit, reason = values["name"], values["limit"], values.get("reason", "")
         if limit.strip().isdigit():
             known = next((one.configured for one in self.limiter.limits() if one.name == name), None)
             limit = limit if known is None else _with_amount(known, limit.strip())
-        made = await self.limiter.override(name, limit, duration=values["duration"], reason=reason, by=sender.name)
+        made = await self.limiter.override(name, limit, values["duration"], reason=reason, by=sender.name)
         return _override(made)
 
     async def restore(self, fields: Fields, sender: Sender) -> dict[str, Any]:
@@ -385,7 +390,7 @@ def _ban(ban: Ban) -> dict[str, Any]:
 
 
 def _override(override: Any) -> dict[str, Any]:
-    named = _named(override, "name", "limit", "by", "reason")
+    named = _named(override, "name", "limit", "by", "reason", "workers")
     return {**named, "since_at": override.since.timestamp(), "until_at": override.until.timestamp()}
 
 
