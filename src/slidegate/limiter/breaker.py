@@ -127,7 +127,7 @@ class Breaker:
         if not self.open_until_us or (call is not None and not call.is_probe):
             return False
         self.open_until_us = 0
-        self._slots.clear()
+        self._slots = deque(maxlen=SLOTS_PER_MINUTE)  # not emptied: other threads may be in `_slot`
         return True
 
     def answered_late(self, took_us: int, now_us: int) -> None:
