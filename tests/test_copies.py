@@ -18,7 +18,7 @@ from slidegate.ops.statistics import Stats, Traffic, Worker
 
 LIMIT = Limit(5, "1m")
 BUCKET = Bucket("api", [LIMIT], ["a"], count_denied=True, label="All", on_error="deny")
-BAN = Ban("192.0.2.1", "a reason", "flood", 1, 3, 90, 5)
+BAN = Ban("192.0.2.1", "a reason", "flood", 1, 3, 90)
 CHECK: Check = (BUCKET, "192.0.2.1", 2)
 OF_BUCKET = ("name", "label", "limits", "names", "count_denied", "is_permit", "unit", "on_error")
 OF_DECISION = (

@@ -62,7 +62,7 @@ class DictStore(Store):
         self._lock = Lock()
         self._windows: Windows = {}
         self._limits: dict[Name, AnyLimit] = {}
-        self.bans = MemoryBans(self._now_us, wall_clock=clock, emit=self.observers.tell_all, max_bans=most)
+        self.bans = MemoryBans(self._unix_us, emit=self.observers.tell_all, max_bans=most)
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Charge every check or none."""

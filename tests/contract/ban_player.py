@@ -50,12 +50,11 @@ class BanPlayer:
         self.model = BanModel()
         self.moves: list[str] = []
         self._bucket = Bucket("rule", parse_limits("3600/400d @3600"))
-        self._ahead_us = 0  # how far the time of the reference, which never steps back, is ahead of the clock
 
     @property
     def now_us(self) -> int:
-        """The time of the reference."""
-        return self.clock.now_us + self._ahead_us
+        """The time of the clock."""
+        return self.clock.now_us
 
     async def play(self) -> None:
         """Play all moves in order."""
@@ -86,7 +85,7 @@ class BanPlayer:
         elif kind < 24:
             self._wait(span_us(choices))
         elif kind < 27:
-            ends_us = [ban.ends_us for ban in self.model.active(self.now_us) if ban.ends_us is not None]
+            ends_us = [ban.until_us for ban in self.model.active(self.now_us) if ban.until_us is not None]
             self._wait(max(min(ends_us, default=0) + choices.pick((0, -1, 1)) - self.now_us, 0))
         elif kind < 29:
             await self._ban(choices.pick(BANNED_BY_HAND), choices.pick((None, span_us(choices), 2 * SECOND_US)))
@@ -117,9 +116,9 @@ class BanPlayer:
             same((decision.reason, decision.ban, found_ban), (Reason.OK, None, None))
             return
         longest = max(expected, key=_end_us)
-        left_us = None if longest.ends_us is None else longest.ends_us - self.now_us
+        left_us = None if longest.until_us is None else longest.until_us - self.now_us
         same((decision.reason, decision.retry_after_us, decision.states), (Reason.BANNED, left_us, ()))
-        last = [_shown(ban) for ban in expected if ban.ends_us == longest.ends_us]
+        last = [_shown(ban) for ban in expected if ban.until_us == longest.until_us]
         for ban in (decision.ban, found_ban):
             assert ban is not None
             assert _shown(ban) in last, f"the store returned {ban}, the reference one of {last}"
@@ -144,11 +143,9 @@ class BanPlayer:
         self.moves.append(f"a restart at {start_us} us, with {loads} imports")
         rows = json.loads(json.dumps(list(await settle(self.store.bans.dump()))))
         await settle(self.store.close())
-        before_us, was_us = self.now_us, self.clock.now_us
+        self.model.move(self.now_us)
         self.clock = FakeClock(start_us)
-        self._ahead_us = before_us + max(start_us - was_us, 0) - start_us
         await self._open()
-        self.model.restart()
         for _ in range(loads):
             same(await settle(self.store.bans.load(rows)), len(self.model.active(self.now_us)))
 
@@ -182,9 +179,9 @@ def span_us(choices: Choices) -> int:
 
 
 def _end_us(ban: Made) -> float:
-    return inf if ban.ends_us is None else ban.ends_us
+    return inf if ban.until_us is None else ban.until_us
 
 
-def _shown(ban: Ban | Made) -> tuple[str, str, int, int]:
-    """Return key, author, level and length of a ban; the length of a permanent ban is -1."""
-    return ban.key, ban.by, ban.level, -1 if ban.ends_us is None else ban.ends_us - ban.made_us
+def _shown(ban: Ban | Made) -> tuple[str, str, int, int, int]:
+    """Return key, author, level, start and end of a ban; a permanent ban ends at -1."""
+    return ban.key, ban.by, ban.level, ban.since_us, -1 if ban.until_us is None else ban.until_us

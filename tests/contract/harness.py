@@ -112,7 +112,7 @@ class StoreHarness:
         return sorted(ban.key for ban in await settle(self.raw.bans.active()))
 
     async def dump(self) -> Sequence[Any]:
-        """Return the dumped bans and strikes after a round trip through JSON."""
+        """Return the dumped bans after a round trip through JSON."""
         rows: Sequence[Any] = json.loads(json.dumps(list(await settle(self.raw.bans.dump()))))
         return rows
 

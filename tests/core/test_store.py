@@ -24,7 +24,7 @@ class Smallest(Store):
     def __init__(self, clock: FakeClock) -> None:
         super().__init__()
         self.inner = MemoryStore(clock=clock)
-        self.bans = MemoryBans(clock, wall_clock=clock, emit=self.observers.tell_all)
+        self.bans = MemoryBans(clock, emit=self.observers.tell_all)
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         refusal = self.bans.decide(checks, subjects)

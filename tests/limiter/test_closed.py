@@ -47,7 +47,7 @@ QUESTIONS: list[Callable[[Limiter], Awaitable[object]]] = [
     lambda limiter: limiter.strike("user:ann", BanPolicy("3/minute", "10m")),
     lambda limiter: listed(limiter.bans()),
     lambda limiter: listed(limiter.export_bans()),
-    lambda limiter: limiter.import_bans(['{"slidegate": "bans", "version": 3, "written_us": 0}']),
+    lambda limiter: limiter.import_bans(['{"slidegate": "bans", "version": 4}']),
 ]
 
 

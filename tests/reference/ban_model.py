@@ -1,15 +1,15 @@
 """The reference model of bans: a plain list of all strikes and bans, evaluated from scratch at each call.
 
 It shares only the parameters of policies with the code under test. Here factors are integers, and strikes few enough to
-be counted exactly. The ladder of a policy includes only its own bans, not those of operators. Time is that of the
-store and never runs backwards.
+be counted exactly. The ladder of a policy includes only its own bans, not those of operators, and none that was
+imported. Time is Unix time.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from slidegate import BanPolicy
@@ -30,21 +30,23 @@ class Made:
 
     Attributes:
         by: The policy, or the name of the operator.
-        ends_us: When it ends; None for a permanent ban.
+        until_us: When it ends; None for a permanent ban.
         level: The level of the ladder; 0 for a ban by an operator.
         refuses: False for a shadow ban and for a ban that was replaced.
+        is_imported: Whether it is no rung of the ladder of its policy any more.
     """
 
     by: str
     key: str
-    made_us: int
-    ends_us: int | None
+    since_us: int
+    until_us: int | None
     level: int
     refuses: bool = True
+    is_imported: bool = False
 
     def lasts(self, now_us: int) -> bool:
         """Return whether it has not ended."""
-        return self.ends_us is None or now_us < self.ends_us
+        return self.until_us is None or now_us < self.until_us
 
 
 Entry: TypeAlias = Struck | Made
@@ -118,8 +120,9 @@ class BanModel:
         banned = any(ban.key == key for ban in self.active(now_us))
         return banned or any(any(self.stand(policy, key, now_us)) for policy in policies)
 
-    def restart(self) -> None:
-        """Clear the recorded changes, as a new store has no events."""
+    def move(self, now_us: int) -> None:
+        """Keep what a new store has that imports the bans: those in force, without strikes, levels and events."""
+        self.entries = [replace(ban, is_imported=True) for ban in self.active(now_us)]
         self.changes = []
 
     def _replace(self, key: str) -> None:
@@ -129,7 +132,11 @@ class BanModel:
 
     def _own(self, policy: BanPolicy, key: str) -> Iterator[Entry]:
         """Yield the strikes and bans of a key under a policy."""
-        return (entry for entry in self.entries if (entry.by, entry.key) == (policy.name, key))
+        return (
+            entry
+            for entry in self.entries
+            if (entry.by, entry.key) == (policy.name, key) and not getattr(entry, "is_imported", False)
+        )
 
     def _weight(self, policy: BanPolicy, key: str, now_us: int) -> int:
         """Return the weight of the strikes within the window and since the last ban."""
@@ -148,9 +155,9 @@ class BanModel:
             if isinstance(entry, Struck):
                 level = max(level - max(entry.at_us - clean_from_us, 0) // policy.forgive_us, 0)
                 clean_from_us = entry.at_us
-            elif entry.ends_us is not None:
+            elif entry.until_us is not None:
                 level += 1
-                clean_from_us = entry.ends_us
+                clean_from_us = entry.until_us
         return max(level - max(now_us - clean_from_us, 0) // policy.forgive_us, 0)
 
 

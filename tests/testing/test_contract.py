@@ -40,7 +40,7 @@ def test_the_reference_on_traffic_worked_out_by_hand() -> None:
 def struck(model: BanModel, key: str, *at_s: int) -> list[tuple[int, int] | None]:
     """Strike at the given times; return level and length in seconds of each ban."""
     made = [model.strike(POLICY, key, 1, at * SECOND_US) for at in at_s]
-    return [ban and (ban.level, ((ban.ends_us or 0) - ban.made_us) // SECOND_US) for ban in made]
+    return [ban and (ban.level, ((ban.until_us or 0) - ban.since_us) // SECOND_US) for ban in made]
 
 
 def test_the_reference_on_strikes_worked_out_by_hand() -> None:

@@ -172,7 +172,7 @@ class Decision:
     Attributes:
         allowed: Whether the request may pass.
         reason: Why.
-        now_us: The store's time at the decision, in microseconds.
+        now_us: The store's time at the decision, in microseconds; its Unix time if a ban refuses.
         checks: The checks of the question: (bucket, key, cost) each.
         readings: The state of each window, in the order of the limits of each check; `states` gives them names. Empty
             if no limit was checked.
@@ -389,7 +389,7 @@ def refused_by_ban(ban: Ban, now_us: int, checks: Sequence[Check] = ()) -> Decis
 
     Args:
         ban: The ban.
-        now_us: The store's time at the decision, in microseconds.
+        now_us: The store's Unix time at the decision, in microseconds.
         checks: The question.
     """
     return Decision(False, Reason.BANNED, now_us, checks, by=ban.by, ban=ban)

@@ -461,7 +461,7 @@ class Limiter:
         return await answer if isawaitable(answer) else answer
 
     async def export_bans(self) -> AsyncIterator[str]:
-        """Yield bans, strikes and levels as lines of JSON, to write to a file.
+        """Yield the bans in force as lines of JSON, to write to a file. Strikes are not exported.
 
         The keys of API keys and similar values are digests: import them into a limiter with the same `secret`, or none.
 

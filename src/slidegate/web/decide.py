@@ -363,7 +363,7 @@ class Decider:
             else:
                 bans += [] if made is None else [made]
         ban = longest(bans)
-        return unanswered if ban is None else refused_by_ban(ban, ban.made_us)
+        return unanswered if ban is None else refused_by_ban(ban, ban.since_us)
 
     def decide_at(
         self, bound: BoundRule, request: HTTPConnection, before: Sequence[Entry]

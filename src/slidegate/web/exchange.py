@@ -302,9 +302,8 @@ class Exchange(Decided):
         if self.refusal is not None or self.status or not is_limited(refusal):
             return refusal
         self.refusal = refusal
-        # Stores have different clocks, so compare lengths rather than ends.
         bans = await self.strike_for_refusal(scope)
-        lengths = [ban.ends_us - ban.made_us for ban in bans if ban.ends_us is not None]
+        lengths = [ban.until_us - ban.since_us for ban in bans if ban.until_us is not None]
         if lengths and refusal.readings:
             refusal.at_least_us = max(lengths)
         return refusal

@@ -50,8 +50,31 @@ def test_beyond_64_a_ban_comes_on_no_fewer_strikes_and_at_most_a_slice_late(
         assert due <= (in_window >= amount)
         assert due >= (surely >= amount)
         if due:
-            record, _ = record.banned(policy, "ann", "", 0)
+            record, _ = record.banned(policy, "ann", "")
             plain, now_us = [], now_us + SECOND_US
+
+
+@pytest.mark.parametrize("amount", [3, 64, 100])
+@given(st.lists(st.builds(Blow, st.integers(-(10**9), 10**9), st.integers(1, 3)), max_size=60))
+def test_no_step_of_the_clock_bans_for_too_few_strikes_or_makes_a_record_large(amount: int, blows: list[Blow]) -> None:
+    policy, record, now_us, struck = BanPolicy(f"{amount}/minute"), StrikeRecord(), 10**12, 0
+    for step_us, weight in blows:
+        now_us += step_us
+        record, due = record.struck(policy, now_us, weight)
+        struck += weight
+        assert not due or struck >= amount
+        assert len(record.strikes) <= MAX_EXACT + 1
+        assert all(at_us <= now_us for at_us, _ in record.strikes)
+        if due:
+            record, struck = record.banned(policy, "ann", "")[0], 0
+
+
+def test_strikes_of_the_future_leave_within_a_window_of_the_next_one() -> None:
+    policy = BanPolicy("3/minute")
+    record, _ = StrikeRecord().struck(policy, DAY_US, 1)
+    record, _ = record.struck(policy, HOUR_US, 1)  # the clock was set back
+    assert record.struck(policy, HOUR_US + MINUTE_US - 1, 1)[1]
+    assert not record.struck(policy, HOUR_US + MINUTE_US, 2)[1]
 
 
 def test_a_record_is_over_when_neither_strike_nor_level_is_left() -> None:
@@ -60,9 +83,9 @@ def test_a_record_is_over_when_neither_strike_nor_level_is_left() -> None:
     assert record.over_us == MINUTE_US
     record, due = record.struck(policy, HOUR_US, 2)
     assert (due, record.over_us) == (True, HOUR_US + MINUTE_US), "and stays so if no ban can be made"
-    record, ban = record.banned(policy, "ann", "why", 5)
-    assert (ban.level, ban.made_us, ban.ends_us, ban.wall_us) == (1, HOUR_US, HOUR_US + 10 * MINUTE_US, 5)
-    assert record == (1, HOUR_US, ban.ends_us, HOUR_US + 70 * MINUTE_US, ())
+    record, ban = record.banned(policy, "ann", "why")
+    assert (ban.level, ban.since_us, ban.until_us) == (1, HOUR_US, HOUR_US + 10 * MINUTE_US)
+    assert record == (1, HOUR_US, ban.until_us, HOUR_US + 70 * MINUTE_US, ())
     later, _ = record.struck(policy, HOUR_US + 11 * MINUTE_US, 1)
     assert (later.level, later.over_us) == (1, HOUR_US + 11 * MINUTE_US + HOUR_US)
 
@@ -70,7 +93,7 @@ def test_a_record_is_over_when_neither_strike_nor_level_is_left() -> None:
 def test_a_shadow_policy_counts_nothing_until_its_ban_would_have_ended() -> None:
     shadow, real = BanPolicy("1/minute", "10m", shadow=True), BanPolicy("1/minute", "10m")
     record, _ = StrikeRecord().struck(shadow, 0, 1)
-    record, _ = record.banned(shadow, "ann", "why", 0)
+    record, _ = record.banned(shadow, "ann", "why")
     assert record.struck(shadow, 10 * MINUTE_US - 1, 1) == (record, False)
     assert record.struck(shadow, 10 * MINUTE_US, 1)[1]
     assert record.struck(real, 1, 1)[1], "the policy that bans now has made none"

@@ -87,11 +87,11 @@ def create_store(url: str) -> str:
 
 async def ban_many(limiter: Limiter, count: int) -> None:
     now_us = 1_700_000_000_000_000
-    rows = [f'{{"slidegate": "bans", "version": 3, "written_us": {now_us}}}']
+    rows = ['{"slidegate": "bans", "version": 4}']
     for n in range(count):
         key = f"user:{n}" if n % 3 else f"10.{n >> 16 & 255}.{n >> 8 & 255}.{n & 255}"
         rows.append(
-            f'{{"ban": "{key}", "reason": "scan {n % 7}", "by": "{("abuse", "manual")[n % 2]}", "level": 0, '
-            f'"made_us": {now_us}, "ends_us": null, "since_us": {now_us}}}'
+            f'{{"key": "{key}", "reason": "scan {n % 7}", "by": "{("abuse", "manual")[n % 2]}", "level": 0, '
+            f'"since_us": {now_us}, "until_us": null}}'
         )
     await limiter.import_bans(rows)

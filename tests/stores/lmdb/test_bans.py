@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from slidegate import ConfigurationError, Limiter
-from slidegate.core import Bucket, Reason, StoreTimeout, parse_limits
+from slidegate.core import Ban, Bucket, Reason, StoreTimeout, parse_limits
+from slidegate.core.bans.rows import to_rows
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.transaction import Transaction
 from slidegate.testing import FakeClock
@@ -24,14 +25,8 @@ from .test_store import gate_held
 
 
 def export(bans: int) -> list[str]:
-    """Return the lines of an export of so many bans and as many strikes."""
-    rows: list[dict[str, object]] = [{"slidegate": "bans", "version": 3, "written_us": 10**15}]
-    for number in range(bans):
-        key, times = f"user:{number}", {"last_us": 10**15, "until_us": None, "over_us": 2**52}
-        policy: dict[str, object] = {"policy": "abuse", "level": 1} | times
-        made: dict[str, object] = {"made_us": 10**15, "since_us": 10**15, "ends_us": None}
-        rows += [{"ban": key, "reason": "", "by": "ann", "level": 0} | made, {"struck": key, "strikes": []} | policy]
-    return [json.dumps(row) for row in rows]
+    """Return the lines of an export of so many bans."""
+    return [json.dumps(row) for row in to_rows(Ban(f"user:{n}", "", "ann", 0, 10**15, None) for n in range(bans))]
 
 
 SECOND_US = 1_000_000
@@ -92,7 +87,7 @@ async def test_others_are_answered_while_many_bans_are_imported(store: LmdbStore
         await asyncio.sleep(0)
     assert await importing == 400
     assert len([ban async for ban in limiter.bans()]) == 400
-    assert len([line async for line in limiter.export_bans()]) == 801
+    assert len([line async for line in limiter.export_bans()]) == 401
     assert [answer.allowed for answer in answers].count(True) > 5
     assert not await limiter.hit("user:399", "1000000/hour")
 
@@ -118,9 +113,9 @@ def test_without_an_event_loop_many_bans_are_imported_too(store: LmdbStore, cloc
     clock.advance("2s")
     rows = [json.loads(line) for line in export(400)]
     assert store.bans.load(rows) == store.bans.count() == 400
-    rows += [{**row, "struck": f"other:{number}"} for number, row in enumerate(rows[2::2])]
-    with pytest.raises(ConfigurationError, match="bans: no room for 400 more strike records; raise max_bans=500"):
-        store.bans.load(rows)
+    others = [{**row, "key": f"other:{number}", "level": 1} for number, row in enumerate(rows[1:])]
+    with pytest.raises(ConfigurationError, match="bans: no room for 400 more bans; raise max_bans=500"):
+        store.bans.load([rows[0], *others])
 
 
 def test_each_event_of_threads_that_ban_at_once_is_told_once(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:

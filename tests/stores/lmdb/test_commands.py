@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from slidegate import Limiter, StoreError
-from slidegate.core import Reason
+from slidegate.core import Ban, Reason
+from slidegate.core.bans.rows import to_rows
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
@@ -21,14 +22,7 @@ from .remote import SMALL
 from .test_store import gate_held
 
 NOW_US = 10**15
-EXPORT = [
-    {"slidegate": "bans", "version": 3, "written_us": NOW_US},
-    *(
-        {"ban": f"user:{at}", "made_us": NOW_US, "since_us": NOW_US, "ends_us": None}
-        | {"reason": "", "by": "ann", "level": 0}
-        for at in range(150)  # more than are written at once
-    ),
-]
+EXPORT = to_rows(Ban(f"user:{at}", "", "ann", 0, NOW_US, None) for at in range(150))  # more than are written at once
 COMMANDS: dict[str, Callable[[Any], Any]] = {
     "ban": lambda limiter: limiter.ban("user:eve", "1h"),
     "unban": lambda limiter: limiter.unban("user:bob"),

@@ -111,7 +111,7 @@ def test_a_damaged_file_is_set_aside_and_its_bans_are_rescued(place: Path, damag
     assert re.fullmatch(r"data\.mdb\.corrupt-\d{8}T\d{6}\.\d+Z", kept.name)
     assert kept.exists()
     assert sorted(ban.key for ban in store.bans.active()) == ["192.0.2.0/24", "user:eve"]
-    assert all(0 < (ban.ends_us or 0) - store.shared_stats.time() <= HOUR_US for ban in store.bans.active())
+    assert all(0 < (ban.until_us or 0) - store.shared_stats.time() <= HOUR_US for ban in store.bans.active())
     assert store.hit(ASKED).remaining == 4
 
 
@@ -547,7 +547,7 @@ QUESTIONS: dict[str, Callable[[LmdbStore], object]] = {
     "unban": lambda store: store.bans.unban("user:ann", "me"),
     "active": lambda store: store.bans.active(),
     "dump": lambda store: store.bans.dump(),
-    "load": lambda store: store.bans.load([{"slidegate": "bans", "version": 3, "written_us": 0}]),
+    "load": lambda store: store.bans.load([{"slidegate": "bans", "version": 4}]),
     "count": lambda store: store.bans.count(),
     "write": lambda store: store.shared_stats.write(b"worker00", []),
     "read": lambda store: store.shared_stats.read("5s", 0, 1),

@@ -13,6 +13,7 @@ from slidegate import StoreError
 from slidegate.core import Decision, parse_address
 from slidegate.core.addresses import Address
 from slidegate.stores.redis import RedisStore
+from slidegate.stores.redis.ban_rows import unpack_record
 
 from ...contract.player import settle
 from ...redis_servers import RedisCluster, RedisServer
@@ -32,8 +33,16 @@ def store_of(server: RedisServer | RedisCluster, **options: Any) -> RedisStore:
 
 
 async def struck(store: RedisStore) -> dict[str, int]:
-    rows = [row for row in await store.bans.dump() if "struck" in row]
-    return {row["struck"]: sum(weight for _, weight in row["strikes"]) for row in rows}
+    """Return how many strikes each key has in Redis."""
+    shared, found = store._shared, dict[str, int]()
+    batcher = shared.batcher()
+    async for names in batcher.names(shared.packing.strikes, 1_000):
+        for name in names:
+            for packed in (await batcher.ask_about(name, b"HGETALL", name))[1::2]:
+                record = unpack_record(packed)
+                assert record is not None
+                found[record.key] = sum(weight for _, weight in record.record.strikes)
+    return found
 
 
 @asynccontextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 from collections.abc import AsyncIterator, Awaitable
 
 import pytest
@@ -65,35 +64,6 @@ async def test_strikes_that_were_not_sent_yet_are_forgotten_by_an_unban(server: 
         assert await one.bans.strike(policy, "user:bob", after - 1, ""), "strikes of others are not forgotten"
 
 
-async def test_a_ban_lasts_its_time_wherever_the_clock_of_the_server_is_set(
-    server: RedisServer, rng: random.Random
-) -> None:
-    """What is not noted each time is what passes while a worker answers by itself, a second at most."""
-    for number in range(30):
-        clock, key, noted_us = FakeClock(NOW_US), f"user:{number}", 1_100_000
-        async with workers_at(server, 2, clock=clock) as stores:
-            await stores[0].bans.ban(key, 20_000_000, "", "ann")
-            passed_us, slack_us = 0, 0
-            while passed_us < 20_000_000 + slack_us:
-                banned = (await hit(rng.choice(stores), key, key)).reason is Reason.BANNED
-                if passed_us < 20_000_000:
-                    assert banned
-                elif not banned:
-                    break
-                if rng.random() < 0.3:
-                    clock.advance(us=-rng.choice((1, 500_000, 5_000_000, 3_600_000_000)))
-                    slack_us += noted_us
-                    for store in stores:  # by a clock that runs back they would know for longer than a second
-                        store._shared.refusals.clear()
-                else:
-                    span_us = rng.choice((1, 100_000, 1_000_000, 3_000_000))
-                    clock.advance(us=span_us)
-                    passed_us += span_us
-            assert (await hit(stores[0], key, key)).allowed
-            clock.advance(us=-3_600_000_000)
-            assert [(await hit(store, key, key)).allowed for store in stores] == [True, True]
-
-
 async def test_requests_are_decided_while_bans_change_with_each(server: RedisServer) -> None:
     async with FaultProxy(server.port) as proxy, workers_at(server, 1) as (one,):
         proxy.delay_s = 0.003
@@ -137,7 +107,7 @@ async def test_refusals_that_were_not_charged_yet_are_forgotten_by_a_reset(serve
 
 
 @pytest.mark.parametrize("step_s", [-1, -3_600])
-async def test_a_ban_lasts_no_longer_and_comes_back_to_nobody_where_the_clock_of_the_server_is_set_back(
+async def test_where_the_clock_of_the_server_is_set_back_a_ban_ends_later_and_comes_back_to_nobody(
     step_s: int, server: RedisServer
 ) -> None:
     clock = FakeClock(NOW_US)
@@ -152,25 +122,12 @@ async def test_a_ban_lasts_no_longer_and_comes_back_to_nobody_where_the_clock_of
             assert await reasons() == {Reason.BANNED}
         clock.advance(us=step_s * 1_000_000)
         assert await reasons() == {Reason.BANNED}
-        clock.advance("1250ms")  # and a little: nobody has to note each microsecond
+        clock.set(NOW_US + 5_999_999)
+        assert await reasons() == {Reason.BANNED}
+        clock.advance(us=1)
         assert await reasons() == {Reason.OK}
         clock.advance(us=-8_000_000)
         assert await reasons() == {Reason.OK}
-
-
-async def test_strikes_go_on_from_a_level_that_no_store_has_made(server: RedisServer) -> None:
-    clock = FakeClock(NOW_US)
-    async with workers_at(server, 1, clock=clock) as (store,):
-        await store.bans.strike(AT_ONCE, "user:eve", 1, "")
-        head, _, record = await store.bans.dump()
-        await store.bans.unban("user:eve", "ann")
-        await store.bans.load([head, {**record, "level": 2**53}])
-        clock.advance("2h")
-        made = await store.bans.strike(AT_ONCE, "user:eve", 1, "")
-        assert made.ends_us == made.made_us + AT_ONCE.longest_us
-        clock.advance("400d")
-        (record,) = [row for row in await store.bans.dump() if "struck" in row]
-        assert await store.bans.load([head, record]) == 0
 
 
 async def test_many_bans_are_read_in_steps_between_which_others_go_on(server: RedisServer) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from slidegate import BanPolicy, Decision, StoreError
 from slidegate.core import Ban, Bucket, Concurrency, Reason, Snapshot, StatsRow, StoreUnavailable, parse_limits
-from slidegate.core.bans.rows import Bans, to_rows
+from slidegate.core.bans.rows import to_rows
 from slidegate.core.reservation import Permit, reserved
 from slidegate.stores.redis import RedisStore, link
 
@@ -121,7 +121,7 @@ async def outcome(question: Callable[[], Any]) -> Any:
 def charged() -> Decision:
     """Return a decision that charged a unit and a permit."""
     checks = (*CHECKS, (Bucket("held", [Concurrency(2)]), "user:1", 1))
-    permit = Permit(b"slidegate:7:p:{x}:00", 2, member=bytes(12))
+    permit = Permit(b"slidegate:8:p:{x}:00", 2, member=bytes(12))
     reservations = reserved(checks, 1, [1, 0], [1, 1])
     reservations[1].permit = permit
     return Decision(True, Reason.OK, 1, checks, [(1, 3_600_000_001, 1, 0), (1, 0, 0, 0)], reservations)
@@ -130,7 +130,7 @@ def charged() -> Decision:
 def methods_of(store: RedisStore) -> dict[str, Callable[[], Any]]:
     """Return a question for each public method that asks Redis, by name."""
     policy, bans, rows = BanPolicy("2/1h", "10m"), store.bans, [StatsRow("5s", 0, b"", 60_000_000)]
-    dumped = list(to_rows(Bans([Ban("user:9", "", "ann", 0, 1, None, 1)], []), 1, 1))
+    dumped = to_rows([Ban("user:9", "", "ann", 0, 1, None)])
     held = ((Bucket("held", [Concurrency(2)]), "user:1", 1),)
     return {
         "hit": lambda: store.hit(CHECKS),

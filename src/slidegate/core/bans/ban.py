@@ -37,43 +37,43 @@ _HEXADECIMAL: Final = re.compile("[0-9a-fA-F]{0,4}")
 
 
 class Ban(NamedTuple):
-    """A key that is refused until a point in time. All times are in microseconds.
+    """A key that is refused until a moment. Times are microseconds of the store's Unix time.
+
+    A clock that is set moves the end of a ban: set back by an hour, a ban lasts an hour longer.
 
     Attributes:
         key: An address or network in its canonical spelling, or any other key.
         reason: The reason, for the operator: at most 256 printable characters. Clients never see it.
         by: The policy or the person that made it.
         level: Its number in a series of bans, from 1; 0 for one made by hand.
-        made_us: When it began, in the store's time.
-        ends_us: When it ends, in the store's time; None for never.
-        wall_us: When it began, in Unix time.
+        since_us: When it began.
+        until_us: When it ends; None for never.
     """
 
     key: str
     reason: str
     by: str
     level: int
-    made_us: int
-    ends_us: int | None
-    wall_us: int
+    since_us: int
+    until_us: int | None
 
     @property
     def since(self) -> datetime:
         """When it began (UTC)."""
-        return _moment(self.wall_us)
+        return _moment(self.since_us)
 
     @property
     def until(self) -> datetime | None:
         """When it ends (UTC); None for never."""
-        return None if self.ends_us is None else _moment(self.wall_us + self.ends_us - self.made_us)
+        return None if self.until_us is None else _moment(self.until_us)
 
     def left_us(self, now_us: int) -> int | None:
-        """Return the time left at a time of the store, in microseconds; None for ever."""
-        return None if self.ends_us is None else max(self.ends_us - now_us, 0)
+        """Return the time left at a Unix time, in microseconds; None for ever."""
+        return None if self.until_us is None else max(self.until_us - now_us, 0)
 
     def is_over(self, now_us: int) -> bool:
-        """Return whether it has ended at a time of the store."""
-        return self.ends_us is not None and now_us >= self.ends_us
+        """Return whether it has ended at a Unix time in microseconds."""
+        return self.until_us is not None and now_us >= self.until_us
 
     def network(self) -> tuple[int, int, bytes] | None:
         """Return (version, prefix length, prefix) if it refuses all addresses of a network.
@@ -86,7 +86,7 @@ class Ban(NamedTuple):
 
 
 def lasts_longer(ban: Ban, than: Ban) -> bool:
-    """Return whether a ban ends later than another one of the same store."""
+    """Return whether a ban ends later than another one."""
     return _end_us(ban) > _end_us(than)
 
 
@@ -94,14 +94,13 @@ def longest(bans: Iterable[Ban], after_us: float = -inf) -> Ban | None:
     """Return the ban that ends last, the first if several do; None if none ends after `after_us`."""
     found, found_end_us = None, after_us
     for ban in bans:
-        end_us = inf if ban.ends_us is None else ban.ends_us
-        if end_us > found_end_us:
-            found, found_end_us = ban, end_us
+        if _end_us(ban) > found_end_us:
+            found, found_end_us = ban, _end_us(ban)
     return found
 
 
 def _end_us(ban: Ban) -> float:
-    return inf if ban.ends_us is None else ban.ends_us
+    return inf if ban.until_us is None else ban.until_us
 
 
 def ban_key(key: object) -> str:
@@ -194,5 +193,5 @@ def clean_reason(reason: object) -> str:
     return escaped(reason, MAX_REASON)
 
 
-def _moment(wall_us: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=wall_us)
+def _moment(unix_us: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=unix_us)

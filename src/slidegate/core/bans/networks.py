@@ -50,7 +50,7 @@ class BannedNetworks:
         Raises:
             ConfigurationError: There are more than `MAX_NETWORKS`.
         """
-        others = self.without(ban.key, *(key for key, one in self.bans.items() if one.is_over(ban.made_us)))
+        others = self.without(ban.key, *(key for key, one in self.bans.items() if one.is_over(ban.since_us)))
         others._add(ban)
         if len(others.bans) > MAX_NETWORKS:
             raise too_many_networks(ban.key)

@@ -6,6 +6,7 @@ the strikes of one key under one policy; this module adds the ban in force and t
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 from ..durations import format_duration
@@ -15,7 +16,6 @@ from ..store import Event
 from .ban import Ban, lasts_longer
 from .networks import BannedNetworks
 from .policy import BanPolicy
-from .rows import Bans
 from .strikes import StrikeRecord
 
 LOG_EVERY_US: Final = 60_000_000
@@ -85,7 +85,7 @@ class BanRules:
         self._throttle = throttle
         self.events: list[Event] = []
 
-    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, now_us: int, wall_us: int) -> Ban | None:
+    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, now_us: int) -> Ban | None:
         """Count a strike, and ban the key if it reaches the policy's threshold; return the new ban, if any."""
         storage = self._storage
         storage.remove_expired(now_us, 2)
@@ -98,7 +98,7 @@ class BanRules:
         record, is_due = (before or StrikeRecord()).struck(policy, now_us, weight)
         made: Ban | None = None
         if is_due and (policy.shadow or self._has_room(key, now_us)):
-            record, made = record.banned(policy, key, reason, wall_us)
+            record, made = record.banned(policy, key, reason)
         storage.put_record(policy.name, key, record)
         if made is None or policy.shadow:
             self.events += [] if made is None else [shadow_banned(made)]
@@ -107,14 +107,14 @@ class BanRules:
         self.events.append(banned(made))
         return made
 
-    def ban(self, key: str, length_us: int | None, reason: str, by: str, now_us: int, wall_us: int) -> Ban:
+    def ban(self, key: str, length_us: int | None, reason: str, by: str, now_us: int) -> Ban:
         """Ban a key by hand, replacing a ban that it already has; a length of None means for ever.
 
         Raises:
             ConfigurationError: Too many networks are banned.
         """
         self._storage.remove_expired(now_us, 2)
-        ban = Ban(key, reason, by, 0, now_us, None if length_us is None else now_us + length_us, wall_us)
+        ban = Ban(key, reason, by, 0, now_us, None if length_us is None else now_us + length_us)
         self._storage.put_ban(ban)
         self.events.append(banned(ban))
         return ban
@@ -129,30 +129,24 @@ class BanRules:
         self.events.append(unbanned(ban, by))
         return True
 
-    def take_over(self, stored: Bans) -> None:
-        """Import bans and strike records; of two for a key, the ban that ends later and the newer record are kept."""
-        storage = self._storage
-        for ban in stored.bans:
-            other = storage.ban(ban.key)
+    def take_over(self, bans: Iterable[Ban]) -> None:
+        """Import bans; of two for a key, the one that ends later is kept."""
+        for ban in bans:
+            other = self._storage.ban(ban.key)
             if other is None or lasts_longer(ban, other):
-                storage.put_ban(ban)
-        for policy, key, record in stored.strike_records:
-            before = storage.record(policy, key)
-            if before is None or before.last_us <= record.last_us:
-                storage.put_record(policy, key, record)
+                self._storage.put_ban(ban)
 
-    def check_room(self, stored: Bans) -> None:
-        """Check that there is room to import bans and strike records; bans made by hand are always recorded.
+    def check_room(self, bans: Sequence[Ban]) -> None:
+        """Check that there is room to import bans; those made by hand are always recorded.
 
         Raises:
             ConfigurationError: There is no room.
         """
         storage = self._storage
-        bans = sum(1 for ban in stored.bans if ban.level and storage.ban(ban.key) is None)
-        records = sum(1 for policy, key, _ in stored.strike_records if storage.record(policy, key) is None)
-        check_room(self._max_bans, bans, storage.ban_count(), records, storage.record_count())
+        new = sum(1 for ban in bans if ban.level and storage.ban(ban.key) is None)
+        check_room(self._max_bans, new, storage.ban_count())
         networks = storage.networks()
-        for ban in stored.bans:  # raises for the first network that does not fit
+        for ban in bans:  # raises for the first network that does not fit
             networks = networks.with_ban(ban) if ban.network() is not None else networks
 
     def _has_room(self, key: str, now_us: int) -> bool:
@@ -179,32 +173,14 @@ class BanRules:
             self.events.append(event)
 
 
-class NonDecreasingClock:
-    """A clock that never runs backwards: if the underlying clock steps back, it continues from its latest value."""
-
-    def __init__(self) -> None:
-        self._latest_us = 0
-        self._ahead_us = 0
-
-    def at(self, clock_us: int) -> int:
-        """Return the time for a reading of the underlying clock, both in microseconds."""
-        now_us = clock_us + self._ahead_us
-        if now_us < self._latest_us:
-            self._ahead_us += self._latest_us - now_us
-            now_us = self._latest_us
-        self._latest_us = now_us
-        return now_us
-
-
-def check_room(max_bans: int, new_bans: int, bans: int, new_records: int, records: int) -> None:
-    """Check that a store has room for the bans and strike records of an import.
+def check_room(max_bans: int, new: int, bans: int) -> None:
+    """Check that a store with `bans` bans has room for `new` more.
 
     Raises:
         ConfigurationError: There is no room.
     """
-    for what, new, have in (("bans", new_bans, bans), ("strike records", new_records, records)):
-        if new and new + have > max_bans:
-            raise ConfigurationError(f"bans: no room for {new} more {what}; raise max_bans={max_bans}")
+    if new and new + bans > max_bans:
+        raise ConfigurationError(f"bans: no room for {new} more bans; raise max_bans={max_bans}")
 
 
 def banned(ban: Ban) -> Event:
@@ -227,7 +203,7 @@ def _is_pause(ban: Ban) -> bool:
 
 def shadow_banned(ban: Ban) -> Event:
     """Return the event for a ban that a shadow policy would have made."""
-    length = format_duration((ban.ends_us or 0) - ban.made_us)
+    length = format_duration((ban.until_us or 0) - ban.since_us)
     message = f"policy {ban.by!r} would have banned {ban.key} for {length}: {ban.reason}"
     details = {"policy": ban.by, "key": ban.key, "ban_level": ban.level, "reason": ban.reason}
     return Event("shadow_banned", message, details)

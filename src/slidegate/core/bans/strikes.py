@@ -16,8 +16,7 @@ Rules of the state machine (`StrikeRecord`, one for each key and policy):
    level by one. This is computed at the next strike, without a timer.
 4. Up to 64 strikes are counted exactly. Beyond, they are counted by slices and dated to the start of their slice: a ban
    may come one slice late, but never after fewer than `after` strikes in the window.
-5. Time never runs backwards. If a store's clock steps back, its time continues from where it was, so the step extends
-   no ban.
+5. Times are Unix time. Strikes whose time is ahead, because the clock was set back, count as strikes of now.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from .ban import Ban
 from .policy import BanPolicy
 
 LATEST_US: Final = 2**53
-"""The latest expiry of a record, whatever the level in an import; rows cannot contain larger numbers."""
+"""The latest expiry of a record, whatever its level: the largest whole number that JSON and Lua can represent."""
 
 
 class StrikeRecord(NamedTuple):
-    """The state of a key under a policy. Times are microseconds of the store's time.
+    """The state of a key under a policy. Times are microseconds of the store's Unix time.
 
     Attributes:
         level: The level of the last ban: its number in a series of bans.
@@ -63,19 +62,20 @@ class StrikeRecord(NamedTuple):
         level = max(self.level - clean_us // policy.forgive_us, 0)
         amount, from_us = policy.after.amount, now_us - policy.after.window_us
         at_us = now_us - now_us % policy.grain_us
-        strikes = [(moment_us, count) for moment_us, count in self.strikes if moment_us > from_us]
-        if strikes and strikes[-1][0] == at_us:
-            weight += strikes.pop()[1]
-        strikes.append((at_us, min(weight, amount)))
-        total = sum(count for _, count in strikes)
+        counts: dict[int, int] = {}
+        for moment_us, count in (*self.strikes, (at_us, weight)):
+            if moment_us > from_us:
+                counts[min(moment_us, at_us)] = min(counts.get(min(moment_us, at_us), 0) + count, amount)
+        strikes = [*counts.items()]
+        total = sum(counts.values())
         while total - strikes[0][1] >= amount:
             total -= strikes.pop(0)[1]
         over_us = max(at_us + policy.after.window_us, until_us, max(now_us, until_us) + level * policy.forgive_us)
         return StrikeRecord(level, now_us, until_us, min(over_us, LATEST_US), tuple(strikes)), total >= amount
 
-    def banned(self, policy: BanPolicy, key: str, reason: str, wall_us: int) -> tuple[StrikeRecord, Ban]:
+    def banned(self, policy: BanPolicy, key: str, reason: str) -> tuple[StrikeRecord, Ban]:
         """Return the ban that is due after the last strike, as (record after the ban, ban)."""
         level, now_us = self.level + 1, self.last_us
         until_us = now_us + policy.length_us(level)
         record = StrikeRecord(level, now_us, until_us, min(until_us + level * policy.forgive_us, LATEST_US))
-        return record, Ban(key, reason, policy.name, level, now_us, until_us, wall_us)
+        return record, Ban(key, reason, policy.name, level, now_us, until_us)

@@ -136,7 +136,7 @@ async def _state_of(
     unix_s = view.unix_us / _S
     listed = {kind: networks is not None and written in networks for kind, networks in lists.items()}
     windows = [_row_of_window(window, view.unix_us - view.now_us, window.name in shadow) for window in view.windows]
-    left_us = None if ban is None else ban.left_us(view.now_us)
+    left_us = None if ban is None else ban.left_us(view.unix_us)
     return {
         "key": view.key,
         "refused": off is None

@@ -346,7 +346,7 @@ class Service:
             total += 1
             if any(wanted in one.casefold() for one in (ban.key, ban.reason, ban.by)):
                 found.append(ban)
-        newest = heapq.nsmallest(limit, found, key=lambda ban: (-ban.wall_us, ban.key))
+        newest = heapq.nsmallest(limit, found, key=lambda ban: (-ban.since_us, ban.key))
         return {"bans": [_ban(ban) for ban in newest], "matching": len(found), "total": total}
 
     def _shadows(self) -> frozenset[str]:

@@ -26,7 +26,8 @@ from ...core.bans.ban import Ban
 from ...core.bans.networks import BannedNetworks
 from ...core.bans.strikes import StrikeRecord
 from ...core.limits import MAX_WINDOW_US
-from .layout import BAN_NUMBER, BETWEEN, NETWORKS, Databases, look_later, row_of, rows_with, sweep
+from ...core.store import Clock
+from .layout import BAN_NUMBER, NETWORKS, Databases, look_later, row_of, rows_with, sweep
 
 _VERSION_BYTES: Final = 8
 
@@ -60,16 +61,16 @@ class LmdbBanStorage:
     Args:
         txn: LMDB's transaction.
         dbs: The databases.
-        now_us: The store's time, in microseconds.
+        unix_us: Returns Unix time in microseconds.
         known: The cached bans of networks.
     """
 
-    __slots__ = ("_dbs", "_known", "_now_us", "_txn")
+    __slots__ = ("_dbs", "_known", "_txn", "_unix_us")
 
-    def __init__(self, txn: Any, dbs: Databases, now_us: int, known: KnownNetworks) -> None:
+    def __init__(self, txn: Any, dbs: Databases, unix_us: Clock, known: KnownNetworks) -> None:
         self._txn = txn
         self._dbs = dbs
-        self._now_us = now_us
+        self._unix_us = unix_us
         self._known = known
 
     def ban(self, key: str) -> Ban | None:
@@ -84,8 +85,8 @@ class LmdbBanStorage:
             self._keep_networks(networks.with_ban(ban))
         row = ban.key.encode()
         self._txn.put(row, self._packed(ban, lifted=False), db=self._dbs.bans)
-        if ban.ends_us is not None:
-            look_later(self._txn, self._dbs.ban_ends, ban.ends_us, row, BANS)
+        if ban.until_us is not None:
+            look_later(self._txn, self._dbs.ban_ends, ban.until_us, row, BANS)
 
     def remove_ban(self, key: str) -> None:
         """Remove the ban of a key, if it has one; a ban in force is recorded as lifted."""
@@ -96,10 +97,11 @@ class LmdbBanStorage:
         if key in networks.bans:
             self._keep_networks(networks.without(key))
         self._txn.delete(key.encode(), b"", self._dbs.bans)
-        if not ban.is_over(self._now_us):
+        now_us = self._unix_us()
+        if not ban.is_over(now_us):
             row = _LIFTED + key.encode()
             self._txn.put(row, self._packed(ban, lifted=True), db=self._dbs.meta)
-            end_us = self._now_us + MAX_WINDOW_US if ban.ends_us is None else ban.ends_us
+            end_us = now_us + MAX_WINDOW_US if ban.until_us is None else ban.until_us
             look_later(self._txn, self._dbs.ban_ends, end_us, row, META)
 
     def ban_count(self) -> int:
@@ -147,7 +149,7 @@ class LmdbBanStorage:
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
         """Check at most `max_count` due rows, and remove expired ones; return whether there may be more."""
-        return sweep(self._txn, self._dbs, self._dbs.ban_ends, self._now_us, max_count, _due_us)[1]
+        return sweep(self._txn, self._dbs, self._dbs.ban_ends, now_us, max_count, _due_us)[1]
 
     def _keep_networks(self, networks: BannedNetworks) -> None:
         keys = json.dumps([*networks.bans]).encode()
@@ -172,12 +174,6 @@ def record_of(packed: bytes) -> StrikeRecord:
     return StrikeRecord(*json.loads(packed))
 
 
-def struck_of(row: bytes) -> tuple[str, str]:
-    """Return the policy and the key of a row of `strikes`."""
-    key, _, policy = row.rpartition(BETWEEN)
-    return policy.decode(), key.decode()
-
-
 def _due_us(kind: bytes, row: bytes, packed: bytes) -> int | None:
     """Return when a row of `bans`, `strikes` or `meta` can be deleted; None for never."""
     if kind == STRIKES:
@@ -185,7 +181,7 @@ def _due_us(kind: bytes, row: bytes, packed: bytes) -> int | None:
     ban = ban_of(packed)
     if ban is None:
         return 0  # a damaged record is useless
-    return ban.made_us + MAX_WINDOW_US if kind == META and ban.ends_us is None else ban.ends_us
+    return ban.since_us + MAX_WINDOW_US if kind == META and ban.until_us is None else ban.until_us
 
 
 def salvage(path: Path) -> list[Ban]:
@@ -205,25 +201,20 @@ def salvage(path: Path) -> list[Ban]:
     return [ban for _, lifted, ban in newest.values() if not lifted]
 
 
-def rescue(path: Path, txn: Any, dbs: Databases, now_us: int, unix_us: int) -> int:
+def rescue(path: Path, txn: Any, dbs: Databases, unix_us: Clock) -> int:
     """Import the bans that are found in a damaged file; return how many of them are in force.
 
     Args:
         path: The damaged file.
         txn: A write transaction of the new environment.
         dbs: The databases of the new environment.
-        now_us: The time of the new environment, to which the times of the bans are converted, in microseconds.
-        unix_us: The Unix time, read together with `now_us`.
+        unix_us: Returns Unix time in microseconds.
     """
-    storage, count = LmdbBanStorage(txn, dbs, now_us, KnownNetworks()), 0
-    for ban in salvage(path):
-        made_us = now_us - max(unix_us - ban.wall_us, 0)
-        ends_us = None if ban.ends_us is None else made_us + ban.ends_us - ban.made_us
-        ban = ban._replace(made_us=made_us, ends_us=ends_us)
-        if not ban.is_over(now_us):
-            storage.put_ban(ban)
-            count += 1
-    return count
+    storage, now_us = LmdbBanStorage(txn, dbs, unix_us, KnownNetworks()), unix_us()
+    bans = [ban for ban in salvage(path) if not ban.is_over(now_us)]
+    for ban in bans:
+        storage.put_ban(ban)
+    return len(bans)
 
 
 def _read_record(packed: bytes) -> tuple[int, bool, Ban] | None:

@@ -16,11 +16,11 @@ from typing import Any, Final, TypeVar
 
 from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.policy import BanPolicy
-from ...core.bans.rows import Bans, Row, from_rows, to_rows
+from ...core.bans.rows import Row, from_rows, to_rows
 from ...core.bans.rules import BanRules
 from ...core.errors import StoreError
 from ...core.store import BanStore
-from .ban_rows import ban_of, record_of, struck_of
+from .ban_rows import ban_of
 from .batching import PAUSE_S, Batcher
 from .transaction import Transaction, Transactions
 
@@ -54,15 +54,15 @@ class LmdbBans(BanStore):
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | Awaitable[Ban | None] | None:
         """Count a strike, and ban the key if it reaches the policy's threshold; return the new ban, if any."""
-        return self._change(lambda rules, now_us, wall_us: rules.strike(policy, key, weight, reason, now_us, wall_us))
+        return self._change(lambda rules, now_us: rules.strike(policy, key, weight, reason, now_us))
 
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
         """Ban a key by hand, replacing a ban that it already has; a length of None means for ever."""
-        return self._change(lambda rules, now_us, wall_us: rules.ban(key, length_us, reason, by, now_us, wall_us))
+        return self._change(lambda rules, now_us: rules.ban(key, length_us, reason, by, now_us))
 
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
         """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
-        return self._change(lambda rules, now_us, _: rules.unban(key, by, now_us))
+        return self._change(lambda rules, now_us: rules.unban(key, by, now_us))
 
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
         """Import the rows of a `dump`; of two bans of a key the longer one is kept.
@@ -71,8 +71,8 @@ class LmdbBans(BanStore):
         of the error has the number of imported bans, and another import of the same rows adds the rest.
         """
         # The deadline of this call: while it waits, other tasks of the same loop set theirs.
-        stored = from_rows(rows, self._settings.ban_now_us(), self._settings.unix_us())
-        return _answer(self._load(stored, self._batcher.patience_s))
+        bans = from_rows(rows, self._settings.unix_us())
+        return _answer(self._load(bans, self._batcher.patience_s))
 
     def count(self) -> int:
         """Return how many bans are stored: those in force, and some that have recently expired."""
@@ -83,52 +83,41 @@ class LmdbBans(BanStore):
         return _answer(self._active())
 
     def dump(self) -> list[Row] | Awaitable[list[Row]]:
-        """Return all bans, strikes and levels, as rows of `core.bans.rows`."""
+        """Return the bans in force, as rows of `core.bans.rows`."""
         return _answer(self._dump())
 
     async def _active(self) -> list[Ban]:
-        now_us = self._settings.ban_now_us()
-        found = [ban_of(packed) async for _, packed in self._rows("bans")]
+        now_us = self._settings.unix_us()
+        found = [ban_of(packed) async for _, packed in self._rows()]
         return [ban for ban in found if ban is not None and not ban.is_over(now_us)]
 
     async def _dump(self) -> list[Row]:
-        now_us = self._settings.ban_now_us()
-        records = [
-            (*struck_of(row), record)
-            async for row, packed in self._rows("strikes")
-            if (record := record_of(packed)).over_us > now_us
-        ]
-        return list(to_rows(Bans(await self._active(), records), now_us, self._settings.unix_us()))
+        return to_rows(await self._active())
 
-    async def _rows(self, database: str) -> AsyncIterator[tuple[bytes, bytes]]:
-        """Yield the rows of a database, read in parts, each in its own transaction."""
+    async def _rows(self) -> AsyncIterator[tuple[bytes, bytes]]:
+        """Yield the rows of bans, read in parts, each in its own transaction."""
         row: bytes | None = b""
         while row is not None:
-            rows, row = self._transactions.read(rows_from, database, row)
+            rows, row = self._transactions.read(rows_from, row)
             for one in rows:
                 yield one
             await asyncio.sleep(0)
 
-    async def _load(self, stored: Bans, patience_s: float) -> int:
-        bans, records = stored
+    async def _load(self, bans: list[Ban], patience_s: float) -> int:
         if self.count() + len(bans) > self._settings.max_bans:
             for _ in range(0, self.count(), LOAD_STEP):
-                await self._run(patience_s, lambda change: change.ban_rows.remove_expired(change.now_us, LOAD_STEP))
-        await self._run(patience_s, lambda change: change.change_bans(lambda rules, *_: rules.check_room(stored)))
-        parts = [Bans(bans[at : at + LOAD_STEP], []) for at in range(0, len(bans), LOAD_STEP)]
-        parts += [Bans([], records[at : at + LOAD_STEP]) for at in range(0, len(records), LOAD_STEP)]
-        done = 0
-        for some in parts:
+                await self._run(patience_s, lambda change: change.sweep_bans(LOAD_STEP))
+        await self._run(patience_s, lambda change: change.change_bans(lambda rules, _: rules.check_room(bans)))
+        for done in range(0, len(bans), LOAD_STEP):
             try:
-                await self._run(patience_s, partial(_import, some))
+                await self._run(patience_s, partial(_import, bans[done : done + LOAD_STEP]))
             except StoreError as error:
                 error.add_note(f"{done} of {len(bans)} bans were imported")
                 raise
-            done += len(some.bans)
             await _pause(LOAD_PAUSE_S)
         return len(bans)
 
-    def _change(self, do: Callable[[BanRules, int, int], T]) -> T | Awaitable[T]:
+    def _change(self, do: Callable[[BanRules, int], T]) -> T | Awaitable[T]:
         return self._batcher.run(Transaction.change_bans, do)
 
     async def _run(self, patience_s: float, do: Callable[[Transaction], object]) -> None:
@@ -137,13 +126,13 @@ class LmdbBans(BanStore):
             await answer
 
 
-def _import(stored: Bans, transaction: Transaction) -> None:
-    transaction.change_bans(lambda rules, *_: rules.take_over(stored))
+def _import(bans: list[Ban], transaction: Transaction) -> None:
+    transaction.change_bans(lambda rules, _: rules.take_over(bans))
 
 
-def rows_from(transaction: Transaction, database: str, row: bytes) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
-    """Return up to `STEP` rows of a database from `row` on, and the row to continue with; None at the end."""
-    with transaction.txn.cursor(getattr(transaction.dbs, database)) as cursor:
+def rows_from(transaction: Transaction, row: bytes) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
+    """Return up to `STEP` rows of bans from `row` on, and the row to continue with; None at the end."""
+    with transaction.txn.cursor(transaction.dbs.bans) as cursor:
         if not cursor.set_range(row):
             return [], None
         rows = list(islice(cursor.iternext(), STEP + 1))

@@ -28,7 +28,7 @@ from ...core.errors import ConfigurationError, StoreUnavailable
 from ..system_clock import system_us
 from .checking import Damaged
 
-SCHEMA_VERSION: Final = 9
+SCHEMA_VERSION: Final = 10
 SCHEMA: Final = b"schema"
 CLOCK: Final = b"clock"
 WRITTEN_SCHEMA: Final = bytes([SCHEMA_VERSION, 255 - SCHEMA_VERSION])

@@ -37,7 +37,7 @@ from .checking import (
     set_aside,
     unusable,
 )
-from .layout import NAMES, Databases, boot_us, load
+from .layout import NAMES, Databases, load
 
 T = TypeVar("T")
 
@@ -270,7 +270,7 @@ def _open(
         take_room(file, environment.info()["map_size"], options)
         dbs, offset_us = _with_room(environment, file, options, partial(load, path, environment, writes=writes))
         for kept in damaged:
-            count = _with_room(environment, file, options, partial(_rescue, kept, environment, dbs, offset_us))
+            count = _with_room(environment, file, options, partial(_rescue, kept, environment, dbs))
             events.append(Event("bans_rescued", f"{count} bans were recovered from {kept}", {"bans": count}))
         return Opened(environment, file, dbs, offset_us, (inode, (path / LOCK).stat().st_ino), events)
     except BaseException:
@@ -313,10 +313,10 @@ def _replace_by_copy(path: Path, file: int) -> None:
     fresh.replace(path / DATA)
 
 
-def _rescue(damaged: Path, environment: Any, dbs: Databases, offset_us: int) -> int:
+def _rescue(damaged: Path, environment: Any, dbs: Databases) -> int:
     """Import the bans that are found in a damaged file into the new one; return how many are in force."""
     with environment.begin(write=True) as txn:
-        return rescue(damaged, txn, dbs, boot_us() + offset_us, system_us())
+        return rescue(damaged, txn, dbs, system_us)
 
 
 def _with_room(environment: Any, file: int, options: Options, do: Callable[[], T]) -> T:

@@ -39,7 +39,7 @@ from ...core.reservation import Reservation
 from ...core.store import Clock, EventListener, Store
 from ...core.views import Snapshot
 from ..leases import DEFAULT_PERMIT_LEASE, LeaseRenewer, permit_lease_us
-from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock, non_decreasing
+from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock
 from ..system_clock import system_us
 from .bans import LmdbBans
 from .batching import Batcher
@@ -137,8 +137,7 @@ class LmdbStore(Store):
         self._env = open_environment(path, Options(map_size, max_map_size, durability == "safe", read_only))
         unix_us = wall_clock or clock or system_us
         now_us = clock or self._env.now_us
-        ban_now_us = self._env.now_us if clock is None else non_decreasing(clock)
-        settings = Settings(now_us, ban_now_us, unix_us, max_keys, max_bans)
+        settings = Settings(now_us, unix_us, max_keys, max_bans)
         self._transactions = Transactions(self._env, settings, self.observers, self._permits)
         self._batcher = Batcher(self._transactions, in_thread=durability == "safe")
         self._renewer = LeaseRenewer(self._permits, self.renew_permits)

@@ -47,14 +47,12 @@ class Settings(NamedTuple):
 
     Attributes:
         now_us: The store's clock.
-        ban_now_us: The store's clock for bans, which never runs backwards.
-        unix_us: Returns Unix time in microseconds, for quotas and for the displayed times of bans.
+        unix_us: Returns Unix time in microseconds, for bans and quotas.
         max_keys: The most windows.
         max_bans: The most bans, and the most strike records.
     """
 
     now_us: Clock
-    ban_now_us: Clock
     unix_us: Clock
     max_keys: int
     max_bans: int
@@ -164,7 +162,7 @@ class Transactions:
     def _sweep(self, transaction: Transaction, max_count: int) -> bool:
         """Delete expired rows; return whether none are left."""
         evictions, is_swept = transaction.windows.sweep(max_count)
-        more = transaction.ban_rows.remove_expired(transaction.now_us, max_count)
+        more = transaction.sweep_bans(max_count)
         self.evictions += evictions
         if is_swept and not more:
             self._sweep_due_us = transaction.now_us + SWEEP_PAUSE_US
@@ -320,20 +318,26 @@ class Transaction:
                 found.append(ban)
         if not found:
             return None  # most requests end here
-        now_us = self._process.settings.ban_now_us()
+        now_us = self._process.settings.unix_us()
         ban = longest(found, now_us)
         return None if ban is None else refused_by_ban(ban, now_us, checks)
 
-    def change_bans(self, do: Callable[[BanRules, int, int], T]) -> T:
-        """Apply a change of `BanRules`; `do` is called with the rules, the time of bans, and Unix time."""
+    def change_bans(self, do: Callable[[BanRules, int], T]) -> T:
+        """Apply a change of `BanRules`; `do` is called with the rules and Unix time."""
         if self._rules is None:
             self._rules = BanRules(self.ban_rows, self._process.settings.max_bans, self._process.ban_throttle)
-        return do(self._rules, self._process.settings.ban_now_us(), self._process.settings.unix_us())
+        return do(self._rules, self._process.settings.unix_us())
+
+    def sweep_bans(self, max_count: int) -> bool:
+        """Remove at most `max_count` expired bans and strike records; return whether there may be more."""
+        if not self.txn.stat(self.dbs.ban_ends)["entries"]:
+            return False
+        return self.ban_rows.remove_expired(self._process.settings.unix_us(), max_count)
 
     @property
     def ban_rows(self) -> LmdbBanStorage:
         """The rows of bans and strike records."""
-        return LmdbBanStorage(self.txn, self.dbs, self.now_us, self._process.networks)
+        return LmdbBanStorage(self.txn, self.dbs, self._process.settings.unix_us, self._process.networks)
 
     # -- windows and permits ------------------------------------------------------------------------------------------
 

@@ -16,15 +16,15 @@ from typing import Any, Final, TypeVar
 from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.bans.networks import BannedNetworks
 from ...core.bans.policy import BanPolicy
-from ...core.bans.rows import Bans, Row, from_rows, to_rows
+from ...core.bans.rows import Row, from_rows, to_rows
 from ...core.bans.rules import LOG_EVERY_US, BanRules
 from ...core.bans.strikes import StrikeRecord
 from ...core.decision import Check, Decision, refused_by_ban
 from ...core.logs import Throttle
 from ...core.store import BanStore, Clock, Event, closed
 from ..forks import hold_over_fork
-from ..shared import DEFAULT_MAX_BANS, non_decreasing
-from ..system_clock import monotonic_us, system_us
+from ..shared import DEFAULT_MAX_BANS
+from ..system_clock import system_us
 
 T = TypeVar("T")
 
@@ -68,8 +68,8 @@ class MemoryBanStorage:
         if ban.network() is not None or ban.key in self._networks.bans:
             self._networks = self._networks.with_ban(ban)
         self.bans[ban.key] = tuple(ban)
-        if ban.ends_us is not None:
-            self._ends_at(ban.ends_us, _BAN, ban.key)
+        if ban.until_us is not None:
+            self._ends_at(ban.until_us, _BAN, ban.key)
 
     def remove_ban(self, key: str) -> None:
         """Remove the ban of a key, if it has one."""
@@ -131,12 +131,12 @@ class MemoryBanStorage:
         heappush(self._ends, (end_us, policy, key))
         if len(self._ends) > 2 * (len(self.bans) + len(self._records)) + 64:  # too many outdated entries
             ends = [(record.over_us, policy, key) for policy, key, record in self.records()]
-            ends += [(ban.ends_us, _BAN, key) for key, ban in self._lasting()]
+            ends += [(ban.until_us, _BAN, key) for key, ban in self._lasting()]
             heapify(ends)
             self._ends = ends
 
     def _lasting(self) -> Iterator[tuple[str, Any]]:
-        return ((key, Ban(*row)) for key, row in self.bans.items() if row[5] is not None)
+        return ((key, ban) for key, row in self.bans.items() if (ban := Ban(*row)).until_us is not None)
 
 
 class MemoryBans(BanStore):
@@ -145,8 +145,7 @@ class MemoryBans(BanStore):
     Such a store calls `decide` before it reads its windows.
 
     Args:
-        clock: The store's clock; by default the monotonic clock.
-        wall_clock: Returns Unix time in microseconds, in which bans are displayed; by default the system clock.
+        clock: Returns Unix time in microseconds; by default the system clock.
         emit: Receives events, such as `Store.observers.tell_all`; called without a lock.
         max_bans: The most bans, and the most strike records, to store.
 
@@ -158,14 +157,12 @@ class MemoryBans(BanStore):
         self,
         clock: Clock | None = None,
         *,
-        wall_clock: Clock | None = None,
         emit: Callable[[Sequence[Event]], None] = lambda events: None,
         max_bans: int = DEFAULT_MAX_BANS,
     ) -> None:
         self._lock = Lock()
         hold_over_fork(self._lock)
-        self._now_us = monotonic_us if clock is None else non_decreasing(clock)
-        self._wall = wall_clock or system_us
+        self._unix_us = clock or system_us
         self._emit = emit
         self._storage = MemoryBanStorage()
         self._rules = BanRules(self._storage, max_bans, Throttle(LOG_EVERY_US))
@@ -199,7 +196,7 @@ class MemoryBans(BanStore):
                 found.append(Ban(*row))
         if not found:
             return None  # most requests end here, and take no lock
-        now_us = self._now_us()
+        now_us = self._unix_us()
         ban = longest(found, now_us)
         return None if ban is None else refused_by_ban(ban, now_us, checks)
 
@@ -211,15 +208,15 @@ class MemoryBans(BanStore):
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
         """Count a strike, and ban the key if it reaches the policy's threshold; return the new ban, if any."""
-        return self._change(lambda rules, now_us, wall_us: rules.strike(policy, key, weight, reason, now_us, wall_us))
+        return self._change(lambda rules, now_us: rules.strike(policy, key, weight, reason, now_us))
 
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
         """Ban a key by hand, replacing a ban that it already has; a length of None means for ever."""
-        return self._change(lambda rules, now_us, wall_us: rules.ban(key, length_us, reason, by, now_us, wall_us))
+        return self._change(lambda rules, now_us: rules.ban(key, length_us, reason, by, now_us))
 
     def unban(self, key: str, by: str) -> bool:
         """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
-        return self._change(lambda rules, now_us, _: rules.unban(key, by, now_us))
+        return self._change(lambda rules, now_us: rules.unban(key, by, now_us))
 
     def forget_all(self) -> None:
         """Delete all bans, strikes and levels, without events."""
@@ -230,40 +227,35 @@ class MemoryBans(BanStore):
         """Delete some expired bans and strike records."""
         if self._storage.bans or self._storage.record_count():
             with self._lock:
-                self._storage.remove_expired(self._now_us(), SWEEP_STEP)
+                self._storage.remove_expired(self._unix_us(), SWEEP_STEP)
 
     def active(self) -> Iterator[Ban]:
         """Yield the bans in force, creating one object at a time: creating all of them would block an event loop."""
         self._expect_open()
         with self._lock:
-            rows, now_us = list(self._storage.bans.values()), self._now_us()
+            rows, now_us = list(self._storage.bans.values()), self._unix_us()
         return (ban for ban in map(Ban._make, rows) if not ban.is_over(now_us))
 
     def count(self) -> int:
         """Return the number of active bans, after removing some of the expired ones."""
         with self._lock:
-            self._storage.remove_expired(self._now_us(), _COUNTED)
+            self._storage.remove_expired(self._unix_us(), _COUNTED)
             return self._storage.ban_count()
 
     def dump(self) -> list[Row]:
-        """Return all bans, strikes and levels, as rows of `core.bans.rows`."""
-        self._expect_open()
-        with self._lock:
-            now_us = self._now_us()
-            records = [entry for entry in self._storage.records() if entry[2].over_us > now_us]
-            bans = [ban for ban in map(Ban._make, self._storage.bans.values()) if not ban.is_over(now_us)]
-            return list(to_rows(Bans(bans, records), now_us, self._wall()))
+        """Return the bans in force, as rows of `core.bans.rows`."""
+        return to_rows(self.active())
 
     def load(self, rows: Sequence[Row]) -> int:
         """Import the rows of a `dump`; of two bans of a key the longer one is kept."""
         self._expect_open()
-        stored = from_rows(rows, self._now_us(), self._wall())  # the slowest part, which needs no lock
+        bans = from_rows(rows, self._unix_us())  # the slowest part, which needs no lock
 
-        def take_over(rules: BanRules, now_us: int, wall_us: int) -> int:
+        def take_over(rules: BanRules, now_us: int) -> int:
             self._storage.remove_expired(now_us, self._storage.ban_count() + self._storage.record_count())
-            rules.check_room(stored)
-            rules.take_over(stored)
-            return len(stored.bans)
+            rules.check_room(bans)
+            rules.take_over(bans)
+            return len(bans)
 
         return self._change(take_over)
 
@@ -271,11 +263,11 @@ class MemoryBans(BanStore):
         if self._closed:
             raise closed("the store of these bans")
 
-    def _change(self, do: Callable[[BanRules, int, int], T]) -> T:
+    def _change(self, do: Callable[[BanRules, int], T]) -> T:
         """Apply a change under the lock, then emit its events."""
         self._expect_open()
         with self._lock:
-            answer = do(self._rules, self._now_us(), self._wall())
+            answer = do(self._rules, self._unix_us())
             events, self._rules.events = self._rules.events, []
         self._emit(events)
         return answer

@@ -126,9 +126,7 @@ class MemoryStore(Store):
         self._shared_hits = 0
         self._next_shared_event_us = 0
         self._pending: list[Event] = []  # created under a lock, emitted after its release
-        self.bans = MemoryBans(
-            self._time_us, wall_clock=wall_clock or clock, emit=self.observers.tell_all, max_bans=most_bans
-        )
+        self.bans = MemoryBans(self.unix_us, emit=self.observers.tell_all, max_bans=most_bans)
         self._banned = self.bans.by_key
 
     def __repr__(self) -> str:

@@ -1,7 +1,4 @@
-"""The stored format of bans and strike records; ``lua/banned.lua`` reads the times at their start.
-
-A stored ban is preceded by the time at which a script last checked it, which only the scripts read and write.
-"""
+"""The stored format of bans and strike records; ``lua/banned.lua`` reads the ends at their start."""
 
 from __future__ import annotations
 
@@ -18,9 +15,7 @@ T = TypeVar("T")
 
 BAN_FIELD: Final = b"b"
 
-_TIMES: Final = Struct("<qq")
-_OVER: Final = Struct("<q")
-_MOMENT_BYTES: Final = 8
+_END: Final = Struct("<q")
 _FOR_EVER: Final = -1
 FOR_EVER_MS: Final = 100 * 365 * 86_400_000
 _LENGTH: Final = Struct("<H")
@@ -44,8 +39,8 @@ def pack_ban(ban: Ban | None) -> bytes:
     """Pack a ban; None becomes empty bytes."""
     if ban is None:
         return b""
-    text = json.dumps([ban.key, ban.reason, ban.by, ban.level, ban.wall_us], separators=(",", ":")).encode()
-    return _TIMES.pack(_FOR_EVER if ban.ends_us is None else max(ban.ends_us, 0), ban.made_us) + text
+    end_us = _FOR_EVER if ban.until_us is None else max(ban.until_us, 0)
+    return _END.pack(end_us) + json.dumps(ban, separators=(",", ":")).encode()
 
 
 def unpack_ban(packed: bytes) -> Ban | None:
@@ -53,18 +48,13 @@ def unpack_ban(packed: bytes) -> Ban | None:
 
     Raises:
         ValueError: The bytes are not a ban.
-        struct.error: They are too short for one.
     """
-    if not packed:
-        return None
-    ends_us, made_us = _TIMES.unpack_from(packed)
-    key, reason, by, level, wall_us = json.loads(packed[_TIMES.size :])
-    return Ban(key, reason, by, level, made_us, None if ends_us == _FOR_EVER else ends_us, wall_us)
+    return Ban(*json.loads(packed[_END.size :])) if packed else None
 
 
 def unpack_stored(packed: bytes | None) -> Ban | None:
     """Unpack the hash field of a ban; None if it is missing or cannot be read."""
-    return unless_foreign_row(unpack_ban, (packed or b"")[_MOMENT_BYTES:])
+    return unless_foreign_row(unpack_ban, packed or b"")
 
 
 def unpack_bans(packed: bytes) -> list[Ban]:
@@ -84,7 +74,7 @@ def pack_record(struck: StruckRecord | None) -> bytes:
     if struck is None:
         return b""
     text = json.dumps(struck, separators=(",", ":")).encode()
-    return _OVER.pack(min(struck.record.over_us, 2**62)) + text
+    return _END.pack(min(struck.record.over_us, 2**62)) + text
 
 
 def unpack_record(packed: bytes) -> StruckRecord | None:
@@ -95,7 +85,7 @@ def unpack_record(packed: bytes) -> StruckRecord | None:
     """
     if not packed:
         return None
-    key, fields, heard = json.loads(packed[_OVER.size :])
+    key, fields, heard = json.loads(packed[_END.size :])
     return StruckRecord(key, StrikeRecord(*fields), [(name, at_us) for name, at_us in heard])
 
 

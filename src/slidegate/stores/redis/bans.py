@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 from ...core.bans.ban import Ban, BanSubject, lasts_longer, longest
 from ...core.bans.networks import MAX_NETWORKS, BannedNetworks, too_many_networks
 from ...core.bans.policy import BanPolicy
-from ...core.bans.rows import Bans, Row, from_rows, to_rows
+from ...core.bans.rows import Row, from_rows, to_rows
 from ...core.bans.rules import LOG_EVERY_US, banned, bans_full, check_room, shadow_banned, unbanned
 from ...core.bans.strikes import StrikeRecord
 from ...core.decision import Check, Decision, refused_by_ban
@@ -156,7 +156,7 @@ class RedisBans(BanStore):
             record, is_due = before.record.struck(policy, now_us, weight)
             if not is_due:
                 return _Change(None, StruckRecord(key, record, heard), [])
-            after, made = record.banned(policy, key, strike.reason, self._time.unix_us())
+            after, made = record.banned(policy, key, strike.reason)
             if policy.shadow:
                 return _Change(None, StruckRecord(key, after, heard), [shadow_banned(made)])
             if not await self._has_room(made):
@@ -173,7 +173,7 @@ class RedisBans(BanStore):
     async def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
         """Ban a key manually, permanently if `length_us` is None; replaces a ban of the key."""
         now_us = await self._now_us()
-        made = Ban(key, reason, by, 0, now_us, None if length_us is None else now_us + length_us, self._time.unix_us())
+        made = Ban(key, reason, by, 0, now_us, None if length_us is None else now_us + length_us)
         await self._put(made)
         self._shared.tell((banned(made),))
         return made
@@ -214,29 +214,26 @@ class RedisBans(BanStore):
 
     @sensible
     async def dump(self) -> list[Row]:
-        """Return all bans, strikes and levels, in the format of `core.bans.rows`."""
-        bans, records = await self.active(), await self._records()
-        return list(to_rows(Bans(bans, records), await self._now_us(), self._time.unix_us()))
+        """Return the bans in force, as rows of `core.bans.rows`."""
+        return to_rows(await self.active())
 
     @sensible
     async def load(self, rows: Sequence[Row]) -> int:
         """Import rows that `dump` returned; of two bans of a key the longer-lasting one is kept."""
-        stored = from_rows(rows, await self._now_us(), self._time.unix_us())
+        bans = from_rows(rows, await self._now_us())
         in_force = await self.active()
-        new = {ban.key for ban in stored.bans if ban.level} - {ban.key for ban in in_force}
-        check_room(self._shared.max_bans, len(new), len(in_force), 0, 0)
+        new = {ban.key for ban in bans if ban.level} - {ban.key for ban in in_force}
+        check_room(self._shared.max_bans, len(new), len(in_force))
         known = {ban.key: ban for ban in in_force}
-        longer = [ban for ban in stored.bans if ban.key not in known or lasts_longer(ban, known[ban.key])]
+        longer = [ban for ban in bans if ban.key not in known or lasts_longer(ban, known[ban.key])]
         of_networks, networks = [ban for ban in longer if ban.network() is not None], self.networks
         for ban in of_networks:
             networks = networks.with_ban(ban)  # raises if there are too many
         for ban in of_networks:
             await self._put(ban)
-        async for bans in in_steps([ban for ban in longer if ban.network() is None]):
-            await asyncio.gather(*map(self._put, bans))
-        async for records in in_steps(stored.strike_records):
-            await asyncio.gather(*(self._load_record(*one) for one in records))
-        return len(stored.bans)
+        async for some in in_steps([ban for ban in longer if ban.network() is None]):
+            await asyncio.gather(*map(self._put, some))
+        return len(bans)
 
     # -- refusals of requests ---------------------------------------------------------------------------------------
 
@@ -302,7 +299,7 @@ class RedisBans(BanStore):
             if change is None:
                 return rows, None
             ban, record = pack_ban(change.ban), pack_record(change.struck)
-            ban_ends_us = 0 if change.ban is None else change.ban.ends_us
+            ban_ends_us = 0 if change.ban is None else change.ban.until_us
             over_us = 0 if change.struck is None else change.struck.record.over_us
             ban_ms, record_ms = (left_ms(end_us, rows.now_us, self._time.slack_ms) for end_us in (ban_ends_us, over_us))
             asked: list[bytes | int] = [field, rows.packed_ban, rows.packed_record, ban, ban_ms, record, record_ms]
@@ -323,7 +320,7 @@ class RedisBans(BanStore):
     async def _put(self, ban: Ban) -> None:
         """Store a ban; replaces one of the same key."""
         await self._note(ban)
-        row, lives_ms = pack_ban(ban), left_ms(ban.ends_us, self._time.now_us(), self._time.slack_ms)
+        row, lives_ms = pack_ban(ban), left_ms(ban.until_us, self._time.now_us(), self._time.slack_ms)
         if ban.network() is None:
             await self._batcher().command(b"put", self._names_of(ban.key), [row, lives_ms])
             return
@@ -334,28 +331,6 @@ class RedisBans(BanStore):
             raise too_many_networks(ban.key)
         await self._batcher().command(b"put", self._names_of(ban.key), [b"", 0])
         await self.read_networks()
-
-    async def _load_record(self, policy: str, key: str, record: StrikeRecord) -> None:
-        async def decide(rows: _Rows) -> _Change | None:
-            struck = rows.struck()
-            if struck is not None and struck.record.last_us > record.last_us:
-                return None
-            return _Change(rows.ban(), StruckRecord(key, record), [])
-
-        await self._update(key, policy, decide)
-
-    async def _records(self) -> list[tuple[str, str, StrikeRecord]]:
-        """Return (policy, key, record) of all strike records, found by SCAN."""
-        batcher, found = self._batcher(), dict[tuple[str, str], StrikeRecord]()
-        now_us = await self._now_us()
-        async for names in batcher.names(self._shared.packing.strikes, CHUNK):
-            asked = await asyncio.gather(*(unless_foreign(batcher.ask_about(name, b"HGETALL", name)) for name in names))
-            for fields in filter(None, asked):
-                for policy, row in zip(fields[::2], fields[1::2], strict=True):
-                    struck = unless_foreign_row(unpack_record, row)
-                    if struck is not None and struck.record.over_us > now_us:
-                        found[policy.decode(errors="replace"), struck.key] = struck.record
-        return [(*whose, record) for whose, record in found.items()]
 
     async def _has_room(self, ban: Ban) -> bool:
         """Add an automatic ban to the index; if there are too many, remove it again and return False."""
@@ -368,7 +343,7 @@ class RedisBans(BanStore):
 
     async def _note(self, ban: Ban) -> int:
         """Add the key and the end of a ban to the index; return the number of bans."""
-        end: bytes | int = b"+inf" if ban.ends_us is None else ban.ends_us
+        end: bytes | int = b"+inf" if ban.until_us is None else ban.until_us
         _, self._count = await self._batcher().command(b"note", self._names, [ban.key.encode(), end])
         return self._count
 
@@ -386,14 +361,7 @@ class RedisBans(BanStore):
                 found += networks.of(one)
             elif one in networks.bans:
                 found.append(networks.bans[one])
-        return [ban for ban in (_begun_by(ban, now_us) for ban in found) if not ban.is_over(now_us)]
-
-
-def _begun_by(ban: Ban, now_us: int) -> Ban:
-    """Return a ban shifted to begin no later than now, so that setting the server's clock back does not prolong it."""
-    if ban.made_us <= now_us:
-        return ban
-    return ban._replace(made_us=now_us, ends_us=None if ban.ends_us is None else ban.ends_us - ban.made_us + now_us)
+        return [ban for ban in found if not ban.is_over(now_us)]
 
 
 async def in_steps(many: Iterable[T], step: int = CHUNK) -> AsyncIterator[list[T]]:

@@ -461,7 +461,6 @@ class ServerBatcher(Batcher):
     def _tell_step(self, connection: Connection, step_us: int) -> None:
         """Drop what was cached by the time of a server whose clock was set, and emit an event."""
         self._shared.refusals.clear()
-        self._shared.bans.version = b""  # the server shifts the ends of the bans that it returns
         way = "forward, so windows opened early" if step_us > 0 else "back"
         message = f"redis: the clock of {connection.name} was set {abs(step_us) / 1_000_000:.1f} s {way}"
         self._shared.tell((Event("clock_stepped", message, {"server": connection.name, "step_us": step_us}),))

@@ -25,7 +25,7 @@ from ...core.store import Clock
 from ..leases import WORKER_BYTES, HeldPermits
 from .errors import refusal, unexpected
 
-LAYOUT: Final = 7
+LAYOUT: Final = 8
 """The version of the stored format, a part of every key: other versions use other keys."""
 DIGEST_BYTES: Final = 16
 """Long enough that nobody can search for two keys with the same digest."""

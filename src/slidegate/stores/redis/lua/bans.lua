@@ -23,10 +23,6 @@ local function put(name, field, value, left_ms)
   end
 end
 
-local function put_ban(name, field, row, left_ms)
-  put(name, field, row ~= "" and pack("<i8", now) .. row or "", left_ms)
-end
-
 -- Compare and set: if ban and record of a key are still ARGV[4] and ARGV[5], replace them by ARGV[6] and ARGV[8], with TTLs
 -- of ARGV[7] and ARGV[9] ms. Return the ban and the record as stored now, and 1 if they were written.
 function commands.write()
@@ -34,14 +30,14 @@ function commands.write()
   if ban ~= ARGV[4] or record ~= ARGV[5] then
     return answer(ban, record, 0)
   end
-  put_ban(KEYS[1], BAN, ARGV[6], ARGV[7])
+  put(KEYS[1], BAN, ARGV[6], ARGV[7])
   put(KEYS[2], ARGV[3], ARGV[8], ARGV[9])
   return answer(ARGV[6], ARGV[8], 1)
 end
 
 -- Replace the ban of a key by ARGV[3], "" for none, with a TTL of ARGV[4] ms.
 function commands.put()
-  put_ban(KEYS[1], BAN, ARGV[3], ARGV[4])
+  put(KEYS[1], BAN, ARGV[3], ARGV[4])
   return answer()
 end
 
@@ -149,7 +145,7 @@ function commands.ban_network()
   if #rows / 2 >= tonumber(ARGV[6]) and redis.call("HEXISTS", KEYS[NETWORKS], ARGV[3]) == 0 then
     return answer(0)
   end
-  put_ban(KEYS[NETWORKS], ARGV[3], ARGV[4], ARGV[5])
+  put(KEYS[NETWORKS], ARGV[3], ARGV[4], ARGV[5])
   note("networks", ARGV[7])
   return answer(1)
 end
@@ -160,7 +156,7 @@ function commands.lift()
   try("ZREM", KEYS[INDEX], ARGV[3])
   try("HDEL", KEYS[NETWORKS], ARGV[3])
   note("networks", ARGV[4])
-  return answer(stored and sub(stored, MOMENT_BYTES + 1) or "")
+  return answer(stored or "")
 end
 
 -- Return the number of bans, the version of the network list, and the identity of the data. If the data has none, it becomes
