@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import json
@@ -31,6 +32,15 @@ OPTIONAL = (
 def test_all_names_exactly_what_exists(module: ModuleType) -> None:
     bound = {name for name, value in vars(module).items() if not inspect.ismodule(value) and not name.startswith("_")}
     assert {*module.__all__} == bound - {"annotations"}
+
+
+def test_a_type_checker_reads_code_that_uses_each_name() -> None:
+    """`typing/api.py` is what mypy reads with --strict in the place of users' code."""
+    code = ast.parse(Path(__file__).parent.joinpath("typing", "api.py").read_text("utf-8"))
+    imports = [node for node in code.body if isinstance(node, ast.ImportFrom) and node.module == "slidegate"]
+    imported = {name.name for node in imports for name in node.names}
+    used = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}
+    assert imported & used == set(slidegate.__all__)
 
 
 def test_a_limiter_offers_these_words() -> None:

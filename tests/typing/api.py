@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import assert_type
+from typing import Literal, assert_type
 
 import httpx
 from fastapi import FastAPI
@@ -18,18 +18,30 @@ from slidegate import (
     Limit,
     Limiter,
     MemoryStore,
+    MessageLimits,
     Networks,
+    Quota,
     RateLimit,
     RateLimitExceeded,
     RateLimitMiddleware,
     Rule,
     SlidegateError,
+    StoreError,
     SyncLimiter,
+    charge,
     client_ip,
+    combine,
+    cookie,
     everyone,
     header,
+    mcp_tool,
+    network,
     parse_limits,
+    path_param,
+    query,
+    settle,
     strike,
+    user,
 )
 from slidegate.core import AnyLimit, Ban, CounterWindow, LimitState, Reason, Store
 from slidegate.events import Event, Observer, Outcome, Subscription
@@ -177,6 +189,29 @@ Rule("*", "100/5s", on_exceeded=lambda key, decision: None)
 
 limit = Limit(100, "1m", resolution=10, name="burst")
 assert_type(parse_limits([limit, "5/minute"]), tuple[Limit, ...])
+
+RateLimitMiddleware(
+    app,
+    rules=[
+        Rule("/basket", "5/minute", key=cookie("session")),
+        Rule("/feed", "5/minute", key=query("token", fallback=user)),
+        Rule("/{tenant}", Quota("10000/month", zone="Europe/Berlin"), key=path_param("tenant")),
+        Rule("*", "5/minute", key=combine(header("X-API-Key"), user)),
+    ],
+    messages=MessageLimits("10/second", key="client"),
+)
+Rule("/mcp", "5/minute", key=mcp_tool("search", validated=True))
+Rule("*", "5/minute", key=network("operators.mmdb", by="country"))
+Quota(10, "month")  # type: ignore[arg-type, call-arg]
+
+
+async def generate(request: Request) -> None:
+    try:
+        assert_type(await charge(request, 1_200, rule="tokens"), Decision)
+        assert_type(await settle(request, 900), bool)
+    except StoreError as error:
+        assert_type(error.concerns, Literal["server", "slot", "key"])
+
 
 networks = Networks(["192.0.2.0/24", "2001:db8::/32"], strict=False)
 assert_type("192.0.2.7" in networks, bool)

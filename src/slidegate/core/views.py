@@ -63,7 +63,7 @@ class WindowView(NamedTuple):
     slices: tuple[WindowSlice, ...]
     """The parts of the window, oldest first; their units add up to `used`. Empty if none is used, and for permits."""
     fallback: bool = False
-    """Whether the limit is the fallback of a limits function, because the key's own limit is unknown here."""
+    """Whether the limit is the fallback of a limits function, which may return another one for the key."""
 
 
 def view_of(rule: str, label: str, name: str, limit: AnyLimit, window: bytes, now_us: int) -> WindowView:

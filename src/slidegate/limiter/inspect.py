@@ -22,8 +22,6 @@ TOGETHER: Final = 32
 """How many buckets are queried in one step: a few milliseconds of work for the store and for this process."""
 MAX_BUCKETS: Final = 4_096
 """The most buckets to inspect. Limits at routes have one for each route."""
-MAX_PLANS: Final = 4_096
-"""For how many keys and rules the last result of a limits function is kept, in each of two generations."""
 
 
 class Caller(Protocol):
@@ -65,34 +63,10 @@ class BucketCaller:
         return ()
 
 
-class Plans:
-    """The limits that limits functions last returned for recent keys, in bounded memory."""
-
-    def __init__(self) -> None:
-        self._fresh: dict[tuple[str, str], Bucket | None] = {}
-        self._stale: dict[tuple[str, str], Bucket | None] = {}
-
-    def note(self, rule: str, key: str, bucket: Bucket | None) -> None:
-        """Record the bucket of a rule in which a key was last counted; None for no limits."""
-        if len(self._fresh) >= MAX_PLANS:
-            self._stale, self._fresh = self._fresh, {}
-        self._fresh[rule, key] = bucket
-
-    def of(self, bucket: Bucket, key: str) -> Bucket | None:
-        """Return the bucket that a fallback replaces, or the fallback if that is not known; None for no limits."""
-        name = bucket.name, key
-        return self._fresh.get(name, self._stale.get(name, bucket))
-
-
 class Callers:
-    """The callers of one limiter, in order of registration, as weak references.
-
-    Attributes:
-        plans: The limits that their limits functions last returned.
-    """
+    """The callers of one limiter, in order of registration, as weak references."""
 
     def __init__(self) -> None:
-        self.plans: Final = Plans()
         self._lock = Lock()
         hold_over_fork(self._lock)
         self._known: list[ref[Caller]] = []
@@ -122,13 +96,13 @@ class Callers:
         """Return the buckets of all callers whose limits apply only if a limits function fails."""
         return {bucket for caller in self.listed() for bucket in caller.fallbacks()}
 
-    def buckets(self, key: str, others: Iterable[Bucket]) -> list[Bucket]:
-        """Return the buckets of all callers for a key, and `others`, without those that have the same windows."""
-        fallbacks = self.fallbacks()
-        of_callers = [self.plans.of(one, key) if one in fallbacks else one for one in self.all_buckets()]
-        known = {_windows_of(bucket): bucket for bucket in of_callers if bucket is not None and bucket.limits}
-        further = {_windows_of(bucket): bucket for bucket in others if _windows_of(bucket) not in known}
-        return [*known.values(), *further.values()]
+    def buckets_and(self, others: Iterable[Bucket]) -> list[Bucket]:
+        """Return the buckets of all callers, and `others`, without those that have the same windows."""
+        found: dict[tuple[object, ...], Bucket] = {}
+        for bucket in (*self.all_buckets(), *others):
+            if bucket.limits:
+                found.setdefault(_windows_of(bucket), bucket)
+        return [*found.values()]
 
 
 def _windows_of(bucket: Bucket) -> tuple[object, ...]:

@@ -304,9 +304,9 @@ class Limiter:
     async def inspect(self, key: AnyKey, rules: Mapping[str, Limits] | None = None) -> KeyView:
         """Return all windows of `key`, slice by slice. Changes nothing.
 
-        For a limits function, these are the windows of the limits that it last returned for `key` in this process; if
-        that is not known, those of `fallback_limits`, and `WindowView.fallback` is true. Units that this process
-        counted locally during an outage are not included.
+        For a limits function, these are the windows of `fallback_limits`, and `WindowView.fallback` is true; pass the
+        limits that it returns for `key` as `rules`. Units that this process counted locally during an outage are not
+        included.
 
         Args:
             key: The key.
@@ -320,7 +320,7 @@ class Limiter:
         spelled = self.key_for(key)
         if rules is None:
             asked = [checks[0][0] for checks, _ in list(self._questions.values())]
-            buckets = self.engine.callers.buckets(spelled, [*self._buckets.values(), *asked])
+            buckets = self.engine.callers.buckets_and([*self._buckets.values(), *asked])
         elif not isinstance(rules, Mapping):
             raise ConfigurationError(
                 f'inspect: rules: expected limits by rule, for example {{"api": "5/minute"}}, not {quoted(rules)}'

@@ -75,8 +75,6 @@ class UserCallbacks:
         if rule.limits_function is not None:
             bucket = await self.ask("limits", rule.label, rule.limits_function, (request,), bound.plan, bucket)
             if bucket is None and bound.permits is None:
-                if bound.key_function is None:  # the key function is not called for a request that is not counted
-                    limiter.engine.callers.plans.note(bound.bucket.name, key, None)
                 return ()
         if bound.key_function is not None:
             found: str | None = await self.ask(
@@ -85,8 +83,6 @@ class UserCallbacks:
             if found is None:
                 return ()
             key = found or key
-        if rule.limits_function is not None:
-            limiter.engine.callers.plans.note(bound.bucket.name, key, bucket)
         if bound.cost_function is not None:
             cost = await self.ask("cost", rule.label, bound.cost_function, (request,), _whole, cost)
             # Cap the estimate: one above the amount of a limit would always be refused.
