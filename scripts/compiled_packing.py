@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Head: TypeAlias = tuple[int, int, int, int, int]
 HEAD_BYTES: Final = 32
+COUNT_BYTES: Final = 8
 ENTRY_BYTES: Final = 12
 _ENTRY: Final = Struct("<qI")
 _MAX_UNITS: Final = 2**32 - 1
@@ -42,11 +43,22 @@ def pack_head(spent: int, units: int, newest_us: int, oldest_us: int, floor_us: 
     return writer.getvalue()
 
 
+def pack_counts(spent: int, units: int) -> bytes:
+    writer = BytesWriter()
+    write_i32_le(writer, _signed(spent))
+    write_i32_le(writer, _signed(units))
+    return writer.getvalue()
+
+
 def pack_entry(moment_us: int, units: int) -> bytes:
     writer = BytesWriter()
     write_i64_le(writer, moment_us)
     write_i32_le(writer, _signed(units))
     return writer.getvalue()
+
+
+def read_entry(packed: bytes) -> tuple[int, int]:
+    return read_i64_le(packed, 0), i64(read_i32_le(packed, 8)) & _MAX_UNITS
 
 
 def read_entries(packed: bytes) -> Iterator[tuple[int, int]]:

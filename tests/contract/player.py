@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TypeAlias, TypeVar
 
 from slidegate.core import AnyLimit, Bucket, Check, Decision, Limit, Quota, Store, WindowView
+from slidegate.core import Question as Asked
 from slidegate.core.decision import uncounted
 from slidegate.core.views import view_of
 from slidegate.testing import FakeClock
@@ -71,7 +72,7 @@ class Player:
             for number, (limits, counted) in enumerate(zip(program.rules, program.count_denied, strict=True))
         ]
         self.named: set[tuple[int, str]] = set()
-        self.prepared: dict[tuple[Check, ...], Sequence[Check]] = {}
+        self.prepared: dict[tuple[Check, ...], Asked] = {}
         self.charged: list[tuple[Decision, list[Note]]] = []
         self._earliest_us = 0
 
@@ -122,7 +123,10 @@ class Player:
 
     async def _hit(self, question: Question, plain: bool = False) -> int | None:
         """Hit the store and the reference, compare them, and return the retry-after in microseconds."""
-        return await self._charge(self.store.hit, self.model.hit, question, plain)
+        return await self._charge(self._ask_or_hit, self.model.hit, question, plain)
+
+    def _ask_or_hit(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
+        return self.store.ask(checks) if isinstance(checks, Asked) else self.store.hit(checks)
 
     async def _charge(self, ask: Asks, expect: Expects, question: Question, plain: bool = False) -> int | None:
         self.named.update((rule, key) for rule, key, _ in question)

@@ -60,7 +60,7 @@ async def _count(opens: Callable[[], Store]) -> list[int]:
         admitted = []
         for limits, amount in LIMITS.items():
             asked = store.prepare(((bucket(limits, f"rule-{amount}"), "ann", 1),))
-            admitted.append(sum([bool(await settle(store.hit(asked))) for _ in range(amount)]))
+            admitted.append(sum([bool(await settle(store.ask(asked))) for _ in range(amount)]))
         return admitted
     finally:
         await settle(store.close())

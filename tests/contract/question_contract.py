@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
 
 from slidegate import MemoryStore
-from slidegate.core import Check, Decision, Reason, Store
+from slidegate.core import Decision, Question, Reason, Store, parse_address
 
 from .harness import StoreHarness, bucket, with_store
 from .player import settle
 
 
-async def hits(store: Store, asked: Sequence[Check], count: int) -> list[bool]:
-    """Hit with a question several times; return for each whether it passed."""
-    return [bool(await settle(store.hit(asked))) for _ in range(count)]
+async def hits(store: Store, asked: Question, count: int) -> list[bool]:
+    """Ask a question several times; return for each whether it passed."""
+    return [bool(await settle(store.ask(asked))) for _ in range(count)]
 
 
 class QuestionsContract:
-    """The tests; see `StoreContract`. The default `prepare`, which prepares nothing, passes them."""
+    """The tests; see `StoreContract`. The defaults, `prepare` which looks nothing up and `ask`, pass them."""
 
     @with_store()
     async def test_a_prepared_question_is_the_sequence_of_its_checks(self, store: StoreHarness) -> None:
@@ -26,7 +25,8 @@ class QuestionsContract:
         asked = store.raw.prepare(list(checks))
         assert (tuple(asked), len(asked), asked[1]) == (checks, 2, checks[1])
         assert tuple(store.raw.prepare(asked)) == checks
-        decisions: list[Decision] = [await settle(ask(asked)) for ask in (store.raw.hit, store.raw.charge)]
+        asks = store.raw.ask, store.raw.hit, store.raw.charge
+        decisions: list[Decision] = [await settle(ask(asked)) for ask in asks]
         for decision in decisions:
             assert (tuple(decision.checks), [state.cost for state in decision.states]) == (checks, [1, 2])
             copied = pickle.loads(pickle.dumps(decision))
@@ -42,14 +42,30 @@ class QuestionsContract:
         await store.reset_all()
         assert await hits(store.raw, asked, 1) == [True]
         await store.ban("ann")
-        assert (await settle(store.raw.hit(asked))).reason is Reason.BANNED
+        assert (await settle(store.raw.ask(asked))).reason is Reason.BANNED
         await store.unban("ann")
         assert await hits(store.raw, asked, 2) == [True, False]
         for _ in range(5):  # so that the store drops expired windows
             store.clock.advance("1h")
             await store.hit((bucket("2/minute", "another"), "bob", 1))
-        assert await hits(store.raw, checks, 1) == [True]
+        assert (await store.hit(*checks)).allowed
         assert await hits(store.raw, asked, 2) == [True, False]
+
+    @with_store()
+    async def test_bans_of_its_keys_and_subjects_refuse_a_prepared_question(self, store: StoreHarness) -> None:
+        checks = ((bucket("9/minute"), "ann", 1), (bucket("9/minute", "other"), "bob", 1))
+        address = parse_address("192.0.2.7")
+        assert address is not None
+        asked = store.raw.prepare(checks, ("eve", "192.0.2.7", address))
+        for key in ("ann", "bob", "eve", "192.0.2.7", "192.0.2.0/24"):
+            assert await hits(store.raw, asked, 1) == [True]
+            await store.ban(key)
+            refused = await settle(store.raw.ask(asked))
+            assert (refused.reason, refused.ban and refused.ban.key) == (Reason.BANNED, key)
+            await store.unban(key)
+        await store.ban("dan")
+        await store.ban("203.0.113.0/24")
+        assert await hits(store.raw, asked, 1) == [True]
 
     @with_store()
     async def test_a_question_that_another_store_prepared_charges_this_one_alone(self, store: StoreHarness) -> None:

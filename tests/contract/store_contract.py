@@ -19,7 +19,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import given, settings
 
-from slidegate.core import Check, Decision, Quota, Reason, Store, StoreUnavailable, merged, parse_limits
+from slidegate.core import Decision, Question, Quota, Reason, Store, StoreUnavailable, merged, parse_limits
 from slidegate.testing import FakeClock
 
 from .ban_contract import BansContract
@@ -212,11 +212,15 @@ class StoreContract(
         for _ in range(3):
             await store.hit(full)
             await store.request("eve")
+        repeated = [store.raw.prepare([check]) for check in (asked, full)]
+        for question in repeated:
+            await settle(store.raw.ask(question))
         await settle(store.raw.close())
         questions: list[Callable[[], Any]] = [
             *(partial(ask, check) for check in (asked, full) for ask in (store.hit, store.peek, store.charge)),
             *(partial(ask, "eve") for ask in (store.request, store.reset, store.strike, store.ban, store.unban)),
             *(store.reset_all, store.banned, store.dump, partial(store.refund, decision)),
+            *(lambda question=question: settle(store.raw.ask(question)) for question in repeated),
             lambda: settle(store.raw.inspect("ann", [asked[0]])),
             lambda: settle(store.raw.bans.find(["eve"])),
             lambda: settle(store.raw.bans.load(rows)),
@@ -245,5 +249,5 @@ class StoreContract(
         assert (await store.hit((asked[0], "ann", 5))).allowed
 
 
-async def _admitted(store: StoreHarness, asked: Sequence[Check]) -> int:
-    return sum([bool(await settle(store.raw.hit(asked))) for _ in range(250)])
+async def _admitted(store: StoreHarness, asked: Question) -> int:
+    return sum([bool(await settle(store.raw.ask(asked))) for _ in range(250)])

@@ -44,7 +44,7 @@ def test_at_each_admission_the_window_before_it_holds_no_more_than_the_amount_by
             bucket.limits[0].become(number)
             amount = number
         for _ in range(number if move == "hit" else 0):
-            if store.hit(question):
+            if store.ask(question):
                 admitted.append(clock.now_us)
                 assert sum(at_us > clock.now_us - WINDOW_US for at_us in admitted) <= amount
 
@@ -67,7 +67,7 @@ def test_a_prepared_question_decides_as_one_with_a_bucket_that_was_made_with_the
         for _ in range(number if move == "hit" else 0):
             own = Bucket("api", [limit(amount)])
             asked = [(own, "ann", 2), (own.under("other", count_denied=True), "ann", 1)]
-            assert shown(store.hit(question)) == shown(fresh.hit(asked))
+            assert shown(store.ask(question)) == shown(fresh.hit(asked))
     assert [one.amount for one in bucket.limits + derived.limits] == [amount, amount]
 
 
@@ -81,7 +81,7 @@ def test_hits_of_several_threads_pass_no_more_than_the_largest_amount() -> None:
                 bucket.limits[0].become(amount)
 
     def ask(number: int) -> None:
-        admitted[number] = sum(store.hit(question).allowed for _ in range(4_000))
+        admitted[number] = sum(store.ask(question).allowed for _ in range(4_000))
 
     changing, threads = Thread(target=change), [Thread(target=ask, args=(number,)) for number in range(4)]
     changing.start()
@@ -92,7 +92,7 @@ def test_hits_of_several_threads_pass_no_more_than_the_largest_amount() -> None:
     over = True
     changing.join()
     bucket.limits[0].become(300)
-    while store.hit(question):
+    while store.ask(question):
         admitted[0] += 1
     assert sum(admitted) == 300
 
@@ -111,9 +111,9 @@ def test_quotas_and_permits_are_refused_by_the_amount_that_holds_now() -> None:
     for one in (Quota("4/day"), Concurrency(4)):
         bucket = Bucket(type(one).__name__, [one])
         question = store.prepare([(bucket, "ann", 1)])
-        assert store.hit(question)
-        assert store.hit(question)
+        assert store.ask(question)
+        assert store.ask(question)
         bucket.limits[0].become(2)
-        assert store.hit(question).reason is Reason.LIMITED
+        assert store.ask(question).reason is Reason.LIMITED
         bucket.limits[0].become(3)
-        assert store.hit(question)
+        assert store.ask(question)

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate import MemoryStore
-from slidegate.core import Bucket, Check, Decision, merged, parse_limits
-from slidegate.core.decide import decide_sharing
+from slidegate.core import Bucket, Check, Decision, decide, merged, parse_limits
 from slidegate.testing import FakeClock
 
 BUCKETS = [Bucket(name, parse_limits(limits)) for name in ("a", "b") for limits in ("5/minute", "9/hour; 70/day")]
@@ -41,7 +40,7 @@ def test_keys_of_one_question_that_share_a_cell_fit_if_each_of_them_fits(costs: 
     counter = bucket.limits[0].counter
     checks = [(bucket, f"key-{number}", cost) for number, cost in enumerate(costs)]
     cells: dict[object, bytes] = {7: b""}
-    decision = decide_sharing(checks, [(counter, cost, cells, 7) for _, _, cost in checks], 10**12)
+    decision = decide(checks, [(counter, cost, cells, 7) for _, _, cost in checks], 10**12)
     assert decision.allowed is (max(costs) <= 5)
     assert counter.state(cells[7])[0] == (max(costs) if decision.allowed else 0)
     assert not any(any(one.units) for one in decision.reservations)

@@ -42,6 +42,7 @@ class ModelWindow:
         self.resolution = resolution
         self.slice_us = -(-window_us // resolution)
         self.slices = -(-window_us // self.slice_us)
+        self.amount = 0
         self.exact = True
         self.charges: dict[int, int] = {}
         self.floor_us = -1
@@ -56,6 +57,7 @@ class ModelWindow:
 
     def touch(self, amount: int, now_us: int) -> None:
         """Advance the window to `now_us`, and switch to the kind of ring that `amount` requires."""
+        self.amount = amount
         self.exact = amount <= self.resolution
         self.charges = {at_us: units for at_us, units in self.charges.items() if self.leaves_us(at_us) > now_us}
         newest_us, latest_us = max(self.charges, default=-1), self.moment_us(now_us)
@@ -89,9 +91,10 @@ class ModelWindow:
         kept = min(cost, MAX_UNITS - self.spent(now_us))
         newest_us = max(self.charges, default=-1)
         moment_us = newest_us if newest_us >= now_us else self.moment_us(now_us)
-        if kept:
-            self.charges[moment_us] = self.charges.get(moment_us, 0) + kept
-        if len(self.charges) > 2 * self.resolution + 1:
+        if not kept:
+            return moment_us, 0
+        self.charges[moment_us] = self.charges.get(moment_us, 0) + kept
+        if self.spent(now_us) > self.amount and len(self.charges) > 2 * self.resolution + 1:
             oldest_us, second_us, *_ = sorted(self.charges)
             self.charges[second_us] += self.charges.pop(oldest_us)
         return moment_us, kept

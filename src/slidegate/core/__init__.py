@@ -12,6 +12,7 @@ from .decision import Bucket, Check, Decision, LimitState, Reason
 from .errors import ConfigurationError, InvalidKey, SlidegateError, StoreTimeout, StoreUnavailable
 from .limits import AnyLimit, Limit, parse_duration_us, parse_limits
 from .networks import Networks
+from .question import Question
 from .quotas import Quota
 from .reservation import Reservation
 from .ring import NEVER, OPEN, WindowState
@@ -53,6 +54,7 @@ __all__ = [
     "Networks",
     "Observers",
     "Period",
+    "Question",
     "Quota",
     "Reason",
     "Reservation",

@@ -46,6 +46,10 @@ class Concurrency(AnyLimit):
         window = PERMITS.pack(taken(window) + cost)
         return window, self.state(window)
 
+    def undo(self, window: bytes, cost: int) -> bytes:
+        """See `Ring.undo`; no permits and an empty window are the same."""
+        return PERMITS.pack(taken(window) - cost)
+
     def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
         """See `Ring.charge`."""
         return PERMITS.pack(taken(window) + units), units

@@ -1,7 +1,7 @@
 """Decides a question, which is a sequence of checks: all of its windows are charged, or none.
 
 The store locates the windows of a question, and holds their locks or a transaction during the call. A question contains
-no window twice: `merged` joins checks. Only keys that share a cell may meet in one window, see `decide_sharing`.
+no window twice: `merged` joins checks. Only keys that share a cell may meet in one window.
 """
 
 from __future__ import annotations
@@ -32,51 +32,68 @@ A question has one for each limit of each check, in order.
 def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> Decision:
     """Charge all windows of a question if all of them have room, else none; return the decision.
 
+    Several keys of a question may share a cell: there, the larger of their costs counts. A cell then contains at least
+    what each of its keys has spent, so none of them passes its bound, and a question that would pass if each key had
+    its own window is not refused for ever. Such charges cannot be refunded: nobody knows whose units they are.
+
     Args:
         checks: The question.
         refs: Its windows; those of quotas are in their current period, see `enter_periods`.
         now_us: The store's time, in microseconds.
     """
-    if len(refs) == 1:
-        counter, cost, windows, key = refs[0]
-        windows[key], state = counter.spend(windows[key], now_us, cost)
-        if not state[3] and isinstance(counter, Ring):
-            return Decision(True, OK, now_us, checks, [state], None)
-        states, refused, plain = [state], state[3] != 0, False
-    else:
-        states, refused, plain = _spend_all(refs, now_us)
-    if refused:
-        return _refuse(checks, refs, states, now_us)
-    if plain:
-        return Decision(True, OK, now_us, checks, states, None)
-    units = [cost for _, cost, _, _ in refs]
-    return Decision(True, OK, now_us, checks, states, _reserved(refs, checks, now_us, units))
+    apart, mixed = _apart(refs) if len(checks) > 1 else (refs, set())
+    decision = decide_plain(checks, apart, now_us)
+    if decision.allowed and any(isinstance(counter, Quota) for counter, _, _, _ in refs):
+        units = [cost for _, cost, _, _ in refs]
+        decision.reservations = _reserved(apart, checks, now_us, units)
+    if mixed:
+        owners = [index for index, check in enumerate(checks) for _ in check[0].limits]
+        unknown = {owners[at] for at in mixed}
+        decision.reservations = [one for one in decision.reservations if one.index not in unknown]
+    return decision
 
 
-def _spend_all(refs: Sequence[WindowRef], now_us: int) -> tuple[list[WindowState], bool, bool]:
-    """Charge all of several windows, or none; return their states, whether one has no room, and if all are rings."""
-    before: list[bytes] = []
+def _apart(refs: Sequence[WindowRef]) -> tuple[Sequence[WindowRef], set[int]]:
+    """Return windows of which none occurs twice, and the indexes of those that did."""
+    places: dict[tuple[int, Any], list[int]] = {}
+    for at, (_, _, windows, key) in enumerate(refs):
+        places.setdefault((id(windows), key), []).append(at)
+    apart, mixed = list(refs), set[int]()
+    for together in places.values():
+        if len(together) == 1:
+            continue
+        mixed.update(together)
+        charged = max(together, key=lambda at: refs[at][1])
+        for at in together:
+            counter, cost, windows, key = refs[at]
+            if at != charged:  # it is compared with a copy, which nobody keeps
+                apart[at] = counter, cost, {key: windows[key]}, key
+    return apart, mixed
+
+
+def decide_plain(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> Decision:
+    """Decide a question without quotas, whose windows are all different.
+
+    What it charges is reserved when somebody asks for it: the readings contain the marks of rings and permits.
+    """
     states: list[WindowState] = []
-    refused, plain = False, True
+    refused = False
     for counter, cost, windows, key in refs:
-        window = windows[key]
-        before.append(window)
-        windows[key], state = counter.spend(window, now_us, cost)
+        windows[key], state = counter.spend(windows[key], now_us, cost)
         states.append(state)
         if state[3]:
             refused = True
-        if not isinstance(counter, Ring):
-            plain = False
     if refused:
-        for at, (counter, _, windows, key) in enumerate(refs):
-            if not states[at][3]:
-                windows[key] = window = counter.settle(before[at], now_us)
-                states[at] = counter.state(window)
-    return states, refused, plain
+        return _refuse(checks, refs, states, now_us)
+    return Decision(True, OK, now_us, checks, states, None)
 
 
 def _refuse(checks: Sequence[Check], refs: Sequence[WindowRef], states: list[WindowState], now_us: int) -> Decision:
-    """Refuse a question for which at least one window has no room."""
+    """Refuse a question for which at least one window has no room, and undo what was charged to the others."""
+    for at, (counter, cost, windows, key) in enumerate(refs):
+        if not states[at][3]:
+            windows[key] = window = counter.undo(windows[key], cost)
+            states[at] = counter.state(window)
     reason, counts = LIMITED, False
     for state in states:
         if state[3] == NEVER:
@@ -99,36 +116,6 @@ def _charge_refusal(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: 
         _, state = counter.spend(windows[key], now_us, cost)
         states.append(counter.state(windows[key], state[3]))
     return states
-
-
-def decide_sharing(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> Decision:
-    """Decide a question of several keys, some of which may share a cell: there, the larger of their costs counts.
-
-    A cell then contains at least what each of its keys has spent, so none of them passes its bound, and a question that
-    would pass if each key had its own window is not refused for ever. Such charges cannot be refunded: nobody knows
-    whose units they are.
-    """
-    if len(checks) == 1:
-        return decide(checks, refs, now_us)
-    places: dict[tuple[int, Any], list[int]] = {}
-    for at, (_, _, windows, key) in enumerate(refs):
-        places.setdefault((id(windows), key), []).append(at)
-    apart, mixed = list(refs), set()
-    for together in places.values():
-        if len(together) == 1:
-            continue
-        mixed.update(together)
-        charged = max(together, key=lambda at: refs[at][1])
-        for at in together:
-            counter, cost, windows, key = refs[at]
-            if at != charged:  # it is compared with a copy, which nobody keeps
-                apart[at] = counter, cost, {key: windows[key]}, key
-    decision = decide(checks, apart, now_us)
-    if mixed:
-        owners = [index for index, check in enumerate(checks) for _ in check[0].limits]
-        unknown = {owners[at] for at in mixed}
-        decision.reservations = [one for one in decision.reservations if one.index not in unknown]
-    return decision
 
 
 def charge_all(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> Decision:

@@ -99,6 +99,11 @@ class Quota(AnyLimit):
             window = _pack(until_us, ahead_us, floor_us, spent + cost)
         return window, self.state(window, wait_us)
 
+    def undo(self, window: bytes, cost: int) -> bytes:
+        """See `Ring.undo`."""
+        until_us, ahead_us, floor_us, spent = _read(window)
+        return _pack(until_us, ahead_us, floor_us, spent - cost)
+
     def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
         """See `Ring.charge`; a debt lasts until the period ends."""
         until_us, ahead_us, floor_us, spent = _read(window)

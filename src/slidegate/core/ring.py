@@ -25,8 +25,8 @@ entries, 12 bytes      those before the newest, oldest first: moment (int64), un
 
 Charges made up to `floor_us` cannot be refunded, because the key was reset or the clock stepped back (-1 for none).
 
-An empty ring is ``b""``. Methods that change a ring return new bytes, so a caller that charges several limits keeps the
-old ones until all limits have admitted.
+An empty ring is ``b""``. Methods that change a ring return new bytes. A caller that charges several limits takes back
+what the others have spent if one of them has no room, see `Ring.undo`.
 
 If a clock steps back, moments in the future are moved to the current time. No units are lost, and a key is refused no
 longer than a window and a slice, however large the step.
@@ -37,7 +37,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, TypeAlias, final
 
-from .packing import ENTRY_BYTES, HEAD_BYTES, Head, pack_entry, pack_head, read_entries, read_head
+from .packing import (
+    COUNT_BYTES,
+    ENTRY_BYTES,
+    HEAD_BYTES,
+    Head,
+    pack_counts,
+    pack_entry,
+    pack_head,
+    read_entries,
+    read_entry,
+    read_head,
+)
 
 NEVER: Final = -1
 """The wait of a cost that exceeds the limit."""
@@ -108,42 +119,52 @@ class Ring:
         """
         amount, step_us, span_us = self.terms
         spent, units, newest_us, oldest_us, floor_us = read_head(window) if window else _NOTHING
-        leaves_us = oldest_us + span_us if spent else 0
+        leaves_us = oldest_us + span_us
         if now_us >= leaves_us or newest_us - now_us >= step_us:
             window = _settled(window, now_us, step_us, span_us)
             spent, units, newest_us, oldest_us, floor_us = _read(window)
-            leaves_us = oldest_us + span_us if spent else 0
-        excess = spent + (cost or 1) - amount
-        if excess > 0:
-            if (cost or 1) > amount:
-                return window, (spent, leaves_us, newest_us, NEVER)
-            wait_us = leaves_us - now_us if excess == 1 else _wait_us(window, now_us, excess, span_us)
-            return window, (spent, leaves_us, newest_us, wait_us)
-        if not cost:
-            return window, (spent, leaves_us, newest_us, 0)
+            leaves_us = oldest_us + span_us
+        if not cost or spent + cost > amount:
+            wait_us = _wait_us(window, now_us, cost or 1, amount, span_us)
+            return window, (spent, leaves_us if spent else 0, newest_us, wait_us)
         if spent and now_us <= newest_us:
             spent += cost
-            window = pack_head(spent, units + cost, newest_us, oldest_us, floor_us) + window[HEAD_BYTES:]
-            return window, (spent, leaves_us, newest_us, 0)
+            return pack_counts(spent, units + cost) + window[COUNT_BYTES:], (spent, leaves_us, newest_us, 0)
         moment_us = now_us - now_us % step_us + step_us - 1
         if not spent:
             window = pack_head(cost, cost, moment_us, moment_us, floor_us)
             return window, (cost, moment_us + span_us, moment_us, 0)
         spent += cost
         older = window[HEAD_BYTES:] + pack_entry(newest_us, units)
-        window = pack_head(spent, cost, moment_us, oldest_us, floor_us) + older
-        if len(older) > 2 * self.resolution * ENTRY_BYTES:
-            window = _merge_oldest(window)
-            leaves_us = _read(window)[3] + span_us
-        return window, (spent, leaves_us, moment_us, 0)
+        return pack_head(spent, cost, moment_us, oldest_us, floor_us) + older, (spent, leaves_us, moment_us, 0)
+
+    def undo(self, window: bytes, cost: int) -> bytes:
+        """Return a ring without the units that the last `spend` has added to it; nothing else has changed it since.
+
+        The result is the ring that was spent from, settled.
+        """
+        if not cost:
+            return window
+        spent, units, _, oldest_us, floor_us = read_head(window)
+        if units > cost:
+            return pack_counts(spent - cost, units - cost) + window[COUNT_BYTES:]
+        older = window[HEAD_BYTES:]
+        if not older:
+            return pack_head(0, 0, 0, 0, floor_us) if floor_us >= 0 else b""
+        newest_us, units = read_entry(older[-ENTRY_BYTES:])
+        return pack_head(spent - cost, units, newest_us, oldest_us, floor_us) + older[:-ENTRY_BYTES]
 
     def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
         """Spend units regardless of the limit, as many as a ring can count; return the ring and their number."""
-        _, step_us, span_us = self.terms
+        amount, step_us, span_us = self.terms
         window = _settled(window, now_us, step_us, span_us)
         kept = min(units, MAX_UNITS - _read(window)[0])
-        boundless = Ring(MAX_UNITS, self.resolution, step_us, span_us)
-        return boundless.spend(window, now_us, kept)[0], kept
+        if not kept:
+            return window, 0
+        window, state = Ring(MAX_UNITS, self.resolution, step_us, span_us).spend(window, now_us, kept)
+        if state[0] > amount and len(window) > HEAD_BYTES + 2 * self.resolution * ENTRY_BYTES:
+            window = _merge_oldest(window)
+        return window, kept
 
     def remove(self, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
         """Refund units that were spent.
@@ -224,8 +245,13 @@ def _settled(window: bytes, now_us: int, step_us: int, span_us: int) -> bytes:
     return b"" if not kept and now_us >= floor_us + span_us else _with(floor_us, kept)
 
 
-def _wait_us(window: bytes, now_us: int, excess: int, span_us: int) -> int:
-    """Return the time until `excess` units have left, in microseconds."""
+def _wait_us(window: bytes, now_us: int, wanted: int, amount: int, span_us: int) -> int:
+    """Return how long a settled ring has no room for `wanted` units, in microseconds: 0 if it has, or `NEVER`."""
+    excess = _read(window)[0] + wanted - amount
+    if excess <= 0:
+        return 0
+    if wanted > amount:
+        return NEVER
     left = entries(window)
     while excess > 0:
         moment_us, units = next(left)
@@ -271,8 +297,9 @@ def _with(floor_us: int, kept: list[tuple[int, int]]) -> bytes:
 def _merge_oldest(window: bytes) -> bytes:
     """Merge the oldest entry into the next one, so that its units leave later.
 
-    Only debts and counted refusals cause so many entries. The newest `resolution` entries contain at least the amount
-    of any exact limit, so the merge changes only the reported count of units, and no decision.
+    Only debts and counted refusals cause so many entries, and only rings above their amount are merged. The newest
+    `resolution` entries contain at least the amount of any exact limit, so the merge changes only the reported count of
+    units, and no decision.
     """
     (_, first), (moment_us, second), *kept = entries(window)
     return _with(_read(window)[4], [(moment_us, first + second), *kept])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from .bans.ban import Ban, BanSubject
 from .bans.policy import BanPolicy
@@ -17,6 +17,7 @@ from .bans.rows import Row
 from .decision import Bucket, Check, Decision
 from .errors import StoreUnavailable
 from .logs import escaped, logger
+from .question import Question
 from .reservation import Reservation
 from .views import Snapshot
 
@@ -228,13 +229,20 @@ class Store:
         self.closed = False
         """Whether the store is closed, so that its methods raise `StoreUnavailable`."""
 
-    def prepare(self, checks: Sequence[Check]) -> Sequence[Check]:
-        """Return the same checks in a form that this store answers faster, for callers that repeat a question.
+    def prepare(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Question:
+        """Return a question with these checks in a form that this store answers faster, for callers that repeat it.
 
-        The result can be used like the checks, in any store and thread and at any time. By default it is the checks
-        themselves.
+        It can be asked in any thread and at any time, and used like the checks in any store.
+
+        Args:
+            checks: The checks; no window is in them twice, see `merged`.
+            subjects: Further keys and addresses whose bans refuse it.
         """
-        return checks
+        return Question(checks, subjects)
+
+    def ask(self, question: Any) -> Decision | Awaitable[Decision]:
+        """Do what `hit` does, for a question that this store has prepared."""
+        return self.hit(question.checks, question.subjects)
 
     @abstractmethod
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:

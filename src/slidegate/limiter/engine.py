@@ -3,7 +3,7 @@
 A `Limiter` parses its users' arguments: limits, keys, costs, durations. Its `Engine` queries the store, through the
 failure policy if the store can fail::
 
-    Limiter.hit(key, limits)  --->  Engine.decide(checks, subjects)  --->  [Failover.hit  --->]  store.hit
+    Limiter.hit(key, limits)  --->  Engine.ask(question)  --->  [Failover.ask  --->]  store.ask
     middleware: its buckets and keys  ----^
 
 A middleware validates its limits once, when it is created, and avoids a coroutine if the store answers synchronously.
@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from inspect import isawaitable
-from typing import ClassVar, Final, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Check, Decision, Reason
 from ..core.errors import ConfigurationError, StoreUnavailable
+from ..core.question import Question
 from ..core.reservation import Reservation
 from ..core.store import BanStore, Clock, Event, Store, closed
 from ..stores.memory.store import MemoryStore
@@ -43,6 +44,8 @@ _NS_PER_US: Final = 1_000
 
 Decide: TypeAlias = Callable[[Sequence[Check], Sequence[BanSubject]], Decision | Awaitable[Decision]]
 """A function that charges every check or none, as `Store.hit` does."""
+Ask: TypeAlias = Callable[[Any], Decision | Awaitable[Decision]]
+"""A function that charges every check of a prepared question or none, as `Store.ask` does."""
 
 
 class Engine:
@@ -61,8 +64,10 @@ class Engine:
         counting: Whether limits count and refuse. A test may turn that off for all limiters; see `all_limiters`.
         is_on: Whether they do, as far as operators decide; see `switch`.
         per_process: Whether every process has separate counts.
-        prepare: Returns checks in a form that the store answers faster; see `Store.prepare`.
-        decide: Charges every check or none; not a coroutine, so a synchronous store's decision is returned directly.
+        prepare: Returns a question in a form that the store answers faster; see `Store.prepare`.
+        ask: Charges every check of such a question or none; its decision refers to the question. Not a coroutine, so a
+            synchronous store's decision is returned directly.
+        decide: Does the same for checks that are asked once.
         unix_us: Returns Unix time in microseconds, by the system clock.
         observers: The observers.
         emit: Emits an event of the limiter or a middleware.
@@ -247,7 +252,10 @@ class Engine:
         self._bans: BanStore | Failover | _NoLimits = self.failover or self.store.bans
         if not self.counts:
             self._backend = self._bans = _NoLimits()
-        self.decide: Decide = self._raise_closed if self._closed and self.counts else self._backend.hit
+        self.decide: Decide = self._backend.hit
+        self.ask: Ask = self._backend.ask
+        if self._closed and self.counts:
+            self.decide = self.ask = self._raise_closed
 
     def report_outcome(self, decision: Decision) -> None:
         """Pass the outcome of a question without HTTP to the observers of requests, if there are any."""
@@ -261,7 +269,7 @@ class Engine:
     def _closed_error(self) -> StoreUnavailable:
         return closed(f"the limiter on {self.store!r}")
 
-    def _raise_closed(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
+    def _raise_closed(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         raise self._closed_error()
 
 
@@ -281,6 +289,9 @@ def _steady_clock() -> Clock:
 
 class _NoLimits:
     """Answers in place of a store while nothing counts: exempts every question, and bans nobody."""
+
+    def ask(self, question: Question) -> Decision:
+        return Decision(True, Reason.EXEMPT)
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
         return Decision(True, Reason.EXEMPT)

@@ -30,6 +30,7 @@ from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.errors import ConfigurationError, StoreUnavailable, closest, quoted
 from ..core.limits import parse_duration_us, parse_span_us
+from ..core.question import Question
 from ..core.reservation import Reservation, end_permits
 from ..core.store import Clock, Event, Store
 from ..stores.memory.store import MemoryStore
@@ -112,31 +113,42 @@ class Failover:
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none; see `Store.hit`."""
+        return self.ask(self._store.prepare(checks, subjects))
+
+    def ask(self, question: Question) -> Decision | Awaitable[Decision]:
+        """Charge every check of a question or none; see `Store.ask`. The decision refers to the question."""
         breaker = self._breaker
         if breaker.open_until_us and not breaker.may_ask(self._clock()):
-            return self.decide("hit", checks, subjects)
+            return self._decide_hit(question)
         try:
             self._store.keep_deadline(self._deadline_s)
-            answer = self._store.hit(checks, subjects)
+            answer = self._store.ask(question)
         except ConfigurationError:
             raise
         except Exception as error:
-            self._failed(None, error, checks)
-            return self.decide("hit", checks, subjects)
+            self._failed(None, error, question.checks)
+            return self._decide_hit(question)
         if not isinstance(answer, Decision):
             self._caches = not self._keeps_deadline
-            return self._hit_later(answer, breaker.call(self._clock()), checks, subjects)
+            return self._answer_later(answer, breaker.call(self._clock()), question)
         if self._caches:  # a server has to be awaited, so it did not give this answer
             breaker.forget(None, self._clock())
         else:
             self._answered(None)
+        answer.checks = question
         return answer
 
-    async def _hit_later(
-        self, answer: Awaitable[Decision], call: Call, checks: Sequence[Check], subjects: Sequence[BanSubject]
-    ) -> Decision:
-        decision = await self._wait(answer, call, _UNANSWERED, checks)
-        return self.decide("hit", checks, subjects) if decision is _UNANSWERED else decision
+    async def _answer_later(self, answer: Awaitable[Decision], call: Call, question: Question) -> Decision:
+        decision: Decision = await self._wait(answer, call, _UNANSWERED, question.checks)
+        if decision is _UNANSWERED:
+            return self._decide_hit(question)
+        decision.checks = question
+        return decision
+
+    def _decide_hit(self, question: Question) -> Decision:
+        decision = self.decide("hit", question.checks, question.subjects)
+        decision.checks = question
+        return decision
 
     async def _wait(self, answer: Awaitable[T] | T, call: Call | None, default: T, checks: Sequence[Check]) -> T:
         """Return an answer, or `default` if it does not come in time."""

@@ -16,7 +16,6 @@ from typing import Final, TypeAlias
 
 from ..core.addresses import address_key, canonical_key, parse_address, parse_network
 from ..core.bans.ban import MAX_KEY_BYTES, BanSubject
-from ..core.decision import Check
 from ..core.errors import ConfigurationError, InvalidKey, quoted
 from ..core.limits import AnyLimit
 from ..core.memo import remember
@@ -52,9 +51,6 @@ AnyKey: TypeAlias = str | KeyOf
 
 Limits: TypeAlias = str | AnyLimit | Sequence[str | AnyLimit]
 """Limits as the methods of a limiter accept them."""
-
-Question: TypeAlias = tuple[Sequence[Check], tuple[BanSubject, ...]]
-"""The check of a call, and the further subjects whose bans refuse it."""
 
 _EXPECTED: Final = 'text that is not empty, for example "user:42"'
 _PERSON: Final = b"slidegate"

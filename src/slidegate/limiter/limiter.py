@@ -26,6 +26,7 @@ from ..core.limits import (
     parse_span_us,
 )
 from ..core.memo import remember
+from ..core.question import Question
 from ..core.store import BanStore, Store
 from ..stores.memory.store import MemoryStore
 from .aio import COMMAND_DEADLINE_S, in_turns
@@ -33,7 +34,7 @@ from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .inspect import Guard, KeyView, inspect_key
-from .keys import AnyKey, KeyOf, Limits, Question, keyed
+from .keys import AnyKey, KeyOf, Limits, keyed
 from .named_limits import LimitInForce
 from .observers import AnyObserver, Subscription
 from .operators import NetworkKey, check_ban, files_of, operator_of
@@ -215,8 +216,7 @@ class Limiter:
         """
         if self.engine.overrides.ticker.due:
             self.engine.overrides.start()
-        checks, subjects = self._question(key, limits, rule, cost)
-        answer = self.engine.decide(checks, subjects)
+        answer = self.engine.ask(self._question(key, limits, rule, cost))
         decision = answer if isinstance(answer, Decision) else await answer
         self.engine.report_outcome(decision)
         return decision
@@ -243,7 +243,8 @@ class Limiter:
 
     async def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
         """Return what `hit` would return now. Changes nothing."""
-        return await self.engine.peek(*self._question(key, limits, rule, cost))
+        question = self._question(key, limits, rule, cost)
+        return await self.engine.peek(question.checks, question.subjects)
 
     async def peek_all(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Return what `hit_all` would return now. Changes nothing."""
@@ -258,8 +259,7 @@ class Limiter:
         Returns:
             An allowed decision, which has the key's state after the charge and can be refunded.
         """
-        checks, _ = self._question(key, limits, rule, units, "units")
-        return await self.engine.charge(checks)
+        return await self.engine.charge(self._question(key, limits, rule, units, "units").checks)
 
     async def charge_all(self, checks: Sequence[Check]) -> Decision:
         """Record units under several buckets and keys atomically; see `charge`."""
@@ -319,7 +319,7 @@ class Limiter:
         """
         spelled = self.key_for(key)
         if rules is None:
-            asked = [checks[0][0] for checks, _ in list(self._questions.values())]
+            asked = [question.checks[0][0] for question in list(self._questions.values())]
             buckets = self.engine.callers.buckets_and([*self._buckets.values(), *asked])
         elif not isinstance(rules, Mapping):
             raise ConfigurationError(
@@ -639,7 +639,7 @@ class Limiter:
         await self.close()
 
     def _question(self, key: AnyKey, limits: Limits, rule: str, cost: int, what: str = "cost") -> Question:
-        """Return the checks and ban subjects of a call; parsed limits and keys are memoized."""
+        """Return the question of a call; parsed limits, keys and questions are memoized."""
         try:
             if cost is ONE_UNIT:
                 return self._questions[rule, limits, key]  # type: ignore[index]  # other types raise KeyError
@@ -648,11 +648,10 @@ class Limiter:
         check_cost(cost, what)
         bucket = self._bucket(rule, limits)
         text, subjects = self.engine.keys.learn(key)
-        checks = ((bucket, text, cost),)
+        question = self.engine.prepare(((bucket, text, cost),), subjects)
         if cost is ONE_UNIT and isinstance(key, str) and isinstance(limits, (str, AnyLimit, tuple)):
-            question = self.engine.prepare(checks), subjects
-            return remember(self._questions, (rule, limits, key), question)
-        return checks, subjects
+            remember(self._questions, (rule, limits, key), question)
+        return question
 
     def _bucket(self, rule: str, limits: Limits) -> Bucket:
         """Return the bucket of a rule: the same object for equal limits, however they are written."""

@@ -151,7 +151,7 @@ class Decider:
             matched = self._rules.match(scope)
             question = client.question if client.matched is matched else client.find(matched)
             if question is not None and not entries:
-                answer = self._engine.decide(question, client.subjects)
+                answer = self._engine.ask(question)
             else:
                 answer = self._decide_uncached(matched, scope, receive, exchange, client)
         if isinstance(answer, Decision) and answer.allowed:
@@ -175,8 +175,9 @@ class Decider:
         if not checks:
             return self._uncounted(matched, subjects)
         if matched.by_client and not exempt and not self._signals.keyed:
-            checks = self._engine.prepare(checks)
-            client.remember(matched, checks)
+            question = self._engine.prepare(checks, subjects)
+            client.remember(matched, question)
+            return self._engine.ask(question)
         return self._engine.decide(checks, subjects)
 
     def client(self, scope: Scope) -> Client:

@@ -40,7 +40,7 @@ def test_a_question_is_answered_as_its_checks_are_by_a_twin(
     prepared = [one.prepare(question) for question in questions]
     for move, number in moves:
         if move == "hit":
-            decision, expected = one.hit(prepared[number]), twin.hit(questions[number])
+            decision, expected = one.ask(prepared[number]), twin.hit(questions[number])
             assert (decision.reason, decision.readings) == (expected.reason, expected.readings)
         elif move == "wait":
             clock.advance(us=number * 1_000_000)
@@ -72,7 +72,7 @@ def test_questions_keep_no_windows_that_were_swept_or_reset(rng: random.Random) 
     try:
         questions = [store.prepare(((bucket, key, 1),)) for key in keys]
         for question in questions:
-            store.hit(question)
+            store.ask(question)
         store.reset_all()
         before = held()
         spent = spend() - before
@@ -87,7 +87,7 @@ def test_questions_keep_no_windows_that_were_swept_or_reset(rng: random.Random) 
     finally:
         tracemalloc.stop()
     assert store.stats().keys < 9, "its table is gone"
-    assert [store.hit(question).remaining for question in questions] == [63] * len(questions)
+    assert [store.ask(question).remaining for question in questions] == [63] * len(questions)
     assert {store.hit(((bucket, key, 1),)).remaining for key in keys} == {62}
 
 

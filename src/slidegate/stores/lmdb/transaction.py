@@ -15,7 +15,7 @@ import lmdb
 from ...core.bans.ban import BanSubject, longest
 from ...core.bans.rules import LOG_EVERY_US, BanRules
 from ...core.concurrency import Concurrency
-from ...core.decide import WindowRef, charge_all, decide_sharing, refund_all
+from ...core.decide import WindowRef, charge_all, decide, refund_all
 from ...core.decision import Bucket, Check, Decision, refused_by_ban
 from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
@@ -265,7 +265,7 @@ class Transaction:
         decision: Decision | None = self.refusal_by_ban(checks, subjects)
         if decision is None:
             refs = self._charged(checks)
-            decision = decide_sharing(checks, refs, self.now_us)
+            decision = decide(checks, refs, self.now_us)
             if decision.allowed:
                 return self._hold_permits(decision, refs)
         remember(self._process.refused, checks, None)
@@ -276,7 +276,7 @@ class Transaction:
         refusal = self.refusal_by_ban(checks, subjects)
         if refusal is not None:
             return refusal
-        decision = decide_sharing(checks, self._find(checks), self.now_us)
+        decision = decide(checks, self._find(checks), self.now_us)
         decision.reservations = ()
         return decision
 

@@ -21,6 +21,7 @@ from ...core.bans.rules import LOG_EVERY_US, BanRules
 from ...core.bans.strikes import StrikeRecord
 from ...core.decision import Check, Decision, refused_by_ban
 from ...core.logs import Throttle
+from ...core.question import Question
 from ...core.store import BanStore, Clock, Event, closed
 from ..forks import hold_over_fork
 from ..shared import DEFAULT_MAX_BANS
@@ -176,6 +177,12 @@ class MemoryBans(BanStore):
     def may_refuse(self) -> bool:
         """Return whether there are bans, which may have expired."""
         return bool(self.by_key)
+
+    def refuse(self, question: Question) -> Decision | None:
+        """Return the refusal of a question by a ban; None if no ban refuses it."""
+        if self.by_key.keys().isdisjoint(question.names) and not self._storage.networks().bans:
+            return None  # most requests end here
+        return self.decide(question.checks, question.subjects)
 
     def decide(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the refusal of a question by a ban; None if no ban refuses it.

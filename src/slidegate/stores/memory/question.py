@@ -1,63 +1,40 @@
-"""A prepared question of a memory store, which caches its lock and the locations of its windows."""
+"""A question of a memory store, which caches its shard and the locations of its windows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from threading import Lock
-from typing import TYPE_CHECKING, final, overload
+from collections.abc import Sequence
+from typing import final
 
+from ...core.bans.ban import BanSubject
 from ...core.decide import WindowRef
 from ...core.decision import Check
-from .shard import Locks
-
-if TYPE_CHECKING:
-    from .store import MemoryStore
+from ...core.question import Question
+from .shard import Shard, Shards
 
 
 @final
-class Question(Sequence[Check]):
-    """Checks that a store has prepared. Other stores treat it as a sequence of checks, and copies are plain tuples.
+class MemoryQuestion(Question):
+    """A question with its shard and the dicts of its windows.
 
     It refers to the dicts of tables, which are cleared but never replaced, so it keeps no swept or reset windows alive.
 
     Args:
         checks: The checks.
-        store: The store that prepared them.
-        lock: The lock of the keys' shards.
+        subjects: Further keys and addresses whose bans refuse it.
+        shard: The shard of its keys, or several.
 
     Attributes:
-        checks: The argument.
-        store: The argument.
-        lock: The argument.
-        refs: The locations of recently used windows. Read and written only under the lock.
-        dated: Whether quotas are among the limits.
-        version: The version of the tables in `refs`, unique among all stores; 0 if there are none.
+        shard: The argument.
+        refs: The locations of its windows. Like `plain` and `version`, read and written only under the shard's lock.
+        plain: Whether neither quotas nor shared cells are among the windows.
+        version: The version of the shard for which `refs` is valid; -1 for none.
     """
 
-    __slots__ = ("checks", "dated", "lock", "refs", "store", "version")
+    __slots__ = ("plain", "refs", "shard", "version")
 
-    def __init__(self, checks: tuple[Check, ...], store: MemoryStore, lock: Lock | Locks) -> None:
-        self.checks = checks
-        self.store = store
-        self.lock = lock
-        self.refs: list[WindowRef] = []
-        self.dated = False
-        self.version = 0
-
-    @overload
-    def __getitem__(self, at: int) -> Check: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[Check]: ...
-
-    def __getitem__(self, at: int | slice) -> Check | Sequence[Check]:
-        return self.checks[at]
-
-    def __len__(self) -> int:
-        return len(self.checks)
-
-    def __iter__(self) -> Iterator[Check]:
-        return iter(self.checks)
-
-    def __reduce__(self) -> tuple[type[tuple[Check, ...]], tuple[tuple[Check, ...]]]:
-        return tuple, (self.checks,)
+    def __init__(self, checks: Sequence[Check], subjects: Sequence[BanSubject], shard: Shard | Shards) -> None:
+        super().__init__(checks, subjects)
+        self.shard = shard
+        self.refs: Sequence[WindowRef] = ()
+        self.plain = True
+        self.version = -1

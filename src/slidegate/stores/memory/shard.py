@@ -26,23 +26,54 @@ Identity: TypeAlias = tuple[str, Window]
 Windows: TypeAlias = MutableMapping[Any, bytes]
 
 
-class Locks:
-    """The locks of several shards, acquired in the given order."""
+class Shard:
+    """The lock of the keys of one shard, and the version of their locations.
 
-    __slots__ = ("_locks",)
+    Attributes:
+        lock: The lock.
+        version: Grows whenever windows leave the dicts in which questions have found them. Read and written under the
+            lock.
+    """
 
-    def __init__(self, locks: Sequence[Lock]) -> None:
-        self._locks = locks
+    __slots__ = ("lock", "version")
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.version = 0
+
+
+class Shards:
+    """Several shards, whose locks are acquired in the given order.
+
+    Attributes:
+        lock: The shards themselves, which are acquired like a lock.
+    """
+
+    __slots__ = ("_shards", "lock")
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self._shards = shards
+        self.lock = self
+
+    @property
+    def version(self) -> int:
+        """The sum of the versions; it changes if any of them does, because versions only grow."""
+        return sum([shard.version for shard in self._shards])
+
+    def moved(self) -> None:
+        """Record that windows have left their dicts. The locks are held."""
+        for shard in self._shards:
+            shard.version += 1
 
     def acquire(self) -> None:
         """Acquire all locks."""
-        for lock in self._locks:
-            lock.acquire()
+        for shard in self._shards:
+            shard.lock.acquire()
 
     def release(self) -> None:
         """Release all locks."""
-        for lock in self._locks:
-            lock.release()
+        for shard in self._shards:
+            shard.lock.release()
 
     def __enter__(self) -> None:
         self.acquire()
@@ -149,24 +180,22 @@ class Table(Generations):
     Args:
         identity: The rule and the window that the limits have in common.
         limit: One of the limits.
-        lock: The lock of the shard.
+        shard: The shard.
         room: Counts the windows of the store.
 
     Attributes:
         cells: The shared cells: windows of keys for which there was no room, by cell number.
-        dated: Whether the limit is a quota, which depends on the calendar.
         holds_permits: Whether the limit is a concurrency limit.
     """
 
-    __slots__ = ("cells", "dated", "holds_permits", "identity", "lock", "room")
+    __slots__ = ("cells", "holds_permits", "identity", "room", "shard")
 
-    def __init__(self, identity: Identity, limit: AnyLimit, lock: Lock, room: Room) -> None:
+    def __init__(self, identity: Identity, limit: AnyLimit, shard: Shard, room: Room) -> None:
         super().__init__(limit)
         self.identity = identity
-        self.lock = lock
+        self.shard = shard
         self.room = room
         self.cells = Generations(limit)
-        self.dated = isinstance(limit, Quota)
         self.holds_permits = isinstance(limit, Concurrency)
 
     def place(self, key: str, secret: bytes) -> tuple[Windows, str]:
@@ -241,6 +270,7 @@ class Table(Generations):
             return gone, False
         self.turn()
         self.cells.turn()
+        self.shard.version += 1
         return gone, True
 
     def permits(self) -> int:
@@ -251,6 +281,7 @@ class Table(Generations):
     def clear(self) -> list[dict[str, bytes]]:
         """Delete all windows and cells, and return them."""
         self.room.give(len(self.fresh) + len(self.stale))
+        self.shard.version += 1
         return [*super().clear(), *self.cells.clear()]
 
     def __bool__(self) -> bool:

@@ -24,10 +24,11 @@ from threading import Lock
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.bans.ban import BanSubject
-from ...core.decide import Counter, WindowRef, charge_all, decide, decide_sharing, enter_periods, refund_all
+from ...core.decide import Counter, WindowRef, charge_all, decide, decide_plain, enter_periods, refund_all
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import Whole, check_positive
 from ...core.limits import AnyLimit
+from ...core.quotas import Quota
 from ...core.reservation import Reservation
 from ...core.store import Clock, Event, Store
 from ...core.views import Snapshot
@@ -35,8 +36,8 @@ from ..forks import hold_over_fork
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, SHARED_PAUSE_US, check_clock, keys_shared
 from ..system_clock import SYSTEM, system_us
 from .bans import MemoryBans
-from .question import Question
-from .shard import Identity, Locks, Room, Table, Windows, cell_of
+from .question import MemoryQuestion
+from .shard import Identity, Room, Shard, Shards, Table, cell_of
 
 SHARD_KEYS: Final = 8_192
 """The most keys of a shard, if shards suffice: copying such a dict takes a fraction of a millisecond."""
@@ -51,9 +52,6 @@ SWEEP_PAUSE_US: Final = 1_000_000
 
 Tables: TypeAlias = list[Table]
 """The tables of one limit, one for each shard."""
-
-_versions: Final = count(1)
-"""The versions of the tables of all stores."""
 
 
 class MemoryStats(NamedTuple):
@@ -108,15 +106,15 @@ class MemoryStore(Store):
         shards = min(1 << (self.max_keys // SHARD_KEYS).bit_length(), MAX_SHARDS)
         # Lock order: the lock of the sweep, those of the shards, that of the room.
         self._sweeping = Lock()
-        self._locks = [Lock() for _ in range(shards)]
+        self._shards = [Shard() for _ in range(shards)]
+        self._all = Shards(self._shards)
         self._room = Room(self.max_keys)
-        for lock in (self._sweeping, *self._locks):
+        for lock in (self._sweeping, *[shard.lock for shard in self._shards]):
             hold_over_fork(lock)
         self._mask = shards - 1
         self._secret = os.urandom(32)
         self._tables: dict[Identity, Tables] = {}
         self._bound: dict[Bucket, list[tuple[Counter, Tables]]] = {}
-        self._version = next(_versions)  # of the tables; a question with another version may refer to deleted tables
         self._new: deque[Table] = deque()  # tables that the sweep has not seen
         self._due: list[tuple[int, int, Table]] = []  # a heap of (moment, number, table): the tables to sweep next
         self._numbers = count()
@@ -140,39 +138,42 @@ class MemoryStore(Store):
         """Close the store; see `Store.close`. Requests in progress keep their permits."""
         super().close()
         self.bans.close()
+        with self._all:
+            self._all.moved()  # so that questions look for their windows, and find the store closed
 
     @property
     def clock(self) -> Clock | None:
         """The clock passed to this store; None for the monotonic clock."""
         return self._clock
 
-    def prepare(self, checks: Sequence[Check]) -> Question:
-        """Return the same checks with their cached lock and tables; see `Store.prepare`."""
-        return Question(tuple(checks), self, self._lock_of(checks))
+    def prepare(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> MemoryQuestion:
+        """Return a question that caches its shard and windows; see `Store.prepare`."""
+        return MemoryQuestion(checks, subjects, self._shards_of(checks))
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Charge every check or none, atomically, and return the decision."""
-        if self.closed:
+        return self.ask(self.prepare(checks, subjects))
+
+    def ask(self, question: MemoryQuestion) -> Decision:
+        """Do what `hit` does, for a question that this store has prepared."""
+        if self._banned and (refusal := self.bans.refuse(question)) is not None:
             self.expect_open()
-        if self._banned and (refusal := self.bans.decide(checks, subjects)) is not None:
             return refusal
-        question: Question | None = None
-        if isinstance(checks, Question) and checks.store is self:
-            question = checks
-            checks, lock = question.checks, question.lock
-        elif len(checks) == 1:
-            lock = self._locks[hash(checks[0][1]) >> HASH_BITS & self._mask]
-        else:
-            lock = self._lock_of(checks)
+        shard = question.shard
+        lock = shard.lock
         lock.acquire()  # `with` would take twice as long
         try:
             now_us = SYSTEM.monotonic_ns() // 1000 if self._clock is None else self._now_us()
-            refs = self._refs(checks, now_us) if question is None else self._refs_of(question, now_us)
-            # Most stores never need a cell.
-            decision = (decide_sharing if self._shared_hits else decide)(checks, refs, now_us)
+            if question.version != shard.version:  # it is new, windows have moved, or the store was closed
+                self._locate(question, now_us)
+            if question.plain:
+                decision = decide_plain(question, question.refs, now_us)
+            else:
+                enter_periods(question.refs, now_us, self.unix_us())
+                decision = decide(question, question.refs, now_us)
         finally:
             lock.release()
-        if now_us >= self._sweep_us or self._pending:
+        if now_us >= self._sweep_us:
             self._tidy(now_us)
         return decision
 
@@ -183,7 +184,7 @@ class MemoryStore(Store):
         if refusal is not None:
             return refusal
         now_us, refs = self._copies(checks)
-        decision = decide_sharing(checks, refs, now_us)
+        decision = decide(checks, refs, now_us)
         decision.reservations = ()
         return decision
 
@@ -196,9 +197,11 @@ class MemoryStore(Store):
     def charge(self, checks: Sequence[Check]) -> Decision:
         """Charge every cost atomically, even beyond the limits, and return the decision."""
         self.expect_open()
-        with self._lock_of(checks):
+        with self._shards_of(checks).lock:
             now_us = self._now_us()
-            decision = charge_all(checks, self._refs(checks, now_us), now_us)
+            refs, _ = self._refs(checks, now_us)
+            enter_periods(refs, now_us, self.unix_us())
+            decision = charge_all(checks, refs, now_us)
         self._tidy(now_us)
         return decision
 
@@ -206,7 +209,7 @@ class MemoryStore(Store):
         """Refund charges; return False if none of them is left."""
         self.expect_open()
         checks = [reservation.check for reservation in reservations]
-        with self._lock_of(checks):
+        with self._shards_of(checks).lock:
             now_us = self._now_us()
             refs = [
                 (counter, cost, *tables[self._shard_of(key)].known(key, self._secret))
@@ -224,7 +227,7 @@ class MemoryStore(Store):
         """
         self.expect_open()
         at = self._shard_of(key)
-        with self._locks[at]:
+        with self._shards[at].lock:
             now_us = self._time_us()
             latest_us = max(self._latest_us, now_us)  # if the clock has stepped back, charges are later than now
             return sum(tables[at].reset(key, now_us, latest_us) for tables in list(self._tables.values())) > 0
@@ -236,7 +239,7 @@ class MemoryStore(Store):
         """
         self.expect_open()
         forgotten: list[dict[str, bytes]] = []
-        with Locks(self._locks):  # all locks, so that no charge is earlier than the reset and not forgotten
+        with self._all:  # all locks, so that no charge is earlier than the reset and not forgotten
             latest_us = max(self._latest_us, self._time_us())
             for table in [table for tables in self._tables.values() for table in tables if not table.holds_permits]:
                 forgotten += table.clear()
@@ -254,7 +257,7 @@ class MemoryStore(Store):
         tables = [table for tables in list(self._tables.values()) for table in tables if table.holds_permits]
         held = 0
         for table in tables:
-            with table.lock:
+            with table.shard.lock:
                 held += table.permits()
         return held
 
@@ -271,60 +274,40 @@ class MemoryStore(Store):
     def _shard_of(self, key: str) -> int:
         return hash(key) >> HASH_BITS & self._mask
 
-    def _lock_of(self, checks: Sequence[Check]) -> Lock | Locks:
-        """Return the lock of the shards of some checks, usually a single one: most questions concern one client."""
+    def _shards_of(self, checks: Sequence[Check]) -> Shard | Shards:
+        """Return the shards of some checks, usually a single one: most questions concern one client."""
         shards = {hash(key) >> HASH_BITS & self._mask for _, key, _ in checks}
         if len(shards) == 1:
-            return self._locks[shards.pop()]
-        return Locks([self._locks[at] for at in sorted(shards)])
+            return self._shards[shards.pop()]
+        return Shards([self._shards[at] for at in sorted(shards)])
 
     # -- finding and making windows ----------------------------------------------------------------------------------
 
-    def _refs_of(self, question: Question, now_us: int) -> list[WindowRef]:
-        """Return the locations of a prepared question's windows, as `_refs` does. The lock is held."""
-        if question.version != self._version:
-            self._bind_question(question)
-        refs = question.refs
-        for _, _, windows, key in refs:
-            if key not in windows:
-                return self._refs(question.checks, now_us)
-        if question.dated:
-            enter_periods(refs, now_us, self.unix_us())
-        return refs
+    def _locate(self, question: MemoryQuestion, now_us: int) -> None:
+        """Cache the locations of a question's windows until windows move. The lock is held.
 
-    def _refs(self, checks: Sequence[Check], now_us: int) -> list[WindowRef]:
-        """Return the locations of a question's windows, those of quotas in their current period. The lock is held."""
+        A window in a shared cell is located again by every hit, because there may be room for one of its own.
+        """
+        self.expect_open()
+        question.refs, shared = self._refs(question.checks, now_us)
+        dated = any(isinstance(counter, Quota) for counter, _, _, _ in question.refs)
+        question.plain = not (dated or shared)
+        question.version = -1 if shared else question.shard.version
+
+    def _refs(self, checks: Sequence[Check], now_us: int) -> tuple[list[WindowRef], bool]:
+        """Return the locations of a question's windows, and whether cells are among them. The lock is held."""
         refs: list[WindowRef] = []
-        dated = False
+        shared = False
         for bucket, key, cost in checks:
             at = hash(key) >> HASH_BITS & self._mask
             for counter, tables in self._bound.get(bucket) or self._bind(bucket):
                 table = tables[at]
-                windows, name = (table.fresh, key) if key in table.fresh else self._place(table, key, now_us)
+                windows, name = (table.fresh, key) if key in table.fresh else table.place(key, self._secret)
                 refs.append((counter, cost, windows, name))
-                if table.dated:
-                    dated = True
-        if dated:
-            enter_periods(refs, now_us, self.unix_us())
-        return refs
-
-    def _bind_question(self, question: Question) -> None:
-        """Cache the locations of recently used windows in a question. The lock is held."""
-        bound = [
-            (tables[self._shard_of(key)], counter, cost, key)
-            for bucket, key, cost in question.checks
-            for counter, tables in self._bound.get(bucket) or self._bind(bucket)
-        ]
-        question.refs = [(counter, cost, table.fresh, key) for table, counter, cost, key in bound]
-        question.dated = any(table.dated for table, *_ in bound)
-        question.version = self._version
-
-    def _place(self, table: Table, key: str, now_us: int) -> tuple[Windows, str]:
-        """Make a window or cell for a key that is not in `table.fresh`; return its location."""
-        windows, name = table.place(key, self._secret)
-        if windows is not table.fresh:
-            self._count_shared_hit(table.limit, now_us)
-        return windows, name
+                if windows is not table.fresh:
+                    shared = True
+                    self._count_shared_hit(table.limit, now_us)
+        return refs, shared
 
     def _copies(self, checks: Sequence[Check]) -> tuple[int, list[WindowRef]]:
         """Return the time, and copies of the windows that a question would charge."""
@@ -333,7 +316,7 @@ class MemoryStore(Store):
         room = self._room.max_keys - self._room.keys
         for bucket, key, cost in checks:
             at = self._shard_of(key)
-            with self._locks[at]:
+            with self._shards[at].lock:
                 for limit in bucket.limits:
                     identity = bucket.name, limit.same_window
                     tables = self._tables.get(identity)
@@ -356,7 +339,7 @@ class MemoryStore(Store):
             identity = bucket.name, limit.same_window
             tables = self._tables.get(identity)
             if tables is None:
-                made = [Table(identity, limit, lock, self._room) for lock in self._locks]
+                made = [Table(identity, limit, shard, self._room) for shard in self._shards]
                 tables = self._tables.setdefault(identity, made)  # another thread may have been first
                 if tables is made:
                     self._new.extend(made)
@@ -373,6 +356,7 @@ class MemoryStore(Store):
         if now_us >= self._next_shared_event_us:
             self._next_shared_event_us = max(limit.leaves_us(now_us), now_us + SHARED_PAUSE_US)
             self._pending.append(keys_shared(self.max_keys))
+            self._sweep_us = 0  # so that `_tidy` emits it
 
     # -- events and the sweep ----------------------------------------------------------------------------------------
 
@@ -393,7 +377,7 @@ class MemoryStore(Store):
                 self._visit_later(self._new.popleft(), now_us)
             if self._due and self._due[0][0] <= now_us:
                 table = self._due[0][-1]
-                with table.lock:
+                with table.shard.lock:
                     gone, finished = table.sweep(self._now_us(), self.unix_us())
                 self._evictions += gone
                 if finished:
@@ -402,7 +386,7 @@ class MemoryStore(Store):
                         self._visit_later(table, now_us)
             self.bans.sweep()
             self._sweep_us = self._due[0][0] if self._due else now_us + SWEEP_PAUSE_US
-            if self._new:
+            if self._new or self._pending:
                 self._sweep_us = 0
         finally:
             self._sweeping.release()
@@ -418,15 +402,10 @@ class MemoryStore(Store):
         tables = self._tables.get(table.identity)
         if tables is None or tables[self._mask] is not table:  # only the last table triggers the check of all
             return tables is None
-        for lock in self._locks:
-            lock.acquire()
-        try:
+        with self._all:
             if any(tables):
                 return False
             del self._tables[table.identity]
             self._bound.clear()
-            self._version = next(_versions)
+            self._all.moved()
             return True
-        finally:
-            for lock in self._locks:
-                lock.release()

@@ -129,11 +129,11 @@ function ring.charge(w, limit, now, units)
     if w.spent == 0 then
       w.oldest = w.newest
     end
-    if #w.older > 2 * limit.resolution * ENTRY_BYTES then
-      merge_oldest(w)
-    end
   end
   w.spent, w.dirty = w.spent + units, true
+  if w.spent > limit.amount and #w.older > 2 * limit.resolution * ENTRY_BYTES then
+    merge_oldest(w)
+  end
   return units
 end
 

@@ -1,0 +1,54 @@
+"""A question: checks that are charged together or not at all, and the subjects whose bans refuse them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+from .bans.ban import BanSubject
+from .decision import Check
+
+
+class Question(Sequence[Check]):
+    """Checks to ask repeatedly, as `Store.prepare` makes them. Every store accepts it as a sequence of checks.
+
+    Copies and pickles are plain tuples of checks.
+
+    Args:
+        checks: The checks; no window is in them twice, see `merged`.
+        subjects: Further keys and addresses whose bans refuse it.
+
+    Attributes:
+        checks: The checks, as a tuple.
+        subjects: The argument.
+        names: The keys of the checks, and the subjects that are keys: a ban of one of them refuses the question.
+        caller: Who asks it, if several callers share their decisions; stores do not read it.
+        rendered: What the caller has computed from its checks; None until then. Stores do not read it.
+    """
+
+    __slots__ = ("caller", "checks", "names", "rendered", "subjects")
+
+    def __init__(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> None:
+        self.checks = tuple(checks)
+        self.subjects = subjects
+        self.names = (*[key for _, key, _ in self.checks], *[one for one in subjects if isinstance(one, str)])
+        self.caller: Any = None
+        self.rendered: Any = None
+
+    @overload
+    def __getitem__(self, at: int) -> Check: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Check]: ...
+
+    def __getitem__(self, at: int | slice) -> Check | Sequence[Check]:
+        return self.checks[at]
+
+    def __len__(self) -> int:
+        return len(self.checks)
+
+    def __iter__(self) -> Iterator[Check]:
+        return iter(self.checks)
+
+    def __reduce__(self) -> tuple[type[tuple[Check, ...]], tuple[tuple[Check, ...]]]:
+        return tuple, (self.checks,)
