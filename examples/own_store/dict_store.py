@@ -21,13 +21,14 @@ from slidegate.core import (
     Concurrency,
     ConfigurationError,
     Decision,
+    Quota,
     Reservation,
     Snapshot,
     Store,
     WindowRef,
     charge_all,
     decide,
-    enter_periods,
+    in_periods,
     refund_all,
 )
 from slidegate.stores import MemoryBans
@@ -109,7 +110,7 @@ class DictStore(Store):
             for name, limit in self._limits.items():
                 if name[2] == key and not isinstance(limit, Concurrency):
                     counter, window = limit.counter, self._windows[name]
-                    found = found or (counter.state(window)[0] > 0 and now_us < limit.expires_us(window))
+                    found = found or (counter.state(window)[0] > 0 and not self._has_expired(name))
                     self._windows[name] = counter.reset(window, now_us, self._latest_us)
             return found
 
@@ -128,7 +129,7 @@ class DictStore(Store):
         with self._guard():
             now_us, windows = self._now_us(), self._windows.copy()
             places = self._find([(bucket, key, 0) for bucket in buckets], windows, now_us)
-            return Snapshot(now_us, [windows[name] for _, _, _, name in places])
+            return Snapshot(now_us, self._unix_us(), [windows[name] for _, _, _, name in places])
 
     def permits_held(self) -> int:
         """Return how many permits are taken; without this method, rules could not limit concurrency."""
@@ -164,21 +165,26 @@ class DictStore(Store):
         ]
         missing = {name: limit for limit, _, name in asked if name not in windows}
         if windows is self._windows and len(windows) + len(missing) > self._most:
-            self._delete_expired(now_us, kept={name for _, _, name in asked})
+            self._delete_expired(kept={name for _, _, name in asked})
             if len(windows) + len(missing) > self._most:
                 raise StoreError(f"all {self._most} windows are in use; raise most")
         windows |= dict.fromkeys(missing, b"")
         if windows is self._windows:
             self._limits |= missing
         places: list[WindowRef] = [(limit.counter, cost, windows, name) for limit, cost, name in asked]
-        enter_periods(places, now_us, self._unix_us())
-        return places
+        return in_periods(places, now_us, self._unix_us())
 
-    def _delete_expired(self, now_us: int, kept: set[Name]) -> None:
+    def _delete_expired(self, kept: set[Name]) -> None:
         """Delete the windows whose units have all left, except `kept`; live windows are never evicted."""
-        for name, limit in list(self._limits.items()):
-            if name not in kept and limit.expires_us(self._windows[name]) <= now_us:
+        for name in list(self._limits):
+            if name not in kept and self._has_expired(name):
                 del self._windows[name], self._limits[name]
+
+    def _has_expired(self, name: Name) -> bool:
+        """Return whether all units of a window have left; those of a quota by Unix time."""
+        limit = self._limits[name]
+        now_us = self._unix_us() if isinstance(limit, Quota) else self._clock()
+        return limit.expires_us(self._windows[name]) <= now_us
 
 
 def _monotonic_us() -> int:

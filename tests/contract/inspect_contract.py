@@ -39,7 +39,7 @@ class InspectContract:
         assert await store.views("ann", asked) == await store.views("ann", asked)
         assert [view.used for view in await store.views("bob", asked)] == [0, 0]
         assert await store.refund(decision) is True
-        assert await settle(store.raw.inspect("ann", ())) == (store.clock.now_us, [])
+        assert await settle(store.raw.inspect("ann", ())) == (store.clock.now_us, store.clock.now_us, [])
 
     @with_store()
     async def test_reset_all_lets_bans_stay(self, store: StoreHarness) -> None:

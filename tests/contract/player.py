@@ -34,9 +34,9 @@ async def settle(answer: Answered | Awaitable[Answered]) -> Answered:
 
 async def views_of(store: Store, key: str, asked: Bucket) -> list[WindowView]:
     """Return the windows of a key as a store reports them."""
-    now_us, windows = await settle(store.inspect(key, (asked,)))
+    now_us, unix_us, windows = await settle(store.inspect(key, (asked,)))
     return [
-        view_of(asked.name, asked.label, name, limit, window, now_us)
+        view_of(asked.name, asked.label, name, limit, window, now_us, unix_us)
         for name, limit, window in zip(asked.names, asked.limits, windows, strict=True)
     ]
 
@@ -152,18 +152,21 @@ class Player:
         # A charge in the microsecond of a reset may count as one before the reset.
         if key is None:
             self._earliest_us = self.model.latest_us + 1  # one floor for all windows, including later ones
-        self.clock.set(max(self.clock.now_us + 1, self._earliest_us))
+        latest_us = self.model.latest_us if self._quotas() else 0  # a store may refuse refunds of quotas until then
+        self.clock.set(max(self.clock.now_us, self._earliest_us - 1, latest_us) + 1)
 
     async def _step_back(self, span_us: int) -> None:
         # A store may drop expired units at any time while the clock advances. Touch every window before the clock
         # steps back, so that the store and the reference have dropped the same units.
         await self.look_after_all()
         back_us = max(self.clock.now_us + span_us, self._earliest_us)
-        quotas = [limit for bucket in self.buckets for limit in bucket.limits if isinstance(limit, Quota)]
-        if any(quota.period_at(back_us) != quota.period_at(self.clock.now_us) for quota in quotas):
+        if any(quota.period_at(back_us) != quota.period_at(self.clock.now_us) for quota in self._quotas()):
             return  # a store need not remember the period of a quota without units
         self.clock.set(back_us)
         await self.look_after_all()  # units ahead of now are moved back when their window is touched
+
+    def _quotas(self) -> list[Quota]:
+        return [limit for bucket in self.buckets for limit in bucket.limits if isinstance(limit, Quota)]
 
     async def look_after_all(self) -> None:
         """Touch every window by a hit of cost 0."""

@@ -66,7 +66,7 @@ KNOWN: Final = {
         f"{limits}: a charge before a reset of {key or 'everything'} takes no later units with it": _known(
             [_ask(2), Reset(key), _ask(3), Refund(2), _ask(1)], limits
         )
-        for limits in ("9/minute", "100/minute", Quota("9/day"))
+        for limits in ("9/minute", "100/minute")
         for key in ("ann", None)
     },
     "a charge after a reset is refunded also under a changed amount": _known(

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import pickle
 import zoneinfo
+from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Limit, Quota, parse_limits
 from slidegate.core import NEVER, Bucket
+from slidegate.core.quotas import QuotaCounter
 
 NEW_YEAR_US = 1_735_689_600_000_000  # 2025-01-01T00:00Z
 HOUR_US = 3_600_000_000
+DAY_US = 24 * HOUR_US
 
 
 @pytest.mark.parametrize(
@@ -57,25 +62,53 @@ def test_quotas_of_a_rule_are_told_apart_by_their_periods() -> None:
     assert [(limit.window_s, limit.said) for limit in limits[:2]] == [(60, "100 per 1m"), (None, "5 per day")]
 
 
-def test_a_period_is_counted_until_its_end_in_the_time_of_the_store() -> None:
-    quota, hour_us = Quota("5/day"), 3_600_000_000
-    window = quota.enter(b"", NEW_YEAR_US - 50, NEW_YEAR_US - hour_us)
-    window, state = quota.spend(window, NEW_YEAR_US - 50, 3)
-    ends_us = NEW_YEAR_US - 50 + hour_us
+def counted(quota: Quota, now_us: int, unix_us: int) -> QuotaCounter:
+    """Return the counter of a quota at a time of a store, which is a Unix time."""
+    return quota.counter.at(now_us, unix_us)
+
+
+def test_a_period_ends_in_unix_time_and_its_states_are_in_the_time_of_the_store() -> None:
+    quota, now_us = Quota("5/day"), 50
+    counter = counted(quota, now_us, NEW_YEAR_US - HOUR_US)
+    window, state = counter.spend(b"", now_us, 3)
+    ends_us = now_us + HOUR_US
     assert state == (3, ends_us, ends_us, 0)
-    assert quota.spend(window, NEW_YEAR_US, 3) == (window, (3, ends_us, ends_us, hour_us - 50))
-    assert quota.spend(window, NEW_YEAR_US, 6)[1][3] == NEVER
-    assert quota.enter(window, NEW_YEAR_US, NEW_YEAR_US - 1)[8:] != window[8:], "how far ahead it is, is looked at anew"
-    assert quota.state(quota.enter(window, ends_us, NEW_YEAR_US))[0] == 0
-    assert quota.expires_us(window) == ends_us + HOUR_US, "a clock that is set back by an hour still finds it"
+    assert counter.spend(window, now_us, 3) == (window, (3, ends_us, ends_us, HOUR_US))
+    assert counter.spend(window, now_us, 6)[1][3] == NEVER
+    assert counter.mark(window) == NEW_YEAR_US
+    assert quota.expires_us(window) == NEW_YEAR_US + HOUR_US, "a clock that is set back by an hour still finds it"
 
 
-def test_a_charge_of_before_a_reset_takes_no_later_units_with_it() -> None:
-    quota = Quota("5/day")
-    before, _ = quota.spend(quota.enter(b"", 100, NEW_YEAR_US), 100, 2)
-    window, _ = quota.spend(quota.reset(before, 200), 300, 2)
-    for spent_us in (100, 200):
-        assert quota.remove(window, 400, spent_us, quota.mark(before), 2) is None
-    left = quota.remove(window, 400, 300, quota.mark(window), 2)
+@given(
+    st.lists(st.tuples(st.integers(0, 10**12), st.integers(-4 * DAY_US, 4 * DAY_US), st.integers(1, 3)), max_size=40)
+)
+def test_whatever_steps_the_clocks_make_no_period_has_more_units_than_its_amount(
+    asked: list[tuple[int, int, int]],
+) -> None:
+    """No offset between the two clocks is stored, so the time of the store does not matter at all."""
+    quota, window, unix_us, admitted = Quota("5/day"), b"", NEW_YEAR_US, Counter[int]()
+    latest_us = 0
+    for now_us, step_us, cost in asked:
+        unix_us = unix_us + step_us
+        latest_us = max(latest_us, quota.period_at(unix_us).end_us)
+        counter = counted(quota, now_us, unix_us)
+        window, state = counter.spend(window, now_us, cost)
+        if not state[3]:
+            admitted[counter.mark(window)] += cost
+            assert counter.mark(window) == latest_us
+            assert state[1] - now_us == latest_us - unix_us
+        else:
+            assert state[3] == latest_us - unix_us
+    assert all(units <= 5 for units in admitted.values())
+
+
+def test_a_reset_forgets_what_was_spent_and_a_refund_takes_units_of_its_period_that_are_there() -> None:
+    counter = counted(Quota("5/day"), 100, NEW_YEAR_US)
+    before, _ = counter.spend(b"", 100, 2)
+    assert counter.remove(counter.reset(before, 200), 300, 100, counter.mark(before), 2) is None
+    assert counter.remove(before, 300, 100, counter.mark(before), 3) is None
+    left = counter.remove(before, 300, 100, counter.mark(before), 2)
     assert left is not None
-    assert quota.state(left)[0] == 0
+    assert counter.state(left)[0] == 0
+    tomorrow = counted(Quota("5/day"), 100, NEW_YEAR_US + DAY_US)
+    assert tomorrow.remove(before, 300, 100, counter.mark(before), 2) is None

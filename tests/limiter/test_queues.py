@@ -257,7 +257,8 @@ class Line(RuleBasedStateMachine):
             raise self.failures[0]
         assert self.queues.waiting == len(self.line) <= WAIT_MAX
         assert self.store.permits_held() == len(self.inside)
-        if any(not one.is_gone for one in self.line) and self.time.passed_s > self.elsewhere_until_s:
+        # Who has left is skipped at its turn: until then, nobody behind it asks.
+        if not any(one.is_gone for one in self.line) and self.line and self.time.passed_s > self.elsewhere_until_s:
             assert not self.store.peek(self.checks(self.first().cost)).allowed, "there is room, and somebody waits"
 
 

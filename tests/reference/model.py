@@ -99,7 +99,9 @@ class Model:
         for window in windows:
             window.reset(now_us, self.latest_us)
         if key is None:
-            self._windows.clear()
+            # Units of a quota that were spent before and after a reset have one moment, so a refund does not tell them
+            # apart.
+            self._windows = {name: one for name, one in self._windows.items() if isinstance(one, ModelQuota)}
         return had_units
 
     def _asked(self, checks: Sequence[Check], now_us: int) -> list[Ask]:

@@ -6,7 +6,7 @@ from slidegate.core import Quota
 
 from .model_window import Answer
 
-MAX_UNITS = 2**52
+MAX_UNITS = 2**32 - 1
 
 
 class ModelQuota:
@@ -19,7 +19,6 @@ class ModelQuota:
     def __init__(self, quota: Quota) -> None:
         self.calendar = quota.calendar
         self.end_us = self.spent = 0
-        self.floor_us = -1
 
     def leaves_us(self, moment_us: int) -> int:
         """Return until when a charge can be refunded: the end of its period."""
@@ -51,15 +50,14 @@ class ModelQuota:
 
     def hand_back(self, time_us: int, moment_us: int, units: int) -> bool:
         """Refund units if they belong to the current period and all of them are still counted."""
-        if moment_us != self.end_us or time_us <= self.floor_us or not 0 < units <= self.spent:
+        if moment_us != self.end_us or not 0 < units <= self.spent:
             return False
         self.spent -= units
         return True
 
     def reset(self, now_us: int, latest_us: int = 0) -> None:
-        """Remove all charges."""
-        if self.spent:
-            self.spent, self.floor_us = 0, max(self.floor_us, now_us, latest_us)
+        """Remove all charges; those of before can be refunded as if they had come after."""
+        self.spent = 0
 
     def answer(self, amount: int, wait_us: int | None, now_us: int) -> Answer:
         """Return the state of the quota now."""

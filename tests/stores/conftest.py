@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,11 +20,17 @@ Opened: TypeAlias = Callable[..., Any]
 
 
 @pytest.fixture
-async def opened(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Opened]:
+async def opened(kind: str, opened_as: Opened) -> Opened:
     """Open stores of the `kind` that a test is parametrized with; all are closed at its end."""
+    return partial(opened_as, kind)
+
+
+@pytest.fixture
+async def opened_as(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Opened]:
+    """Open stores, given their kind and their options; all are closed at the end of the test."""
     made: list[Any] = []
 
-    def opened(place: str = "store", **options: Any) -> Any:
+    def opened_as(kind: str, place: str = "store", **options: Any) -> Any:
         if kind == "memory":
             made.append(MemoryStore(**options))
         elif kind == "lmdb":
@@ -31,12 +38,12 @@ async def opened(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> A
 
             made.append(LmdbStore(tmp_path / place, **{"map_size": 1 << 20, **options}))
         else:
-            options.pop("wall_clock", None)  # it is the server's, as the other one
+            options["clock"] = options.pop("wall_clock", options.get("clock"))  # the server has one clock
             server = request.getfixturevalue("server")
             made.append(store_of(server, prefix=f"{tmp_path.name}-{place}", **options))
         return made[-1]
 
-    yield opened
+    yield opened_as
     for store in made:
         await settle(store.close())
 

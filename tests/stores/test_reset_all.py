@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from slidegate import Decision, Limiter, MemoryStore, Quota
+from slidegate import Decision, Limiter, MemoryStore
 from slidegate.core import Bucket, Store, parse_limits
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
@@ -177,7 +177,7 @@ def test_keys_that_share_a_cell_are_shown_as_they_are_counted_and_forgotten_with
 
 
 START_US = 1_900_000_000_000_000
-RULES = [Bucket("rule", parse_limits("500/hour")), Bucket("plan", parse_limits(Quota("500/year")))]
+RULES = [Bucket("rule", parse_limits("500/hour")), Bucket("long", parse_limits("500/400d"))]
 KEYS = ("ann", "bob")
 
 moves = st.one_of(

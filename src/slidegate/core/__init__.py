@@ -7,7 +7,7 @@ from .addresses import parse_address
 from .bans.ban import Ban, BanSubject
 from .calendar import Anchor, Calendar, Period
 from .concurrency import Concurrency
-from .decide import WindowRef, charge_all, decide, enter_periods, merged, refund_all
+from .decide import WindowRef, charge_all, decide, in_periods, merged, refund_all
 from .decision import Bucket, Check, Decision, LimitState, Reason
 from .errors import ConfigurationError, InvalidKey, SlidegateError, StoreTimeout, StoreUnavailable
 from .limits import AnyLimit, Limit, parse_duration_us, parse_limits
@@ -73,7 +73,7 @@ __all__ = [
     "charge_all",
     "compiled",
     "decide",
-    "enter_periods",
+    "in_periods",
     "merged",
     "parse_address",
     "parse_duration_us",

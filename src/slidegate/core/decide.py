@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from .concurrency import Concurrency
 from .decision import Check, Decision, Reason
 from .limits import Identity
-from .quotas import Quota
+from .quotas import QuotaCounter
 from .reservation import Reservation, reserved
 from .ring import NEVER, Ring, WindowState
 
@@ -20,8 +20,8 @@ OK: Final = Reason.OK
 LIMITED: Final = Reason.LIMITED
 TOO_LARGE: Final = Reason.TOO_LARGE
 
-Counter: TypeAlias = Ring | Quota | Concurrency
-"""Counts the units of a limit, see `Ring`; quotas and concurrency limits are their own counters."""
+Counter: TypeAlias = Ring | QuotaCounter | Concurrency
+"""Counts the units of a limit, see `Ring`; a concurrency limit is its own counter."""
 WindowRef: TypeAlias = tuple[Counter, int, MutableMapping[Any, bytes], Any]
 """The counter of a limit, the cost, and the location of the window: the mapping that contains it, and its key there.
 
@@ -38,12 +38,12 @@ def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> D
 
     Args:
         checks: The question.
-        refs: Its windows; those of quotas are in their current period, see `enter_periods`.
+        refs: Its windows; the counters of quotas have the Unix time, see `in_periods`.
         now_us: The store's time, in microseconds.
     """
     apart, mixed = _apart(refs) if len(checks) > 1 else (refs, set())
     decision = decide_plain(checks, apart, now_us)
-    if decision.allowed and any(isinstance(counter, Quota) for counter, _, _, _ in refs):
+    if decision.allowed and any(isinstance(counter, QuotaCounter) for counter, _, _, _ in refs):
         units = [cost for _, cost, _, _ in refs]
         decision.reservations = _reserved(apart, checks, now_us, units)
     if mixed:
@@ -160,25 +160,28 @@ def refund_all(
         (one.decided_us, mark, units) for one in reservations for mark, units in zip(one.marks, one.units, strict=True)
     ]
     for (decided_us, mark, units), (counter, _, windows, key) in zip(noted, refs, strict=True):
-        kept = isinstance(counter, Concurrency)  # a permit does not depend on the time
-        if kept or (decided_us > floor_us and (isinstance(counter, Quota) or latest_us < mark + counter.span_us)):
+        # A permit does not depend on the time, and the counter of a quota knows whether its period has ended.
+        if not isinstance(counter, Ring) or (decided_us > floor_us and latest_us < mark + counter.span_us):
             left = counter.remove(windows[key], now_us, decided_us, mark, units)
             if left is not None:
                 windows[key], changed = left, True
     return changed
 
 
-def enter_periods(refs: Sequence[WindowRef], now_us: int, unix_us: int) -> None:
-    """Move the windows of quotas into their current period; this has to precede every other use of them.
+def in_periods(refs: Sequence[WindowRef], now_us: int, unix_us: int) -> list[WindowRef]:
+    """Return windows with the Unix time in the counters of quotas; this has to precede every other use of these.
 
     Args:
         refs: The windows of a question.
         now_us: The store's time, in microseconds.
         unix_us: The Unix time, read together with `now_us`.
     """
-    for counter, _, windows, key in refs:
-        if isinstance(counter, Quota):
-            windows[key] = counter.enter(windows[key], now_us, unix_us)
+    return [
+        (counter.at(now_us, unix_us), cost, windows, key)
+        if isinstance(counter, QuotaCounter)
+        else (counter, cost, windows, key)
+        for counter, cost, windows, key in refs
+    ]
 
 
 def merged(checks: Sequence[Check]) -> Sequence[Check]:

@@ -183,7 +183,7 @@ class Decision:
             a failed store is asked again. 0 for none, `OPEN` if its length is unknown.
 
     Args:
-        reservations: What was charged; None if each check charged its cost, and the readings contain its marks.
+        reservations: What was charged; None if each check charged its cost, and to sliding windows only.
     """
 
     __slots__ = (

@@ -116,9 +116,12 @@ class Throttle:
         self._next: dict[object, tuple[float, int]] = {}
 
     def left_out(self, subject: object, now: float) -> int | None:
-        """Return how many lines about a subject were suppressed since the last one; None to suppress this one, too."""
+        """Return how many lines about a subject were suppressed since the last one; None to suppress this one, too.
+
+        If the clock has stepped back to before the last line, that line does not suppress any other.
+        """
         next_time, left_out = self._next.get(subject, (now, 0))
-        if now < next_time:
+        if next_time - self._pause <= now < next_time:
             self._next[subject] = next_time, left_out + 1
             return None
         if len(self._next) >= MAX_SUBJECTS:

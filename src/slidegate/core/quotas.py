@@ -1,32 +1,26 @@
-"""Quotas: limits on the units of each calendar period, and their counts as bytes.
+"""Quotas: limits on the units of each calendar period.
 
-A count identifies its period by the period's end in Unix time, when it starts again from zero. It enters another period
-only if that ends later: when the clock is set back, counting continues in the newer period.
+The count of a quota is a ring in Unix time with one slice, which began in 1970 and ends when the period does. So its
+units have one moment, the end of the period, and leave then. When the clock is set back into an earlier period,
+counting continues in the newer one, as in the newest slice of any ring.
 
-`Quota.enter` has to be called before every other method: it selects the current period, and stores the difference
-between the store's time and Unix time. All other methods use the store's time, as those of a ring do.
-
-The bytes: the end of the period in Unix time, the store's time minus Unix time, `floor_us` as in `ring`, and the units
-(int64 each, little-endian).
+All other limits of a question go by the store's time. `in_periods` gives each quota of a question the Unix time; the
+states of its counter are in the store's time again, as those of the other limits.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from struct import Struct
-from typing import Final, Self
+from typing import Final, final
 
 from .calendar import UNITS, Calendar, Period, Unit, load_zone, read_anchor
 from .errors import ConfigurationError, quoted
 from .limits import MAX_AMOUNT, AnyLimit, Identity, check_name, check_whole
-from .ring import NEVER, WindowState
+from .ring import Ring, WindowState, expires_us
 
-MAX_UNITS: Final = 2**52
-"""The most units of a count, debts included; every store can represent this number exactly."""
 KEPT_US: Final = 3_600_000_000
 """How long a count is kept after its period, in case the system clock is set back."""
-PERIOD: Final = Struct("<qqqqx")  # no ring has this length, so a store can distinguish them
 
 QUOTA_EXAMPLE: Final = 'Quota("10000/month")'
 _QUOTA: Final = re.compile(r"(?P<amount>[0-9]{1,18}+) *+(?:/|per\b) *+(?P<unit>[A-Za-z]++)", re.ASCII)
@@ -36,7 +30,8 @@ _QUOTA: Final = re.compile(r"(?P<amount>[0-9]{1,18}+) *+(?:/|per\b) *+(?P<unit>[
 class Quota(AnyLimit):
     """At most `amount` units in each calendar day, week, month or year. Immutable; equal quotas hash equal.
 
-    It can be used wherever a limit can, and follows Unix time, even in a store whose windows use a monotonic clock. It
+    It can be used wherever a limit can, and follows Unix time, even in a store whose windows use a monotonic clock: a
+    step of the system clock moves the ends of periods. It
     is not a sliding window: at the end of a period all units become free, so up to twice the amount can pass around
     that time. Combine it with a sliding limit to keep bursts small: ``["10/second", quota]``.
 
@@ -80,70 +75,10 @@ class Quota(AnyLimit):
         calendar = Calendar(unit, anchor, load_zone(zone))
         self._fill(amount=amount, unit=unit, starts=spelled, zone_name=zone, name=name, calendar=calendar)
 
-    def enter(self, window: bytes, now_us: int, unix_us: int) -> bytes:
-        """Return a count in its current period; `now_us` and `unix_us` are the same time on both clocks."""
-        known_us, _, floor_us, spent = _read(window)
-        until_us = self.period_at(unix_us).end_us
-        if until_us > known_us:
-            return _pack(until_us, now_us - unix_us, floor_us, 0)
-        return _pack(known_us, now_us - unix_us, floor_us, spent)
-
-    def spend(self, window: bytes, now_us: int, cost: int) -> tuple[bytes, WindowState]:
-        """See `Ring.spend`."""
-        until_us, ahead_us, floor_us, spent = _read(window)
-        wanted, amount = cost or 1, self.amount
-        wait_us = 0
-        if spent + wanted > amount:
-            wait_us = NEVER if wanted > amount else until_us + ahead_us - now_us
-        elif cost:
-            window = _pack(until_us, ahead_us, floor_us, spent + cost)
-        return window, self.state(window, wait_us)
-
-    def undo(self, window: bytes, cost: int) -> bytes:
-        """See `Ring.undo`."""
-        until_us, ahead_us, floor_us, spent = _read(window)
-        return _pack(until_us, ahead_us, floor_us, spent - cost)
-
-    def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
-        """See `Ring.charge`; a debt lasts until the period ends."""
-        until_us, ahead_us, floor_us, spent = _read(window)
-        kept = min(units, MAX_UNITS - spent)
-        return _pack(until_us, ahead_us, floor_us, spent + kept), kept
-
-    def remove(self, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
-        """See `Ring.remove`; the mark of a charge is the end of its period, in Unix time."""
-        until_us, ahead_us, floor_us, spent = _read(window)
-        if mark != until_us or not 0 < units <= spent or spent_us <= floor_us:
-            return None
-        return _pack(until_us, ahead_us, floor_us, spent - units)
-
-    def settle(self, window: bytes, now_us: int) -> bytes:
-        """See `Ring.settle`; nothing leaves before the period ends."""
-        return window
-
-    def state(self, window: bytes, wait_us: int = 0) -> WindowState:
-        """See `Ring.state`; all units leave when the period ends."""
-        until_us, ahead_us, _, spent = _read(window)
-        return spent, until_us + ahead_us, until_us + ahead_us, wait_us
-
-    def reset(self, window: bytes, now_us: int, latest_us: int = 0) -> bytes:
-        """See `Ring.reset`."""
-        until_us, ahead_us, floor_us, spent = _read(window)
-        return _pack(until_us, ahead_us, max(floor_us, now_us, latest_us), 0) if spent else window
-
-    def expires_us(self, window: bytes) -> int:
-        """See `AnyLimit.expires_us`; computed with the Unix time of the last `enter`."""
-        until_us, ahead_us, _, _ = _read(window)
-        return until_us + ahead_us + KEPT_US
-
-    def mark(self, window: bytes) -> int:
-        """See `Ring.mark`; it is the end of the period, in Unix time."""
-        return end_us(window)
-
     @property
-    def counter(self) -> Self:
+    def counter(self) -> QuotaCounter:
         """See `AnyLimit.counter`."""
-        return self
+        return QuotaCounter(self)
 
     @property
     def same_window(self) -> Identity:
@@ -168,6 +103,10 @@ class Quota(AnyLimit):
         """Return the period that contains a Unix time in microseconds."""
         return self.calendar.period_at(unix_us)
 
+    def expires_us(self, window: bytes) -> int:
+        """See `AnyLimit.expires_us`; it is an hour after the end of the period, in Unix time."""
+        return expires_us(window, KEPT_US)
+
     def leaves_us(self, at_us: int) -> int:
         """See `AnyLimit.leaves_us`; the result does not depend on when the period ends."""
         return at_us + KEPT_US
@@ -176,14 +115,63 @@ class Quota(AnyLimit):
         return self._named(f"{self.amount}/{self.unit} from {self.starts} in {self.zone_name}")
 
 
-def end_us(window: bytes) -> int:
-    """Return the end of a count's period, in microseconds of Unix time."""
-    return _read(window)[0]
+@final
+class QuotaCounter:
+    """Counts the units of a quota, see `Ring`. It ignores the times that it is asked with, and uses its own.
 
+    Args:
+        quota: The quota.
+        now_us: The store's time, in microseconds, to which its states refer.
+        unix_us: The Unix time, read together with `now_us`; -1 for a counter that only makes others, see `at`, and
+            whose methods without a time may be called.
+    """
 
-def _read(window: bytes) -> tuple[int, int, int, int]:
-    return PERIOD.unpack(window) if window else (0, 0, -1, 0)
+    __slots__ = ("_ahead_us", "_quota", "_ring", "_unix_us")
 
+    def __init__(self, quota: Quota, now_us: int = 0, unix_us: int = -1) -> None:
+        self._quota = quota
+        self._unix_us = unix_us
+        self._ahead_us = now_us - unix_us
+        end_us = quota.period_at(unix_us).end_us if unix_us >= 0 else 0
+        self._ring = Ring(quota.amount, 1, end_us + 1, 0)
 
-def _pack(until_us: int, ahead_us: int, floor_us: int, spent: int) -> bytes:
-    return PERIOD.pack(until_us, ahead_us, floor_us, spent)
+    def at(self, now_us: int, unix_us: int) -> QuotaCounter:
+        """Return the counter of the same quota at another time; see the arguments of the class."""
+        return QuotaCounter(self._quota, now_us, unix_us)
+
+    def spend(self, window: bytes, now_us: int, cost: int) -> tuple[bytes, WindowState]:
+        """See `Ring.spend`."""
+        window, state = self._ring.spend(window, self._unix_us, cost)
+        return window, self._in_store_time(state)
+
+    def undo(self, window: bytes, cost: int) -> bytes:
+        """See `Ring.undo`."""
+        return self._ring.undo(window, cost)
+
+    def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
+        """See `Ring.charge`; a debt lasts until the period ends."""
+        return self._ring.charge(window, self._unix_us, units)
+
+    def remove(self, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
+        """See `Ring.remove`; a charge of before a reset takes units of after it, because all have one moment."""
+        return self._ring.remove(window, self._unix_us, self._unix_us, mark, units)
+
+    def settle(self, window: bytes, now_us: int) -> bytes:
+        """See `Ring.settle`; nothing leaves before the period ends."""
+        return self._ring.settle(window, self._unix_us)
+
+    def state(self, window: bytes, wait_us: int = 0) -> WindowState:
+        """See `Ring.state`; all units leave when the period ends."""
+        return self._in_store_time(self._ring.state(window, wait_us))
+
+    def reset(self, window: bytes, now_us: int, latest_us: int = 0) -> bytes:
+        """See `Ring.reset`."""
+        return b""
+
+    def mark(self, window: bytes) -> int:
+        """See `Ring.mark`; it is the end of the period, in Unix time."""
+        return self._ring.mark(window)
+
+    def _in_store_time(self, state: WindowState) -> WindowState:
+        spent, leaves_us, newest_us, wait_us = state
+        return (spent, leaves_us + self._ahead_us, newest_us + self._ahead_us, wait_us) if spent else state

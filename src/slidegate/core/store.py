@@ -22,7 +22,7 @@ from .reservation import Reservation
 from .views import Snapshot
 
 Clock: TypeAlias = Callable[[], int]
-"""Returns the time in whole microseconds, not below 0. Its epoch does not matter, only its rate."""
+"""Returns the time in whole microseconds, not below 0. Its epoch matters only where it stands for Unix time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Observers:
 
 
 class BanStore(ABC):
-    """The bans of a store. As in `Store`, methods return their answer or an awaitable of it."""
+    """The bans of a store, in its Unix time. As in `Store`, methods return their answer or an awaitable of it."""
 
     def may_refuse(self) -> bool:
         """Return False if this process knows, without I/O, that no ban is in force."""

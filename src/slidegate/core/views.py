@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from .limits import AnyLimit, Limit
-from .quotas import Quota, end_us
+from .quotas import Quota, QuotaCounter
 from .ring import entries
 
 
@@ -25,8 +25,10 @@ class Snapshot(NamedTuple):
 
     now_us: int
     """The store's time of the snapshot, in microseconds."""
+    unix_us: int
+    """Its Unix time, in microseconds."""
     windows: Sequence[bytes]
-    """One for each limit of each requested bucket, in order; those of quotas are in their current period."""
+    """One for each limit of each requested bucket, in order."""
 
 
 class WindowSlice(NamedTuple):
@@ -66,7 +68,7 @@ class WindowView(NamedTuple):
     """Whether the limit is the fallback of a limits function, which may return another one for the key."""
 
 
-def view_of(rule: str, label: str, name: str, limit: AnyLimit, window: bytes, now_us: int) -> WindowView:
+def view_of(rule: str, label: str, name: str, limit: AnyLimit, window: bytes, now_us: int, unix_us: int) -> WindowView:
     """Return the view of a window.
 
     Args:
@@ -74,10 +76,13 @@ def view_of(rule: str, label: str, name: str, limit: AnyLimit, window: bytes, no
         label: The rule's name in stats.
         name: The limit's name on the wire.
         limit: The limit.
-        window: The window; that of a quota is in its current period.
+        window: The window.
         now_us: The store's time, in microseconds.
+        unix_us: The Unix time, read together with `now_us`.
     """
     counter = limit.counter
+    if isinstance(counter, QuotaCounter):
+        counter = counter.at(now_us, unix_us)
     window = counter.settle(window, now_us)
     used, leaves_us, newest_us, _ = counter.state(window)
     wait_us = counter.spend(window, now_us, 1)[1][3]
@@ -91,16 +96,15 @@ def view_of(rule: str, label: str, name: str, limit: AnyLimit, window: bytes, no
         None if wait_us < 0 else wait_us,
         max(leaves_us - now_us, 0) if used else 0,
         max(newest_us + limit.span_us - now_us, 0) if used else 0,
-        tuple(_slices(window, limit, now_us)) if used else (),
+        tuple(_slices(window, limit, leaves_us, now_us)) if used else (),
     )
 
 
-def _slices(window: bytes, limit: AnyLimit, now_us: int) -> Iterator[WindowSlice]:
+def _slices(window: bytes, limit: AnyLimit, leaves_us: int, now_us: int) -> Iterator[WindowSlice]:
     if isinstance(limit, Quota):
-        used, leaves_us, _, _ = limit.state(window)
-        until_us = end_us(window)
-        start_us = limit.period_at(until_us - 1).start_us + leaves_us - until_us
-        yield WindowSlice(start_us, leaves_us, leaves_us, used)
+        ((end_us, units),) = entries(window)
+        length_us = end_us - limit.period_at(end_us - 1).start_us
+        yield WindowSlice(leaves_us - length_us, leaves_us, leaves_us, units)
     elif isinstance(limit, Limit):
         counts = dict(entries(window))
         if not limit.exact:

@@ -11,7 +11,6 @@ from weakref import ref
 from ..core.decision import Bucket
 from ..core.views import WindowView, view_of
 from ..stores.forks import hold_over_fork
-from ..stores.system_clock import system_us
 from .aio import let_others_run
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ class KeyView(NamedTuple):
     now_us: int
     """The store's time of the last query."""
     unix_us: int
-    """Unix time at that moment, by the clock of this process."""
+    """The store's Unix time at that moment."""
     windows: tuple[WindowView, ...]
     """One for each limit of each rule, empty windows included."""
     left_out: int
@@ -144,10 +143,10 @@ async def inspect_key(engine: Engine, key: str, buckets: Sequence[Bucket]) -> Ke
         if first:
             await let_others_run()
         part = looked_at[first : first + TOGETHER]
-        now_us, windows = await engine.command(partial(engine.store.inspect, key, part))
+        now_us, unix_us, windows = await engine.command(partial(engine.store.inspect, key, part))
         places = [(bucket, place) for bucket in part for place in range(len(bucket.limits))]
         for (bucket, place), window in zip(places, windows, strict=True):
             limit = bucket.limits[place]
-            view = view_of(bucket.name, bucket.label, bucket.names[place], limit, window, now_us)
+            view = view_of(bucket.name, bucket.label, bucket.names[place], limit, window, now_us, unix_us)
             views.append(view._replace(fallback=bucket in fallbacks))
-    return KeyView(key, now_us, system_us(), tuple(views), len(buckets) - len(looked_at))
+    return KeyView(key, now_us, unix_us, tuple(views), len(buckets) - len(looked_at))

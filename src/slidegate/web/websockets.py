@@ -21,7 +21,7 @@ from starlette.types import Message, Scope, Send
 
 from ..core.arguments import names_checked
 from ..core.bans.ban import Ban, BanSubject
-from ..core.decide import WindowRef, decide, enter_periods
+from ..core.decide import WindowRef, decide, in_periods
 from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, parse_limits
@@ -124,17 +124,16 @@ class MessageCounter:
             # These windows live as long as the connection, so they need no shared store.
             windows = {limit.same_window: b"" for limit in self._bucket.limits}
             places: list[WindowRef] = [(limit.counter, 1, windows, limit.same_window) for limit in self._bucket.limits]
-            return partial(_count, ((self._bucket, "connection", 1),), places, engine.now_us)
+            return partial(_count, ((self._bucket, "connection", 1),), places, engine.now_us, engine.unix_us)
         key = self._client.locate(scope)[0]
         if isinstance(self._key, Key):
             key = self._key.find(scope, self._limiter, key)
         return partial(engine.decide, ((self._bucket, key, 1),), ())
 
 
-def _count(checks: Sequence[Check], places: Sequence[WindowRef], clock: Clock) -> Decision:
+def _count(checks: Sequence[Check], places: Sequence[WindowRef], clock: Clock, wall_clock: Clock) -> Decision:
     now_us = clock()
-    enter_periods(places, now_us, now_us)
-    return decide(checks, places, now_us)
+    return decide(checks, in_periods(places, now_us, wall_clock()), now_us)
 
 
 class GuardedWebSocket:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate.core import Bucket, parse_limits
+from slidegate.core import Bucket, Quota, parse_limits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb import environment as lmdb_env
 from slidegate.stores.lmdb import layout as lmdb_layout
@@ -73,7 +73,7 @@ def test_the_boot_clock_and_the_boot_id_are_those_of_the_machine(
     assert boot_id() == bytes(16)
 
 
-def test_a_window_and_a_ban_go_on_over_a_reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_a_ban_and_a_quota_go_on_over_a_reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine: dict[str, Any] = {"boot": FIRST, "boot_us": 10**9, "system_us": 10**15}
     for module, name in itertools.product((lmdb_env, lmdb_layout), ("boot_us", "system_us")):
         monkeypatch.setattr(module, name, lambda name=name: machine[name])
@@ -88,6 +88,8 @@ def test_a_window_and_a_ban_go_on_over_a_reboot(tmp_path: Path, monkeypatch: pyt
     for _ in range(5):
         before.hit(asked)
     before.bans.ban("user:eve", HOUR_US, "by request", "ann")
+    plan = ((Bucket("plan", parse_limits(Quota("5/year"))), "user:ann", 2),)
+    assert before.hit(plan).remaining == 3  # type: ignore[union-attr]
     before.close()
     machine.update(boot=SECOND, boot_us=5, system_us=10**15 + HOUR_US // 2)
     after = store()
@@ -96,6 +98,7 @@ def test_a_window_and_a_ban_go_on_over_a_reboot(tmp_path: Path, monkeypatch: pyt
     machine["boot_us"] += HOUR_US // 2
     machine["system_us"] += HOUR_US // 2
     assert after.hit(asked)
+    assert after.hit(plan).remaining == 1  # type: ignore[union-attr]
     assert after.bans.active() == []
     heard = RecordingObserver()
     after.observe(heard)

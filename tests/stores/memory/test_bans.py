@@ -195,6 +195,9 @@ def test_that_there_is_no_room_is_told_once_a_minute(kind: str) -> None:
         scene.advance(us=SECOND_US // 2)  # two and a half minutes
     told = [event for event in scene.heard.events if event.kind == kind]
     assert len(told) == 3
+    scene.wall.advance(us=-DAY_US)
+    scene.strike("user:later", policy)
+    assert len([event for event in scene.heard.events if event.kind == kind]) == 4, "also where the clock is set back"
     assert told[0].details["max_bans"] == 5
     assert "raise max_bans" in told[0].message
     assert ("all 5 bans are in use" in told[0].message) is (kind == "bans_full")

@@ -15,11 +15,12 @@ import lmdb
 from ...core.bans.ban import BanSubject, longest
 from ...core.bans.rules import LOG_EVERY_US, BanRules
 from ...core.concurrency import Concurrency
-from ...core.decide import WindowRef, charge_all, decide, refund_all
+from ...core.decide import WindowRef, charge_all, decide, in_periods, refund_all
 from ...core.decision import Bucket, Check, Decision, refused_by_ban
 from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
 from ...core.memo import remember
+from ...core.quotas import Quota
 from ...core.reservation import Reservation
 from ...core.store import Clock, Event, Observers, closed
 from ...core.views import Snapshot
@@ -300,7 +301,7 @@ class Transaction:
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
         """Return the windows of `key` under some buckets."""
         refs = self._find([(bucket, key, 0) for bucket in buckets], makes=False)
-        return Snapshot(self.now_us, [windows[row] for _, _, windows, row in refs])
+        return Snapshot(self.now_us, self._process.settings.unix_us(), [windows[row] for _, _, windows, row in refs])
 
     # -- bans ---------------------------------------------------------------------------------------------------------
 
@@ -354,6 +355,7 @@ class Transaction:
             makes: Whether to create missing windows.
         """
         refs: list[WindowRef] = []
+        dated = False
         for bucket, key, cost in checks:
             for bound in self._process.bound.get(bucket) or bind(bucket, self._process.bound):
                 if bucket.is_permit:
@@ -361,7 +363,8 @@ class Transaction:
                 else:
                     windows, row = self.windows.find(key, bound, makes)
                 refs.append((bound[2].counter, cost, windows, row))
-        return refs
+                dated = dated or isinstance(bound[2], Quota)
+        return in_periods(refs, self.now_us, self._process.settings.unix_us()) if dated else refs
 
     def permit_rows(self) -> PermitRows:
         """Return the rows of permits; before a write, those of this process are valid for at least half a lease."""

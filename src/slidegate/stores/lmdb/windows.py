@@ -27,14 +27,14 @@ from ...core import ring
 from ...core.decision import Bucket
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
-from ...core.quotas import KEPT_US, Quota, end_us
+from ...core.quotas import KEPT_US, Quota
 from ...core.store import Clock
 from ..shared import SHARED_CELLS
 from . import permits
 from .environment import NO_ROWS, Environment
 from .layout import RESET, look_later, row_of, rows_with, sweep
 
-ROW_VERSION: Final = 3
+ROW_VERSION: Final = 4
 """If it changes, `layout.SCHEMA_VERSION` has to change, too."""
 HEAD: Final = Struct("=Bq")
 HEAD_BYTES: Final = HEAD.size
@@ -105,22 +105,22 @@ class WindowRows:
             return self.own, row
         stored = self._txn.get(row)  # the default database of `txn` is `windows`
         if stored is not None and stored[0] == ROW_VERSION:
-            self._load(self.own, row, head, limit, stored[HEAD_BYTES:])
+            self._load(self.own, row, head, stored[HEAD_BYTES:])
             return self.own, row
         number = int.from_bytes(blake2b(row, key=self._dbs.cell_key, digest_size=2).digest(), "big") % SHARED_CELLS
         cell = _CELL.pack(number) + digest
         if cell not in self.shared:
             stored = self._txn.get(cell, None, self._dbs.cells)
             if stored is not None and stored[0] == ROW_VERSION:
-                self._load(self.shared, cell, head, limit, stored[HEAD_BYTES:])
+                self._load(self.shared, cell, head, stored[HEAD_BYTES:])
         if makes and self._takes_room():
-            self._load(self.own, row, head, limit, b"", is_new=True)
+            self._load(self.own, row, head, b"", is_new=True)
             self.own[row] = self.shared.get(cell, self.own[row])
             return self.own, row
         if cell not in self.shared:
             if makes and self._fullness >= NO_ROWS:
                 raise lmdb.MapFullError("it has no room for another shared cell; raise max_map_size")
-            self._load(self.shared, cell, head, limit, b"", is_new=True)
+            self._load(self.shared, cell, head, b"", is_new=True)
         if makes:
             self.shared_hits += 1
             self.shared_until_us = limit.leaves_us(self._now_us)
@@ -196,17 +196,10 @@ class WindowRows:
             due_us = max(due_us, self._now_us + HEAD.unpack_from(stored)[1])
         return due_us
 
-    def _load(
-        self, windows: Windows, row: bytes, head: bytes, limit: AnyLimit, window: bytes, is_new: bool = False
-    ) -> None:
-        """Add a window that was read from its row, with quotas moved into their current period."""
-        before = window
-        if isinstance(limit, Quota):
-            window = limit.enter(before, self._now_us, self._unix_us())
-            if is_new or limit.mark(window) == limit.mark(before):
-                before = window  # a later time in the same period is not worth a write
+    def _load(self, windows: Windows, row: bytes, head: bytes, window: bytes, is_new: bool = False) -> None:
+        """Add a window that was read from its row."""
         windows[row] = window
-        self._loaded.append((windows, row, head, before, is_new))
+        self._loaded.append((windows, row, head, window, is_new))
 
     def _save_and_clear(self) -> None:
         """Write all changes, and discard the loaded windows."""
@@ -249,5 +242,5 @@ def expires_us(stored: bytes, now_us: int, unix_us: Clock) -> int:
     if not window:
         return 0
     if not life_us:
-        return now_us + end_us(window) + KEPT_US - unix_us()
+        return now_us + ring.expires_us(window, KEPT_US) - unix_us()
     return ring.expires_us(window, life_us)

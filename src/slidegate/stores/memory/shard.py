@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 from ...core.concurrency import Concurrency, taken
 from ...core.limits import AnyLimit
 from ...core.limits import Identity as Window
-from ...core.quotas import KEPT_US, Quota, end_us
+from ...core.quotas import Quota
 from ..shared import SHARED_CELLS
 
 STEP_WINDOWS: Final = 512
@@ -168,10 +168,8 @@ class Generations:
         return bool(self.fresh or self.stale)
 
     def _holds(self, window: bytes, now_us: int, unix_us: int) -> bool:
-        """Return whether a window is in use; for a quota according to Unix time, whose clock may have been set."""
-        if isinstance(self.limit, Quota):
-            return unix_us < end_us(window) + KEPT_US
-        return now_us < self.limit.expires_us(window)
+        """Return whether a window is in use; for a quota according to Unix time."""
+        return (unix_us if isinstance(self.limit, Quota) else now_us) < self.limit.expires_us(window)
 
 
 class Table(Generations):

@@ -24,11 +24,11 @@ from threading import Lock
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.bans.ban import BanSubject
-from ...core.decide import Counter, WindowRef, charge_all, decide, decide_plain, enter_periods, refund_all
+from ...core.decide import Counter, WindowRef, charge_all, decide, decide_plain, in_periods, refund_all
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import Whole, check_positive
 from ...core.limits import AnyLimit
-from ...core.quotas import Quota
+from ...core.quotas import QuotaCounter
 from ...core.reservation import Reservation
 from ...core.store import Clock, Event, Store
 from ...core.views import Snapshot
@@ -169,8 +169,7 @@ class MemoryStore(Store):
             if question.plain:
                 decision = decide_plain(question, question.refs, now_us)
             else:
-                enter_periods(question.refs, now_us, self.unix_us())
-                decision = decide(question, question.refs, now_us)
+                decision = decide(question, in_periods(question.refs, now_us, self.unix_us()), now_us)
         finally:
             lock.release()
         if now_us >= self._sweep_us:
@@ -183,16 +182,16 @@ class MemoryStore(Store):
         refusal = self.bans.decide(checks, subjects)
         if refusal is not None:
             return refusal
-        now_us, refs = self._copies(checks)
-        decision = decide(checks, refs, now_us)
+        now_us, unix_us, refs = self._copies(checks)
+        decision = decide(checks, in_periods(refs, now_us, unix_us), now_us)
         decision.reservations = ()
         return decision
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
         """Return the windows of `key` under each limit of some buckets, without changing anything."""
         self.expect_open()
-        now_us, refs = self._copies([(bucket, key, 0) for bucket in buckets])
-        return Snapshot(now_us, [windows[name] for _, _, windows, name in refs])
+        now_us, unix_us, refs = self._copies([(bucket, key, 0) for bucket in buckets])
+        return Snapshot(now_us, unix_us, [windows[name] for _, _, windows, name in refs])
 
     def charge(self, checks: Sequence[Check]) -> Decision:
         """Charge every cost atomically, even beyond the limits, and return the decision."""
@@ -200,8 +199,7 @@ class MemoryStore(Store):
         with self._shards_of(checks).lock:
             now_us = self._now_us()
             refs, _ = self._refs(checks, now_us)
-            enter_periods(refs, now_us, self.unix_us())
-            decision = charge_all(checks, refs, now_us)
+            decision = charge_all(checks, in_periods(refs, now_us, self.unix_us()), now_us)
         self._tidy(now_us)
         return decision
 
@@ -216,7 +214,7 @@ class MemoryStore(Store):
                 for bucket, key, cost in checks
                 for counter, tables in self._bound.get(bucket) or self._bind(bucket)
             ]
-            enter_periods(refs, now_us, self.unix_us())
+            refs = in_periods(refs, now_us, self.unix_us())
             return refund_all(reservations, refs, now_us, latest_us=self._latest_us, floor_us=self._reset_us)
 
     def reset(self, key: str) -> bool:
@@ -290,7 +288,7 @@ class MemoryStore(Store):
         """
         self.expect_open()
         question.refs, shared = self._refs(question.checks, now_us)
-        dated = any(isinstance(counter, Quota) for counter, _, _, _ in question.refs)
+        dated = any(isinstance(counter, QuotaCounter) for counter, _, _, _ in question.refs)
         question.plain = not (dated or shared)
         question.version = -1 if shared else question.shard.version
 
@@ -309,8 +307,8 @@ class MemoryStore(Store):
                     self._count_shared_hit(table.limit, now_us)
         return refs, shared
 
-    def _copies(self, checks: Sequence[Check]) -> tuple[int, list[WindowRef]]:
-        """Return the time, and copies of the windows that a question would charge."""
+    def _copies(self, checks: Sequence[Check]) -> tuple[int, int, list[WindowRef]]:
+        """Return the store's time, the Unix time, and copies of the windows that a question would charge."""
         windows: dict[Any, bytes] = {}
         refs: list[WindowRef] = []
         room = self._room.max_keys - self._room.keys
@@ -328,9 +326,7 @@ class MemoryStore(Store):
                             name = (identity, cell_of(key, self._secret))
                     windows.setdefault(name, window)
                     refs.append((limit.counter, cost, windows, name))
-        now_us = self._time_us()
-        enter_periods(refs, now_us, self.unix_us())
-        return now_us, refs
+        return self._time_us(), self.unix_us(), refs
 
     def _bind(self, bucket: Bucket) -> list[tuple[Counter, Tables]]:
         """Return the counters of a bucket with their tables, creating missing tables. A shard's lock is held."""

@@ -262,7 +262,7 @@ class RedisStore(Store):
         many = sum(len(bucket.limits) for bucket in buckets)
         pack = partial(packing.question, INSPECT, checks, ())
         return self._command(
-            packing.name_of(key), pack, lambda answer, now_us: Snapshot(now_us, windows_of(answer, many))
+            packing.name_of(key), pack, lambda answer, now_us: Snapshot(now_us, now_us, windows_of(answer, many))
         )
 
     def permits_held(self) -> int:

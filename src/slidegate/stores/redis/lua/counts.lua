@@ -1,81 +1,22 @@
--- Quotas and permits. They have the same functions as rings.
+-- Quotas and permits.
 
--- The count of a quota, as in core/quotas.py. `limit.ends` are the ends of three successive periods, chosen by the caller's
--- clock; the server's clock decides which period it is. Its time is Unix time, so the two need no offset.
+-- The count of a quota is a ring, as in core/quotas.py: its slice began in 1970 and ends with the period. The caller's clock
+-- chooses three successive periods, and the server's clock decides which of them it is.
 
 local PERIOD_KEPT_US = 3600000000
-local MAX_COUNT = 2 ^ 52
-local PERIOD, PERIOD_BYTES = "<i8i8i8i8x", 33 -- a length that no ring has
 
-local periods = {}
-
-function periods.new()
-  return { kind = periods, spent = 0, newest = 0, floor = -1 }
-end
-
-function periods.unpack(packed)
-  local w, _ = periods.new(), nil
-  w.newest, _, w.floor, w.spent = unpack_from(PERIOD, packed)
-  return w
-end
-
-function periods.pack(w)
-  return pack(PERIOD, w.newest, 0, w.floor, w.spent)
-end
-
--- Advance the count to the period of now, unless it is in a later one.
-function periods.settle(w, limit, now)
+local function become_quota(limit, ends, now)
   local place = 1
-  while limit.ends[place] and limit.ends[place] <= now do
+  while ends[place] and ends[place] <= now do
     place = place + 1
   end
-  local at = limit.ends[place]
-  if not at then
+  if not ends[place] then
     error("the clock of a worker is behind the server's by more than a period of a quota; synchronize it", 0)
   end
-  if at > w.newest then
-    w.dirty = w.dirty or w.newest > 0 -- a new count is stored when units are spent
-    w.spent, w.newest = 0, at
-  end
+  limit.kind, limit.step, limit.span, limit.kept = ring, ends[place] + 1, 0, PERIOD_KEPT_US
 end
 
-function periods.wait(w, limit, now, cost)
-  local wanted = max(cost, 1)
-  if wanted > limit.amount then
-    return NEVER
-  end
-  return w.spent + wanted > limit.amount and w.newest - now or 0
-end
-
-function periods.charge(w, _, _, units)
-  units = min(units, MAX_COUNT - w.spent)
-  w.spent, w.dirty = w.spent + units, w.dirty or units > 0
-  return units
-end
-
-function periods.remove(w, _, spent_at, mark, units)
-  if mark ~= w.newest or units == 0 or units > w.spent or spent_at <= w.floor then
-    return false
-  end
-  w.spent, w.dirty = w.spent - units, true
-  return true
-end
-
-function periods.state(w)
-  return w.spent, w.newest, w.newest
-end
-
-function periods.reset(w, now, latest)
-  if w.spent > 0 then
-    w.spent, w.floor, w.dirty = 0, max(now, w.floor, latest), true
-  end
-end
-
-function periods.expires(w)
-  return w.newest > 0 and w.newest + PERIOD_KEPT_US or 0 -- even without units, so that an earlier period cannot return
-end
-
--- Permits, as in core/concurrency.py: at most `amount` concurrent requests of a key. Each key and rule has a sorted set. A
+-- Permits, as in core/concurrency.py, have the same functions as rings: at most `amount` concurrent requests of a key. Each key and rule has a sorted set. A
 -- permit is a member of it, the name of its worker and a serial number. Its score is its expiry time, which its worker
 -- extends; a permit that is not renewed expires and is free again.
 

@@ -1,7 +1,7 @@
 -- The ring, as in core/ring.py: what one key has spent under one limit. A window is a table with the numbers of the head,
 -- `older` (the entries before the newest, packed), and `dirty`, which is set when it differs from the stored value.
 --
--- A limit has `amount`, `resolution`, `step` and `span`. Numbers are doubles. Times are microseconds below 2^53, which
+-- A limit has `amount`, `resolution`, `step`, `span`, and `kept`: how long it is stored after its units have left. Numbers are doubles. Times are microseconds below 2^53, which
 -- is the year 2255, so their sums and differences are exact. So is `a % b`: the quotient is at least 1/b below the next
 -- integer, which is more than its rounding error while a < 2^53.
 
@@ -191,5 +191,5 @@ end
 
 -- Return when the ring can be deleted; 0 if it can be now.
 function ring.expires(w, limit)
-  return (w.spent > 0 or w.floor >= 0) and max(w.newest, w.floor) + limit.span or 0
+  return (w.spent > 0 or w.floor >= 0) and max(w.newest, w.floor) + limit.span + limit.kept or 0
 end

@@ -7,7 +7,7 @@ local LIMIT_BYTES = 39
 local COUNT_DENIED, QUOTA, PERMITS = 1, 2, 4 -- modes; the first two may be combined
 local limits = {}
 
-local function limit_at(arg, at)
+local function limit_at(arg, at, now)
   local text = sub(arg, at, at + LIMIT_BYTES - 1)
   local limit = limits[text]
   if not limit then
@@ -18,9 +18,9 @@ local function limit_at(arg, at)
     if modes >= PERMITS then
       limit.worker, limit.lease, limit.kind = sub(text, 13, 20), second, permits
     elseif modes >= QUOTA then
-      limit.ends, limit.kind = { first, second, third }, periods
+      become_quota(limit, { first, second, third }, now)
     else
-      limit.step, limit.span, limit.kind = first, second, ring
+      limit.step, limit.span, limit.kept, limit.kind = first, second, 0, ring
     end
     limits[text] = limit
   end
@@ -61,7 +61,7 @@ local function forget(place, now, latest, every)
   for at = 1, #fields, 2 do
     local value = fields[at + 1]
     if row[fields[at]] == nil and fields[at] ~= BAN then
-      row[fields[at]] = (#value == PERIOD_BYTES and periods or ring).unpack(value)
+      row[fields[at]] = ring.unpack(value)
     end
   end
   for _, w in pairs(row) do
@@ -110,7 +110,7 @@ local function asks_of(arg, at, many, now, imagined)
   local asks = {}
   for place = 1, many do
     local key, cost, rest = unpack_from("<HI4", arg, at)
-    local limit = limit_at(arg, rest)
+    local limit = limit_at(arg, rest, now)
     at = rest + LIMIT_BYTES
     local w = window(key + 1, limit, now)
     w = imagined and copy_of(w) or w
@@ -177,7 +177,7 @@ local function refund(arg, at, many, now)
   local changed = false
   for _ = 1, many do
     local key, mark, spent_at, units, rest = unpack_from("<Hi8i8I4", arg, at)
-    local limit = limit_at(arg, rest)
+    local limit = limit_at(arg, rest, now)
     at = rest + LIMIT_BYTES
     local w = window(key + 1, limit, now)
     local dirty = w.dirty
