@@ -21,11 +21,12 @@ from .web.bans import strike
 from .web.charges import charge, settle
 from .web.client_ip import client_ip
 from .web.endpoints import RateLimit
+from .web.exchange import client_key, decision_of
 from .web.keys import combine, cookie, everyone, header, query, user
 from .web.lists import Networks
 from .web.mcp import mcp_tool
 from .web.middleware import RateLimitMiddleware
-from .web.operators import network
+from .web.networks import network
 from .web.path_params import path_param
 from .web.rules import Rule
 from .web.websockets import MessageLimits
@@ -53,8 +54,10 @@ __all__ = [
     "SyncLimiter",
     "charge",
     "client_ip",
+    "client_key",
     "combine",
     "cookie",
+    "decision_of",
     "everyone",
     "header",
     "mcp_tool",

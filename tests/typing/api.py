@@ -30,8 +30,10 @@ from slidegate import (
     SyncLimiter,
     charge,
     client_ip,
+    client_key,
     combine,
     cookie,
+    decision_of,
     everyone,
     header,
     mcp_tool,
@@ -203,6 +205,14 @@ RateLimitMiddleware(
 Rule("/mcp", "5/minute", key=mcp_tool("search", validated=True))
 Rule("*", "5/minute", key=network("operators.mmdb", by="country"))
 Quota(10, "month")  # type: ignore[arg-type, call-arg]
+
+
+def by_key_or_address(request: Request) -> str:
+    assert_type(decision_of(request), Decision)
+    return request.headers.get("x-api-key") or client_key(request)
+
+
+Rule("*", "5/minute", key=by_key_or_address)
 
 
 async def generate(request: Request) -> None:

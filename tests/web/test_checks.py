@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
+import time
 from pathlib import Path
+from signal import SIGINT
+from subprocess import DEVNULL, Popen
 from typing import Any
 
 import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from slidegate import Limiter, MemoryStore, RateLimit, RateLimitExceeded, RateLimitMiddleware, Rule, client_ip
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule, client_ip
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
-from slidegate.web.checks import WATCHED
+from slidegate.web.checks import REQUESTS_CHECKED
+from slidegate.web.routes import layers
 
 from ..asgi import PEER, call, hello, page, statuses
 from .frameworks import with_root
@@ -92,6 +96,71 @@ def test_several_processes_with_a_memory_store_each_are_found(
     assert codes(middleware(limiter=Limiter(LmdbStore(tmp_path)))) == []
 
 
+SERVED = """
+import os, uvicorn
+from slidegate import RateLimitMiddleware
+
+async def inner(scope, receive, send):
+    if scope["type"] == "lifespan":
+        await receive()
+        found = [finding.message for finding in app.findings if finding.code == "SG103"]
+        with open(os.environ["SAID"], "a") as said:
+            said.write(f"{found}\\n")
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+
+app = RateLimitMiddleware(inner, limits="9/minute")
+if __name__ == "__main__":
+    uvicorn.run("served:app", port=0, workers=int(os.environ["COUNT"]), log_config=None)
+"""
+SERVERS = {"uvicorn.run": ["served.py"], "hypercorn -c": ["-m", "hypercorn", "-c", "hypercorn.toml", "served:app"]}
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="other systems do not show the children of a process")
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("server", SERVERS)
+def test_workers_that_no_argument_names_see_each_other(server: str, count: int, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    (tmp_path / "served.py").write_text(SERVED)
+    (tmp_path / "hypercorn.toml").write_text(f'workers = {count}\nbind = "127.0.0.1:0"\n')
+    environment = {**os.environ, "SAID": str(said), "COUNT": str(count), "PYTHONPATH": os.pathsep.join(sys.path)}
+    started = Popen([sys.executable, *SERVERS[server]], cwd=tmp_path, env=environment, stderr=DEVNULL)
+    try:
+        end = time.monotonic() + 30
+        while not said.exists() or said.read_text().count("\n") < count:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    finally:
+        started.send_signal(SIGINT)
+        started.wait(30)
+    lines = said.read_text().splitlines()
+    assert any(f"with 2 workers below process {started.pid} a client" in line for line in lines) is (count == 2)
+
+
+# -- a middleware that is built for each route -------------------------------------------------------------------------
+
+
+def test_the_third_middleware_of_the_same_options_with_a_limiter_of_its_own_is_found() -> None:
+    rules = [Rule("*", "9/minute")]
+    built = [RateLimitMiddleware(hello, rules=rules) for _ in range(4)]
+    assert [codes(one) for one in built] == [[], [], ["SG131"], []]
+    assert [codes(RateLimitMiddleware(hello, rules=list(rules))) for _ in range(3)] == [[], [], []]
+    limiter = Limiter()
+    assert [codes(RateLimitMiddleware(hello, rules=built[0].rules, limiter=limiter)) for _ in range(3)] == [[]] * 3
+
+
+async def test_routes_of_starlette_with_a_middleware_each_are_as_they_are_written() -> None:
+    several = [
+        Route(path, page, middleware=[Middleware(RateLimitMiddleware, limits="9/minute")])
+        for path in ("/a", "/b", "/c")
+    ]
+    app = Starlette(routes=several)
+    for route in several:
+        assert (await call(app, route.path)).status == 200
+        (around,) = [layer for layer in layers(route.app) if isinstance(layer, RateLimitMiddleware)]
+        assert codes(around) == []
+
+
 # -- in the first requests ---------------------------------------------------------------------------------------------
 
 
@@ -121,7 +190,7 @@ async def test_a_proxy_that_is_trusted_or_read_by_the_server_is_no_finding(optio
 
 async def test_only_the_first_requests_are_looked_at() -> None:
     found = middleware()
-    await statuses(found, WATCHED)
+    await statuses(found, REQUESTS_CHECKED)
     await call(found, client=None, server=None, headers={"X-Forwarded-For": "198.51.100.7"})
     assert codes(found) == []
 
@@ -140,15 +209,15 @@ def shop(*more: BaseRoute, **options: Any) -> Starlette:
     return Starlette(routes=[*routes, *more], **options)
 
 
-async def unmet(app: ASGIApp, *rules: Rule, code: str = "SG123") -> list[str]:
+async def unmet(app: ASGIApp, *rules: Rule) -> list[str]:
     found = middleware(app, rules=rules)
     await call(found, "/")
-    return [finding.message for finding in found.findings if finding.code == code]
+    return [finding.message for finding in found.findings if finding.code == "SG123"]
 
 
 UNMET: list[Any] = [
-    *("/logni", "/login/", ["/login", "/signin"], "/items/x", "/{kind}/x", "/items"),
-    *("/administration/{rest:path}", "/admin/logs", "/{place}/logs/{rest}"),
+    *("/logni", "/login/", ["/login", "/signin"], "/items/x", "/items", "/other/{id}"),
+    *("/administration/{rest:path}", "/admin/logs", "/behind/a/proxy/login"),
 ]
 
 
@@ -160,8 +229,7 @@ async def test_a_rule_that_no_route_can_meet_is_said_at_the_start(rule: Rule) ->
 
 MET: list[Any] = [
     *("*", ["/login", "/items/8"], "/items/7", "/{kind}/7", "/items/{name}", "/{rest:path}", "/talk"),
-    *("/admin/users/7/x", "/admin/{rest:path}", "/{place}/users/{name}", "/{kind}/parts/{id:int}"),
-    "/behind/a/proxy/login",
+    *("/admin/users/7/x", "/admin/{rest:path}", "/{part}/users/{name}", "/{kind}/parts/{id:int}"),
 ]
 
 
@@ -178,31 +246,16 @@ async def test_a_rule_that_a_route_meets_or_that_meets_scanners_is_not(rule: Rul
     assert await unmet(shop(), rule) == []
 
 
-@pytest.mark.parametrize(
-    ("rule", "told"),
-    [
-        (Rule("/login", "5/minute", methods=["DELETE", "PUT"]), "is for DELETE, PUT, but the path '/login' has only"),
-        (Rule("/talk", "5/minute", connection="http"), "is for http, but the path '/talk' has only WS /talk"),
-        (Rule("/login", "5/minute", connection="websocket"), "has only GET,POST /login"),
-        (Rule("/items/{id}", exempt=True, methods=["POST"]), "has only GET /items/{id}"),
-    ],
-    ids=repr,
-)
-async def test_a_rule_whose_methods_no_route_takes_is_said_at_the_start(rule: Rule, told: str) -> None:
-    (message,) = await unmet(shop(), rule, code="SG124")
-    assert told in message
-    assert await unmet(shop(), rule) == []
-
-
 async def test_a_look_at_routes_that_fails_is_logged_and_breaks_no_request(caplog: pytest.LogCaptureFixture) -> None:
     class Strange(Route):
-        """A route whose path is written in another language, which its own pattern does not show."""
+        """A route that asks more than a path."""
 
-        def __init__(self) -> None:
-            super().__init__("/strange", page)
-            self.path = self.path_format = "/{strange:thing}"
+        def matches(self, scope: Any) -> Any:
+            if "client" in scope:
+                return super().matches(scope)
+            raise TypeError("another language")
 
-    app = middleware(Starlette(routes=[Strange()]), rules=[Rule("/other", "5/minute")])
+    app = middleware(Starlette(routes=[Strange("/strange", page)]), rules=[Rule("/other", "5/minute")])
     assert await statuses(app, 2, "/strange") == [200, 200]
     assert "start-up findings failed" in caplog.text
 
@@ -220,66 +273,20 @@ async def test_nothing_is_said_of_paths_where_something_answers_that_shows_no_ro
         assert await unmet(unknown, Rule("/logni", "5/minute")) == [] or unknown is not hello
 
 
-@RateLimit.exempt
-def free(request: object) -> PlainTextResponse:
-    return PlainTextResponse("free")
-
-
-EXEMPT = Starlette(routes=[Route("/free", free), Route("/a", page)])
-BOTH = Starlette(routes=[Route("/free", RateLimit.exempt(RateLimit("5/minute")(page)))])
-FREE = Rule("/free", exempt=True)
-STARTS: list[tuple[Any, dict[str, Any], list[str]]] = [
-    (EXEMPT, {"limits": "9/minute"}, ["SG125"]),
-    (EXEMPT, {"rules": [Rule("/{x}", "9/minute")]}, ["SG125"]),
-    (EXEMPT, {"rules": [Rule("/a", "9/minute")], "default_limits": "9/minute"}, []),
-    (EXEMPT, {"rules": [FREE, Rule("*", "9/minute")]}, []),
-    (BOTH, {"default_limits": "9/minute"}, ["SG128"]),
-    (hello, {"default_limits": "9/minute"}, ["SG126"]),
-    (hello, {"limits": "9/minute"}, []),
-    (shop(), {"default_limits": "9/minute"}, []),
-]
-
-
-@pytest.mark.parametrize(("app", "options", "expected"), STARTS)
-async def test_an_exempt_endpoint_with_a_limit_and_defaults_before_unknown_routes_are_said_at_the_start(
-    app: ASGIApp, options: dict[str, Any], expected: list[str]
+@pytest.mark.parametrize(("app", "expected"), [(hello, ["SG126"]), (shop(), [])])
+async def test_default_limits_around_an_unknown_application_are_said_at_the_start(
+    app: ASGIApp, expected: list[str]
 ) -> None:
-    found = RateLimitMiddleware(app, **options)
+    found = RateLimitMiddleware(app, default_limits="9/minute")
     await call(found, "/")
     assert codes(found) == expected
-
-
-@pytest.mark.parametrize("options", [{"limits": "9/minute"}, {"default_limits": "9/minute"}], ids=str)
-@pytest.mark.parametrize("answered", [False, True])
-async def test_a_handler_that_refusals_of_the_middleware_never_reach_is_a_finding(
-    answered: bool, options: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    def answer(request: Any, error: Any) -> PlainTextResponse:
-        return PlainTextResponse("later", 429)
-
-    inside = Middleware(RateLimitMiddleware, **options, **({"on_refused": answer} if answered else {}))
-    await call(
-        Starlette(routes=[Route("/", page)], middleware=[inside], exception_handlers={RateLimitExceeded: answer})
-    )
-    assert ("SG127" in caplog.text) is not answered
-
-
-async def test_methods_that_no_route_of_a_limit_at_an_endpoint_takes_are_said_at_the_start() -> None:
-    def app(*methods: str) -> Starlette:
-        limited = RateLimit("5/minute", methods=list(methods))(page)
-        return Starlette(routes=[Route("/x", limited, methods=["GET", "POST", "PUT"])])
-
-    (message,) = await unmet(app("DELETE"), code="SG124")
-    assert "DELETE" in message
-    assert "GET,POST,PUT /x" in message
-    assert await unmet(app("POST"), code="SG124") == []
 
 
 async def test_a_path_written_with_the_root_of_the_application_is_met_by_no_route() -> None:
     app = with_root("/api")
     app.get("/health")(lambda: None)
     (message,) = await unmet(app, Rule("/api/health", exempt=True), Rule("/health", exempt=True))
-    assert "'/api/health' of rule '/api/health' matches no route; did you mean '/health'?" in message
+    assert "'/api/health' of rule '/api/health' matches no route; rules have no root_path: write '/health'" in message
 
 
 async def test_of_many_such_rules_ten_are_named_and_the_others_counted() -> None:

@@ -135,7 +135,7 @@ BAD: list[tuple[str | bytes, str]] = [
     (RULE + 'when = { header = "a", is_in = ["b"] }', "rules[0].when.header: Extra inputs are not permitted"),
     (RULE + 'when = { is_in = ["b"] }', "rules[0].when: expected one of mcp_tool and network"),
     (RULE + 'when = { mcp_tool = ["a"], validated = true }', "rules[0].when: expected is_in, for example"),
-    (RULE + 'when = { mcp_tool = ["a"], is_in = ["a"] }', "rules[0].when: validated: expected true in a condition"),
+    (RULE + 'when = { mcp_tool = ["a"], is_in = ["a"] }', "rules[0].when: validated: expected True"),
     (
         RULE + 'when = { mcp_tool = ["export"], validated = true, is_in = ["exprt"] }',
         "rules[0].when.is_in: expected tools that mcp_tool names, such as 'export', not 'exprt'; did you mean 'export'",

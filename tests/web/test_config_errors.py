@@ -13,7 +13,7 @@ from slidegate import ConfigurationError, RateLimitMiddleware
 from slidegate.web.config_schema import json_schema
 
 from ..asgi import hello
-from .test_operators import ASN, written
+from .test_networks import ASN, written
 
 RULE = {"path": "/a/{id}", "limits": "5/minute"}
 TABLES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -11,11 +12,12 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 import pytest
-from fastapi import Depends, FastAPI
+from fastapi import Depends, FastAPI, HTTPException
+from fastapi.security import HTTPBasic, HTTPBearer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.authentication import AuthCredentials, BaseUser, SimpleUser, UnauthenticatedUser
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 
 from slidegate import (
     BanPolicy,
@@ -69,7 +71,7 @@ class Row:
 
 LINES = [(b"x-api-key", b"first"), *[(b"x-api-key", b"%d" % n) for n in range(99)], *[(b"x", b"y")] * 10_000]
 API_KEY, FALLBACK = header("X-API-Key"), header("X-API-Key", fallback=header("X", fallback=client_ip(ipv4_prefix=24)))
-SESSION, TOKEN = cookie("session"), query("token")
+DEVICE, TOKEN = cookie("device"), query("token")
 
 
 def peers(*addresses: str) -> list[dict[str, Any]]:
@@ -98,8 +100,8 @@ SAME: list[tuple[Any, list[dict[str, Any]], str]] = [
     (API_KEY, [{"headers": LINES}, {"headers": LINES[:1]}], "header:x-api-key#"),
     (API_KEY, [{}, *fields("X-API-Key", ""), *fields("X-API-Key-2", "x")], PEER),
     (FALLBACK, [{}], "203.0.113.0/24"),
-    (SESSION, fields("Cookie", "session=s", "a=b; session=s", "session=x; session=s"), "cookie:session#"),
-    (SESSION, fields("Cookie", "session=", "other=abc", ""), PEER),
+    (DEVICE, fields("Cookie", "device=s", "a=b; device=s", "device=x; device=s"), "cookie:device#"),
+    (DEVICE, fields("Cookie", "device=", "other=abc", ""), PEER),
     (TOKEN, queries(b"token=abc", b"a=1&token=x&token=abc"), "query:token#"),
     (TOKEN, queries(b"token=", b"", b"\xff\xfe=%ff"), PEER),
     (user, [{"user": Person("u-7"), "auth": AuthCredentials()}, *states({"sub": "u-7"}, "u-7")], "user:u-7"),
@@ -117,6 +119,75 @@ async def test_one_client_has_one_key_however_it_is_spelled(key: Any, requests: 
     assert len(found) == 1
     (one,) = found
     assert one.startswith(shown) if shown.endswith("#") else one == shown
+
+
+GIVEN = {"bearer": ["x", "X", "eyJh.b-_~+/=", "x y"], "basic": ["YW5uOng=", "YW!5uOng=", "YW5uOnk=", "YW5uOng"]}
+AROUND = st.sampled_from(["", " ", "  ", "\t", "\x0b", "\x85", "\xa0"])
+
+
+@st.composite
+def authorizations(draw: st.DrawFn) -> str:
+    """Return a value of Authorization in one of the spellings that servers let through."""
+    scheme = draw(st.sampled_from(sorted(GIVEN)))
+    spelled = "".join(draw(st.sampled_from([letter, letter.upper()])) for letter in scheme)
+    return f"{spelled} {draw(AROUND)}{draw(st.sampled_from(GIVEN[scheme]))}{draw(AROUND)}"
+
+
+async def accepted(wire: str) -> object:
+    """Return whom FastAPI takes the client for; None if for nobody."""
+    request = Request(scope_of(headers=[(b"authorization", wire.encode("latin-1"))]))
+    with suppress(HTTPException):
+        found = await HTTPBasic(auto_error=False)(request) or await HTTPBearer(auto_error=False)(request)
+        return found and {**found.model_dump(), "scheme": None}
+    return None
+
+
+@given(authorizations(), authorizations(), st.sampled_from(["Authorization", "Proxy-Authorization"]))
+async def test_credentials_that_fastapi_takes_for_the_same_are_one_key(one: str, other: str, name: str) -> None:
+    key, limiter = header(name), Limiter()
+    scopes = [scope_of(headers=[(name.lower().encode(), wire.encode("latin-1"))]) for wire in (one, other)]
+    found = [key.find(scope, limiter, PEER) for scope in scopes]
+    assert found == [limiter.key_for(key.of(wire)) for wire in (one, other)]
+    people = [await accepted(wire) for wire in (one, other)]
+    if None not in people:
+        assert (found[0] == found[1]) is (people[0] == people[1])
+
+
+async def test_other_credentials_are_kept_apart_and_what_is_no_base64_or_nothing_is_no_error() -> None:
+    key, limiter = header("Authorization"), Limiter()
+    texts = ["sk_AbC", "sk_abc", "Basic", "basic", "Basic x", "Basic x y", "Bearer x", "Digest x", "Bearer"]
+    assert len({limiter.key_for(key.of(text)) for text in texts}) == len(texts)
+    for text in ("", " ", "\t"):
+        assert await counted_as(key, limiter, headers=[(b"authorization", text.encode())]) == PEER
+
+
+async def test_a_bearer_token_has_one_limit_and_one_ban_in_all_its_spellings() -> None:
+    app = FastAPI()
+    app.get("/", dependencies=[Depends(HTTPBearer())])(lambda: "hi")
+    token = header("Authorization")
+    limited = RateLimitMiddleware(app, limits="3/minute", key=token, bans=BanPolicy("9/hour", key=token))
+    spelled = ["Bearer x", "bearer x", "BEARER  x", "bEaReR   x", "Bearer x ", "Bearer \tx"]
+    answers = [(await call(limited, headers={"Authorization": text})).status for text in spelled]
+    assert answers == [200] * 3 + [429] * 3
+    await limited.limiter.ban(token.of("Bearer y"), "1h")
+    assert (await call(limited, headers={"Authorization": "BEARER  y"})).status == 403
+
+
+SPELLINGS: list[tuple[Any, str, list[dict[str, Any]]]] = [
+    (header("Host"), "a.example.com", fields("Host", "A.example.com", "a.example.com:8443", "a.example.com:")),
+    (header("X-API-Key"), "k", fields("X-API-Key", " k", "k\t", "k")),
+    (cookie("device"), 'a"b', fields("Cookie", r'device="a\"b"', r'device="\141\"b"', r' device = "a\"b" ')),
+    (query("tenant"), "a b", queries(b"tenant=a+b", b"tenant=a%20b", b"tenant=x&tenant=%61%20b")),
+]
+"""A key, a value as the application reads it, and requests whose value that is."""
+
+
+@pytest.mark.parametrize(("key", "value", "requests"), SPELLINGS, ids=repr)
+def test_a_value_is_compared_in_the_form_in_which_the_application_reads_it(
+    key: Any, value: str, requests: list[dict[str, Any]]
+) -> None:
+    limiter = Limiter()
+    assert {key.find(scope_of(**one), limiter, PEER) for one in requests} == {limiter.key_for(key.of(value))}
 
 
 async def test_every_value_is_a_short_key_of_its_own_that_does_not_show_it() -> None:
@@ -218,12 +289,12 @@ async def counted_as(key: Any, limiter: Limiter, /, pattern: str = "*", **scope:
 @given(OF_HEADER, IN_COOKIE, ANY_TEXT)
 async def test_a_middleware_makes_the_same_key_of_a_request_with_the_value(wire: str, crumb: str, text: str) -> None:
     limiter = Limiter()
-    headers = [(b"cookie", f"a=1; session={crumb}".encode()), (b"x-api-key", wire.encode("latin-1"))]
+    headers = [(b"cookie", f"a=1; device={crumb}".encode()), (b"x-api-key", wire.encode("latin-1"))]
     scope = {"headers": headers, "query_string": urlencode({"tenant": text}).encode()}
     field, both = header("X-API-Key"), combine(header("x-api-key"), everyone, query("tenant"))
     for key, made in (
         *((field, field.of(value)) for value in (wire, wire.encode("latin-1"), f" {wire}\t")),
-        (cookie("session"), cookie("session").of(crumb)),
+        (cookie("device"), cookie("device").of(crumb)),
         (query("tenant"), query("tenant").of(text)),
         (both, both.of(wire, text)),
     ):
@@ -252,7 +323,7 @@ async def test_addresses_users_and_parts_of_paths_have_keys_too(address: str) ->
         lambda: header("X-API-Key").of(""),
         lambda: header("X-API-Key").of("k\r\nX: y"),
         lambda: header("X-API-Key").of("sk_live_Ω"),
-        lambda: cookie("session").of(b"k"),
+        lambda: cookie("device").of(b"k"),
         lambda: query("tenant").of(""),
         lambda: client_ip().of("0.0.0.0"),
         lambda: user.of(""),

@@ -26,7 +26,7 @@ from ..asgi import call, hello, scope_of
 
 NOW = "2026-07-28"
 TOOLS = mcp_tool("search", "export", "tröt", validated=True)
-SHARED = "mcp_tool:*"
+SHARED, OLDER = "mcp_tool:*", "mcp_tool:*older"
 
 
 def encoded(name: str) -> str:
@@ -60,15 +60,18 @@ def key_of(headers: Any, key: McpTool = TOOLS, **scope: Any) -> str:
         (fields("=?base64?c2VhcmNoCg==?="), SHARED),
         (fields(method="prompts/get"), SHARED),
         (fields(method=None), SHARED),
-        (fields(revision="2025-11-25"), SHARED),
+        (fields(revision="2025-11-25"), OLDER),
         (fields(revision="draft"), SHARED),
-        (fields(revision=None), SHARED),
+        (fields(revision=None), OLDER),
+        ([], OLDER),
         (fields() + fields("export"), SHARED),
         ([*fields(), (b"mcp-name", b"search")], SHARED),
         ([*fields(), (b"mcp-protocol-version", b"2025-06-18")], SHARED),
     ],
 )
-def test_a_call_is_counted_under_its_tool_or_with_all_others(headers: Any, key: str) -> None:
+def test_a_call_is_counted_under_its_tool_or_with_those_of_older_clients_or_with_all_others(
+    headers: Any, key: str
+) -> None:
     assert key_of(headers) == key
 
 
@@ -88,9 +91,10 @@ def test_what_is_no_post_calls_no_tool(scope: dict[str, str]) -> None:
 )
 def test_whatever_fields_a_client_sends_there_are_no_more_keys_than_tools(headers: list[tuple[bytes, bytes]]) -> None:
     found = key_of(headers)
-    assert found in {SHARED, *(f"mcp_tool:{name}" for name in TOOLS.names)}
-    assert found == SHARED or all(len([1 for name, _ in headers if name == field]) == 1 for field, _ in fields())
-    assert key_of(headers, mcp_tool("search", "export")) == SHARED, "nobody validates them"
+    assert found in {SHARED, OLDER, *(f"mcp_tool:{name}" for name in TOOLS.names)}
+    named = [name for name, _ in headers]
+    assert found in (SHARED, OLDER) or all(named.count(field) == 1 for field, _ in fields())
+    assert (found == OLDER) <= (named.count(b"mcp-protocol-version") <= 1)
 
 
 async def test_a_key_of_a_value_is_that_of_a_request() -> None:
@@ -129,13 +133,13 @@ async def test_limits_apply_where_nobody_knows_the_tool_and_exemptions_do_not() 
     [
         (lambda: mcp_tool(), 'expected names of tools, for example mcp_tool\\("search", "export"\\), not \'\''),
         (lambda: mcp_tool("a", 7), "not 7"),  # type: ignore[arg-type]
-        (lambda: mcp_tool("*"), "not '\\*'"),
+        (lambda: mcp_tool("*older", validated=True), "not '\\*older'"),
         (lambda: mcp_tool("a\n"), "not "),
         (lambda: mcp_tool("a", validated="yes"), "validated: expected True or False"),  # type: ignore[arg-type]
         (lambda: TOOLS.is_in("exprt"), "not 'exprt'.*export"),
         (lambda: TOOLS.is_in(), "is_in: expected tools that mcp_tool names"),
         (lambda: TOOLS.is_method(), "is_method: expected methods"),
-        (lambda: mcp_tool("search").is_in("search"), "a condition needs mcp_tool\\(..., validated=True\\)"),
+        (lambda: mcp_tool("search"), "validated: expected True: .* write mcp_tool\\('search', validated=True\\)"),
         (lambda: Rule("/mcp", "1/hour", key=mcp_tool), "returns a key; call it"),  # type: ignore[arg-type]
         (
             lambda: RateLimitMiddleware(hello, limits="1/hour", bans=BanPolicy("3/1m", "1h", key=TOOLS)),
@@ -154,13 +158,26 @@ def test_rules_for_different_tools_have_counts_of_their_own() -> None:
     assert one == Rule("/mcp", "1/hour", when=TOOLS.is_in("search")).identity
 
 
-def test_a_finding_says_that_nobody_validates_the_fields() -> None:
-    def findings(validated: bool) -> list[str]:
-        rule = Rule("/mcp", "1/hour", key=combine(header("Authorization"), mcp_tool("search", validated=validated)))
-        return [finding.code for finding in RateLimitMiddleware(hello, rules=[rule]).findings]
+async def test_clients_of_an_older_revision_may_have_a_limit_of_their_own_and_nobody_evades_both() -> None:
+    app = RateLimitMiddleware(
+        hello,
+        rules=[
+            Rule("/mcp", "5/hour", key=header("Authorization"), when=TOOLS.is_older(), final=True, name="older"),
+            Rule("/mcp", "2/hour", key=header("Authorization"), when=TOOLS.is_in("export"), name="export"),
+        ],
+    )
 
-    assert findings(False) == ["SG130"]
-    assert findings(True) == []
+    async def accepted(who: str, headers: Any, method: str = "POST") -> int:
+        sent = [(b"authorization", who.encode()), *headers]
+        answers = [await call(app, "/mcp", method, headers=sent) for _ in range(9)]
+        return [answer.status for answer in answers].count(200)
+
+    assert await accepted("Bearer a", []) == 5, "initialize, as older clients send it"
+    assert await accepted("Bearer a", fields("export")) == 2, "initialize has used up nothing of these"
+    assert await accepted("Bearer b", fields(revision="2025-06-18")) == 5
+    assert await accepted("Bearer c", fields(revision="draft")) == 2, "an unknown revision is limited as a call"
+    assert await accepted("Bearer d", [(b"mcp-protocol-version", b"2025-06-18"), *fields("export")]) == 2
+    assert await accepted("Bearer a", [], "GET") == 9
 
 
 @asynccontextmanager

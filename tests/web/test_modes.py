@@ -246,7 +246,7 @@ async def raising_later(request: Any, *more: Any) -> Any:
     raise KeyError("broken token")
 
 
-@pytest.mark.parametrize("answer", [raising, raising_later, lambda request, decision: None])
+@pytest.mark.parametrize("answer", [raising, raising_later, lambda request, decision: "later"])
 async def test_an_on_refused_that_fails_gets_the_default_answer(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
     app = rules(Rule("*", "1/hour", name="api"), on_refused=answer)
     assert await statuses(app, 3) == [200, 429, 429]

@@ -109,10 +109,10 @@ async def test_each_request_has_one_outcome() -> None:
         (True, "ok", ("all",), items, 200, "success"),
         (True, "ok", ("all",), items, 404, "success"),
         (True, "ok", ("all", "tight"), "GET /limited", 200, "success"),
-        (*refused, ("all",), "(no route)", 429, "refused"),
+        (*refused, ("all",), "all", 429, "refused"),
         (True, "exempt", (), "(no route)", 404, "success"),
-        (*refused, ("all",), "(no route)", 429, "refused"),
-        (False, "blocked", (), "(no route)", 403, "refused"),
+        (*refused, ("all",), "all", 429, "refused"),
+        (False, "blocked", (), "blocked", 403, "refused"),
     ]
     heard = site.ear.outcomes
     assert [one.shadow_rules for one in heard] == [(), ("stricter",), ("stricter",), (), (), (), ()]
@@ -121,12 +121,12 @@ async def test_each_request_has_one_outcome() -> None:
     assert {one.waited_us for one in heard} == {None}
 
 
-async def test_a_refusal_at_an_endpoint_has_its_route_and_a_ban_no_rule() -> None:
+async def test_a_refusal_at_an_endpoint_has_its_route_and_one_by_a_ban_the_label_of_its_policy() -> None:
     site = Site(bans=BanPolicy("2/10m", "1h", ban_private=True))
     assert await statuses(site.app, 4, "/limited") == [200, 429, 429, 403]
     assert site.seen[2:] == [
         (False, "limited", ("tight",), "GET /limited", 429, "refused"),
-        (False, "banned", (), "(no route)", 403, "refused"),
+        (False, "banned", (), "abuse", 403, "refused"),
     ]
 
 
@@ -196,7 +196,11 @@ async def test_a_refusal_says_whom_it_met_and_by_what() -> None:
         (OTHER, OTHER, "", "", "", "blocked", None, 403),
         ("192.0.2.0/24", "192.0.2.1", "", "", "ann", "banned", 3599, 403),
     ]
-    assert shown == [{"route": "(no route)", "method": "GET"}] * len(shown)
+    where = [
+        *(("shut", "/shut"), ("plan", "/plan"), ("big", "/big"), ("shop", "/shop/<script>")),
+        *(("blocked", "/"), ("banned", "/")),
+    ]
+    assert shown == [{"route": label, "method": "GET", "path": path} for label, path in where]
 
 
 async def test_a_refusal_by_a_key_that_is_secret_shows_its_digest_as_the_store_has_it() -> None:
@@ -237,8 +241,11 @@ async def test_a_client_chooses_no_more_than_bounded_printable_text_and_its_key(
     details = await site.last(f"/{evil}", method=f"{evil}GET", headers={"x-forwarded-for": evil})
     assert len(details["method"]) <= 64
     assert details["method"].isprintable()
-    assert sum(len(str(value)) for value in details.values()) < 500
-    assert details["route"] == "(no route)"
+    assert len(details["path"]) <= 200
+    assert details["path"].isprintable()
+    assert details["path"].startswith("/\\x1b[2J\\r\\n<script>")
+    assert sum(len(str(value)) for value in details.values()) < 600
+    assert details["route"] == "default"
 
 
 @pytest.mark.parametrize("at", ["http.response.start", "http.response.body"])

@@ -10,10 +10,10 @@ import http_sf
 import pytest
 from starlette.responses import JSONResponse
 
-from slidegate import Decision, Limiter, MemoryStore, RateLimitMiddleware, Rule, everyone
+from slidegate import BanPolicy, Decision, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, everyone, header
 from slidegate.testing import FakeClock, limits_clock
 
-from ..asgi import call, hello, statuses
+from ..asgi import PEER, call, hello, statuses
 
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
@@ -120,6 +120,37 @@ async def test_on_refused_makes_the_answer_and_the_middleware_completes_it(later
     assert answer.headers["retry-after"] == "60"
     assert answer.headers["cache-control"] == "private"
     assert answer.headers["ratelimit"] == '"default";r=0;t=60'
+
+
+@pytest.mark.parametrize("later", [False, True])
+async def test_on_refused_may_leave_the_answer_to_the_default_whose_status_it_sees(
+    later: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def refused(request: Any, decision: Decision) -> Any:
+        seen.append((decision.reason, decision.status))
+        own = JSONResponse({}, decision.status) if request.url.path == "/own" else None
+        return sleep(0, own) if later else own
+
+    app = middleware(
+        Rule("/shut", block=True, status=503),
+        Rule("*", "1/minute", key=header("X")),
+        on_refused=refused,
+        blocklist=Networks(["192.0.2.0/24"]),
+        bans=BanPolicy("9/hour", status=429),
+    )
+    await app.limiter.ban("198.51.100.7", "1h", reason="manual")
+    await call(app)
+    requests: list[tuple[str, str, int]] = [("/", PEER, 429), ("/own", PEER, 429), ("/shut", PEER, 503)]
+    requests += [("/", "192.0.2.1", 403), ("/own", "192.0.2.1", 403), ("/", "198.51.100.7", 403)]
+    for path, client, status in requests:
+        answers = [await call(app, path, client=(client, 1)) for _ in range(2)]
+        assert [answer.status for answer in answers] == [status] * 2
+        assert answers[0].body == answers[1].body
+        assert (answers[0].body == b"{}") is (path == "/own")
+    assert [status for _, status in seen] == [status for *_, status in requests for _ in range(2)]
+    assert "on_refused" not in caplog.text
 
 
 async def test_the_body_never_shows_what_the_client_sent() -> None:

@@ -43,6 +43,8 @@ class Reason(StrEnum):
     """The client's address is on the allowlist; nothing was counted."""
     EXEMPT = "exempt"
     """No limit applies to this request; nothing was counted."""
+    DISABLED = "disabled"
+    """The middleware is switched off; nothing was counted."""
     UNAVAILABLE = "unavailable"
     """The store did not answer, and `on_error` is "allow" or "deny"; nothing was counted."""
 
@@ -178,12 +180,13 @@ class Decision:
             if no limit was checked.
         by: The source of a refusal without a limit: the ban's maker, the name of the list, or the rule; else empty.
         ban: The ban that refuses the request, if one does.
-        status: The status of the answer over HTTP if a rule sets it, 400 to 599; else 0.
+        status: The status of the answer over HTTP if a rule sets it, 400 to 599; else 0. For `on_refused` the status of
+            the default answer, whatever refused.
         at_least_us: A wait that no limit gives, in microseconds: until the ban ends that a refusal has caused, or until
             a failed store is asked again. 0 for none, `OPEN` if its length is unknown.
 
     Args:
-        reservations: What was charged; None if each check charged its cost, and to sliding windows only.
+        reservations: What was charged; None if each check charged its cost, and the readings contain its marks.
     """
 
     __slots__ = (

@@ -19,7 +19,8 @@ class Outcome(NamedTuple):
         rules: The names of the rules that counted it; for a refusal, of those that refused it.
         shadow_rules: The names of the shadow rules that would have refused it.
         route: The methods and the template of the route, for example ``GET /items/{id}``; ``(no route)`` if no route
-            was found, None without HTTP.
+            was found, None without HTTP. For a request refused before, the label of the rule, list or policy that
+            refused it.
         status: The status code of the response; 0 if none was sent, or without HTTP.
         ended: ``refused``; or, if admitted, ``success``, ``exception`` or ``cancelled``. A client that disconnects
             while it waits for room is ``cancelled``, and not allowed.

@@ -9,23 +9,22 @@ import os
 import re
 import shlex
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from multiprocessing import parent_process
+from operator import is_
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
+from starlette.routing import BaseRoute, Host, Match, Mount, compile_path
 from starlette.types import Scope
 
 from ..core.arguments import check_flag, check_list
-from ..core.errors import ConfigurationError, RateLimitExceeded, closest, quoted
+from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import logger
 from .client_ip import UNKNOWN_PEER, ClientAddress, host_of
-from .declared_limits import is_exempt, limits_at
-from .keys import parts_of
-from .mcp import McpTool
-from .paths import RulePath, may_hold_a_slash
-from .routes import Application, MountedRoute, attribute_of, mounted_routes, visible_app
+from .routes import attribute_of, root_of, routes_of, visible_app
 from .rules import Rule
 
 if TYPE_CHECKING:
@@ -37,25 +36,24 @@ CODES: Final = {
     "SG109": "the server names no peer",
     "SG110": "slidegate is switched off",
     "SG123": "no route matches a rule",
-    "SG124": "no route accepts the methods of a rule",
-    "SG125": "an exempt endpoint is still limited",
     "SG126": "default_limits cannot see routes",
-    "SG127": "an exception handler never sees the middleware's refusals",
-    "SG128": "an exempt endpoint counts only requests that reach it",
-    "SG130": "MCP tool headers are not validated",
+    "SG131": "a middleware is built again and again, each with a limiter of its own",
 }
 """Every code, with its subject."""
-WATCHED: Final = 1_000
+REQUESTS_CHECKED: Final = 1_000
 """The number of requests that are checked."""
 _PROXY_HEADERS: Final = frozenset({b"x-forwarded-for", b"forwarded"})
 _SERVERS: Final = frozenset({"uvicorn", "gunicorn", "granian", "hypercorn", "fastapi"})
 _VARIABLES: Final = ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS")
 _WORKERS: Final = r"(?<!\S)(?:--workers(?:=| +)|-w ?)([0-9]{1,6})(?!\S)"
-_HOST: Final = re.compile("//[^/]*")
-_VARIES: Final = "{}"
-"""Represents a first segment with a parameter; it never occurs as a literal segment."""
+_DIGITS: Final = re.compile(rb"[0-9]+")
 _MAX_NAMED: Final = 10
-"""The most rules or endpoints that findings of one kind name."""
+"""The most rules that findings of one kind name."""
+_MAX_DEPTH: Final = 64
+"""The most applications inside each other; one may be mounted in itself."""
+_BUILT_OFTEN: Final = 3
+_MAX_BUILT: Final = 256
+"""How many middlewares are compared with a new one."""
 ENABLED_VARIABLE: Final = "SLIDEGATE_ENABLED"
 """The environment variable that switches every middleware off or on."""
 _TRUE: Final = ("1", "true", "yes", "on")
@@ -106,7 +104,7 @@ class StartupChecks:
     def __init__(self, ignore_checks: Iterable[str]) -> None:
         self._ignored = _checked_codes(ignore_checks)
         self.findings: list[Finding] = []
-        self.left = WATCHED
+        self.left = REQUESTS_CHECKED
 
     def report(self, found: Iterable[Finding]) -> None:
         """Report findings that were not reported before. If a check raises, that is logged and no request fails."""
@@ -140,20 +138,16 @@ def about_settings(middleware: RateLimitMiddleware, off: str) -> Iterator[Findin
             "SG110",
             f"slidegate is switched off ({off}): every request passes; if that is not intended, remove this setting",
         )
-    where = many_workers()
+    yield from _about_workers(middleware, many_workers())
+
+
+def _about_workers(middleware: RateLimitMiddleware, where: str) -> Iterator[Finding]:
     if where and middleware.limiter.engine.per_process:
         yield Finding(
             "SG103",
             f"limits are per process: with {where} a client gets each limit up to that many times; "
             'to count for all processes, write Limiter.from_url("lmdb:///var/lib/app/slidegate")',
         )
-    for rule in middleware.rules:
-        if any(isinstance(key, McpTool) and not key.validated for key in parts_of(rule.key)):
-            yield Finding(
-                "SG130",
-                f"rule {rule.label!r} counts all tools together: a client may name one in Mcp-Name and call another, "
-                "unless the server rejects such a request; if yours does, write mcp_tool(..., validated=True)",
-            )
 
 
 def many_workers() -> str:
@@ -170,6 +164,56 @@ def many_workers() -> str:
         if counts and int(counts[-1]) > 1:
             return f"--workers {counts[-1]} in {where}"
     return ""
+
+
+def sibling_workers() -> str:
+    """Return how many workers of this application this process sees beside it; empty if it sees none.
+
+    Workers are children of one process with one command line, but for numbers in it. Only processes that a server has
+    made are compared, so that programs which a shell or a test runner starts are no workers.
+    """
+    if parent_process() is None and "gunicorn.arbiter" not in sys.modules:
+        return ""
+    parent = os.getppid()
+    try:
+        own = _command_of(os.getpid())
+        lists = [path.read_text() for path in Path(f"/proc/{parent}/task").glob("*/children")]
+    except OSError:  # another system than Linux
+        return ""
+    workers = 0
+    for child in " ".join(lists).split():
+        with suppress(OSError):  # it has ended meanwhile
+            workers += _command_of(int(child)) == own
+    return f"{workers} workers below process {parent}" if workers > 1 else ""
+
+
+def _command_of(process: int) -> bytes:
+    return _DIGITS.sub(b"", Path(f"/proc/{process}/cmdline").read_bytes())
+
+
+_built: Final[WeakKeyDictionary[RateLimitMiddleware, tuple[object, ...]]] = WeakKeyDictionary()
+"""The options of the middlewares that live, if their limiter is their own."""
+
+
+def about_building(middleware: RateLimitMiddleware, options: tuple[object, ...]) -> Iterator[Finding]:
+    """Yield the finding about a middleware that a framework builds for each of its routes.
+
+    Args:
+        middleware: A middleware with a limiter of its own.
+        options: Its options, as they were given. The same objects mean that one line of code is run again. Starlette
+            builds a middleware once for each line, and lines may share a text.
+    """
+    if attribute_of(middleware.app, "__module__", "").partition(".")[0] in ("starlette", "fastapi"):
+        return
+    alike = [other for other in list(_built.values())[-_MAX_BUILT:] if all(map(is_, other, options))]
+    _built[middleware] = options
+    if len(alike) + 1 == _BUILT_OFTEN:
+        yield Finding(
+            "SG131",
+            "this middleware is built again and again, each time with a limiter of its own, so a client gets each "
+            "limit as many times; a framework may build it for each route: make one limiter = Limiter() and write "
+            "RateLimitMiddleware(..., limiter=limiter), or wrap the whole application",
+        )
 
 
 def about_request(scope: Scope, client: ClientAddress, *, gone: bool) -> Iterator[Finding]:
@@ -203,156 +247,87 @@ def about_request(scope: Scope, client: ClientAddress, *, gone: bool) -> Iterato
 
 
 def about_routes(middleware: RateLimitMiddleware, app: object) -> Iterator[Finding]:
-    """Yield the findings that the routes reveal.
+    """Yield the findings that the routes and the other processes reveal when the application starts.
 
     Args:
         middleware: The middleware.
         app: The application that it belongs to.
     """
-    shown_app = visible_app(middleware.app, {"app": app})
-    known = Application.of(shown_app)
-    if known.opaque and not known.mounts:
-        if middleware.default_limits:
-            yield Finding(
-                "SG126",
-                "default_limits are around an unknown application, whose routes cannot be read: all requests of a "
-                'client share one bucket; write rules, such as Rule("/login", "5/minute")',
-            )
-    else:
-        routes = mounted_routes(shown_app)
-        yield from _about_unmet_rules(middleware.rules, routes, list(_unknown_below(known)))
-        yield from _about_methods_at_endpoints(routes)
-        yield from _about_exemptions(middleware, routes)
-    yield from _about_handlers(middleware, app)
-
-
-def _unknown_below(app: Application, above: str = "") -> Iterator[str]:
-    """Yield the paths at which an application may answer without a route."""
-    if app.opaque:
-        yield f"{above}/{{rest:path}}"
-    for mount in app.mounts:
-        yield from _unknown_below(mount, above + mount.path)
-
-
-def _about_unmet_rules(
-    rules: Sequence[Rule], routes: Sequence[MountedRoute], unknown: Sequence[str]
-) -> Iterator[Finding]:
-    """Yield the findings about rules that match no route. Blocking rules are skipped: they are meant for scanners."""
-    by_first: dict[str, list[MountedRoute]] = defaultdict(list)
-    for route in routes:
-        by_first[_first_of(_HOST.sub("", route.path))].append(route)
-    unmet: list[tuple[str, Rule]] = []
-    for rule in rules:
-        for path in rule.paths if rule.rule_paths and not rule.blocks else ():
-            # Limits, but not exemptions, may be written with the `root_path` that a server prepends to all paths.
-            tails = [path] if rule.exempt else [path, *(path[found.start() :] for found in re.finditer("/(?!{)", path))]
-            if any(may_meet(tail, other) for tail in tails for other in unknown):
-                continue
-            there = [route for tail in dict.fromkeys(tails) for route in _meeting(tail, by_first)]
-            if not there:
-                unmet.append((path, rule))
-            elif not any(_takes(rule, route) for route in there):
-                yield Finding(
-                    "SG124",
-                    f"rule {rule.label!r} is for {', '.join(sorted(rule.methods or {str(rule.connection)}))}, but the "
-                    f"path {path!r} has only {' and '.join(sorted(route.label for route in there)[:_MAX_NAMED])}",
-                )
-    known = [_HOST.sub("", route.template) for route in routes]
-    for path, rule in unmet[:_MAX_NAMED]:
+    if not many_workers():
+        yield from _about_workers(middleware, sibling_workers())
+    behind = visible_app(middleware.app, {"app": app})
+    if routes_of(behind) is not None:
+        yield from _about_unmet_rules(middleware.rules, behind)
+    elif middleware.default_limits:
         yield Finding(
-            "SG123",
-            f"path {path!r} of rule {rule.label!r} matches no route{closest(path, known)}; write it with the prefix of "
-            "its router, or remove it",
+            "SG126",
+            "default_limits are around an unknown application, whose routes cannot be read: all requests of a "
+            'client share one bucket; write rules, such as Rule("/login", "5/minute")',
         )
+
+
+def _about_unmet_rules(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
+    """Yield the findings about paths of rules that no route meets. Rules that block are meant for scanners."""
+    paths = [(path, rule) for rule in rules if rule.rule_paths and not rule.blocks for path in rule.paths]
+    unmet = [(path, rule) for path, rule in paths if not _is_met(app, path)]
+    for path, rule in unmet[:_MAX_NAMED]:
+        tails = [path[found.start() :] for found in re.finditer("/(?!{)", path)][1:]
+        below = next((tail for tail in tails if _is_met(app, tail)), "")
+        known = [attribute_of(route, "path", "") for route in routes_of(app) or ()]
+        remedy = (
+            f"; rules have no root_path: write {below!r}"
+            if below
+            else f"{closest(path, known)}; write it with the prefix of its router, or remove it"
+        )
+        yield Finding("SG123", f"path {path!r} of rule {rule.label!r} matches no route{remedy}")
     if len(unmet) > _MAX_NAMED:
         yield Finding("SG123", f"{len(unmet) - _MAX_NAMED} more paths of rules match no route")
 
 
-def _meeting(path: str, by_first: Mapping[str, Sequence[MountedRoute]]) -> list[MountedRoute]:
-    """Return the routes that may match a common path with `path`; the index by first segment narrows the search."""
-    first = _first_of(path)
-    groups = [first, _VARIES] if first is not _VARIES else list(by_first)
-    near = [route for group in groups for route in by_first.get(group, ())]
-    return [route for route in near if may_meet(path, _HOST.sub("", route.path))]
-
-
-def _first_of(path: str) -> str:
-    first = path.split("/", 2)[1]
-    return _VARIES if "{" in first else first
-
-
-def _takes(rule: Rule, route: MountedRoute) -> bool:
-    if rule.connection is not None and rule.connection != route.connection:
-        return False
-    if route.connection == "websocket":
-        return rule.methods is None or "GET" in rule.methods
-    # `CORSMiddleware` answers preflights, so no route lists OPTIONS for them.
-    return rule.methods is None or route.methods is None or not (route.methods | {"OPTIONS"}).isdisjoint(rule.methods)
-
-
-def may_meet(path: str, other: str) -> bool:
-    """Return whether two paths in Starlette's syntax may match a common path, compared segment by segment."""
-    for one, another in zip_longest(path.split("/")[1:], other.split("/")[1:]):
-        if may_hold_a_slash(one or "") or may_hold_a_slash(another or ""):
+def _is_met(app: object, path: str) -> bool:
+    """Return whether some route may take a path of a rule; with parameters, if one may begin in the same way."""
+    if "{" not in path:
+        return _takes(app, {"path": path})
+    pattern, form, convertors = compile_path(path)
+    if any(_takes(app, {"path": form.format(**dict.fromkeys(convertors, value))}) for value in ("x", "1")):
+        return True
+    own = path.partition("{")[0]
+    for other, has_parameters in _beginnings(app):
+        if has_parameters and len(other) > 1 and (other.startswith(own) or own.startswith(other)):
             return True
-        if one != another and (one is None or another is None or not _segments_meet(one, another)):
-            return False
-    return True
+        if not has_parameters and pattern.match(other):
+            return True
+    return False
 
 
-@lru_cache(4_096)
-def _segments_meet(one: str, another: str) -> bool:
-    if "{" not in one:
-        one, another = another, one
-    return "{" in one and ("{" in another or RulePath(f"/{one}").takes(f"/{another}") is not None)
+def _takes(app: object, scope: Scope, depth: int = 0) -> bool:
+    """Return whether a route of an application takes a path, as the routers decide; an unknown application does."""
+    routes = routes_of(app)
+    if routes is None or depth > _MAX_DEPTH:
+        return True
+    if depth and root_of(app):
+        scope = {**scope, "root_path": root_of(app)}
+    return any(_route_takes(route, scope, depth) for route in routes)
 
 
-def _about_exemptions(middleware: RateLimitMiddleware, routes: Iterable[MountedRoute]) -> Iterator[Finding]:
-    """Yield the findings about endpoints that `RateLimit.exempt` marks."""
-    limiting = [rule for rule in middleware.rules if rule.action == "limit" and not rule.exempt]
-    for route in [one for one in routes if any(is_exempt(one, method) for method in one.methods or ("",))][:_MAX_NAMED]:
-        still = next((rule for rule in limiting if _takes(rule, route) and _is_about(rule, route)), None)
-        if still is not None and not any(rule.exempt and _is_about(rule, route) for rule in middleware.rules):
-            yield Finding(
-                "SG125",
-                f"{route.label} is exempt only from default_limits: {still!r} still limits it; write "
-                f"Rule({route.path!r}, exempt=True) before that rule",
-            )
-        elif any(True for _ in limits_at(route)):
-            yield Finding(
-                "SG128",
-                f"{route.label} is exempt from default_limits, so its own limit counts only requests that reach it: "
-                "those with an invalid body or key are not counted; remove RateLimit.exempt, or write a rule for the "
-                "path",
-            )
+def _route_takes(route: BaseRoute, scope: Scope, depth: int) -> bool:
+    if isinstance(route, Host):
+        return _takes(route.app, scope, depth + 1)
+    for kind in ("http", "websocket"):
+        match, more = route.matches({"method": "GET", "headers": [], **scope, "type": kind})
+        if match is not Match.NONE:
+            return not isinstance(route, Mount) or _takes(route.app, {**scope, **more}, depth + 1)
+    return False
 
 
-def _about_methods_at_endpoints(routes: Iterable[MountedRoute]) -> Iterator[Finding]:
-    """Yield the findings about limits at endpoints for methods that none of their routes accepts."""
-    where: dict[int, tuple[Rule, list[MountedRoute]]] = {}
-    for route in routes:
-        for rule in limits_at(route):
-            where.setdefault(id(rule), (rule, []))[1].append(route)
-    for rule, there in where.values():
-        if not any(_takes(rule, route) for route in there):
-            yield Finding(
-                "SG124",
-                f"a limit at an endpoint is for {', '.join(sorted(rule.methods or ()))}, but its routes are only "
-                f"{' and '.join(sorted(route.label for route in there)[:_MAX_NAMED])}",
-            )
-
-
-def _is_about(rule: Rule, route: MountedRoute) -> bool:
-    return any(path == "*" or may_meet(path, route.path) for path in rule.paths)
-
-
-def _about_handlers(middleware: RateLimitMiddleware, app: object) -> Iterator[Finding]:
-    """Yield the finding about an exception handler that never receives the refusals of the middleware."""
-    handlers = attribute_of(app, "exception_handlers")
-    refuses = any(rule.action == "limit" and not rule.exempt for rule in middleware.rules) or middleware.default_limits
-    if isinstance(handlers, Mapping) and RateLimitExceeded in handlers and refuses and middleware.on_refused is None:
-        yield Finding(
-            "SG127",
-            "the handler for RateLimitExceeded answers only refusals of limits at endpoints; write "
-            "RateLimitMiddleware(on_refused=function) for those of rules",
-        )
+def _beginnings(app: object, above: str = "", depth: int = 0) -> Iterator[tuple[str, bool]]:
+    """Yield the paths of the routes up to their first parameter, and whether there is one."""
+    routes = routes_of(app)
+    if routes is None or depth > _MAX_DEPTH:
+        yield above, True
+    for route in routes or ():
+        path = above + attribute_of(route, "path", "")
+        if isinstance(route, (Mount, Host)) and "{" not in path:
+            yield from _beginnings(route.app, path, depth + 1)
+        else:
+            yield path.partition("{")[0], "{" in path or isinstance(route, (Mount, Host))

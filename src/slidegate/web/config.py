@@ -24,7 +24,7 @@ from .bans import check_policy
 from .client_ip import ClientAddress, client_ip
 from .file_watcher import FileVersion, read_whole, version_of
 from .lists import ListFile, Networks
-from .operators import NetworkFile
+from .networks import NetworkFile
 from .rules import Exceeded
 
 if TYPE_CHECKING:

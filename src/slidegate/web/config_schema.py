@@ -21,7 +21,7 @@ from .client_ip import client_ip
 from .keys import user
 from .lists import ListFile, Networks
 from .mcp import McpTool, mcp_tool
-from .operators import NetworkFile, key_by
+from .networks import NetworkFile, key_by
 from .path_params import path_param
 from .rules import EXCLUSIONS, NEEDS, Rule
 from .websockets import MessageLimits
@@ -252,12 +252,6 @@ class ConditionTable(_ToolsOrNetwork):
                     raise ConfigurationError(f"requires mcp_tool; remove {option}", option)
             place = key_by(loader.network_file(self.network))
             return place.is_in(*self.is_in or ())
-        if not self.validated:
-            raise ConfigurationError(
-                "expected true in a condition: unless the server rejects requests that name one tool and "
-                "call another, the called tool is unknown",
-                "validated",
-            )
         tools = self.tools()
         if self.is_method is not None:
             return tools.is_method(*self.is_method)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from .bans import BanSignals
     from .callbacks import UserCallbacks
+    from .decide import Decider
     from .endpoint_refusals import EndpointRefusal
     from .endpoints import EndpointBuckets
     from .outcomes import Outcomes
@@ -41,7 +42,7 @@ SCOPE_KEY: Final = "slidegate"
 ENDED_KEY: Final = "slidegate.ended"
 """The scope key of what was decided about an ended request: tasks that outlive it still charge and settle."""
 DISABLED_KEY: Final = "slidegate.off"
-"""The scope key that a disabled middleware sets."""
+"""The scope key that a disabled middleware sets, to its decider, which still knows the client of a request."""
 STATUS: Final = {
     "http.response.start": 200,
     "websocket.accept": 101,
@@ -58,6 +59,7 @@ _BODIES: Final = frozenset(
     }
 )
 """The messages that carry a part of the body."""
+_DISABLED: Final = Decision(True, Reason.DISABLED)
 Hook: TypeAlias = Callable[[Scope, Any, Iterable[tuple[bytes, bytes]]], Awaitable[None]]
 """Called with the scope, the status and the header fields of a response before it is sent, as the application wrote
 them."""
@@ -536,6 +538,46 @@ def decided_about(scope: Scope, who: str) -> Decided | None:
     if decided is None and DISABLED_KEY not in scope:
         raise no_middleware(who)
     return decided
+
+
+def decision_of(request: HTTPConnection) -> Decision:
+    """Return what was decided about a request: the refusal, else the decision that admits the fewest further requests.
+
+    It works in the application, after the response, and in tasks that outlive it.
+
+    Args:
+        request: The request, or the websocket.
+
+    Returns:
+        The decision of the middlewares and limits at endpoints so far. If no rule counts the request its reason is
+        EXEMPT, for a client on the allowlist ALLOWLISTED, and while the middleware is switched off DISABLED.
+
+    Raises:
+        ConfigurationError: There is no middleware around the endpoint, or nothing is decided yet.
+    """
+    decided = decided_about(request.scope, "decision_of")
+    return _DISABLED if decided is None else decided.decision
+
+
+def client_key(request: HTTPConnection) -> str:
+    """Return the key of a request's client as the innermost middleware sees it: behind trusted proxies, IPv6 by prefix.
+
+    It is for functions of the request, such as ``key=lambda request: account_of(request) or client_key(request)``, and
+    for calls of a `Limiter`, at an endpoint and while the middleware is switched off, too.
+
+    Args:
+        request: The request, or the websocket.
+
+    Returns:
+        An address such as ``203.0.113.7``, a network such as ``2001:db8::/64``, or ``unknown-peer``.
+
+    Raises:
+        ConfigurationError: There is no middleware around the endpoint.
+    """
+    scope = request.scope
+    decided = decided_about(scope, "client_key")
+    decider: Decider = scope[DISABLED_KEY] if decided is None else decided.parts.endpoints.decider
+    return decider.client(scope).key
 
 
 def no_middleware(who: str) -> ConfigurationError:

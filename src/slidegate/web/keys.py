@@ -7,6 +7,7 @@ example, they fall back to the client's address, so omitting it does not bypass 
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
@@ -24,6 +25,7 @@ from .file_watcher import FileWatcher
 _VALUE: Final = "text that is not empty"
 _OF_HEADER: Final = "a header's value, as one line of Latin-1 text or as the bytes on the wire"
 _NO_HEADER: Final = re.compile(rb"[\r\n\0]")
+_PORT: Final = re.compile(rb":[0-9]*\Z")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -138,16 +140,69 @@ class Value:
         return utf8(value)
 
 
+def _credentials(value: bytes) -> bytes:
+    """Return credentials as authentication reads them: the scheme in any case, blanks as one, Basic decoded.
+
+    A value without a scheme, such as an API key, stays as it is.
+    """
+    scheme, *rest = value.decode("latin-1").split() or [""]
+    if not rest:
+        return value
+    scheme, given = scheme.lower(), " ".join(rest)
+    if scheme == "basic":
+        try:
+            return b"basic " + b64decode(given)
+        except ValueError:  # no login reads it
+            pass
+    return f"{scheme} {given}".encode("latin-1")
+
+
+def _host(value: bytes) -> bytes:
+    """Return the name in a Host field: in any case, with any port."""
+    return _PORT.sub(b"", value.lower())
+
+
+_NORMAL_FORMS: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "authorization": _credentials,
+    "proxy-authorization": _credentials,
+    "host": _host,
+}
+"""The fields that have several spellings of one meaning (RFC 9110, sections 7.2 and 11.4)."""
+
+
 class _Header(Value):
+    """A key by a header field, in the form in which HTTP compares its values.
+
+    Args:
+        name: The name of the field, in lower case.
+        fallback: Another key; None for the client's address.
+    """
+
+    def __init__(self, name: str, fallback: Key | None) -> None:
+        super().__init__(f"header:{name}", fallback, self._first)
+        self._field = name.encode()
+        self._normal_form = _NORMAL_FORMS.get(name)
+
+    def _first(self, scope: Scope) -> bytes:
+        for name, value in scope["headers"]:
+            if name == self._field:
+                return self._normal(bytes(value))  # Starlette reads a bytearray as well
+        return b""
+
+    def _normal(self, wire: bytes) -> bytes:
+        """Return the value of a field without the blanks around it, which are not part of it."""
+        value = wire.strip(b" \t")
+        return self._normal_form(value) if value and self._normal_form else value
+
     def _encoded(self, value: str | bytes) -> bytes:
-        """See `Value._encoded`; servers strip spaces around a value."""
+        """See `Value._encoded`."""
         try:
             wire = value.encode("latin-1") if isinstance(value, str) else value
         except UnicodeEncodeError:
             raise invalid(self._kind, _OF_HEADER, value) from None
         if not isinstance(wire, bytes) or _NO_HEADER.search(wire):
             raise invalid(self._kind, _OF_HEADER, value)
-        return wire.strip(b" \t")
+        return self._normal(wire)
 
 
 class Combined:
@@ -207,6 +262,10 @@ def header(name: str, *, fallback: Key | None = None) -> Value:
     The value is digested and never stored. If a header is repeated, its first value counts, as
     `request.headers[name]` returns it. A missing or empty header falls back to the client's address.
 
+    Spellings that authentication reads alike are one value: blanks around a value do not count; for ``Authorization``
+    and ``Proxy-Authorization`` neither do the case of the scheme, the number of blanks and the encoding of Basic; for
+    ``Host`` neither do case and port.
+
     Args:
         name: The header's name, case-insensitive and displayed in lower case: ``"X-API-Key"``.
         fallback: The key to use if the header is missing or empty; by default the middleware's `client`.
@@ -214,20 +273,15 @@ def header(name: str, *, fallback: Key | None = None) -> Value:
     Raises:
         ConfigurationError: The name has a character that is not allowed in header names, or the fallback is not a key.
     """
-    wire = check_token("header", name, "X-API-Key").lower()
-    field = wire.encode()
-
-    def read(scope: Scope) -> bytes:
-        first: bytes = next((value for key, value in scope["headers"] if key == field), b"")
-        return bytes(first) if isinstance(first, bytearray) else first  # Starlette reads those as well
-
-    return _Header(f"header:{wire}", fallback, read)
+    return _Header(check_token("header", name, "X-API-Key").lower(), fallback)
 
 
 def cookie(name: str, *, fallback: Key | None = None) -> Value:
     """Count each value of a cookie, digested: the value that `request.cookies[name]` returns.
 
-    Clients can send any cookie, so verify a session before you count by it, or add a limit by address.
+    Clients can send any cookie, so count by cookies that the application verifies before, or add a limit by address.
+    A session cookie is no key: it is signed anew whenever the session changes, and each new text is a new client. Count
+    the session's user.
 
     Args:
         name: The cookie's name.
@@ -236,7 +290,7 @@ def cookie(name: str, *, fallback: Key | None = None) -> Value:
     Raises:
         ConfigurationError: The name has a character that is not allowed in cookie names, or the fallback is not a key.
     """
-    check_token("cookie", name, "session")
+    check_token("cookie", name, "device")
     return Value(f"cookie:{name}", fallback, lambda scope: utf8(HTTPConnection(scope).cookies.get(name, "")))
 
 

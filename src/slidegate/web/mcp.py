@@ -3,7 +3,8 @@
 Since revision 2026-07-28, clients of the Model Context Protocol send the JSON-RPC method of each POST in
 ``Mcp-Method`` and the name of the tool in ``Mcp-Name`` (SEP-2243). Clients can write anything there. The fields can be
 trusted only if the server behind the limiter rejects requests whose body differs, and servers do so only for requests
-with such a revision in ``MCP-Protocol-Version``.
+with such a revision in ``MCP-Protocol-Version``. Clients of older revisions send neither field, so they are counted
+apart.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _ENCODED: Final = re.compile(rb"=\?base64\?(.*)\?=")
 _FIELDS: Final = (b"mcp-protocol-version", b"mcp-method", b"mcp-name")
 _OTHERS: Final = "mcp_tool:*"
 """The key of all requests that are not known to call one of the named tools."""
+_OLDER: Final = "mcp_tool:*older"
+"""The key of requests of clients that do not name tools in header fields."""
 
 
 class McpTool:
@@ -34,22 +37,22 @@ class McpTool:
 
     Attributes:
         names: The tools that are counted separately.
-        validated: Whether the server rejects requests whose header fields and body differ.
     """
 
     shared: Final = True
 
-    def __init__(self, names: Collection[str], validated: bool) -> None:
+    def __init__(self, names: Collection[str]) -> None:
         self.names = frozenset(names)
-        self.validated = validated
         self.identity = f"mcp_tool:{','.join(sorted(self.names))}"
 
     def __repr__(self) -> str:
         return f"<key {self.identity}>"
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
-        """Return the key of a request: that of a named tool, or the one that all other requests share."""
-        method, name = self._read(scope) or ("", "")
+        """Return the key of a request: of a named tool, of all clients of older revisions, or of all others."""
+        if _is_older(scope):
+            return limiter.key_for(_OLDER)
+        method, name = _called(scope) or ("", "")
         return limiter.key_for(f"mcp_tool:{name}" if method == "tools/call" and name in self.names else _OTHERS)
 
     def of(self, name: str | bytes) -> KeyOf:
@@ -72,7 +75,7 @@ class McpTool:
             names: Some of the tools of this key.
 
         Raises:
-            ConfigurationError: There are no names, one is not among the tools of this key, or the key is not validated.
+            ConfigurationError: There are no names, or one is not among the tools of this key.
         """
         for name in names or ("",):
             if name not in self.names:
@@ -90,41 +93,55 @@ class McpTool:
         If the method of a POST is unknown, limits and blocks apply and exemptions do not.
 
         Raises:
-            ConfigurationError: There are no methods, one is not a text, or the key is not validated.
+            ConfigurationError: There are no methods, or one is not a text.
         """
         if not methods or not all(isinstance(method, str) and method for method in methods):
             raise ConfigurationError(f'expected methods such as "tools/list", not {quoted(methods)}', "is_method")
         return self._condition(frozenset(methods), None)
 
-    def _condition(self, methods: frozenset[str], names: frozenset[str] | None) -> KeyCondition:
-        if not self.validated:
-            raise ConfigurationError(
-                "a condition needs mcp_tool(..., validated=True): unless the server rejects requests that "
-                "name one tool and call another, the called tool is unknown",
-                "mcp_tool",
-            )
+    def is_older(self) -> KeyCondition:
+        """Return a condition for `Rule(when=...)`: the client speaks a revision that names no tools in header fields.
 
-        def holds(scope: Scope, client_key: str) -> bool | None:
+        ``Rule("/mcp", "600/hour", when=tools.is_older(), final=True)`` gives those clients a limit of their own, for
+        all methods and tools together. Any client can claim an older revision, so the limit must suit every tool.
+        """
+        return KeyCondition(f"{self.identity} older", lambda scope, client_key: _is_older(scope))
+
+    def _condition(self, methods: frozenset[str], names: frozenset[str] | None) -> KeyCondition:
+        def is_true(scope: Scope, client_key: str) -> bool | None:
             if not _is_post(scope):
                 return False
-            called = self._read(scope)
+            called = _called(scope)
             return None if called is None else called[0] in methods and (names is None or called[1] in names)
 
-        return KeyCondition(f"{self.identity} {sorted(methods)} {sorted(names or ())}", holds)
+        return KeyCondition(f"{self.identity} {sorted(methods)} {sorted(names or ())}", is_true)
 
-    def _read(self, scope: Scope) -> tuple[str, str] | None:
-        """Return the method and the tool name of a request; None if they are unknown."""
-        if not self.validated or not _is_post(scope):
-            return None
-        found = [(name, value) for name, value in scope["headers"] if name in _FIELDS]
-        fields = dict(found)
-        revision, method = fields.get(_FIELDS[0], b""), fields.get(_FIELDS[1])
-        if len(found) > len(fields) or method is None:
-            return None
-        if not _REVISION.fullmatch(revision) or revision < _FIRST_VALIDATED:
-            return None
-        name = _decoded(fields.get(_FIELDS[2], b""))
-        return None if name is None else (method.decode("latin-1"), name)
+
+def _called(scope: Scope) -> tuple[str, str] | None:
+    """Return the method and the tool name of a request; None if they are unknown."""
+    if not _is_post(scope):
+        return None
+    found = [(name, value) for name, value in scope["headers"] if name in _FIELDS]
+    fields = dict(found)
+    revision, method = fields.get(_FIELDS[0], b""), fields.get(_FIELDS[1])
+    if len(found) > len(fields) or method is None:
+        return None
+    if not _REVISION.fullmatch(revision) or revision < _FIRST_VALIDATED:
+        return None
+    name = _decoded(fields.get(_FIELDS[2], b""))
+    return None if name is None else (method.decode("latin-1"), name)
+
+
+def _is_older(scope: Scope) -> bool | None:
+    """Return whether a client speaks an older revision; None if it names several revisions or none that exists."""
+    if not _is_post(scope):
+        return False
+    revisions = [value for name, value in scope["headers"] if name == _FIELDS[0]]
+    if not revisions:  # as in the first request of such a client, `initialize`
+        return True
+    if len(revisions) > 1 or not _REVISION.fullmatch(revisions[0]):
+        return None
+    return bool(revisions[0] < _FIRST_VALIDATED)
 
 
 def _is_post(scope: Scope) -> bool:
@@ -146,24 +163,30 @@ def _decoded(value: bytes) -> str | None:
 def mcp_tool(*names: str, validated: bool = False) -> McpTool:
     """Count each tool of an MCP server: ``combine(user, mcp_tool("search", "export", validated=True))``.
 
-    Requests that call one of the tools, by ``Mcp-Method: tools/call`` and ``Mcp-Name``, are counted per tool. All other
-    requests share one bucket: those of other tools and methods, those of older revisions of the protocol, and those
-    whose fields are missing, repeated or malformed. An invented name therefore gains a client nothing.
-    The methods `is_in` and `is_method` return conditions: ``Rule("/mcp", "2/hour", when=tools.is_in("export"))``.
+    Requests that call one of the tools, by ``Mcp-Method: tools/call`` and ``Mcp-Name``, are counted per tool. Those of
+    clients that speak an older revision of the protocol share one bucket. All others share another: those of other
+    tools and methods, and those whose fields are missing, repeated or malformed. An invented name therefore gains a
+    client nothing. The methods `is_in`, `is_method` and `is_older` return conditions:
+    ``Rule("/mcp", "2/hour", when=tools.is_in("export"))``.
 
     Args:
         names: The tools.
-        validated: Whether the server rejects requests whose header fields and body differ, as the Python SDK does since
-            version 2. If not, a client could name one tool and call another, so all requests share one bucket, and a
-            start-up finding reports it.
+        validated: Confirms that the server rejects requests whose header fields and body differ, as the Python SDK does
+            since version 2. It must be True: a client could otherwise name one tool and call another.
 
     Raises:
-        ConfigurationError: There are no names, or one cannot be the name of a tool.
+        ConfigurationError: There are no names, one cannot be the name of a tool, or `validated` is not True.
     """
-    check_flag("validated", validated)
     for name in names or ("",):
-        if not isinstance(name, str) or not name.isprintable() or name in ("", "*"):
+        if not isinstance(name, str) or not name.isprintable() or not name or name[0] == "*":
             raise ConfigurationError(
                 f'expected names of tools, for example mcp_tool("search", "export"), not {quoted(name)}', "mcp_tool"
             )
-    return McpTool(names, validated)
+    if not check_flag("validated", validated):
+        raise ConfigurationError(
+            "expected True: if the server does not reject requests whose header fields and body differ, a client can "
+            "name one tool and call another; if yours does, as the Python SDK since version 2, "
+            f"write mcp_tool({', '.join(map(quoted, names))}, validated=True)",
+            "validated",
+        )
+    return McpTool(names)

@@ -30,7 +30,7 @@ from .bans import BanSignals
 from .broken import FailsAtStartup, end_start
 from .buckets import buckets_of, named_limits
 from .callbacks import UserCallbacks
-from .checks import StartupChecks, about_request, about_routes, about_settings, switched_off
+from .checks import StartupChecks, about_building, about_request, about_routes, about_settings, switched_off
 from .client_ip import ClientAddress, client_ip
 from .decide import Decider
 from .declared_limits import check_decorator_order, limits_below
@@ -86,7 +86,8 @@ class RateLimitMiddleware(FailsAtStartup):
         allowlist: `Networks` whose clients are neither refused nor counted. It is checked before the blocklist.
         bans: The ban policy for abusive clients, or several policies with distinct names.
         on_refused: A sync or async function that builds the response to a refused HTTP request from the request
-            (without its body) and the decision.
+            (without its body) and the decision, whose `status` is that of the default response. It returns None for
+            the default.
         headers: ``"draft"`` (RateLimit and RateLimit-Policy of draft 11), ``"legacy"`` (X-RateLimit-*), ``"both"`` or
             None.
         messages: The limits for messages on an accepted websocket: ``MessageLimits("10/second")``.
@@ -169,6 +170,9 @@ class RateLimitMiddleware(FailsAtStartup):
         self._routes_checked = False
         self._below: list[NamedLimit] = []
         self._check_settings(switched_off(enabled), ignore_checks)
+        if limiter is None:
+            given = (limits, rules, default_limits, key, client, blocklist, allowlist, bans, messages)
+            self._checks.report(about_building(self, given))
         self._register()
 
     def _made_decider(self) -> Decider:
@@ -403,7 +407,7 @@ class RateLimitMiddleware(FailsAtStartup):
                 self._check_request(scope)
                 return True
         if scope["type"] in _GUARDED:
-            scope[DISABLED_KEY] = True
+            scope[DISABLED_KEY] = self._decider
         elif scope["type"] == "lifespan":
             send = _ending(self.limiter, send)
         await self.app(scope, receive, send)

@@ -15,7 +15,8 @@ from ..core.decision import Reason
 from ..limiter.engine import Engine
 from ..limiter.outcome import Ended, Outcome, refusing_rules
 from .exchange import Exchange, is_failure
-from .routes import RouteIndex
+from .responses import label_where_refused
+from .routes import UNROUTED, RouteIndex
 
 _FAILED: Final = 500
 """The status that a server sends if the application raises before it answers."""
@@ -57,6 +58,7 @@ class Outcomes:
         decisions, refusal, waiting = exchange.decisions, exchange.refusal, exchange.waiting
         if refusal is not None:  # the status is 0 if there was no response
             allowed, reason, ended, status, route = False, refusal.reason, "refused", exchange.status, exchange.route
+            route = label_where_refused(refusal) if route == UNROUTED else route
             is_named = refusal.reason is Reason.NOBODY or refusal.status != 0
             rules = (refusal.by,) if is_named else refusing_rules(refusal)
         else:

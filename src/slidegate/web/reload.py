@@ -30,7 +30,7 @@ from .config import ConfigLoader
 from .file_watcher import FileWatcher, Versions
 from .lists import files_of
 from .middleware import RateLimitMiddleware
-from .operators import NetworkFile, key_by
+from .networks import NetworkFile, key_by
 from .rules import Exceeded
 
 # For these options, None in code is equivalent to omitting them.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 from http import HTTPStatus
 from inspect import isawaitable
@@ -30,11 +31,12 @@ from ..limiter import Limiter
 from .callbacks import UserCallbacks, request_of
 from .client_ip import ClientAddress
 from .headers import NOT_STORED, Buckets, Fields, asked_buckets, completed, distinct_names, sendable
+from .routes import UNROUTED
 
 if TYPE_CHECKING:
     from .exchange import Entry
 
-Refused: TypeAlias = Callable[[Any, Decision], Response | Awaitable[Response]]
+Refused: TypeAlias = Callable[[Any, Decision], Response | Awaitable[Response | None] | None]
 Answer: TypeAlias = tuple[int, str, bytes, Fields]
 """The answer to a refused request: its status, a sentence with the reason, its body, and its header fields."""
 
@@ -53,6 +55,8 @@ _MAX_RENDERED: Final = 1_024
 """The most answers of one kind that are cached."""
 _MAX_METHOD: Final = 64
 """The most characters of a method in an event; all registered methods are shorter."""
+_MAX_PATH: Final = 200
+"""The most characters of a path in an event."""
 _HANDSHAKE: Final = "WEBSOCKET"
 POLICY_VIOLATION: Final = 1008
 """The close code of a connection whose client is banned or refused (RFC 6455, section 7.4.1)."""
@@ -109,7 +113,9 @@ class Refusals:
         own = self._on_refused
         if own is not None:
             needed = [field for field in fields if field[0] in NEEDED]
-            if await self._send_own(own, decision, needed, scope, receive, send):
+            shown = copy(decision)  # lists and rules give one object to all whom they refuse
+            shown.status = status
+            if await self._send_own(own, shown, needed, scope, receive, send):
                 return
         await send({"type": "http.response.start", "status": status, "headers": [*fields]})
         await send({"type": "http.response.body", "body": b"" if scope.get("method") == "HEAD" else body})
@@ -149,7 +155,7 @@ class Refusals:
         Args:
             scope: Its scope.
             refusal: The decision.
-            route: The route that it would have reached.
+            route: The route that it has reached; `UNROUTED` if it was refused before.
             status: The status of the default answer; `on_refused` may send another.
         """
         if not self._observers.wants_refusals():
@@ -164,6 +170,7 @@ class Refusals:
         elif refusal.status or refusal.reason is Reason.NOBODY:
             rule, by = by, ""
         method = escaped(scope.get("method", _HANDSHAKE), _MAX_METHOD)
+        path = escaped(str(scope.get("path", "")), _MAX_PATH)
         why = " ".join(filter(None, (str(refusal.reason), f"by {by}" if by else "", f"under {rule!r}" if rule else "")))
         details = {
             "key": key,
@@ -172,12 +179,13 @@ class Refusals:
             "limit": "" if state is None else str(state.limit),
             "reason": str(refusal.reason),
             "by": by,
-            "route": route,
+            "route": route if route != UNROUTED else label_where_refused(refusal),
             "method": method,
+            "path": path,
             "retry_after_s": None if wait_us is None else ceil_s(wait_us),
             "status": status if _takes_answer(scope) else _CLOSED,
         }
-        self._observers.emit(Event("refused", f"{key} was refused: {why}, {method} on {route}", details))
+        self._observers.emit(Event("refused", f"{key} was refused: {why}, {method} {path}", details))
 
     def _to_banned(self, ban: Ban, now_us: int) -> Answer:
         """Return the answer to a banned client, which contains only that fact and the end of the ban."""
@@ -190,7 +198,7 @@ class Refusals:
     async def _send_own(
         self, on_refused: Refused, decision: Decision, needed: Fields, scope: Scope, receive: Receive, send: Send
     ) -> bool:
-        """Send the answer of `on_refused`; return False if it failed before anything was sent."""
+        """Send the answer of `on_refused`; return False if there is none, or it failed before anything was sent."""
         started = False
         rule = refused_by(decision)
 
@@ -205,7 +213,8 @@ class Refusals:
         try:
             made = on_refused(request_of(scope), decision)
             response = await made if isawaitable(made) else made
-            await response(scope, receive, send_completed)
+            if response is not None:
+                await response(scope, receive, send_completed)
         except Exception as error:
             self._calls.report("on_refused", rule, error, "the client gets the default answer")
             if started:
@@ -240,6 +249,20 @@ def refused_by(decision: Decision) -> str:
     """Return the name of what refuses: the limit, else the list, rule or policy, else the reason."""
     violated = decision.binding
     return violated.name if violated is not None else decision.by or str(decision.reason)
+
+
+def label_where_refused(refusal: Decision) -> str:
+    """Return the label of a request that reached no route: the rule, list or policy that refused it, else the reason.
+
+    There are no more labels than rules and lists, whatever paths clients invent.
+    """
+    state = refusal.binding
+    if state is not None:
+        return next((bucket.label for bucket, _, _ in refusal.checks if bucket.name == state.rule), state.rule)
+    ban = refusal.ban
+    if ban is not None and not ban.level:  # one by hand, which names its author and no policy
+        return str(refusal.reason)
+    return refusal.by or str(refusal.reason)
 
 
 def _takes_answer(scope: Scope) -> bool:

@@ -23,6 +23,7 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_AMOUNT, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
 from ..limiter.failover import OnError, check_on_error
+from .exchange import client_key
 from .keys import Key, KeyCondition, KeyFunction
 from .path_params import check_parameters
 from .paths import RulePath
@@ -344,7 +345,7 @@ def checked_function(key: KeyFunction | None, option: str = "key") -> KeyFunctio
     """
     if key is not None and not callable(key):
         raise ConfigurationError(f'expected client_ip(), header("X-API-Key") or a function, not {quoted(key)}', option)
-    if getattr(key, "__module__", "").startswith("slidegate."):
+    if getattr(key, "__module__", "").startswith("slidegate.") and key is not client_key:
         raise ConfigurationError(f'{key!r} returns a key; call it, for example header("X-API-Key")', option)
     if key is not None:
         check_takes(option, key, "request")

@@ -65,7 +65,7 @@ async def stuck(scope: object, receive: object, send: object) -> None:
 
 
 ONE = [Route("/one", page)]
-PATCHED = Middleware(RateLimitMiddleware, rules=[Rule("/one", "5/minute", methods=["PATCH"])])
+PATCHED = Middleware(RateLimitMiddleware, rules=[Rule("/two", "5/minute", methods=["PATCH"])])
 half = Starlette(routes=ONE, middleware=[PATCHED])
 
 

@@ -46,7 +46,7 @@ def test_healthy_application_has_no_findings_and_is_started_and_stopped(slidegat
     [
         ("bare", "SG201", "no RateLimitMiddleware"),
         ("no_lifespan", "SG201", "no RateLimitMiddleware"),
-        ("half", "SG124", "is for PATCH, but the path '/one' has only GET /one"),
+        ("half", "SG123", "path '/two' of rule"),
     ],
 )
 def test_each_mistake_of_an_application_is_one_finding(app: str, code: str, message: str, slidegate: Command) -> None:
@@ -128,7 +128,8 @@ def test_middleware_in_the_stack_of_a_framework_is_found(
     name: str, served: Callable[[Any], str], slidegate: Command
 ) -> None:
     make = {**frameworks.KNOWN, **frameworks.UNKNOWN}[name]
-    assert findings(slidegate, served(make(limited))) == []
+    expected = ["SG131"] if name == "litestar" else []  # it builds the middleware for each of its routes
+    assert [finding["code"] for finding in findings(slidegate, served(make(limited)))] == expected
     (finding,) = findings(slidegate, served(make()))
     assert finding["code"] == "SG201"
 

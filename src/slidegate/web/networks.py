@@ -1,27 +1,25 @@
 """Networks by operator and country: a key, conditions and bans based on files in MaxMind's format.
 
 A file maps addresses to their operator (the number of an autonomous system) or country. It is reloaded like the files
-of lists: a new version is read in a thread and becomes active when it is complete. The C reader memory-maps a private
-copy, because truncating a mapped file would crash the process.
+of lists: a new version is read in a thread and becomes active when it is complete. It stays in memory and is read by
+maxminddb's reader in Python, which raises at a damaged record; each client is looked up once.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from io import BytesIO
-from ipaddress import IPv4Address, IPv6Address
 from itertools import islice
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from starlette.types import Scope
 
-from ..core.addresses import parse_address, prefix_length
+from ..core.addresses import parse_address
 from ..core.bans.policy import PRIVATE
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import Throttle, logger
@@ -35,10 +33,6 @@ from .keys import KeyCondition, invalid
 
 if TYPE_CHECKING:
     from maxminddb import Reader
-    from maxminddb.reader import Metadata
-
-    _Reading: TypeAlias = tuple[Reader, bool]
-    """The reader of a file, and whether the file has records of private addresses."""
 
 MAX_BYTES: Final = 512 << 20
 UNKNOWN: Final = "unknown"
@@ -46,8 +40,6 @@ _BY: Final = ("asn", "country")
 _RECORDS_SAMPLED: Final = 1_000
 """How many records are read to determine whether a file has operators, countries or both."""
 _MOST_DIGITS: Final = 10
-_SEPARATOR: Final = 16
-"""Bytes between the search tree and the data."""
 _PLACES: Final = 'expected countries such as "NL" or operators such as 132203'
 _NOWHERE: Final = Place()
 
@@ -73,20 +65,22 @@ class NetworkFile(FileWatcher):
         self.generation = 0
         super().__init__([path], self._read_again, clock)
         self._reader, self.has = _opened(path)
-        self._known: dict[str, Place] = {}
+        self._by_client: dict[str, Place] = {}
         self._throttle = Throttle()
 
     def find(self, client_key: str) -> Place:
         """Return the operator and country of a client's address, given by its key; unknown for private addresses."""
         self.look_when_due()
-        return self._known.get(client_key) or remember(self._known, client_key, self._find(client_key))
+        return self._by_client.get(client_key) or remember(self._by_client, client_key, self._find(client_key))
 
     def _find(self, client_key: str) -> Place:
         host = client_key.partition("/")[0]
-        reader, says_private = self._reader
+        address = parse_address(host)
+        if address is None or PRIVATE.covers(*address):
+            return _NOWHERE
         try:
-            record = reader.get(host)
-        except ValueError:  # not an address, or an IPv6 address in an IPv4 file
+            return _place(self._reader.get(host))
+        except ValueError:  # an IPv6 address in an IPv4 file
             return _NOWHERE
         except Exception:
             left_out = self._throttle.left_out(None, time.monotonic())
@@ -94,9 +88,6 @@ class NetworkFile(FileWatcher):
                 said = "looking up %s for %s failed, so operator and country are unknown (suppressed=%d)"
                 logger.exception(said, self.path, client_key, left_out)
             return _NOWHERE
-        if record is None or (says_private and _is_private(host)):
-            return _NOWHERE
-        return _place(record)
 
     def _read_again(self, changed: Versions) -> Callable[[], None]:
         name = os.path.basename(self.path)
@@ -107,12 +98,12 @@ class NetworkFile(FileWatcher):
         except ConfigurationError as error:
             rejected = Event("list_rejected", f"{name!r} is kept unchanged: {error}", {"list": name, "path": self.path})
             return lambda: self.report(logging.WARNING, rejected)
-        count = reader[0].metadata().node_count
+        count = reader.metadata().node_count
         details = {"list": name, "path": self.path, "count": count}
         reloaded = Event("list_reloaded", f"{name!r} was reloaded: {count} nodes", details)
 
         def apply() -> None:
-            self._reader, self._known, self.has = reader, {}, has
+            self._reader, self._by_client, self.has = reader, {}, has
             self.generation += 1
             self.report(logging.WARNING, reloaded)
 
@@ -266,24 +257,8 @@ def _kinds(reader: Reader) -> frozenset[str]:
     return frozenset(found)
 
 
-def _says_private(reader: Reader) -> bool:
-    """Return whether a file has records of private addresses. Published files have none."""
-    for version, first, last in PRIVATE.ranges():
-        with suppress(ValueError):  # an IPv6 address in an IPv4 file
-            address = IPv4Address(first) if version == 4 else IPv6Address(first)
-            record, length = reader.get_with_prefix_len(address)
-            if record is not None or length > prefix_length(version, first, last):
-                return True
-    return False
-
-
-def _is_private(host: str) -> bool:
-    address = parse_address(host)
-    return address is not None and PRIVATE.covers(*address)
-
-
-def _opened(path: str) -> tuple[_Reading, frozenset[str]]:
-    """Open a private copy of a file, which cannot change while it is mapped.
+def _opened(path: str) -> tuple[Reader, frozenset[str]]:
+    """Read a file into memory.
 
     Returns:
         Its reader, and whether it contains operators, countries or both.
@@ -299,63 +274,10 @@ def _opened(path: str) -> tuple[_Reading, frozenset[str]]:
         ) from None
     content = read_named("network", path, MAX_BYTES)
     try:
-        # The C reader crashes at a damaged record; the Python reader raises.
-        safe = maxminddb.open_database(BytesIO(content), maxminddb.MODE_FD)
-        _check_records(content, safe.metadata())
-        kinds, says_private = _kinds(safe), _says_private(safe)
-        reader = _mapped(content)
-    except Exception as error:  # the readers raise many types for a file in another format
+        reader = maxminddb.open_database(BytesIO(content), maxminddb.MODE_FD)
+        kinds = _kinds(reader)
+    except Exception as error:  # the reader raises many types for a file in another format
         raise ConfigurationError(f"cannot read {path}: {error}", "network") from None
     if not kinds:
         raise ConfigurationError(f"{path} contains neither operators nor countries of addresses", "network")
-    return (reader, says_private), kinds
-
-
-def _check_records(content: bytes, metadata: Metadata) -> None:
-    """Decode each record that the search tree refers to, once (MaxMind DB File Format, version 2.0).
-
-    Raises:
-        ValueError: A record is damaged or outside the file.
-    """
-    from maxminddb.decoder import Decoder
-
-    bits, nodes = metadata.record_size, metadata.node_count
-    size, mask = bits // 4, (1 << bits) - 1
-    end = nodes * size
-    found: set[int] = set()
-    for at in range(0, end, size):
-        node = int.from_bytes(content[at : at + size])
-        left = node >> bits
-        if bits == 28:  # the upper four bits of the left half follow the lower ones
-            left = node >> 32 | (node >> 28 & 15) << 24
-        found.add(left)
-        found.add(node & mask)
-    decoder = Decoder(content, end + _SEPARATOR)
-    for value in found:
-        if value > nodes:
-            _check_names(decoder.decode(value - nodes + end)[0])
-
-
-def _check_names(record: object) -> None:
-    """Check that keys of maps are text, which the C reader assumes."""
-    values: Iterable[object] = record if isinstance(record, list) else ()
-    if isinstance(record, dict):
-        values = record.values()
-        for name in record:
-            if not isinstance(name, str):
-                raise ValueError(f"a map has the key {name!r}, which is not text")
-    for value in values:
-        _check_names(value)
-
-
-def _mapped(content: bytes) -> Reader:
-    """Return a reader of an unlinked private file with this content."""
-    from maxminddb import open_database
-
-    with tempfile.NamedTemporaryFile(prefix="slidegate-", suffix=".mmdb", delete=False) as copy:
-        copy.write(content)
-    try:
-        return open_database(copy.name)
-    finally:
-        with suppress(OSError):  # Windows cannot delete a mapped file
-            os.unlink(copy.name)
+    return reader, kinds

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
-import tempfile
 import threading
 from collections.abc import Callable
 from ipaddress import ip_address, ip_network
@@ -16,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmdb_writer import MMDBWriter, TreeWriter
+from mmdb_writer import MMDBWriter
 from netaddr import IPSet
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
@@ -39,7 +36,7 @@ from slidegate import (
 from slidegate.core import InvalidKey
 from slidegate.dashboard import Dashboard
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web.operators import Network, NetworkFile
+from slidegate.web.networks import Network, NetworkFile
 
 from ..asgi import call, hello, statuses
 from .middlewares import end_of_looks
@@ -310,50 +307,6 @@ async def test_a_file_that_is_cut_in_place_while_threads_look_up_ends_nothing(tm
     for thread in threads:
         thread.join(60)
     assert seen == {132203}
-
-
-def test_no_private_copy_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    private = tmp_path / "private"
-    private.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(private))
-    assert network(written(tmp_path / "asn.mmdb", ASN)).file.find("43.128.0.1").name == "Tencent"
-    assert not list(private.iterdir())
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_damage_behind_the_first_records_is_found_before_the_reader_in_c_meets_it(tmp_path: Path, seed: int) -> None:
-    """That ends the process in nearly every run."""
-    rng, addresses = random.Random(seed), [f"8.{number // 250}.{number % 250}.0" for number in range(1_200)]
-    records = {f"{address}/24": {"autonomous_system_number": at} for at, address in enumerate(addresses, start=1)}
-    content = bytearray(written(tmp_path / "asn.mmdb", records).read_bytes())
-    end = content.rindex(b"\xab\xcd\xefMaxMind.com")
-    for _ in range(rng.choice((1, 3, 60))):
-        content[rng.randrange(end - 600, end)] = rng.randrange(256)
-    (tmp_path / "asn.mmdb").write_bytes(content)
-    with contextlib.suppress(ConfigurationError):
-        found = network(tmp_path / "asn.mmdb")
-        assert [found.file.find(address).asn for address in addresses[:900]] == list(range(1, 901))
-        for address in addresses:
-            found.file.find(address)
-
-
-@pytest.mark.parametrize("bits", [24, 28, 32])
-def test_a_damaged_record_far_behind_is_named_where_the_file_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int
-) -> None:
-    def write_as_large_files_are(tree: TreeWriter) -> None:
-        tree.record_size = bits
-
-    monkeypatch.setattr(TreeWriter, "_adjust_record_size", write_as_large_files_are)
-    records = {f"8.{n // 250}.{n % 250}.0/24": {"autonomous_system_number": n + 1} for n in range(1_200)}
-    whole = written(tmp_path / "asn.mmdb", records)
-    assert network(whole).file.find("8.4.199.1").asn == 1_200
-    content = bytearray(whole.read_bytes())
-    end = content.rindex(b"\xab\xcd\xefMaxMind.com")
-    content[end - 100 : end] = b"\xff" * 100
-    (tmp_path / "asn.mmdb").write_bytes(content)
-    with pytest.raises(ConfigurationError, match=r"network: cannot read .*asn\.mmdb"):
-        network(tmp_path / "asn.mmdb")
 
 
 @settings(max_examples=60)
