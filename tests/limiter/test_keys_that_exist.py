@@ -49,7 +49,7 @@ async def test_a_readable_value_is_refused_and_not_repeated(
         ("header:x-api-key:k-bob", 'header("x-api-key").of(VALUE)'),
         ("X-API-Key: k-bob", 'header("X-API-Key").of(VALUE)'),
         ("Authorization: Bearer k-bob", 'header("Authorization").of(VALUE)'),
-        ("cookie:session", 'cookie("session").of(VALUE)'),
+        ("cookie:device", 'cookie("device").of(VALUE)'),
         ("query:", 'query("token").of(VALUE)'),
         (f"header:X-API-Key#{'a' * 32}", 'header("X-API-Key").of(VALUE)'),
     ],

@@ -131,8 +131,8 @@ async def account_of(request: Request) -> str:
     return str(await request.json())
 
 
-def polite(request: Request, decision: Decision) -> Response:
-    return PlainTextResponse("later", 429)
+async def polite(request: Request, decision: Decision) -> Response | None:
+    return PlainTextResponse(client_key(request), decision.status) if decision_of(request).retry_after else None
 
 
 app.add_middleware(RateLimitMiddleware, limits="5/minute", on_refused=polite)

@@ -62,7 +62,7 @@ def test_everything_can_be_written_in_the_file() -> None:
     assert tools.key.identity == "user+mcp_tool:export,search"  # type: ignore[union-attr]
     assert repr(calls.when) == "<condition mcp_tool:export,search ['tools/call'] ['export']>"
     assert (export.cost, export.wait_us, export.wait_max) == (5, 200_000, 4)
-    assert export.key.identity == "header:x-api-key|cookie:session|everyone"  # type: ignore[union-attr]
+    assert export.key.identity == "header:x-api-key|cookie:device|everyone"  # type: ignore[union-attr]
     assert (service.name, service.key.identity) == ("service", "everyone")  # type: ignore[union-attr]
     assert (shadow.action, shadow.key.identity) == ("shadow", "user")  # type: ignore[union-attr]
     assert (v6.final, v6.key.identity) == (True, "client/32/48")  # type: ignore[union-attr]

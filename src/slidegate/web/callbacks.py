@@ -9,6 +9,7 @@ under the client's address; if a limits function fails, the fallback limits appl
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from inspect import isawaitable
@@ -18,7 +19,7 @@ from typing import Any, Final, NoReturn, SupportsIndex, TypeAlias, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
-from starlette.types import Scope
+from starlette.types import Message, Receive, Scope
 
 from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.errors import ConfigurationError
@@ -46,6 +47,10 @@ _CONSEQUENCES: Final = {
 }
 
 
+_ALREADY_READ: Final = ("_body", "_form", "_json", "_stream_consumed")
+"""Where Starlette keeps what was read of a request."""
+
+
 async def _no_body() -> NoReturn:
     raise RuntimeError(
         "the request has no body here, because it is decided before its body is read; use headers, path or query, "
@@ -58,6 +63,48 @@ def request_of(scope: Scope) -> HTTPConnection:
     return Request(scope, _no_body) if scope["type"] == "http" else HTTPConnection(scope)
 
 
+class _ReadTwice:
+    """The messages of a request's body, for a function of the user's and then again for the endpoint.
+
+    Args:
+        receive: The receive channel of the request.
+        max_body: How many bytes the function may read.
+    """
+
+    def __init__(self, receive: Receive, max_body: int) -> None:
+        self._receive = receive
+        self._left = max_body
+        self._kept: deque[Message] = deque()
+
+    async def receive(self) -> Message:
+        """Receive for the function."""
+        message = await self._receive()
+        self._kept.append(message)
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            raise RuntimeError(
+                "the body is larger than a function may read before the endpoint; write RateLimit(..., "
+                'max_body="10MB"), or use headers, path or query'
+            )
+        return message
+
+    async def receive_again(self) -> Message:
+        """Receive for the endpoint, whatever the function has read."""
+        return self._kept.popleft() if self._kept else await self._receive()
+
+
+def with_body(request: HTTPConnection, max_body: int) -> HTTPConnection:
+    """Return a request for functions at an endpoint, which may read its body in any way, and the endpoint again."""
+    own = vars(request)
+    if not isinstance(request, Request):
+        return request
+    channel = _ReadTwice(request.receive, max_body)
+    own["_receive"] = channel.receive_again
+    shown = Request(request.scope, channel.receive)
+    vars(shown).update({name: own[name] for name in _ALREADY_READ if name in own})
+    return shown
+
+
 class UserCallbacks:
     """Calls the user's functions and throttles the logging of their failures."""
 
@@ -68,23 +115,26 @@ class UserCallbacks:
         self, bound: BoundRule, scope: Scope, limiter: Limiter, client_key: str, request: HTTPConnection | None = None
     ) -> Sequence[Check]:
         """Return the checks of a request, calling the rule's functions; none if the rule does not count it."""
-        request = request_of(scope) if request is None else request
         rule = bound.rule
+
+        def shown() -> HTTPConnection:
+            return request_of(scope) if request is None else with_body(request, rule.max_body)
+
         bucket: Bucket | None
         bucket, key, cost = bound.check(scope, limiter, client_key)
         if rule.limits_function is not None:
-            bucket = await self.ask("limits", rule.label, rule.limits_function, (request,), bound.plan, bucket)
+            bucket = await self.ask("limits", rule.label, rule.limits_function, (shown(),), bound.plan, bucket)
             if bucket is None and bound.permits is None:
                 return ()
         if bound.key_function is not None:
             found: str | None = await self.ask(
-                "key", rule.label, bound.key_function, (request,), _key_for(limiter), key
+                "key", rule.label, bound.key_function, (shown(),), _key_for(limiter), key
             )
             if found is None:
                 return ()
             key = found or key
         if bound.cost_function is not None:
-            cost = await self.ask("cost", rule.label, bound.cost_function, (request,), _whole, cost)
+            cost = await self.ask("cost", rule.label, bound.cost_function, (shown(),), _whole, cost)
             # Cap the estimate: one above the amount of a limit would always be refused.
             amounts = [limit.amount for limit in bucket.limits] if bucket is not None else []
             cost = min([cost, *amounts] if rule.cost_max is None else [cost, rule.cost_max, *amounts])
@@ -102,9 +152,9 @@ class UserCallbacks:
             found = rule.fair.find(bound.routed(scope), limiter, client_key)
             asks_address = any(isinstance(key, ClientAddress) for key in parts_of(rule.fair))
             return found if found != client_key or asks_address else ""
-        request = request_of(scope) if request is None else request
+        shown = request_of(scope) if request is None else with_body(request, rule.max_body)
         return await self.ask(
-            "fair", rule.label, rule.fair, (request,), lambda found: limiter.key_for(found) if found else "", ""
+            "fair", rule.label, rule.fair, (shown,), lambda found: limiter.key_for(found) if found else "", ""
         )
 
     async def holds(self, rule: Rule, request: HTTPConnection, client_key: str) -> bool | None:
@@ -113,7 +163,8 @@ class UserCallbacks:
             return rule.when.holds(request.scope, client_key)
         if rule.when is None:
             return True
-        return await self.ask("when", rule.label, rule.when, (request,), bool, None)
+        shown = with_body(request, rule.max_body)
+        return await self.ask("when", rule.label, rule.when, (shown,), bool, None)
 
     async def evaluated(self, matched: Matched, scope: Scope, client_key: str) -> Matched:
         """Return the rules that match a request after evaluating their conditions, in order, each function once.

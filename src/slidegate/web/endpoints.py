@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine, Iterable
 from copy import copy
 from datetime import timedelta
@@ -17,6 +18,7 @@ from starlette.types import Scope
 
 from ..core.arguments import names_checked
 from ..core.decision import Decision, Reason, unique_name
+from ..core.errors import ConfigurationError, quoted
 from ..core.store import EventListener
 from ..limiter.failover import OnError
 from ..limiter.named_limits import NamedLimit
@@ -49,6 +51,9 @@ _T = TypeVar("_T", bound=Callable[..., Any])
 
 _ALLOWLISTED: Final = Reason.ALLOWLISTED
 _MEMO: Final = 4_096
+_SIZE: Final = re.compile("([0-9]{1,12}) ?(B|KB|MB|GB|)", re.IGNORECASE)
+_UNITS: Final = {"": 1, "B": 1, "KB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
+_MOST_BODY: Final = 10**12
 _METHODS: Final = frozenset({"get", "head", "post", "put", "patch", "delete", "options"})
 """The names of the methods that answer requests in a class such as `HTTPEndpoint`."""
 
@@ -91,6 +96,8 @@ class RateLimit:
         fair: As for `Rule`: shares permits fairly among waiting tenants.
         on_error: As for `Rule`: how this limit decides when the store fails.
         name: The name of the limit in headers and logs. Objects of one name share their counts.
+        max_body: How many bytes of the body its functions may read, at least 1: ``"1MB"``, ``"64KB"`` or a number. The
+            endpoint reads the body again in any way. Reading more fails the function, and the endpoint gets all.
 
     Attributes:
         exempt: Exempts an endpoint from the middleware's `default_limits`: ``@RateLimit.exempt``.
@@ -123,6 +130,7 @@ class RateLimit:
         fair: Key | KeyFunction | None = None,
         on_error: OnError | None = None,
         name: str | None = None,
+        max_body: int | str = "1MB",
     ) -> None:
         check_parentheses(limits)
         self.rule = _EndpointRule(
@@ -146,6 +154,7 @@ class RateLimit:
             on_error=on_error,
             name=name,
         )
+        self.rule.max_body = _bytes_of(max_body)
         # FastAPI inspects the instance's `__call__` and signature. If `__call__` were not a coroutine function there,
         # FastAPI would not await its result, and no request would ever be limited.
         vars(self)["__call__"] = self.check
@@ -307,6 +316,17 @@ class EndpointBuckets:
         if isclass(endpoint) and route.connection == "http" and name in _METHODS:
             return [f"{name.upper()} {route.template}", _name_of(function)]
         return [f"{route.label} {name}", _name_of(function)]
+
+
+def _bytes_of(max_body: int | str) -> int:
+    """Return a number of bytes given as a number or as a text with a unit."""
+    found = _SIZE.fullmatch(max_body) if isinstance(max_body, str) else None
+    size: object = max_body if found is None else int(found[1]) * _UNITS[found[2].upper()]
+    if type(size) is not int or not 1 <= size <= _MOST_BODY:
+        raise ConfigurationError(
+            f'expected a size such as "1MB", "64KB" or 1000000, not {quoted(max_body)}', "max_body"
+        )
+    return size
 
 
 def _name_of(function: Any) -> str:

@@ -120,6 +120,9 @@ class Rule:
         ConfigurationError: An option is invalid, or options cannot be combined.
     """
 
+    max_body = 1_000_000
+    """How many bytes of a body the functions of a limit at an endpoint may read."""
+
     @names_checked
     def __init__(
         self,

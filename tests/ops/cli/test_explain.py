@@ -175,7 +175,7 @@ def test_keyed_value_is_explained_by_its_value_or_its_digest(url: str, slidegate
     assert by_value["key"] in out.decode(), "the value was read from stdin"
 
 
-@pytest.mark.parametrize("key", ["header:X-API-Key", "cookie:session", "query:token", "HEADER:X-API-Key"])
+@pytest.mark.parametrize("key", ["header:X-API-Key", "cookie:device", "query:token", "HEADER:X-API-Key"])
 def test_keyed_value_without_its_value_is_an_error(key: str, lmdb_url: str, slidegate: Command) -> None:
     ended = slidegate("explain", key, "--rule", "api=100/hour", "--store", lmdb_url)
     assert (ended.code, ended.out) == (2, "")

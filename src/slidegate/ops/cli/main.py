@@ -281,7 +281,7 @@ def key_of(key: str, value: str | None) -> Any:
         return key
     if source is None:
         raise ConfigurationError(
-            f"--value: expected a KEY such as header:X-API-Key, cookie:session or query:token, not {key!r}"
+            f"--value: expected a KEY such as header:X-API-Key, cookie:device or query:token, not {key!r}"
         )
     if value == "-":
         # Every user of the machine can read the arguments of a process.

@@ -1,0 +1,129 @@
+"""Functions of a limit at an endpoint may read the body in any way, and the endpoint reads it again in any way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from fastapi import Depends, FastAPI, Request
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from slidegate import ConfigurationError, RateLimit, RateLimitMiddleware
+
+from ..asgi import PEER, scope_of
+
+
+async def as_stream(request: Request) -> str:
+    return b"".join([part async for part in request.stream()]).decode()
+
+
+async def as_form(request: Request) -> Any:
+    return dict(await request.form())
+
+
+async def as_body(request: Request) -> str:
+    return (await request.body()).decode()
+
+
+async def as_json(request: Request) -> Any:
+    return await request.json()
+
+
+async def not_at_all(request: Request) -> str:
+    return "nothing"
+
+
+Read = Callable[[Request], Awaitable[Any]]
+FORM, JSON = b"who=ann&more=%20x", b'{"who": "ann"}'
+TEXTS: dict[bytes, tuple[str, dict[Read, Any]]] = {
+    FORM: ("application/x-www-form-urlencoded", {as_form: {"who": "ann", "more": " x"}, as_body: FORM.decode()}),
+    JSON: ("application/json", {as_json: {"who": "ann"}, as_body: JSON.decode()}),
+}
+PLACES = ["dependency", "decorator", "decorator of Starlette"]
+
+
+def served(place: str, limit: RateLimit, read: Read) -> RateLimitMiddleware:
+    async def endpoint(request: Request) -> JSONResponse:
+        return JSONResponse(await read(request))
+
+    if place == "decorator of Starlette":
+        return RateLimitMiddleware(Starlette(routes=[Route("/", limit(endpoint), methods=["POST"])]))
+    app = FastAPI()
+    if place == "dependency":
+        app.post("/", dependencies=[Depends(limit)])(endpoint)
+    else:
+        app.post("/")(limit(endpoint))
+    return RateLimitMiddleware(app)
+
+
+async def post(app: Any, kind: str, parts: list[bytes]) -> tuple[int, Any]:
+    """Send a request whose body arrives in these parts; return the status and the JSON of its answer."""
+    messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+    messages.append({"type": "http.request", "body": b"", "more_body": False})
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return messages.pop(0) if messages else {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = scope_of(method="POST", headers=[(b"content-type", kind.encode())])
+    await app(scope, receive, send)
+    return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent[1:]) or "null")
+
+
+@given(data=st.data(), place=st.sampled_from(PLACES), text=st.sampled_from(sorted(TEXTS)))
+async def test_whatever_reads_the_body_before_the_endpoint_reads_all_of_it(
+    data: st.DataObject, place: str, text: bytes
+) -> None:
+    kind, values = TEXTS[text]
+    reads = st.sampled_from([*values, as_stream, not_at_all])
+    how, cuts = (
+        {name: data.draw(reads) for name in ("key", "cost", "when", "endpoint")},
+        data.draw(st.lists(st.integers(0, len(text)), max_size=4).map(sorted)),
+    )
+    expected = {as_stream: text.decode(), not_at_all: "nothing", **values}
+    seen: dict[str, Any] = {}
+
+    def function(name: str, result: Any) -> Any:
+        async def ask(request: Request) -> Any:
+            seen[name] = await how[name](request)
+            return result
+
+        return ask
+
+    limit = RateLimit("3/hour", key=function("key", "k"), cost=function("cost", 3), when=function("when", True))
+    parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    app = served(place, limit, how["endpoint"])
+    assert await post(app, kind, parts) == (200, expected[how["endpoint"]])
+    assert seen == {name: expected[how[name]] for name in seen}
+    assert set(seen) == {"key", "cost", "when"}
+    assert (await post(app, kind, parts))[0] == 429
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("read", [as_body, as_stream])
+async def test_a_body_above_max_body_fails_the_function_and_reaches_the_endpoint_whole(
+    place: str, read: Read, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def key(request: Request) -> str:
+        return str((await request.body())[:1])
+
+    app = served(place, RateLimit("1/hour", key=key, max_body="1KB", name="all"), read)
+    assert await post(app, "text/plain", [b"a" * 1_000]) == (200, "a" * 1_000)
+    assert await post(app, "text/plain", [b"a" * 600, b"a" * 600, b"b"]) == (200, "a" * 1_200 + "b")
+    assert "write RateLimit(..., max_body=" in caplog.text
+    assert (await app.limiter.peek(PEER, "1/hour", rule="all")).remaining == 0, "it is counted by address"
+
+
+@pytest.mark.parametrize("size", [0, -1, "1 pound", "", "MB", True, 1.5, None])
+def test_a_size_that_is_none_is_refused_where_it_is_written(size: Any) -> None:
+    with pytest.raises(ConfigurationError, match='max_body: expected a size such as "1MB"'):
+        RateLimit("1/hour", max_body=size)
