@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PEER = "203.0.113.9"
+LISTS = ("ratelimit", "ratelimit-policy")
 
 
 @dataclass
@@ -34,9 +35,14 @@ class Answer:
 
     @property
     def headers(self) -> dict[str, str]:
-        pairs = [(name.decode().lower(), value.decode()) for name, value in self.start["headers"]]
-        assert len(dict(pairs)) == len(pairs), f"a header came twice: {pairs}"
-        return dict(pairs)
+        fields: dict[str, str] = {}
+        for name, value in self.start["headers"]:
+            lower = name.decode().lower()
+            before = fields.get(lower)
+            # Each middleware writes lines of its own: several lines are one list (RFC 9651, section 4.2).
+            assert before is None or lower in LISTS, f"a header came twice: {self.start['headers']}"
+            fields[lower] = value.decode() if before is None else f"{before}, {value.decode()}"
+        return fields
 
 
 def scope_of(

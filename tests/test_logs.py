@@ -103,11 +103,11 @@ def test_a_message_says_who_speaks_and_any_formatter_writes_it(
 
 
 @pytest.mark.parametrize("error", [Evil, Mute, ValueError, KeyError, lambda text: ExceptionGroup(text, [Evil(text)])])
-@pytest.mark.parametrize("what", ["limits", "key", "cost", "count_if", "on_exceeded", "on_refused"])
+@pytest.mark.parametrize("what", ["limits", "key", "cost", "count_if", "on_refused"])
 async def test_functions_of_the_users(what: str, error: Any, log: StringIO) -> None:
     function: Any = failing(error)
     limits = function if what == "limits" else "1/hour"
-    options = {what: function} if what in ("key", "cost", "count_if", "on_exceeded") else {}
+    options = {what: function} if what in ("key", "cost", "count_if") else {}
     refused = {what: function} if what == "on_refused" else {}
     middleware = RateLimitMiddleware(hello, rules=[Rule("*", limits, name="xy", **options)], **refused)
     for _ in range(2):

@@ -20,7 +20,7 @@ from .stores.memory.store import MemoryStore
 from .web.bans import strike
 from .web.charges import charge, settle
 from .web.client_ip import client_ip
-from .web.endpoints import RateLimit
+from .web.endpoints import RateLimit, rate_limit_exceeded
 from .web.exchange import client_key, decision_of
 from .web.keys import combine, cookie, everyone, header, query, user
 from .web.lists import Networks
@@ -65,6 +65,7 @@ __all__ = [
     "parse_limits",
     "path_param",
     "query",
+    "rate_limit_exceeded",
     "settle",
     "strike",
     "user",

@@ -68,8 +68,8 @@ def test_states_name_their_rule_key_and_limit_in_the_order_asked() -> None:
     checks: list[Check] = [(first, "ann", 1), (second, "everyone", 2)]
     decision = Decision(True, Reason.OK, 0, checks, [(1, 1, 0, 0), (2, 1, 0, 0), (3, 1, 0, 0)])
     assert [(state.name, state.rule, state.key, state.remaining) for state in decision.states] == [
-        ("login-60", "login", "ann", 4),
-        ("login-3600", "login", "ann", 48),
+        ("login_60", "login", "ann", 4),
+        ("login_3600", "login", "ann", 48),
         ("api", "api", "everyone", 6),
     ]
 
@@ -79,17 +79,17 @@ def test_states_name_their_rule_key_and_limit_in_the_order_asked() -> None:
     [
         ("5/m", ["api"]),
         ("x: 5/m", ["x"]),
-        ("5/m; 50/h", ["api-60", "api-3600"]),
-        ("burst: 5/1500ms; 50/h", ["burst", "api-3600"]),
-        ("5/1500ms; 50/7ms @10", ["api-1.5", "api-0.007"]),
-        ("5/m; 50/m @10; 6/m @20", ["api-60", "api-60-2", "api-60-3"]),
+        ("5/m; 50/h", ["api_60", "api_3600"]),
+        ("burst: 5/1500ms; 50/h", ["burst", "api_3600"]),
+        ("5/1500ms; 50/7ms @10", ["api_1.5", "api_0.007"]),
+        ("5/m; 50/m @10; 6/m @20", ["api_60", "api_60_2", "api_60_3"]),
     ],
 )
 def test_limits_are_named_after_their_rule_or_by_themselves(limits: str, names: list[str]) -> None:
     assert list(Bucket("api", parse_limits(limits)).names) == names
 
 
-@pytest.mark.parametrize("limits", ["a: 5/s; a: 6/m; a: 7/h", "a: 5/s; a: 6/m; a@64: 7/h", "api-60: 5/s; 6/m; 7/h"])
+@pytest.mark.parametrize("limits", ["a: 5/s; a: 6/m; a: 7/h", "a: 5/s; a: 6/m; a@64: 7/h", "api_60: 5/s; 6/m; 7/h"])
 def test_no_two_limits_of_a_rule_have_one_name(limits: str) -> None:
     names = Bucket("api", parse_limits(limits)).names
     assert len(set(names)) == len(names) == 3

@@ -58,7 +58,7 @@ def test_quotas_stand_beside_limits_in_a_set() -> None:
 
 def test_quotas_of_a_rule_are_told_apart_by_their_periods() -> None:
     limits = parse_limits(["100/minute", Quota("5/day"), Quota("9/month"), Quota("9/month", zone="Asia/Tokyo")])
-    assert Bucket("api", limits).names == ("api-60", "api-day", "api-month", "api-month-2")
+    assert Bucket("api", limits).names == ("api_60", "api_day", "api_month", "api_month_2")
     assert [(limit.window_s, limit.said) for limit in limits[:2]] == [(60, "100 per 1m"), (None, "5 per day")]
 
 

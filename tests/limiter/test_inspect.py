@@ -35,7 +35,7 @@ def labels(view: Any) -> list[tuple[str, int]]:
 
 async def test_the_rules_of_all_gates_endpoints_and_routes_are_asked(clock: FakeClock) -> None:
     limiter = Limiter(MemoryStore(clock=clock))
-    limited = RateLimit("7/minute", name="at-the-endpoint")(page)
+    limited = RateLimit("7/minute", name="at_the_endpoint")(page)
     routes = Starlette(routes=[Route("/limited", limited)])
     inner = RateLimitMiddleware(routes, default_limits="40/minute", limiter=limiter)
     rules = [
@@ -44,11 +44,11 @@ async def test_the_rules_of_all_gates_endpoints_and_routes_are_asked(clock: Fake
         Rule("*", "30/minute", concurrency=3, name="both"),
         Rule("/never", "9/minute", name="elsewhere"),
     ]
-    outer = RateLimitMiddleware(inner, rules=rules, limiter=limiter, messages=MessageLimits("9/minute", key="client"))
+    outer = RateLimitMiddleware(inner, rules=rules, limiter=limiter, messages=MessageLimits("9/minute"))
     for _ in range(2):
         assert (await call(outer, "/limited")).status == 200
     view = await limiter.inspect(PEER)
-    asked = ("at-the-endpoint", "both", "per-route GET /limited", "plan", "short-3600", "short-60")
+    asked = ("at_the_endpoint", "both", "per_route_GET__limited", "plan", "short_3600", "short_60")
     assert sorted(labels(view)) == [(name, 2) for name in asked]
     assert "elsewhere" in {shown.label for shown in view.windows if not shown.used}
     assert [shown.label for shown in view.windows if isinstance(shown.limit, Concurrency)] == ["both"]
@@ -107,7 +107,7 @@ async def test_a_thousand_rules_are_asked_a_part_at_a_time_and_the_rest_is_count
     rules = {f"rule-{number}": "5/minute" for number in range(MAX_BUCKETS + 5)}
     view = await limiter.inspect("ann", rules)
     assert (len(view.windows), view.left_out, max(sizes)) == (MAX_BUCKETS, 5, TOGETHER)
-    assert labels(view) == [("rule-0", 1)]
+    assert labels(view) == [("rule_0", 1)]
 
 
 async def test_a_store_that_is_away_is_an_error_and_no_empty_answer(clock: FakeClock) -> None:

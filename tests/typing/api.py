@@ -41,6 +41,7 @@ from slidegate import (
     parse_limits,
     path_param,
     query,
+    rate_limit_exceeded,
     settle,
     strike,
     user,
@@ -83,7 +84,7 @@ app.add_middleware(
     ],
     blocklist=Networks.from_file("blocked.netset"),
     on_refused=refused,
-    headers="both",
+    headers=("draft", "legacy"),
     enabled=True,
 )
 RateLimitMiddleware(app, limits=Limit(1, 1), default_limits=["60/minute", Limit(5, "1s")], headers=None)
@@ -123,7 +124,7 @@ RateLimitMiddleware(app, bans=[guessing, BanPolicy()])
 BanPolicy(signals={404: "much"})  # type: ignore[dict-item]
 
 
-app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml", headers="both")
+app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml", headers="legacy")
 RateLimitMiddleware.from_file(app, "slidegate.toml", header="both")  # type: ignore[call-arg]
 
 
@@ -137,7 +138,9 @@ async def polite(request: Request, decision: Decision) -> Response | None:
 
 app.add_middleware(RateLimitMiddleware, limits="5/minute", on_refused=polite)
 RateLimit("5/minute", key=account_of)
-Rule("*", "5/minute", count_if=lambda status, headers, request: request.method == "GET")
+RateLimit(limits=lambda request: "5/minute")
+app.add_exception_handler(RateLimitExceeded, rate_limit_exceeded)
+Rule("*", "5/minute", count_if=lambda status: status == 401)
 
 
 async def login(request: Request) -> Response:
@@ -187,8 +190,6 @@ async def read_statistics() -> None:
     assert_type(stats.total.p95_us, float | None)
 
 
-Rule("*", "100/5s", on_exceeded=lambda key, decision: None)
-
 limit = Limit(100, "1m", resolution=10, name="burst")
 assert_type(parse_limits([limit, "5/minute"]), tuple[Limit, ...])
 
@@ -200,7 +201,7 @@ RateLimitMiddleware(
         Rule("/{tenant}", Quota("10000/month", zone="Europe/Berlin"), key=path_param("tenant")),
         Rule("*", "5/minute", key=combine(header("X-API-Key"), user)),
     ],
-    messages=MessageLimits("10/second", key="client"),
+    messages=MessageLimits("10/second"),
 )
 Rule("/mcp", "5/minute", key=mcp_tool("search", validated=True))
 Rule("*", "5/minute", key=network("operators.mmdb", by="country"))

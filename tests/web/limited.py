@@ -104,7 +104,7 @@ def middleware_of(app: Any, limiter: Limiter | None = None) -> RateLimitMiddlewa
 def limited(at: str, limits: Any = (), *, limiter: Limiter | None = None, **options: Any) -> RateLimitMiddleware:
     """Return a middleware with one limit, at one of these places; its page is ``/``."""
     if at != "rule":
-        return middleware_of(FORMS[at](RateLimit(limits, **options)), limiter)
+        return middleware_of(FORMS[at](RateLimit(limits=limits or None, **options)), limiter)
     limiter = limiter or Limiter(MemoryStore(clock=FakeClock()))
     rule = Rule("*", limits, **options)
     return RateLimitMiddleware(Starlette(routes=[Route("/", answer, methods=METHODS)]), rules=[rule], limiter=limiter)

@@ -19,8 +19,7 @@ WRITTEN_NS = 1_800_000_000_000_000_000
 
 def checks(scope: Scope) -> list[Check]:
     """Return what the limits of all middlewares and endpoints asked about a request: bucket, key and cost of each."""
-    record = scope.get("slidegate") or scope["slidegate.ended"]
-    return [check for _, decision in record.entries for check in decision.checks]
+    return [check for _, decision in scope["slidegate"] for check in decision.checks]
 
 
 def charged(scope: Scope) -> list[str]:
@@ -41,7 +40,7 @@ class FollowedFiles:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.clock = FakeClock()
-        self.heard = RecordingObserver(without=["refused"])
+        self.heard = RecordingObserver(without=["refused", "exceeded"])
         self._written = 0
 
     def seconds(self) -> float:

@@ -61,12 +61,19 @@ ODD_FLOATS = ["-1.5E_+0", "+_inf"]
 
 @dataclass
 class Handler:
-    """One endpoint of a tree: its name, its path, and its path below a mount that has a middleware."""
+    """One endpoint of a tree: its name, its path, and its path below a mount that has a middleware.
+
+    Attributes:
+        is_mounted: Whether its application is mounted in another one.
+        reads_apart: Whether a mounted application around it has a root path of its own, and so reads another path.
+    """
 
     name: str
     path: str
     websocket: bool
     inner: str | None
+    is_mounted: bool = False
+    reads_apart: bool = False
 
 
 @dataclass
@@ -92,6 +99,8 @@ class Tree:
     parameters: int = 0
     shared: dict[str, str] = field(default_factory=dict)
     serves_files: bool = False
+    _mounted: int = -1
+    _apart: int = 0
 
     def __post_init__(self) -> None:
         @RateLimit(PLENTY)
@@ -111,16 +120,27 @@ class Tree:
             ["starlette", "fastapi", "fastapi", "router"] if not top else ["starlette", "fastapi"]
         )
         redirects = self.random.random() < 0.6
-        if kind != "fastapi":
-            routes = self._routes(above, depth, inner)
-            return Starlette(routes=routes) if kind == "starlette" else Router(routes, redirect_slashes=redirects)
+        self._mounted += 1
+        try:
+            if kind != "fastapi":
+                routes = self._routes(above, depth, inner)
+                return Starlette(routes=routes) if kind == "starlette" else Router(routes, redirect_slashes=redirects)
+            return self._fastapi(above, depth, inner, redirects)
+        finally:
+            self._mounted -= 1
+
+    def _fastapi(self, above: str, depth: int, inner: str | None, redirects: bool) -> FastAPI:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a deprecated way to say the root path, and one in use
-            root = self.random.choice(["", "", "", "/api", "/v1"] if self.roots else [""])
+            of_none = [""] * (8 if self._mounted else 3)  # an application that is mounted has seldom one of its own
+            root = self.random.choice([*of_none, "/api", "/v1"] if self.roots else [""])
             app = FastAPI(openapi_url=None, redirect_slashes=redirects, root_path=root)
+        apart = bool(root and self._mounted)
+        self._apart += apart
         app.router.routes.extend(self._routes(above, depth, inner))
         for _ in range(self.random.randint(0, 2)):
             self._include(app, above, inner, self.random.randint(0, 3))
+        self._apart -= apart
         return app
 
     def _number(self, router: APIRouter, above: str, inner: str | None, kind: type = int) -> None:
@@ -185,7 +205,7 @@ class Tree:
         if not middleware:
             return Mount(path, below)
         rules = [
-            Rule(self.handlers[name].inner or "/", PLENTY, name=f"inner-{name}")
+            Rule(self.handlers[name].inner or "/", PLENTY, name=f"inner_{name}")
             for name in self.handlers
             if name not in before and self.handlers[name].inner
         ]
@@ -215,7 +235,7 @@ class Tree:
 
     def _add(self, path: str, websocket: bool, inner: str | None) -> str:
         name = f"h{len(self.handlers)}"
-        self.handlers[name] = Handler(name, path, websocket, inner)
+        self.handlers[name] = Handler(name, path, websocket, inner, self._mounted > 0, self._apart > 0)
         return name
 
     def _page(self, name: str) -> Any:

@@ -17,33 +17,27 @@ def texts(count: int) -> list[Message]:
 
 
 class Client:
-    """A client that has sent some messages in advance, and notes what comes back.
+    """A client that has sent some messages in advance, and keeps what comes back.
 
     Whoever closes, the application gets a disconnect, as behind every server.
 
     Attributes:
         came: What the server has sent.
         coming: What the application has not received yet.
-        refused: The close codes that the server has refused.
     """
 
-    def __init__(
-        self, *sent: Message, address: str = PEER, strict: bool = False, hangs: bool = False, **headers: str
-    ) -> None:
+    def __init__(self, *sent: Message, address: str = PEER, strict: bool = False, **headers: str) -> None:
         """Make a client.
 
         Args:
             sent: What it sends after its handshake.
             address: Its address.
             strict: Whether the server sends no close code but 1000 and those of applications, as daphne does.
-            hangs: Whether the client does not read, so that a close takes for ever.
             headers: The header fields of its handshake.
         """
         self.scope = scope_of("/", type="websocket", client=(address, 1), headers=headers)
         self.strict = strict
-        self.hangs = hangs
         self.came: list[Message] = []
-        self.refused: list[int] = []
         self.accepted = asyncio.Event()
         self.coming: asyncio.Queue[Message] = asyncio.Queue()
         for message in ({"type": "websocket.connect"}, *sent):
@@ -53,15 +47,12 @@ class Client:
         code = message.get("code", 1000)
         if message["type"] == "websocket.close" and self.strict and self.accepted.is_set():
             if code != 1000 and not 3000 <= code <= 4999:
-                self.refused.append(code)
                 raise Exception(f"invalid close code {code} (must be 1000 or from [3000, 4999])")
             assert not self.closes, f"{message} after the close"
         self.came.append(message)
         if message["type"] == "websocket.accept":
             self.accepted.set()
         elif message["type"] == "websocket.close":
-            if self.hangs:
-                await asyncio.Event().wait()
             self.coming.put_nowait({"type": "websocket.disconnect", "code": 1006})
 
     async def run(self, app: ASGIApp) -> Client:
@@ -79,18 +70,25 @@ class Client:
 
 
 class Listener:
-    """An application that accepts, and notes what it receives until the connection ends."""
+    """An application that accepts, and keeps what it receives until the connection ends.
+
+    Attributes:
+        received: What came over the last connection after its handshake.
+        sends: The `send` of the last connection of each client, by address.
+    """
 
     def __init__(self) -> None:
-        self.heard: list[Message] = []
+        self.received: list[Message] = []
+        self.sends: dict[str, Send] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.heard.clear()
+        received = self.received = []
+        self.sends[scope["client"][0]] = send
         await receive()
         await send({"type": "websocket.accept"})
-        while not self.heard or self.heard[-1]["type"] == "websocket.receive":
-            self.heard.append(await receive())
-        scope["state"] = {"ended": self.heard[-1]}
+        while not received or received[-1]["type"] == "websocket.receive":
+            received.append(await receive())
+        scope["state"] = {"ended": received[-1]}
 
 
 async def opened(app: Any, *clients: Client) -> list[asyncio.Task[Client]]:

@@ -20,6 +20,7 @@ from slidegate import (
     client_ip,
 )
 from slidegate.core import Concurrency
+from slidegate.testing import RecordingObserver
 from slidegate.web.reload import FileOptions, ReloadingMiddleware
 
 from ..asgi import PEER, call, hello, statuses
@@ -82,13 +83,13 @@ def test_a_ban_policy_is_the_same_from_a_file_and_in_code() -> None:
     assert accounts.key.identity == "header:x-api-key|user"
 
 
-async def test_message_limits_of_the_file_count_by_its_key(file: Path) -> None:
+async def test_message_limits_of_the_file_count_the_messages_of_a_client(file: Path) -> None:
     listener = Listener()
-    write(file, 'rules = []\n[messages]\nlimits = "2/1h"\nkey = { header = "X-API-Key" }\nbeyond = "drop"\n')
+    write(file, 'rules = []\n[messages]\nlimits = "2/1h"\n')
     app = RateLimitMiddleware.from_file(listener, file)
-    for value, heard in (("a", 2), ("a", 0), ("b", 2)):
-        await Client(*texts(3), BYE, **{"X-API-Key": value}).run(app)
-        assert len(listener.heard) == heard + 1
+    for address, received in (("192.0.2.1", 2), ("192.0.2.1", 0), ("192.0.2.2", 2)):
+        await Client(*texts(3), BYE, address=address).run(app)
+        assert len(listener.received) == received + 1
 
 
 async def test_a_list_may_be_a_file_beside_the_configuration(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,12 +101,11 @@ async def test_a_list_may_be_a_file_beside_the_configuration(file: Path, monkeyp
         assert answer.status == 200
 
 
-async def test_rules_call_what_the_code_names_when_a_key_passes(file: Path) -> None:
-    heard: list[str] = []
-    text = '[[rules]]\npath = "*"\nlimits = "2/hour"\nshadow = true\non_exceeded = true\n'
-    app = from_file(file, text, on_exceeded=lambda key, decision: heard.append(key))
+async def test_observers_of_a_file_see_which_keys_exceed_a_limit(file: Path) -> None:
+    observer = RecordingObserver(without=["shadow_refused"])
+    app = from_file(file, '[[rules]]\npath = "*"\nlimits = "2/hour"\nshadow = true\n', observers=[observer])
     assert await statuses(app, 4) == [200] * 4
-    assert heard == [PEER]
+    assert [(event.kind, event.details["key"]) for event in observer.events] == [("exceeded", PEER)]
 
 
 BANS = "[bans.s]\n"
@@ -147,7 +147,6 @@ BAD: list[tuple[str | bytes, str]] = [
     ('limits = "1/s"\nnetworks = ["no.mmdb"]', "networks: cannot read"),
     (RULE + "key = { client = { ipv6_prefix = 8 } }", "rules[0].key.client.ipv6_prefix: Input should be greater tha"),
     ('limits = "1/s"\nenabled = "no"', "enabled: Input should be a valid boolean, not 'no'"),
-    (RULE + "on_exceeded = true", "rules[0].on_exceeded: calls a function; give it in code"),
     (RULE + 'wait = "200 mx"', "rules[0].wait: expected a number and a unit"),
     (RULE + "exempt = true", "rules[0].exempt: cannot be combined with limits: an exempt request is not counted; rem"),
     (RULE + RULE, "rules: <Rule '/a' 5/1m> and <Rule '/a' 5/1m> would share one bucket; name one of them, or drop it"),

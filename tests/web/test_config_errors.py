@@ -73,7 +73,6 @@ WRONG: list[tuple[str, str, object, dict[str, Any]]] = [
     ("RuleTable", "cost", 2**31, {}),
     ("RuleTable", "unit", "a:b", {}),
     ("RuleTable", "count_if", [], {}),
-    ("RuleTable", "on_exceeded", True, {}),
     ("RuleTable", "shadow", True, {"concurrency": 4}),
     ("RuleTable", "block", True, {}),
     ("RuleTable", "exempt", True, {}),
@@ -124,8 +123,6 @@ WRONG: list[tuple[str, str, object, dict[str, Any]]] = [
     ("BanTable", "key", PARAMETER, {}),
     ("BanTable", "status", 500, {}),
     ("MessageTable", "limits", "5/minut", {}),
-    ("MessageTable", "key", PARAMETER, {}),
-    ("MessageTable", "beyond", "wait", {}),
 ]
 """Values of the right type that cannot work: table, key and value, and what stands beside them."""
 ANY_VALUE = {

@@ -61,9 +61,7 @@ def test_the_editor_shows_every_mistake_that_is_not_about_the_meaning_of_a_value
 
 def mistakes(document: dict[str, Any]) -> set[str]:
     """Return the kinds of all mistakes in a document; the middleware's own are not among them."""
-    loader = ConfigLoader(
-        ROOT / "slidegate.toml", {}, lambda address, policy: Limiter(), on_exceeded=lambda key, decision: None
-    )
+    loader = ConfigLoader(ROOT / "slidegate.toml", {}, lambda address, policy: Limiter())
     try:
         Configuration.model_validate(document, context=loader)
     except ValidationError as error:
@@ -84,7 +82,6 @@ GIVEN: dict[str, tuple[Any, Any]] = {
     "block": (True, True),
     "status": (404, 404),
     "shadow": (True, True),
-    "on_exceeded": (True, lambda key, decision: None),
 }
 
 
@@ -102,7 +99,7 @@ def test_schema_file_and_code_agree_about_options_that_exclude_each_other(option
 
 
 def test_an_option_that_says_nothing_excludes_nothing() -> None:
-    nothing = {"exempt": False, "block": False, "shadow": False, "on_exceeded": False, "final": False, "cost": 1}
+    nothing = {"exempt": False, "block": False, "shadow": False, "final": False, "cost": 1}
     table = {"path": "/a", "limits": "9/minute", "key": "client", "count_denied": False, **nothing}
     assert accepts({"rules": [table]})
     assert not mistakes({"rules": [table]})

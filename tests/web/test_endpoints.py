@@ -1,37 +1,50 @@
-"""Limits at the endpoint: every way to put one there, each shown by a real refusal."""
+"""Limits at endpoints: every way to put one there, and whose count it charges, each shown by real requests."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
-from functools import partial, wraps
+import functools
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import pytest
 from fastapi import APIRouter, Body, Depends, FastAPI
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Host, Mount, Route, Router, request_response
+from starlette.routing import Mount, Route, Router, request_response
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from slidegate import ConfigurationError, Networks, RateLimit, RateLimitMiddleware, everyone
+from slidegate import (
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    everyone,
+    header,
+)
+from slidegate.testing import FakeClock
 
-from ..asgi import PEER, call, page, scope_of, send_scope, statuses
+from ..asgi import PEER, call, page, statuses
+from .limited import wrapping
 
-MIDDLEWARE = Middleware(RateLimitMiddleware, rules=[])
+MIDDLEWARE = Middleware(RateLimitMiddleware)
 
 
 def starlette(*routes: Any) -> Starlette:
     return Starlette(routes=routes, middleware=[MIDDLEWARE])
 
 
-def fastapi() -> FastAPI:
-    return FastAPI(middleware=[MIDDLEWARE])
+def fastapi(**options: Any) -> FastAPI:
+    return FastAPI(middleware=[MIDDLEWARE], **options)
 
 
 # -- every way ---------------------------------------------------------------------------------------------------------
@@ -40,14 +53,6 @@ def fastapi() -> FastAPI:
 
 async def more(word: str, request: Request) -> Response:
     return PlainTextResponse(word)
-
-
-def shouting(endpoint: Any) -> Any:
-    @wraps(endpoint)
-    async def shout(request: Request) -> Response:
-        return PlainTextResponse((await endpoint(request)).body.upper())
-
-    return shout
 
 
 async def number(n: int) -> int:
@@ -65,22 +70,31 @@ async def with_a_connection(n: int, connection: HTTPConnection, request: Request
     return connection.url.path
 
 
+class Page(HTTPEndpoint):
+    async def get(self, request: Request) -> Response:
+        return PlainTextResponse("hi")
+
+
+class Methods(HTTPEndpoint):
+    @RateLimit("2/hour")
+    async def get(self, request: Request) -> Response:
+        return PlainTextResponse("hi")
+
+
 def on_fastapi(endpoint: Any, path: str = "/x/{n}", *, app: Any = None, **options: Any) -> Any:
     app = app or fastapi()
     app.get(path, **options)(endpoint)
     return app
 
 
-def in_nested_routers() -> ASGIApp:
+def in_nested_routers(limit: RateLimit) -> ASGIApp:
     app, outer = fastapi(), APIRouter()
-    outer.include_router(on_fastapi(number, "/{n}", app=APIRouter(), dependencies=DEPENDS), prefix="/x")
+    outer.include_router(on_fastapi(number, "/{n}", app=APIRouter(), dependencies=[Depends(limit)]), prefix="/x")
     app.include_router(outer)
     return app
 
 
-def as_a_dependency_of_a_dependency() -> ASGIApp:
-    limit = RateLimit("2/hour")
-
+def as_a_dependency_of_a_dependency(limit: RateLimit) -> ASGIApp:
     async def user(_: None = Depends(limit)) -> str:
         return "ann"
 
@@ -90,104 +104,205 @@ def as_a_dependency_of_a_dependency() -> ASGIApp:
     return on_fastapi(get)  # type: ignore[no-any-return]
 
 
-DEPENDS = [Depends(RateLimit("2/hour"))]
-LIMIT = RateLimit("2/hour")
-WAYS: dict[str, Callable[[], ASGIApp]] = {
-    "a partial": lambda: starlette(Route("/x/{n}", LIMIT(partial(more, "hi")))),
-    "under another decorator": lambda: starlette(Route("/x/{n}", shouting(LIMIT(page)))),
-    "in nested routers": in_nested_routers,
+WAYS: dict[str, Callable[[RateLimit], ASGIApp]] = {
+    "a partial": lambda limit: starlette(Route("/x/{n}", limit(functools.partial(more, "hi")))),
+    "a class": lambda limit: starlette(Route("/x/{n}", limit(Page))),
+    "a method of a class": lambda limit: starlette(Route("/x/{n}", Methods)),
+    "under another decorator": lambda limit: starlette(Route("/x/{n}", wrapping(limit(page)))),
+    "above another decorator": lambda limit: starlette(Route("/x/{n}", limit(wrapping(page)))),
+    "a dependency of the application": lambda limit: on_fastapi(number, app=fastapi(dependencies=[Depends(limit)])),
+    "a dependency of a router in a router": in_nested_routers,
+    "a dependency of the endpoint": lambda limit: on_fastapi(number, dependencies=[Depends(limit)]),
     "a dependency of a dependency": as_a_dependency_of_a_dependency,
-    "a sync endpoint without a request": lambda: on_fastapi(LIMIT(next_number)),
-    "an endpoint with a connection": lambda: on_fastapi(LIMIT(with_a_connection)),
-    "an endpoint twice": lambda: on_fastapi(RateLimit("9/hour", key=everyone)(LIMIT(number))),
+    "a sync endpoint without a request": lambda limit: on_fastapi(limit(next_number)),
+    "an endpoint with a connection": lambda limit: on_fastapi(limit(with_a_connection)),
+    "an endpoint twice": lambda limit: on_fastapi(limit(limit(number))),
+    "an endpoint with another limit": lambda limit: on_fastapi(RateLimit("9/hour", key=everyone)(limit(number))),
+    "a decorator and a dependency": lambda limit: on_fastapi(limit(number), dependencies=[Depends(limit)]),
+    "a mounted application": lambda limit: starlette(Mount("/x", Router([Route("/{n}", limit(page))]))),
+    "a function of the request": lambda _: on_fastapi(RateLimit(limits=lambda request: "2/hour")(number)),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_third_request_is_refused_whatever_the_path_parameter(way: str) -> None:
-    client = TestClient(WAYS[way]())
-    answers = [client.get(f"/x/{n}") for n in range(4)]
-    assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
-    assert 3_000 < int(answers[2].headers["retry-after"]) <= 3_600  # the clock is that of the machine
-    assert answers[2].json()["status"] == 429
-    assert answers[0].headers["ratelimit"].partition(",")[0].endswith(";r=1;t=3600")
+async def test_the_third_request_is_refused_whatever_the_path_parameter(way: str) -> None:
+    app = WAYS[way](RateLimit("2/hour"))
+    answers = [await call(app, f"/x/{n}") for n in range(4)]
+    assert [answer.status for answer in answers] == [200, 200, 429, 429]
+    fields = dict(answers[2].start["headers"])
+    assert 3_000 < int(fields[b"retry-after"]) <= 3_600  # the clock is that of the machine
+    assert fields[b"cache-control"] == b"no-store"
 
 
-# -- whose bucket ------------------------------------------------------------------------------------------------------
+def test_a_decorated_endpoint_is_documented_as_before() -> None:
+    app = fastapi()
+
+    @app.get("/x/{n}")
+    @RateLimit("1/hour")
+    @RateLimit("2/hour")
+    async def get(n: int, q: str = "a") -> list[int]:
+        """Numbers."""
+        return [n]
+
+    operation = app.openapi()["paths"]["/x/{n}"]["get"]
+    assert [parameter["name"] for parameter in operation["parameters"]] == ["n", "q"]
+    assert (operation["description"], operation["operationId"]) == ("Numbers.", "get_x__n__get")
+    assert operation["responses"]["200"]["content"]["application/json"]["schema"]["type"] == "array"
+    assert "requestBody" not in operation
 
 
-def at(*paths: str, root: str = "", host: str = "") -> list[dict[str, Any]]:
-    return [{"path": path, "root_path": root, "headers": {"Host": host} if host else {}} for path in paths]
+# -- whose count -------------------------------------------------------------------------------------------------------
 
 
-def once(path: str = "/x", limits: str = "1/hour") -> Router:
-    return Router([Route(path, RateLimit(limits)(page))])
+def made(word: str) -> Any:
+    """Return another endpoint of the same name at each call."""
+
+    async def same_name(request: Request) -> Response:
+        return PlainTextResponse(word)
+
+    return same_name
 
 
-SHARED = once()
-BUCKETS: dict[str, tuple[ASGIApp, list[dict[str, Any]], str]] = {
-    "parameters of mounts and routes are one": (
-        starlette(Mount("/{tenant}", once("/{n}", "2/hour"))),
-        at("/a/x", "/x/x", "/n/x", "/t/x"),
-        "GET /{tenant}/{n}",
+async def other(request: Request) -> Response:
+    return PlainTextResponse("other")
+
+
+def of_routes(**endpoints: Any) -> Starlette:
+    return starlette(*(Route(f"/{path}", endpoint) for path, endpoint in endpoints.items()))
+
+
+def of_routers(limit: RateLimit) -> FastAPI:
+    app, router = fastapi(), APIRouter(dependencies=[Depends(limit)])
+    for name in ("a", "b"):
+        router.get(f"/{name}")(made(name))
+    app.include_router(router)
+    return app
+
+
+def with_a_rule(limit: RateLimit) -> Starlette:
+    middleware = Middleware(RateLimitMiddleware, rules=[Rule("/b", "2/hour", name="both")])
+    return Starlette(routes=[Route("/a", limit(page)), Route("/b", page)], middleware=[middleware])
+
+
+SHARED = RateLimit("2/hour")
+ONE, TWO = [200, 200, 429, 429], [200, 200, 200, 200]
+COUNTS: dict[str, tuple[ASGIApp, list[int]]] = {
+    "one function at two routes": (of_routes(a=RateLimit("2/hour")(page), b=RateLimit("2/hour")(page)), ONE),
+    "two functions": (of_routes(a=RateLimit("2/hour")(page), b=RateLimit("2/hour")(other)), TWO),
+    "two functions of one name": (of_routes(a=RateLimit("2/hour")(made("a")), b=RateLimit("2/hour")(made("b"))), TWO),
+    "two functions, one object": (of_routes(a=SHARED(page), b=SHARED(other)), TWO),
+    "two partials of one function": (
+        of_routes(**{name: RateLimit("2/hour")(functools.partial(more, name)) for name in "ab"}),
+        TWO,
     ),
-    "both conventions for root_path": (
-        starlette(Route("/x", RateLimit("2/hour")(page))),
-        [*at("/app/x", "/x", root="/app"), *at("/x"), *at("/app/x", root="/app")],
-        "GET /x",
+    "two functions, one name": (
+        of_routes(a=RateLimit("2/hour", name="both")(page), b=RateLimit("2/hour", name="both")(other)),
+        ONE,
     ),
-    "an application mounted twice, under a root_path or not": (
-        starlette(Mount("/a", SHARED), Mount("/b", SHARED)),
-        [*at("/app/a/x", root="/app"), *at("/b/x", "/a/x"), *at("/app/b/x", root="/app")],
-        "GET /b/x",
-    ),
-    "hosts are told apart": (
-        starlette(Host("a.example", once()), Host("b.example", once())),
-        [asked for letter in "abab" for asked in at("/x", host=f"{letter}.example")],
-        "GET //b.example/x",
-    ),
+    "a router": (of_routers(RateLimit("2/hour")), TWO),
+    "a router with a name": (of_routers(RateLimit("2/hour", name="both")), ONE),
+    "a rule of the same name": (with_a_rule(RateLimit("2/hour", name="both")), ONE),
 }
 
 
-@pytest.mark.parametrize("whose", BUCKETS)
-async def test_each_route_has_one_bucket_wherever_it_stands(whose: str) -> None:
-    app, asked, name = BUCKETS[whose]
-    answers = [await call(app, **one) for one in asked]
-    assert [answer.status for answer in answers] == [200, 200, 429, 429]
-    assert json.loads(answers[-1].body)["violated-policies"] == [name]
+@pytest.mark.parametrize("whose", COUNTS)
+async def test_an_endpoint_has_a_count_of_its_own_until_a_name_joins_it(whose: str) -> None:
+    app, expected = COUNTS[whose]
+    assert [(await call(app, path)).status for path in ("/a", "/b", "/b", "/a")] == expected
 
 
-async def test_buckets_and_names_are_the_same_in_every_process_whatever_comes_first() -> None:
-    seen: list[dict[str, tuple[str, str]]] = []
-    for paths in (["/a", "/b", "/c/1"], ["/c/1", "/b", "/a"]):
-        app, found = fastapi(), {}
-        for letter in "ab":
-            router = APIRouter(dependencies=[Depends(RateLimit("9/hour"))])
-            app.include_router(on_fastapi(number, f"/{letter}", app=router))
-        on_fastapi(number, "/c/{n}", app=app, dependencies=DEPENDS)
-        for path in paths:
-            scope = scope_of(path)
-            await send_scope(app, scope)
-            state = scope["slidegate.ended"].decision.binding
-            found[path] = state.rule, state.name
-        seen.append(found)
-    assert seen[0] == seen[1]
-    assert len({rule for rule, _ in seen[0].values()}) == 3
-    assert [seen[0][path][1] for path in ("/a", "/b", "/c/1")] == ["/*", "/*", "GET /c/{n}"]
+class Charges:
+    """An observer that keeps the names of the counts that the last request has charged."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def request(self, outcome: Any) -> None:
+        assert outcome.allowed
+        self.names = [bucket.name for decision in outcome.decisions for bucket, _, _ in decision.checks]
 
 
-async def test_where_no_router_says_the_function_is_the_bucket() -> None:
+LIMITS = st.sampled_from(["7/hour", "8/hour", "9/hour", "9/minute"])
+ENDPOINTS = st.lists(st.tuples(st.lists(LIMITS, max_size=3), st.lists(LIMITS, max_size=2)), min_size=1, max_size=4)
+
+
+@given(st.lists(LIMITS, max_size=2), st.lists(LIMITS, max_size=2), ENDPOINTS, st.randoms(use_true_random=False))
+def test_each_endpoint_has_one_count_for_each_of_its_limits_whatever_comes_first(
+    of_app: list[str], of_router: list[str], endpoints: list[tuple[list[str], list[str]]], random: Any
+) -> None:
+    def depends(limits: Iterable[str]) -> list[Any]:
+        return [Depends(RateLimit(one)) for one in limits]
+
+    async def counts(order: list[int]) -> dict[int, set[str]]:
+        charges = Charges()
+        middleware = Middleware(RateLimitMiddleware, limiter=Limiter(observers=[charges]))
+        app = FastAPI(middleware=[middleware], dependencies=depends(of_app))
+        router = APIRouter(dependencies=depends(of_router))
+        for at, (decorators, dependencies) in enumerate(endpoints):
+            endpoint = made(str(at))
+            for one in decorators:
+                endpoint = RateLimit(one)(endpoint)
+            router.get(f"/{at}", dependencies=depends(dependencies))(endpoint)
+        app.include_router(router)
+        found = {}
+        for at in order:
+            await call(app, f"/{at}")
+            found[at] = set(charges.names)
+            assert len(charges.names) == len(found[at]), "a limit that is met twice is charged once"
+        return found
+
+    order = list(range(len(endpoints)))
+    found = asyncio.run(counts(order))
+    for at, (decorators, dependencies) in enumerate(endpoints):
+        assert len(found[at]) == len({*of_app, *of_router, *decorators, *dependencies})
+        assert all(found[at].isdisjoint(found[one]) for one in range(at)), "no two endpoints share a count"
+    random.shuffle(order)
+    assert asyncio.run(counts(order)) == found
+
+
+async def test_the_count_is_named_after_the_function_and_the_limits() -> None:
+    charges = Charges()
+    app = Router([Route("/", RateLimit("5/minute")(page))])
+    answer = await call(RateLimitMiddleware(app, limiter=Limiter(observers=[charges])))
+    assert charges.names == [f"{page.__module__}.page 5/1m"]
+    assert answer.headers["ratelimit-policy"] == f'"{page.__module__}.page";q=5;w=60'
+
+
+async def test_without_a_router_the_function_is_known_all_the_same() -> None:
     limit = RateLimit("1/hour")
-    one, two = request_response(limit(page)), request_response(limit(lambda request: PlainTextResponse("hi")))
+    one, two = request_response(limit(page)), request_response(limit(other))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await (two if scope["path"] == "/two" else one)(scope, receive, send)
 
-    middleware = RateLimitMiddleware(app, rules=[])
+    middleware = RateLimitMiddleware(app)
     paths = ["/one/1", "/two", "/one/2", "/two"]
-    answers = [await call(middleware, path) for path in paths]
-    assert [answer.status for answer in answers] == [200, 200, 429, 429]
-    assert json.loads(answers[2].body)["violated-policies"] == [f"{page.__module__}.page"]
+    assert [(await call(middleware, path)).status for path in paths] == [200, 200, 429, 429]
+
+
+async def test_one_limit_by_two_keys_holds_for_each_and_the_larger_cost_is_charged() -> None:
+    app = fastapi()
+    app.get("/")(RateLimit("2/hour", key=header("x-a"))(RateLimit("2/hour", key=header("x-b"))(number_of_nothing)))
+    app.get("/costs")(RateLimit("8/hour", cost=1)(RateLimit("8/hour", cost=4)(number_of_nothing)))
+    app.get("/costs-too")(RateLimit("8/hour", cost=4)(RateLimit("8/hour", cost=1)(made("x"))))
+    for who, another in (("x-a", "x-b"), ("x-b", "x-a")):
+        answers = [(await call(app, headers={who: f"victim-{who}", another: f"{who}-{n}"})).status for n in range(3)]
+        assert answers == [200, 200, 429]
+    assert await statuses(app, 3, "/costs") == [200, 200, 429]
+    assert await statuses(app, 3, "/costs-too") == [200, 200, 429]
+
+
+async def number_of_nothing() -> int:
+    return 1
+
+
+@pytest.mark.parametrize("rules", [[], [Rule("*", "1/hour", name="here")]])
+async def test_the_innermost_middleware_counts_whatever_the_outer_one_has_counted(rules: list[Rule]) -> None:
+    inner, outer = (Limiter(MemoryStore(clock=FakeClock())) for _ in range(2))
+    app = RateLimitMiddleware(Router([Route("/", RateLimit("1/hour", name="here")(page))]), limiter=inner)
+    await call(RateLimitMiddleware(app, limiter=outer, rules=rules))
+    spent = [not (await limiter.peek(PEER, "1/hour", rule="here")).allowed for limiter in (inner, outer)]
+    assert spent == [True, bool(rules)]
 
 
 # -- keys and costs ----------------------------------------------------------------------------------------------------
@@ -230,19 +345,36 @@ def test_a_key_function_may_read_the_body_and_the_endpoint_reads_it_again(way: C
     assert [answer.json() for answer in answers[:2]] == asked[:2]
 
 
+# -- off ---------------------------------------------------------------------------------------------------------------
+
+OFF: dict[str, dict[str, Any]] = {
+    "enabled=False": {"enabled": False},
+    "SLIDEGATE_ENABLED=0": {},
+    "the override of an operator": {"limiter": Limiter()},
+    "the allowlist": {"allowlist": Networks([PEER])},
+}
+
+
+@pytest.mark.parametrize("how", OFF)
+async def test_whoever_the_middleware_lets_through_uncounted_is_not_counted_further_in(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "SLIDEGATE_ENABLED=0":
+        monkeypatch.setenv("SLIDEGATE_ENABLED", "0")
+    app = RateLimitMiddleware(Router([Route("/", RateLimit("1/hour")(page))]), **OFF[how])
+    if how == "the override of an operator":
+        await OFF[how]["limiter"].override("*", "off", "10m")
+    assert await statuses(app, 3) == [200, 200, 200]
+
+
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
 def test_without_a_middleware_above_the_error_names_the_line_to_add() -> None:
-    app = on_fastapi(number, app=FastAPI(), dependencies=DEPENDS)
+    app = on_fastapi(number, app=FastAPI(), dependencies=[Depends(RateLimit("2/hour"))])
     with pytest.raises(ConfigurationError, match=r"app\.add_middleware\(RateLimitMiddleware\), with rules"):
         TestClient(app).get("/x/1")
-
-
-@pytest.mark.parametrize("options", [{"enabled": False}, {"allowlist": Networks([PEER])}], ids=str)
-async def test_whoever_the_middleware_lets_through_uncounted_is_not_counted_further_in(options: dict[str, Any]) -> None:
-    app = RateLimitMiddleware(Router([Route("/", RateLimit("1/hour")(page))]), rules=[], **options)
-    assert await statuses(app, 3) == [200, 200, 200]
+    assert TestClient(app, raise_server_exceptions=False).get("/x/1").status_code == 500
 
 
 async def rows() -> AsyncIterator[str]:
@@ -261,53 +393,23 @@ class Application:
         ("5/second", r"expected a function or class to limit, for example @RateLimit\(.*, not '5/second'"),
     ],
 )
-def test_what_cannot_be_decorated_is_said_at_once(target: Any, message: str) -> None:
+def test_what_cannot_be_decorated_is_an_error_where_it_is_written(target: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         RateLimit("1/hour")(target)
 
 
-async def test_a_decorated_function_called_without_a_request_says_so() -> None:
-    @RateLimit("1/hour")
-    async def get(n: int) -> int:
-        return n
-
-    with pytest.raises(ConfigurationError, match="'get' was called without a request"):
-        await get(3)
+@pytest.mark.parametrize("target", [page, next_number, Page, functools.partial(more, "hi"), lambda request: "1/hour"])
+def test_without_parentheses_it_is_an_error_where_it_is_written(target: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"write @RateLimit\(\"5/minute\"\) above .*RateLimit\(limits="):
+        RateLimit(target)
 
 
-def test_a_decorated_endpoint_keeps_its_face() -> None:
-    app = fastapi()
-
-    @app.get("/x/{n}")
-    @RateLimit("1/hour")
-    @RateLimit("2/hour")
-    async def get(n: int, q: str = "a") -> list[int]:
-        """Numbers."""
-        return [n]
-
-    operation = app.openapi()["paths"]["/x/{n}"]["get"]
-    assert [parameter["name"] for parameter in operation["parameters"]] == ["n", "q"]
-    assert (operation["description"], operation["operationId"]) == ("Numbers.", "get_x__n__get")
-    assert operation["responses"]["200"]["content"]["application/json"]["schema"]["type"] == "array"
-    assert "requestBody" not in operation
+def test_limits_are_given_by_position_or_by_name_and_once() -> None:
+    assert str(RateLimit(limits="5/minute")) == str(RateLimit("5/minute")) == "<RateLimit 5/1m>"
+    with pytest.raises(ConfigurationError, match=r"limits: is given twice; write RateLimit\('5/minute'\)"):
+        RateLimit("5/minute", limits="5/minute")
 
 
-async def test_limits_that_look_alike_are_two_limits_and_each_counts() -> None:
-    app = fastapi()
-
-    @app.get("/")
-    @RateLimit("2/minute", key=lambda request: request.headers.get("x-tenant"))
-    @RateLimit("2/minute", key=lambda request: request.headers.get("x-account"))
-    async def get() -> int:
-        return 1
-
-    @app.get("/costs")
-    @RateLimit("8/minute", cost=lambda request: 1)
-    @RateLimit("8/minute", cost=lambda request: 4)
-    async def costs() -> int:
-        return 1
-
-    for who, other in (("x-tenant", "x-account"), ("x-account", "x-tenant")):
-        answers = [(await call(app, headers={who: f"victim-{who}", other: f"{who}-{n}"})).status for n in range(3)]
-        assert answers == [200, 200, 429]
-    assert await statuses(app, 3, "/costs") == [200, 200, 429]
+async def test_a_decorated_function_called_without_a_request_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="'number' was called without a request"):
+        await RateLimit("1/hour")(number)(3)

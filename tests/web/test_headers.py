@@ -62,23 +62,10 @@ def site(*limits: RateLimit) -> Any:
     return Starlette(routes=[Route("/", endpoint)])
 
 
-def a_rule_and_an_endpoint(shared: Limiter | None) -> Any:
-    limited = site(RateLimit("5/minute", name="it", key=everyone))
-    inner = RateLimitMiddleware(limited, rules=[], limiter=limiter())
-    return RateLimitMiddleware(inner, rules=[Rule("*", "5/minute", name="it")], limiter=shared)
-
-
 def names_that_differ_far_behind(shared: Limiter | None) -> Any:
     limits = "5/minute; 50/hour"
     rules = [Rule("*", limits, name=f"{'long' * 15}-{number}", key=key) for number, key in ((5, None), (6, everyone))]
     return RateLimitMiddleware(hello, rules=rules, limiter=shared)
-
-
-def three_middlewares(shared: Limiter | None) -> Any:
-    inner = RateLimitMiddleware(site(), default_limits="9/minute", limiter=shared)
-    inner = RateLimitMiddleware(inner, rules=[Rule("*", "7/minute", name="it-60")], limiter=shared)
-    rules = [Rule("*", "5/minute; 50/hour", name="it")]
-    return RateLimitMiddleware(inner, rules=rules, default_limits="8/minute", limiter=shared)
 
 
 def rules_of_one_middleware(shared: Limiter | None) -> Any:
@@ -99,8 +86,6 @@ def rules_of_one_middleware(shared: Limiter | None) -> Any:
     [
         (rules_of_one_middleware, 7),
         (names_that_differ_far_behind, 4),
-        (a_rule_and_an_endpoint, 2),
-        (three_middlewares, 5),
     ],
 )
 async def test_all_limits_of_a_request_have_names_of_their_own(
@@ -168,7 +153,7 @@ async def test_no_answer_says_that_more_is_left_than_a_limit_has() -> None:
     assert [line for seed in range(150) for line in await lies(seed)] == []
 
 
-STYLES = ("draft", "legacy", "both", None)
+STYLES = ("draft", "legacy", ("draft", "legacy"), None)
 
 
 @pytest.mark.parametrize("admitted", [True, False])
@@ -182,11 +167,12 @@ async def test_each_middleware_shows_its_limits_in_its_own_style(outer: Any, inn
     for _ in range(2):
         answer = await call(app)
     assert answer.status == (200 if admitted else 429)
-    drafted = [name for name, style in (("around", outer), ("within", inner)) if style in ("draft", "both")]
+    drafted = [name for name, style in (("around", outer), ("within", inner)) if "draft" in (style or ())]
     assert sorted(name for name, _ in fields(answer.headers.get("ratelimit-policy", ""))) == drafted
     assert sorted(name for name, _ in fields(answer.headers.get("ratelimit", ""))) == drafted
-    remaining = min([7] * (outer in ("legacy", "both")) + [0] * (inner in ("legacy", "both")), default=None)
-    assert answer.headers.get("x-ratelimit-remaining") == (None if remaining is None else str(remaining))
+    # The older fields have one value each: those of the innermost middleware that writes them.
+    remaining = "0" if "legacy" in (inner or ()) else "7" if "legacy" in (outer or ()) else None
+    assert answer.headers.get("x-ratelimit-remaining") == remaining
 
 
 @pytest.mark.parametrize("what", ["key", "cost", "when", "limits"])
@@ -212,9 +198,8 @@ def spelt(name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("refused", [False, True])
-async def test_the_applications_fields_of_our_names_give_way_in_any_spelling(refused: bool) -> None:
+async def test_fields_of_our_names_that_the_application_writes_stay(refused: bool) -> None:
     headers = [(spelling, b"theirs") for name in OWN for spelling in spelt(name)]
-    headers += [(spelling, b"kept") for spelling in spelt("X-Theirs")]
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if refused:
@@ -223,15 +208,13 @@ async def test_the_applications_fields_of_our_names_give_way_in_any_spelling(ref
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
 
-    middleware = RateLimitMiddleware(app, limits="9/hour", headers="both")
+    middleware = RateLimitMiddleware(app, limits="9/hour", headers=("draft", "legacy"))
     await call(middleware)
     answer = await call(middleware)
     assert answer.status == 200
-    found = [(bytes(name).lower(), bytes(value)) for name, value in answer.start["headers"]]
-    for name in OWN:
-        assert len([value for other, value in found if other == name.lower().encode()]) == 1, name
-        assert (name.lower().encode(), b"theirs") not in found
-    assert found.count((b"x-theirs", b"kept")) == len(spelt(""))
+    assert answer.start["headers"][: len(headers)] == headers
+    added = {bytes(name).decode() for name, _ in answer.start["headers"][len(headers) :]}
+    assert added - {"retry-after", "cache-control"} == {"ratelimit", "ratelimit-policy"}, "of the older ones, one value"
 
 
 # -- what `on_refused` wants to send and cannot ------------------------------------------------------------------------

@@ -46,7 +46,7 @@ async def keys(rule: Rule, *scopes: Any, **options: Any) -> list[str]:
     found = []
     for scope in scopes:
         await send_scope(app, scope)
-        found.append(scope["slidegate.ended"].decision.states[0].key)
+        found.append(scope["slidegate"].decision.states[0].key)
     return found
 
 
@@ -281,7 +281,7 @@ async def counted_as(key: Any, limiter: Limiter, /, pattern: str = "*", **scope:
     app = RateLimitMiddleware(hello, rules=[Rule(pattern, "1000/minute", key=key)], limiter=limiter)
     asked = {**scope_of(), **scope}
     await send_scope(app, asked)
-    found: str = asked["slidegate.ended"].decision.states[0].key
+    found: str = asked["slidegate"].decision.states[0].key
     return found
 
 
@@ -308,7 +308,7 @@ async def test_addresses_users_and_parts_of_paths_have_keys_too(address: str) ->
         app = RateLimitMiddleware(hello, limits="9/minute", limiter=limiter, client=client)
         scope = {**scope_of(), "client": (address, 1)}
         await send_scope(app, scope)
-        assert scope["slidegate.ended"].decision.states[0].key == limiter.key_for(client.of(address))
+        assert scope["slidegate"].decision.states[0].key == limiter.key_for(client.of(address))
     assert await counted_as(user, limiter, user="ann") == limiter.key_for(user.of("ann")) == "user:ann"
     assert await counted_as(everyone, limiter) == limiter.key_for(everyone.of())
     tenant = path_param("tenant")

@@ -97,7 +97,7 @@ def made(limiter: Limiter) -> RateLimitMiddleware:
         Rule("*", "9000/hour", key=combine(client_ip(), api_key), name="both"),
         Rule("*", "9000/hour", key=lambda request: f"path:{request.url.path}", name="function"),
         Rule("*", lambda request: "5/minute" + " " * random.randrange(3_000), fallback_limits="9/minute", name="plans"),
-        Rule("*", "9/hour", key=host, shadow=True, on_exceeded=print, name="tracked"),
+        Rule("*", "9/hour", key=host, shadow=True, name="tracked"),
         Rule("*", "9/hour", shadow=True, key=host, name="shadow"),
         Rule("*", "100000/hour", key=everyone),
     ]
@@ -134,7 +134,7 @@ async def test_however_many_values_clients_choose_few_of_them_are_remembered() -
         Rule("*", "9/hour", key=client_ip(ipv4_prefix=30), name="prefixes"),
         Rule("/{rest:path}", "9/hour", key=by_value, name="values"),
         Rule("*", lambda request: f"{10**6 + int(request.headers['X-API-Key'])}/hour", key=everyone, name="plans"),
-        Rule("*", lambda request: "nobody", key=by_value, shadow=True, on_exceeded=lambda *_: None, name="hot"),
+        Rule("*", lambda request: "nobody", key=by_value, shadow=True, name="hot"),
     ]
     limiter = Limiter(MemoryStore())
     middleware = RateLimitMiddleware(app, rules=rules, limiter=limiter)

@@ -24,7 +24,6 @@ from slidegate import (
     ConfigurationError,
     Limiter,
     MemoryStore,
-    MessageLimits,
     RateLimit,
     RateLimitMiddleware,
     Rule,
@@ -248,7 +247,6 @@ PLACES: dict[str, Callable[[Network], dict[str, Any]]] = {
     "a share": lambda found: {"rules": [Rule("*", concurrency=9, wait="1s", fair=found)]},
     "the key of all rules": lambda found: {"limits": "9/hour", "key": found},
     "the key of all routes": lambda found: {"default_limits": "9/hour", "key": found},
-    "the key of messages": lambda found: {"messages": MessageLimits("9/hour", key=found)},
     "an endpoint": lambda found: {"app": Starlette(routes=[Route("/", RateLimit("9/hour", key=found)(greet))])},
     "a share at an endpoint": lambda found: {
         "app": Starlette(routes=[Route("/", RateLimit(concurrency=9, wait="1s", fair=found)(greet))])

@@ -134,7 +134,7 @@ class Workshop:
         self.seen = 0
         self.orders: asyncio.Queue[Callable[[Scope, Receive, Send], Any]] = asyncio.Queue()
         rules = [Rule("*", concurrency=concurrency, name="work", **options)]
-        self.middleware = RateLimitMiddleware(self.work, limiter=self.limiter, rules=rules, headers="both")
+        self.middleware = RateLimitMiddleware(self.work, limiter=self.limiter, rules=rules, headers=("draft", "legacy"))
 
     @property
     def held(self) -> int:
@@ -180,8 +180,8 @@ async def test_an_answer_says_how_many_more_there_is_room_for() -> None:
     for _ in range(2):
         shop.finish()
     answer = await last
-    assert answer.headers["ratelimit"] == '"work-concurrency";r=1, "work";r=98;t=61'
-    assert answer.headers["ratelimit-policy"] == '"work";q=100;w=60, "work-concurrency";q=3;qu="concurrent-requests"'
+    assert answer.headers["ratelimit"] == '"work";r=98;t=61, "work_concurrency";r=1'
+    assert answer.headers["ratelimit-policy"] == '"work";q=100;w=60, "work_concurrency";q=3;qu="concurrent-requests"'
 
 
 async def test_a_file_that_the_server_sends_and_trailers_are_last_bytes_too_and_a_socket_ends_with_its_close() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from asyncio import sleep
 from typing import Any
 
@@ -66,24 +67,25 @@ async def test_a_refusal_is_complete(method: str) -> None:
 @pytest.mark.parametrize("name", ["a", 'a"b', "a\\b", "x" * 64, "a b", "a,b=c", "100%", "%d%b"])
 async def test_every_rule_name_that_is_accepted_parses_as_a_structured_field(name: str) -> None:
     answer = await call(middleware(Rule("*", "5/minute", name=name)))
-    assert fields(answer.headers["ratelimit"]) == [(name, {"r": 4, "t": 60})]
-    assert fields(answer.headers["ratelimit-policy"]) == [(name, {"q": 5, "w": 60})]
+    written = re.sub("[^A-Za-z0-9_.]", "_", name)  # what every parser of these fields accepts
+    assert fields(answer.headers["ratelimit"]) == [(written, {"r": 4, "t": 60})]
+    assert fields(answer.headers["ratelimit-policy"]) == [(written, {"q": 5, "w": 60})]
 
 
-async def test_several_limits_are_told_apart_by_their_seconds_and_the_tightest_is_shown_first() -> None:
+async def test_several_limits_differ_by_their_seconds_and_both_fields_list_them_in_the_order_of_the_rules() -> None:
     app = middleware(Rule("/login", "5/minute; 50/hour", name="login"), Rule("*", "600/minute; 9/1500ms", unit="calls"))
     answer = await call(app, "/login")
     assert fields(answer.headers["ratelimit-policy"]) == [
-        ("login-60", {"q": 5, "w": 60}),
-        ("login-3600", {"q": 50, "w": 3600}),
-        ("default-60", {"q": 600, "qu": "calls", "w": 60}),
-        ("default-1.5", {"q": 9, "qu": "calls"}),
+        ("login_60", {"q": 5, "w": 60}),
+        ("login_3600", {"q": 50, "w": 3600}),
+        ("default_60", {"q": 600, "qu": "calls", "w": 60}),
+        ("default_1.5", {"q": 9, "qu": "calls"}),
     ]
     assert fields(answer.headers["ratelimit"]) == [
-        ("login-60", {"r": 4, "t": 60}),
-        ("default-1.5", {"r": 8, "t": 2}),
-        ("login-3600", {"r": 49, "t": 3600}),
-        ("default-60", {"r": 599, "t": 61}),
+        ("login_60", {"r": 4, "t": 60}),
+        ("login_3600", {"r": 49, "t": 3600}),
+        ("default_60", {"r": 599, "t": 61}),
+        ("default_1.5", {"r": 8, "t": 2}),
     ]
 
 
@@ -160,19 +162,17 @@ async def test_the_body_never_shows_what_the_client_sent() -> None:
     answer = await call(app, path, raw_path=b"/x")
     assert answer.status == 429
     assert b"<" not in answer.body
-    assert json.loads(answer.body)["violated-policies"] == ["/x{rest|path}", "default"]
+    assert json.loads(answer.body)["violated-policies"] == ["_x_rest_path_", "default"]
 
 
-@pytest.mark.parametrize("headers", ["draft", "both"])
-@pytest.mark.parametrize("apart", [False, True])
-async def test_the_limit_under_which_the_fewest_more_such_requests_fit_is_shown(apart: bool, headers: Any) -> None:
+async def test_the_older_fields_show_the_limit_under_which_the_fewest_more_such_requests_fit() -> None:
     requests, tokens = Rule("*", "60/minute", name="requests"), Rule("*", "1000/minute", cost=240, name="tokens")
     for rules in ([requests, tokens], [tokens, requests]):
-        app = middleware(*(rules[-1:] if apart else rules), headers=headers)
-        if apart:
-            app = RateLimitMiddleware(app, rules=rules[:1], limiter=app.limiter, headers=headers)
-        shown = [(await call(app)).headers["ratelimit"].partition(";t=")[0] for _ in range(5)]
-        assert shown == [f'"tokens";r={left}' for left in (760, 520, 280, 40, 40)]
+        app = middleware(*rules, headers=("legacy", "draft"))
+        answers = [await call(app) for _ in range(5)]
+        assert [answer.headers["x-ratelimit-remaining"] for answer in answers] == ["760", "520", "280", "40", "40"]
+        shown = [[name for name, _ in fields(answer.headers["ratelimit"])] for answer in answers]
+        assert shown == [[rule.name for rule in rules]] * 5
 
 
 async def test_all_violated_limits_are_named_and_the_longest_wait_counts() -> None:

@@ -13,7 +13,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from slidegate import Decision, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import PEER, scope_of, send_scope
@@ -89,10 +89,6 @@ def is_wrong(status: int) -> bool:
     return status == 401
 
 
-def is_no_hit(status: int, headers: Any, request: Request) -> bool:
-    return bool(headers["x-cache"] != "hit" and "x" in request.headers["x-flags"])
-
-
 @dataclass
 class Known:
     """A rule as the model knows it, with the units of each key and window, and the keys that were told."""
@@ -106,9 +102,7 @@ class Known:
     key: Asked | None = None
     cost: Asked | None = None
     count_if: Callable[..., bool] | None = None
-    tells: bool = False
     spent: Counter[tuple[str, int]] = field(default_factory=Counter)
-    told: list[str] = field(default_factory=list)
 
     def is_about(self, path: str, method: str) -> bool:
         """Tell whether it is about requests with a path and a method."""
@@ -139,7 +133,7 @@ class Check:
     def policy(self) -> set[str]:
         windows = self.windows or {}
         suffix = len(windows) > 1
-        return {f'"{self.rule.name}{f"-{one}" * suffix}";q={amount};w={one}' for one, amount in windows.items()}
+        return {f'"{self.rule.name}{f"_{one}" * suffix}";q={amount};w={one}' for one, amount in windows.items()}
 
 
 class Model:
@@ -149,6 +143,7 @@ class Model:
         self.rules = rules
         self.failed: set[tuple[str, str]] = set()
         self.seen: list[tuple[str, str]] = []
+        self.exceeded: list[tuple[str, str]] = []
 
     def asked(self, what: str, rule: Known, function: Any, given: tuple[Any, ...], otherwise: Any) -> Any:
         if function is fails:
@@ -194,14 +189,14 @@ class Model:
         checks = [check for check in asked if check is not None]
         beyond = [check for check in checks if not check.fits]
         if beyond:
-            self.tell(beyond if all(check.windows is not None for check in beyond) else [])
+            self.exceed(beyond if all(check.windows is not None for check in beyond) else [])
             return 429, set()
         for rule in counting:
             if rule.kind == "shadow" and (check := self.check(rule, request)):
                 self.look(check)
         response = answer(request)
         for check in checks:
-            given = (response.status_code, response.headers, request)[: 3 if check.rule.count_if is is_no_hit else 1]
+            given = (response.status_code,)
             if not check.rule.count_if or self.asked("count_if", check.rule, check.rule.count_if, given, True):
                 check.charge()
         return response.status_code, {item for check in checks for item in check.policy}
@@ -211,23 +206,22 @@ class Model:
             check.charge()
         else:
             self.seen.append((check.rule.name, check.key))
-            self.tell([check])
+            self.exceed([check])
 
-    def tell(self, checks: list[Check]) -> None:
+    def exceed(self, checks: list[Check]) -> None:
         for check in checks:
-            if check.rule.tells and check.key not in check.rule.told:
-                check.rule.told.append(check.key)
+            if check.windows and (check.rule.name, check.key) not in self.exceeded:
+                self.exceeded.append((check.rule.name, check.key))
 
 
-def drawn(dice: Random, number: int, kind: str) -> tuple[Known, dict[str, Any], list[str]]:
-    """Return a rule: what the model knows of it, its options, and what it will have told."""
-    heard: list[str] = []
+def drawn(dice: Random, number: int, kind: str) -> tuple[Known, dict[str, Any]]:
+    """Return a rule: what the model knows of it, and its options."""
     known = Known(f"r{number}", kind, methods=dice.choice([None, None, ["POST"], ["get", "PUT"]]))
     options: dict[str, Any] = {"methods": known.methods, "name": known.name}
     if known_when := dice.choice([None, None, flagged, fails]):
         known.when, options["when"] = known_when, written(known_when, dice)
     if kind in ("exempt", "block"):
-        return known, {**options, kind: True}, heard
+        return known, {**options, kind: True}
     options |= {"final": True} if kind == "final" else {"shadow": True} if kind == "shadow" else {}
     amount = dice.choice([2, 3, 5])
     known.limits, options["limits"] = {HOUR: amount}, f"{amount}/hour"
@@ -238,17 +232,9 @@ def drawn(dice: Random, number: int, kind: str) -> tuple[Known, dict[str, Any], 
         known.key, options["key"] = known_key, written(known_key, dice, 42, b"k")
     if known_cost := dice.choice([None, cost, fails]):
         known.cost, options["cost"] = known_cost, written(known_cost, dice, "7", None, True, 7.5, -1)
-    if kind != "shadow" and (count_if := dice.choice([None, is_wrong, is_no_hit, fails])):
+    if kind != "shadow" and (count_if := dice.choice([None, is_wrong, fails])):
         known.count_if = options["count_if"] = count_if
-    if dice.random() < 0.6:
-        known.tells = True
-
-        def note(key: str, decision: Decision) -> None:
-            heard.append(key)
-            fails()
-
-        options["on_exceeded"] = written(note, dice)
-    return known, options, heard
+    return known, options
 
 
 async def site(scope: Scope, receive: Receive, send: Send) -> None:
@@ -277,11 +263,11 @@ async def test_random_options_do_what_a_walk_over_the_rules_says(
     limiter = Limiter(MemoryStore(clock=clock), observers=[heard])
     kinds = ["limit", "shadow"] if at != "rules" else ["limit", "limit", "final", "shadow", "exempt", "block"]
     made = [drawn(dice, number, dice.choice(kinds)) for number in range(dice.randint(2, 6) if at == "rules" else 1)]
-    model = Model([known for known, _, _ in made])
+    model = Model([known for known, _ in made])
     if at == "rules":
-        for known, options, _ in made:
+        for known, options in made:
             options["path"] = known.path = dice.choice(["/a", "/b", "/{rest:path}", "*"])
-        app = RateLimitMiddleware(site, rules=[Rule(**options) for _, options, _ in made], limiter=limiter)
+        app = RateLimitMiddleware(site, rules=[Rule(**options) for _, options in made], limiter=limiter)
     else:
         app = limited(at, limiter=limiter, **made[0][1])
     for turn in range(40):
@@ -292,9 +278,9 @@ async def test_random_options_do_what_a_walk_over_the_rules_says(
         assert found.status == status, where
         if status not in (403, 429):
             assert set(filter(None, found.headers.get("ratelimit-policy", "").split(", "))) == policy, where
-    assert [noted for _, _, noted in made] == [known.told for known in model.rules]
-    assert [(event.details["rule"], event.details["key"]) for event in heard.events] == model.seen
-    assert set(heard.kinds) <= {"shadow_refused"}
-    model.failed |= {("on_exceeded", known.name) for known in model.rules if known.told}
+    for kind, expected in (("shadow_refused", model.seen), ("exceeded", model.exceeded)):
+        events = [event.details for event in heard.events if event.kind == kind]
+        assert [(details["rule"], details["key"]) for details in events] == expected
+    assert set(heard.kinds) <= {"shadow_refused", "exceeded"}
     logged = [re.search(r"(\w+) function of rule '(\w+)' failed", record.getMessage()) for record in caplog.records]
     assert sorted(line.groups() for line in logged if line) == sorted(model.failed), "once for each function"

@@ -31,7 +31,7 @@ from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
 async def charged(rules: list[Rule], path: str = "/", method: str = "GET", **more: Any) -> list[str]:
     scope = scope_of(path, method, **more)
     await send_scope(RateLimitMiddleware(hello, rules=rules), scope)
-    return [state.name for state in scope["slidegate.ended"].decision.states]
+    return [state.name for state in scope["slidegate"].decision.states]
 
 
 LOGIN = Rule("/login", "5/minute", methods=["POST"], name="login")
@@ -78,7 +78,7 @@ async def test_a_websocket_handshake_is_a_get() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None: ...
 
     await RateLimitMiddleware(app, rules=rules)(scope, None, None)  # type: ignore[arg-type]
-    assert [state.name for state in scope["slidegate.ended"].decision.states] == ["get", "ws"]
+    assert [state.name for state in scope["slidegate"].decision.states] == ["get", "ws"]
 
 
 def test_the_identity_of_a_rule_is_not_its_place_nor_its_amount() -> None:
@@ -128,11 +128,11 @@ async def test_a_client_is_told_to_the_second_when_a_quota_starts_anew(monkeypat
     wall = FakeClock(NOON_US + 400_000)
     monkeypatch.setattr("slidegate.stores.system_clock.SYSTEM.time_ns", lambda: wall() * 1_000 + 50_000_000)
     rule = Rule("*", ["100/minute", Quota("2/day", name="plan")], name="api")
-    middleware = RateLimitMiddleware(hello, rules=[rule], limiter=limiter_at(wall), headers="both")
+    middleware = RateLimitMiddleware(hello, rules=[rule], limiter=limiter_at(wall), headers=("draft", "legacy"))
     first, _, refused = await call(middleware), await call(middleware), await call(middleware)
     assert (first.status, refused.status) == (200, 429)
-    assert refused.headers["ratelimit-policy"] == '"api-60";q=100;w=60, "plan";q=2'
-    assert refused.headers["ratelimit"] == f'"plan";r=0;t={DAY_S // 2}, "api-60";r=98;t=61'
+    assert refused.headers["ratelimit-policy"] == '"api_60";q=100;w=60, "plan";q=2'
+    assert refused.headers["ratelimit"] == f'"api_60";r=98;t=61, "plan";r=0;t={DAY_S // 2}'
     assert refused.headers["retry-after"] == str(DAY_S // 2)
     assert int(refused.headers["x-ratelimit-reset"]) == NOON_US // 1_000_000 + DAY_S // 2
     assert b"No more than 2 per day" in refused.body
@@ -168,7 +168,7 @@ async def test_nobody_passes_where_the_limits_function_says_so(plan: Any, caplog
     problem = json.loads(answer.body)
     assert (problem["violated-policies"], problem["unsatisfiable"]) == (["plan"], True)
     assert problem["detail"] == "This client may make no requests; retrying will not help."
-    decision = scope["slidegate.ended"].decision
+    decision = scope["slidegate"].decision
     assert (decision.allowed, decision.reason, decision.by, decision.retry_after) == (False, "nobody", "plan", None)
     assert (await limiter.peek(PEER, "9/hour", 0, rule="all")).remaining == 9, "a refusal charges nothing"
     assert caplog.records == []
@@ -217,7 +217,7 @@ def by_rule(limiter: Limiter) -> Any:
 
 
 def at_the_endpoint(limiter: Limiter) -> Any:
-    limit = RateLimit(plan, key=CUSTOMER, fallback_limits="2/minute", name="plan")
+    limit = RateLimit(limits=plan, key=CUSTOMER, fallback_limits="2/minute", name="plan")
     return RateLimitMiddleware(Starlette(routes=[Route("/", limit(page))]), limiter=limiter)
 
 

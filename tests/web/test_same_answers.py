@@ -25,11 +25,13 @@ from slidegate import (
     MessageLimits,
     Networks,
     RateLimit,
+    RateLimitExceeded,
     RateLimitMiddleware,
     Rule,
     client_ip,
     everyone,
     header,
+    rate_limit_exceeded,
 )
 from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock, RecordingObserver, limits_clock
@@ -122,7 +124,7 @@ class Play:
             await self.middleware(scope, receive, send)
         except BaseException as error:
             out.append((type(error), str(error)))
-        decision: Decision = scope["slidegate.ended"].decision
+        decision: Decision = scope["slidegate"].decision
         return [*out, decision.allowed, decision.reason, decision.states]
 
     async def state(self) -> object:
@@ -156,7 +158,7 @@ REQUESTS: Final = st.fixed_dictionaries(
 @settings(deadline=None)
 @given(
     st.sampled_from(RULES),
-    st.sampled_from(["draft", "both", None]),
+    st.sampled_from(["draft", ("draft", "legacy"), None]),
     st.sampled_from([None, lambda request, decision: Response("no", 418)]),
     st.lists(REQUESTS, min_size=1, max_size=6),
 )
@@ -243,6 +245,7 @@ async def test_a_client_that_leaves_while_its_refusal_is_made_is_recorded_as_ref
 
     limiter = Limiter()
     inner = Starlette(routes=[Route("/", RateLimit("1/hour", name="own")(page))])
+    inner.add_exception_handler(RateLimitExceeded, rate_limit_exceeded)
     app = RateLimitMiddleware(inner, rules=[], limiter=limiter, on_refused=slow)
     statistics = Statistics.of(limiter)
     assert await statuses(app, 1) == [200]

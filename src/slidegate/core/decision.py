@@ -6,6 +6,7 @@ when they are read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from enum import StrEnum
 from math import lcm
@@ -18,6 +19,7 @@ from .memo import remember
 from .reservation import Reservation, reserved
 from .ring import WindowState
 
+_NOT_IN_NAMES: Final = re.compile("[^A-Za-z0-9_.]")
 _ENDLESS: Final = 2**62
 """Longer than any finite wait. `NEVER` and `OPEN` rank above it, and `NEVER` above `OPEN`."""
 
@@ -44,7 +46,7 @@ class Reason(StrEnum):
     EXEMPT = "exempt"
     """No limit applies to this request; nothing was counted."""
     DISABLED = "disabled"
-    """The middleware is switched off; nothing was counted."""
+    """slidegate is switched off; nothing was counted."""
     UNAVAILABLE = "unavailable"
     """The store did not answer, and `on_error` is "allow" or "deny"; nothing was counted."""
 
@@ -55,7 +57,7 @@ class Bucket:
     Args:
         name: The owner of the windows, 1 to 64 characters; buckets of one name share their windows.
         limits: The limits that apply together, no two with the same window and resolution; or one `Concurrency`.
-        names: The name of each limit on the wire; by default the name, or ``name-<seconds>`` where it has several.
+        names: The name of each limit on the wire; by default the name, or ``name_<seconds>`` where it has several.
         count_denied: Whether requests that are refused for lack of room are also charged.
         unit: The unit that is counted, if not requests: ``"tokens"``.
         label: The name of the rule in stats; by default `name`.
@@ -127,21 +129,29 @@ def uncounted(bucket: Bucket) -> Bucket:
 
 
 def wire_names(rule: str, limits: Sequence[AnyLimit]) -> tuple[str, ...]:
-    """Name each limit for the response headers: its own name, else its rule's, made unique by the window's seconds."""
+    """Name each limit for the response headers: its own name, else its rule's; ``name_<seconds>`` if there are several.
+
+    The names consist of letters, digits, ``_`` and ``.``, which all parsers of these headers accept.
+    """
     if len(limits) == 1:
-        return (limits[0].name or rule,)
+        return (spelled(limits[0].name or rule),)
     names: list[str] = []
     for limit in limits:
-        names.append(unique_name(limit.name or f"{rule}-{limit.suffix}", names))
+        names.append(unique_name(spelled(limit.name or f"{rule}_{limit.suffix}"), names))
     return tuple(names)
 
 
+def spelled(name: str) -> str:
+    """Return a name as it is written in response headers."""
+    return _NOT_IN_NAMES.sub("_", name)
+
+
 def unique_name(name: str, taken: Collection[str]) -> str:
-    """Return `name`, or ``name-2``, ``name-3`` ... if it is taken."""
+    """Return `name`, or ``name_2``, ``name_3`` ... if it is taken."""
     count, unique = 1, name
     while unique in taken:
         count += 1
-        unique = f"{name}-{count}"
+        unique = f"{name}_{count}"
     return unique
 
 
@@ -218,7 +228,7 @@ class Decision:
         self.allowed = allowed
         self.reason = reason
         self.now_us = now_us
-        self.checks = checks
+        self.checks: Any = checks  # a `Question` if one was prepared, which has more attributes
         self.readings = readings
         self._reservations = reservations
         self.by = by

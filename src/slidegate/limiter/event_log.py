@@ -19,7 +19,7 @@ LOGGED_WHERE_MADE: Final = frozenset(
     }
 )
 """Kinds that are logged where they are emitted, with their own levels and rates."""
-_INFORMATION: Final = frozenset({"refused", "shadow_refused", "pause_ignored", "pause_unshared"})
+_INFORMATION: Final = frozenset({"refused", "exceeded", "shadow_refused", "pause_ignored", "pause_unshared"})
 """Kinds that are logged as INFO; all others are warnings."""
 _MAX_VALUE: Final = 256
 

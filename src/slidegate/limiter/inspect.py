@@ -96,11 +96,10 @@ class Callers:
         return {bucket for caller in self.listed() for bucket in caller.fallbacks()}
 
     def buckets_and(self, others: Iterable[Bucket]) -> list[Bucket]:
-        """Return the buckets of all callers, and `others`, without those that have the same windows."""
-        found: dict[tuple[object, ...], Bucket] = {}
-        for bucket in (*self.all_buckets(), *others):
-            if bucket.limits:
-                found.setdefault(_windows_of(bucket), bucket)
+        """Return the buckets of all callers and `others`, of those that have the same windows one."""
+        found = {_windows_of(bucket): bucket for bucket in self.all_buckets() if bucket.limits}
+        for bucket in others:
+            found.setdefault(_windows_of(bucket), bucket)
         return [*found.values()]
 
 

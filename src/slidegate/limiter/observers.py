@@ -25,7 +25,7 @@ FAILURE_EVERY_S: Final = 10.0
 """The least time between two tracebacks of a failing observer, which may fail at every refusal of a flood."""
 
 KINDS: Final = (
-    *("refused", "shadow_refused", "banned", "unbanned", "shadow_banned", "bans_full", "strikes_dropped"),
+    *("refused", "exceeded", "shadow_refused", "banned", "unbanned", "shadow_banned", "bans_full", "strikes_dropped"),
     *("bans_unread", "bans_rescued", "limit_overridden", "limit_restored"),
     *("switched_off", "switched_on", "secret_differs"),
     *("store_failed", "store_recovered", "store_late", "store_error", "store_reset", "store_evicts"),
@@ -202,6 +202,10 @@ class ObserverHub:
     def wants_refusals(self) -> bool:
         """Return whether events of refused requests are needed, by an observer or the log."""
         return bool(self._refusals) or logger.isEnabledFor(logging.INFO)
+
+    def wants_information(self) -> bool:
+        """Return whether events that are logged as information are needed, by an observer or the log."""
+        return bool(self._events) or logger.isEnabledFor(logging.INFO)
 
     def emit(self, event: Event) -> None:
         """Log an event, and pass it to the observers of its kind, with the time added."""

@@ -277,9 +277,10 @@ class Overrides:
         return changes, refused
 
     def _woken(self, changes: Changes, refused: Iterable[ConfigurationError]) -> None:
-        """Let waiting requests ask again after a change, and log why overrides do not apply."""
+        """Let waiting requests ask again, and middlewares read the amounts anew; log why overrides do not apply."""
         if changes:
             self._engine.queues.wake()
+            self._engine.restart_middlewares()
         for error in refused:
             if self._throttle.left_out(str(error), monotonic()) is not None:
                 logger.warning("an override was not applied: %s", error)

@@ -11,8 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from inspect import isawaitable
-from itertools import chain
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
@@ -21,9 +20,9 @@ from ..core.addresses import Address, address_key
 from ..core.arguments import check_list
 from ..core.bans.ban import OWN_PREFIX, Ban, BanSubject, ban_key, clean_reason
 from ..core.bans.policy import WIDEST, BanPolicy, may_ban
+from ..core.decision import Reason
 from ..core.errors import ConfigurationError, StoreError, closest, quoted
 from ..core.limits import check_whole
-from ..core.memo import MAX_PATHS, PATH_BYTES, remember
 from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.aio import to_the_end
@@ -32,7 +31,7 @@ from .callbacks import UserCallbacks
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .exchange import decided_about
 from .keys import Combined, Key, parts_of
-from .paths import PathIndex, PathReader, RulePath
+from .paths import PathIndex, RequestTexts, RulePath
 
 
 class Signal(NamedTuple):
@@ -52,7 +51,6 @@ class BanSignals:
         client: Determines the client's address.
         allowlist: Networks that are never banned.
         calls: Reports keys that fail.
-        paths: Reads the paths of requests.
 
     Attributes:
         policies: The policies by name.
@@ -60,7 +58,6 @@ class BanSignals:
         on_request: Whether there are signals for the path of a request.
         on_status: Whether there are signals for the status of a response.
         on_refusal: Whether there are signals for refusals.
-        struck_for: All signals, each as (policy, reason).
 
     Raises:
         ConfigurationError: An item is not a policy, two policies have one name, or a key or path is invalid.
@@ -73,7 +70,6 @@ class BanSignals:
         client: ClientAddress,
         allowlist: Networks | None,
         calls: UserCallbacks,
-        paths: PathReader,
     ) -> None:
         self.policies = _by_name(policies)
         for policy in self.policies.values():
@@ -90,14 +86,10 @@ class BanSignals:
         for policy in self.policies.values():
             for signal, weight in policy.signals.items():
                 self._read_signal(policy, signal, policy.after.amount if weight == "ban" else weight)
-        self._paths = paths
         self._index = PathIndex(self._honeypots)
-        self._met: dict[tuple[str, str], Sequence[Signal]] = {}
         self.on_request = bool(self._honeypots)
         self.on_status = any(isinstance(signal, int) for signal in self._signals)
         self.on_refusal = "refused" in self._signals
-        signals = chain((signal for _, signal in self._honeypots), *self._signals.values())
-        self.struck_for = {(signal.policy.name, signal.reason) for signal in signals}
 
     def _read_signal(self, policy: BanPolicy, signal: int | str, weight: int) -> None:
         if isinstance(signal, str) and signal.startswith("/"):
@@ -124,25 +116,15 @@ class BanSignals:
             return own
         return [*own, *(key.find(scope, self._limiter, client_key) for key in self._keys)]
 
-    def signals_of(self, scope: Scope, outer: Iterable[BanSignals]) -> Sequence[Signal]:
-        """Return the signals for the path of a request, except those for which an outer middleware strikes."""
-        if not self.on_request:
-            return ()
-        try:
-            request = scope["path"], scope.get("root_path", "")
-            found = self._met.get(request)
-            if found is None:
-                found = remember(self._met, request, self._signals_met(scope), MAX_PATHS, PATH_BYTES)
-        except Exception:  # a path of another type; `RuleSet.match` logs it
-            return ()
-        return self._not_struck_by(found, outer)
-
-    def _signals_met(self, scope: Scope) -> Sequence[Signal]:
+    def met(self, texts: RequestTexts) -> Sequence[Signal]:
         """Return the signals whose paths match that of a request, each once; none if it may mean any other path."""
-        texts = self._paths.texts(scope)
-        if texts.any:
+        if texts.any or not self.on_request:
             return ()
         return [*{id(signal): signal for signal in self._index.find(texts)}.values()]
+
+    def are_for(self, status: Any) -> bool:
+        """Return whether the status of a response is a signal."""
+        return status in self._signals
 
     async def strike(self, signal: Signal, scope: Scope) -> Ban | None:
         """Strike the client of a request; return the ban if there is one. A disconnect does not cancel the strike.
@@ -177,26 +159,15 @@ class BanSignals:
         """Return whether a policy may ban a key; those of trusted proxies and the allowlist are protected."""
         return all(may_ban(policy, key, networks) for networks in self._protected)
 
-    async def strike_for(self, what: int | Literal["refused"], scope: Scope, outer: Iterable[BanSignals]) -> list[Ban]:
-        """Strike for the status of the application's response or for a refusal, unless an outer middleware does.
-
-        Returns:
-            The resulting bans.
-        """
+    async def strike_for(self, what: int | Literal["refused"], scope: Scope) -> list[Ban]:
+        """Strike for the status of the application's response or for a refusal; return the resulting bans."""
         bans: list[Ban] = []
         with suppress(StoreError):  # does not change the answer to the request
-            for signal in self._not_struck_by(self._signals.get(what, ()), outer):
+            for signal in self._signals.get(what, ()):
                 ban = await self.strike(signal, scope)
                 if ban is not None:
                     bans.append(ban)
         return bans
-
-    def _not_struck_by(self, signals: Sequence[Signal], outer: Iterable[BanSignals]) -> Sequence[Signal]:
-        """Return the signals for which no outer middleware strikes under the same policy."""
-        theirs = [other.struck_for for other in outer if other._limiter is self._limiter]
-        if not theirs:
-            return signals
-        return [one for one in signals if not any((one.policy.name, one.reason) in struck for struck in theirs)]
 
 
 def _class_of(name: str) -> set[int]:
@@ -281,19 +252,19 @@ async def strike(
     if weight != "ban":
         check_whole(weight, 1, 1_000_000, "strike: weight", 'or "ban", for example 1')
     decided = decided_about(request.scope, "strike")
-    if decided is None:
-        return None
     # Innermost first, so that the outermost of two policies with one name wins.
-    above = {name: parts for parts, _ in reversed(decided.entries) for name in parts.signals.policies}
+    above = {name: middleware for middleware, _ in reversed(decided) for name in middleware.signals.policies}
     if policy is None and len(above) == 1:
         (policy,) = above
-    parts = above.get(policy) if policy is not None else None
-    if parts is None or policy is None:
+    middleware = above.get(policy) if policy is not None else None
+    if middleware is None or policy is None:
+        if any(decision.reason is Reason.DISABLED for _, decision in decided):
+            return None
         names = ", ".join(map(repr, above)) or "none; write RateLimitMiddleware(..., bans=BanPolicy())"
         problem = "name one of them" if policy is None else f"{policy!r} is none{closest(policy, list(above))}"
         raise ConfigurationError(f"strike: the ban policies of this endpoint are: {names}; {problem}")
-    if decided.exempt_from(parts):
+    if decided.is_exempt_from(middleware):
         return None
-    held = parts.signals.policies[policy]
-    whole = held.after.amount if weight == "ban" else weight
-    return await parts.signals.strike(Signal(held, whole, clean_reason(reason)), request.scope)
+    chosen = middleware.signals.policies[policy]
+    whole = chosen.after.amount if weight == "ban" else weight
+    return await middleware.signals.strike(Signal(chosen, whole, clean_reason(reason)), request.scope)

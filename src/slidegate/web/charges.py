@@ -10,7 +10,6 @@ from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closest
 from ..limiter import Limiter, check_cost
 from ..limiter.aio import to_the_end
-from .buckets import name_of
 from .exchange import decided_about
 
 _UNCOUNTED: Final = Decision(True, Reason.EXEMPT)
@@ -90,11 +89,9 @@ def _find(request: HTTPConnection, rule: str | None, what: str) -> tuple[Limiter
         ConfigurationError: There is no middleware around the endpoint, no such rule, or several that must be named.
     """
     decided = decided_about(request.scope, what)
-    if decided is None:
-        return None
     counted = {
-        name_of(bucket.name): (parts.limiter, decision, index)
-        for parts, decision in decided.entries
+        bucket.label: (middleware.limiter, decision, index)
+        for middleware, decision in decided
         for index, (bucket, _, _) in enumerate(decision.checks)
         if not bucket.is_permit
     }
@@ -103,8 +100,9 @@ def _find(request: HTTPConnection, rule: str | None, what: str) -> tuple[Limiter
     if rule in counted:
         return counted[rule]
     # Exempt, allowlisted or on an unlimited plan: an uncounted request is not charged later either.
-    names_above = decided.names()
-    if rule in names_above or (rule is None and not counted):
+    names_above = {name for middleware, _ in decided for name in middleware.names()}
+    is_uncounted = any(decision.reason in (Reason.ALLOWLISTED, Reason.DISABLED) for _, decision in decided)
+    if is_uncounted or rule in names_above or (rule is None and not counted):
         return None
     names = ", ".join(map(repr, counted)) or "none"
     problem = "name one of them" if rule is None else f"{rule!r} is no rule here{closest(rule, names_above)}"

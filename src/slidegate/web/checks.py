@@ -5,6 +5,7 @@ Each kind of finding has a permanent code and a heading in `docs/reference/findi
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shlex
@@ -205,15 +206,22 @@ def about_building(middleware: RateLimitMiddleware, options: tuple[object, ...])
     """
     if attribute_of(middleware.app, "__module__", "").partition(".")[0] in ("starlette", "fastapi"):
         return
-    alike = [other for other in list(_built.values())[-_MAX_BUILT:] if all(map(is_, other, options))]
+    if len(_alike(options)) + 1 >= _BUILT_OFTEN:
+        gc.collect()  # those that are gone may be parts of cycles
+    is_often = len(_alike(options)) + 1 == _BUILT_OFTEN
     _built[middleware] = options
-    if len(alike) + 1 == _BUILT_OFTEN:
+    if is_often:
         yield Finding(
             "SG131",
             "this middleware is built again and again, each time with a limiter of its own, so a client gets each "
             "limit as many times; a framework may build it for each route: make one limiter = Limiter() and write "
             "RateLimitMiddleware(..., limiter=limiter), or wrap the whole application",
         )
+
+
+def _alike(options: tuple[object, ...]) -> list[tuple[object, ...]]:
+    """Return the options of living middlewares that are the same objects."""
+    return [other for other in list(_built.values())[-_MAX_BUILT:] if all(map(is_, other, options))]
 
 
 def about_request(scope: Scope, client: ClientAddress, *, gone: bool) -> Iterator[Finding]:

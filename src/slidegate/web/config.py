@@ -25,7 +25,6 @@ from .client_ip import ClientAddress, client_ip
 from .file_watcher import FileVersion, read_whole, version_of
 from .lists import ListFile, Networks
 from .networks import NetworkFile
-from .rules import Exceeded
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -170,7 +169,6 @@ class ConfigLoader:
         path: The file.
         code: Options given in code, which override those of the file.
         limiter_at: Creates the limiter from a store's address, a failure policy, and the files for its `networks`.
-        on_exceeded: The function that rules with ``on_exceeded = true`` in the file call.
         clock: Returns the time in seconds, for the interval between two checks of list files.
         store: The address of a store that replaces the file's, for read-only tools.
         filled: The paths of active list files with entries; a file of zero bytes does not replace such a list.
@@ -187,7 +185,6 @@ class ConfigLoader:
     path: Path
     code: Mapping[str, Any]
     limiter_at: Callable[[str, FailurePolicy, Sequence[NetworkFile]], Limiter]
-    on_exceeded: Exceeded | None = None
     clock: Callable[[], float] = time.monotonic
     store: str = ""
     filled: Container[str] = ()

@@ -149,7 +149,6 @@ Lists: TypeAlias = Annotated[str | Made[ListTable] | list[str | Made[ListTable]]
 _Named: Final = AfterValidator(lambda word: _KEYS.get(word, word))
 Key: TypeAlias = Annotated[Literal["client", "everyone", "user"], _Named] | Made["KeyTable"]
 BanKey: TypeAlias = Annotated[Literal["client", "user"], _Named] | Made["KeyTable"]
-MessageKey: TypeAlias = Annotated[Literal["connection", "client", "everyone", "user"], _Named] | Made["KeyTable"]
 _VALUES: Final = {**keys.SENT_BY_NAME, "path_param": path_param}
 _SOURCES: Final = (*_VALUES, "client", "combine", "mcp_tool", "network")
 _SOURCES_OF: Final = {"fallback": tuple(_VALUES), "validated": ("mcp_tool",), "by": ("network",)}
@@ -308,8 +307,6 @@ class RuleTable(_Table):
     """Count refused requests as well."""
     shadow: bool = False
     """Only report the requests that would have been refused."""
-    on_exceeded: bool = False
-    """Call the function given in code when a key exceeds the limit."""
     block: bool = False
     """Refuse all matching requests; no later rule applies."""
     status: int | None = Field(default=None, ge=400, le=599)
@@ -336,12 +333,6 @@ class RuleTable(_Table):
             options["fair"] = loader.client
         if self.count_if is not None:
             options["count_if"] = frozenset(self.count_if).__contains__
-        if options.pop("on_exceeded", False):
-            if loader.on_exceeded is None:
-                raise ConfigurationError(
-                    "calls a function; give it in code: from_file(..., on_exceeded=function)", "on_exceeded"
-                )
-            options["on_exceeded"] = loader.on_exceeded
         return Rule(**options)
 
 
@@ -382,10 +373,6 @@ class MessageTable(_Table):
 
     limits: Limits
     """Limits such as "10/second"."""
-    key: MessageKey = "connection"
-    """The key by which messages are counted."""
-    beyond: Literal["close", "drop"] = "close"
-    """The action on a message over the limit."""
 
     def made(self, loader: ConfigLoader) -> MessageLimits:
         """See `_Table.made`."""
@@ -423,7 +410,7 @@ class Configuration(_Table):
     """How requests are decided when the store does not answer; "local" counts in this process."""
     networks: Annotated[Paths, AfterValidator(_network_files)] = []
     """Files that identify operators for bans such as "asn:64500": ["GeoLite2-ASN.mmdb"]."""
-    headers: Literal["draft", "legacy", "both", "none"] = "draft"
+    headers: Literal["draft", "legacy", "none"] | list[Literal["draft", "legacy"]] = "draft"
     """Which RateLimit header fields are sent."""
     messages: Made[MessageTable] | None = None
     """The limits of messages over a websocket."""

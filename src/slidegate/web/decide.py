@@ -1,355 +1,310 @@
-"""Decides requests: the allowlist first, then the blocklist, then bans and all matching rules.
+"""Decides requests: the allowlist first, then the blocklist, then bans and all matching rules in one question.
 
-Bans and limits are checked together, in one call to the limiter. `Decider.enter` is not a coroutine function: it
-awaits no decision that is available immediately.
+`Decider.decide` serves the requests whose question is not prepared yet, `Decider.decide_at` limits at endpoints. Both
+are no coroutine functions: they await no decision that is available immediately.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
+import anyio
 from starlette.requests import HTTPConnection
-from starlette.types import Receive, Scope
+from starlette.types import Message, Receive, Scope
 
-from ..core.addresses import Address
 from ..core.bans.ban import Ban, BanSubject, longest
-from ..core.decision import Check, Decision, Reason, refused_by_ban
+from ..core.decision import Bucket, Check, Decision, Reason, refused_by_ban
 from ..core.errors import StoreError
 from ..core.memo import remember
-from ..core.networks import Networks
+from ..core.question import Question
+from ..core.store import Event
 from ..limiter import Limiter
-from ..limiter.operators import NetworkLookup
 from ..limiter.queues import Ask, Name, may_wait
 from .bans import BanSignals, Signal
-from .callbacks import ShadowRules, UserCallbacks
-from .client_ip import ClientAddress, host_of, may_be_gone
-from .endpoint_refusals import ClientLeft, channel_at_endpoint
-from .exchange import SCOPE_KEY, Entry, Exchange, allowlisted, has_passed, is_preflight, passed_checks
-from .headers import field_value
-from .lists import ListFiles
-from .rule_set import BoundRule, Matched, RuleSet
+from .callbacks import UserCallbacks, key_for, request_of, whole_cost, with_body
+from .client_ip import ClientAddress
+from .clients import Client, Clients
+from .exchange import Exchange
+from .hooks import StopReading
+from .keys import Key, parts_of
+from .rule_set import BoundRule, Met, Plan, RuleSet
 from .rules import Rule
+from .waiting import Peeked, refund
 
-_ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
-_EXEMPT: Final = Decision(True, Reason.EXEMPT)
-_GONE: Final = Decision(False, Reason.BLOCKED, by="gone")
-_MAX_QUESTIONS: Final = 8
-"""How many questions are cached for one client: the requests of most clients match the same few sets of rules."""
-
-
-class Client:
-    """The cached facts about a client that are equal for all its requests.
-
-    Args:
-        key: Its key.
-        address: Its address, if it has one.
-        subjects: The keys and the address whose bans apply to it.
-        verdict: The decision for all its requests, if it is on a list.
-
-    Attributes:
-        matched: The rules that its first request matched.
-        question: The checks of requests that match these rules, prepared by `Store.prepare`.
-        others: The checks by other sets of matched rules.
-    """
-
-    __slots__ = ("address", "key", "matched", "others", "question", "subjects", "verdict")
-
-    def __init__(
-        self,
-        key: str,
-        address: Address | None,
-        subjects: Sequence[BanSubject],
-        verdict: Decision | None,
-    ) -> None:
-        self.key = key
-        self.address = address
-        self.subjects = subjects
-        self.verdict = verdict
-        self.matched: Matched | None = None
-        self.question: Sequence[Check] = ()
-        self.others: dict[Matched, Sequence[Check]] | None = None
-
-    def find(self, matched: Matched) -> Sequence[Check] | None:
-        """Return the cached checks for rules other than those of the first request; None if there are none."""
-        return None if self.others is None else self.others.get(matched)
-
-    def remember(self, matched: Matched, question: Sequence[Check]) -> None:
-        """Cache the checks of requests that match these rules."""
-        if self.matched is None:
-            self.matched, self.question = matched, question
-            return
-        if self.others is None:
-            self.others = {}
-        remember(self.others, matched, question, _MAX_QUESTIONS)
+_RECEIVE: Final = "_receive"
+"""The attribute of Starlette's `Request` with its receive channel."""
+ReadAhead: TypeAlias = Callable[[Exchange, HTTPConnection], Peeked]
+"""Puts a channel that reads ahead in front of the channel of a request."""
 
 
 class Decider:
-    """Decides requests.
+    """Decides the requests of one middleware.
 
     Args:
-        limiter: The limiter that counts.
-        client: Determines the client's address.
-        rules: The rules of the middleware.
-        blocklist: Networks refused before anything is counted.
-        allowlist: Networks let through before anything is counted.
-        files: The files behind these lists, and the databases of networks.
+        limiter: The limiter.
+        clients: Determines the clients of requests.
+        rules: The rules.
+        signals: The ban policies.
         calls: Calls the user's functions.
-        signals: Strikes clients, and returns the keys whose bans apply to a request.
     """
 
     def __init__(
         self,
         limiter: Limiter,
-        client: ClientAddress,
+        clients: Clients,
         rules: RuleSet,
-        *,
-        blocklist: Networks | None,
-        allowlist: Networks | None,
-        files: Sequence[ListFiles | NetworkLookup],
-        calls: UserCallbacks,
         signals: BanSignals,
+        calls: UserCallbacks,
     ) -> None:
         self._limiter = limiter
         self._engine = limiter.engine
-        self._queues = limiter.engine.queues
-        self._bans = limiter.store.bans
+        self._clients = clients
         self._rules = rules
-        self._client = client
-        self._header = client.header if client.trusted else None
-        self._allowlist = allowlist
-        self._blocklist = blocklist
-        self._files = files
-        self._clients: dict[object, Client] = {}
-        self._read = 0
-        self._calls = calls
         self._signals = signals
-        self._needs_peers = blocklist is not None or bool(signals.policies)
-        self._peers_named = False
-        self._shadows = ShadowRules(limiter, calls, self._hit)
+        self._calls = calls
 
-    def enter(self, scope: Scope, receive: Receive, exchange: Exchange) -> Decision | Awaitable[Decision] | None:
-        """Decide a request, and record the decision if it is available immediately and admits the request.
+    def decide(self, exchange: Exchange, plan: Plan) -> Decision | Awaitable[Decision]:
+        """Decide a request."""
+        client = self._clients.find(exchange.scope)
+        if client.verdict is not None:
+            return client.verdict
+        if plan.asks:
+            return self._decide(exchange, client, plan)
+        if plan.is_exempt:
+            exchange.decided.exempt = (*exchange.decided.exempt, exchange.middleware)
+        if not plan.limiting:
+            return self._uncounted(plan, exchange.scope, client)
+        return self._engine.ask(self._question(plan, exchange.scope, client))
+
+    def decide_at(
+        self, exchange: Exchange, plan: Plan, request: HTTPConnection
+    ) -> Decision | Awaitable[Decision | None] | None:
+        """Decide a limit at an endpoint; None if it does not count the request, or only reports.
 
         Args:
-            scope: Its scope.
-            receive: Its receive channel.
-            exchange: The decisions of outer middlewares. If this one exempts the request, it is added to `exempt`.
-
-        Returns:
-            None if the request is admitted, else the refusal, or an awaitable of the decision.
+            exchange: The request in its innermost middleware.
+            plan: The plan of the endpoint.
+            request: The request with its body.
         """
-        entries = exchange.entries
-        client = self.client(scope)
-        answer: Decision | Awaitable[Decision]
-        if entries and allowlisted(entries):
-            answer = _ALLOWLISTED
-        elif client.verdict is not None:
-            answer = client.verdict
-        else:
-            matched = self._rules.match(scope)
-            question = client.question if client.matched is matched else client.find(matched)
-            if question is not None and not entries:
-                answer = self._engine.ask(question)
-            else:
-                answer = self._decide_uncached(matched, scope, receive, exchange, client)
-        if isinstance(answer, Decision) and answer.allowed:
-            exchange.record(answer)
-            return None
-        return answer
+        client = self._clients.find(exchange.scope)
+        if plan.asks:
+            return self._decide_at(exchange, client, plan, request)
+        question = self._question(plan, request.scope, client)
+        left = _uncharged(_passed(exchange), question.checks)
+        if left is not question.checks:
+            question = self._engine.prepare(left, question.subjects)
+        return self._engine.ask(question) if left else None
 
-    def _decide_uncached(
-        self, matched: Matched, scope: Scope, receive: Receive, exchange: Exchange, client: Client
-    ) -> Decision | Awaitable[Decision]:
-        """Decide a request without a cached question; cache the question if later requests can reuse it."""
-        before, subjects = exchange.entries, client.subjects
-        if self._signals.keyed:
-            subjects = self._signals.subjects(scope, client.key, client.address)
-        exempt = matched.exempt or is_preflight(scope)
-        if exempt:
-            exchange.exempt = (*exchange.exempt, exchange.parts)
-        if not matched.plain or before or self._signals.on_request:
-            return self._decide(matched, scope, receive, exchange, client.key, subjects)
-        checks: Sequence[Check] = [bound.check(scope, self._limiter, client.key) for bound in matched.limiting]
-        if not checks:
-            return self._uncounted(matched, subjects)
-        if matched.by_client and not exempt and not self._signals.keyed:
+    def subjects(self, scope: Scope, client: Client) -> Sequence[BanSubject]:
+        """Return the keys and addresses whose bans apply to a request."""
+        return self._signals.subjects(scope, client.key, client.address) if self._signals.keyed else client.subjects
+
+    # -- questions -----------------------------------------------------------------------------------------------------
+
+    def _question(self, plan: Plan, scope: Scope, client: Client) -> Question:
+        """Return the question of a request that needs no function of the user's."""
+        keys = [bound.key_of(scope, self._limiter, client.key) for bound in plan.limiting]
+        subjects = self.subjects(scope, client)
+        known = client.who if plan.by_client and not self._signals.keyed else (client.who, *keys, *subjects)
+        question = plan.questions.get(known)
+        if question is None:
+            checks: list[Check] = []
+            for bound, key in zip(plan.limiting, keys, strict=True):
+                checks += bound.checks(key, bound.cost, bound.counts)
             question = self._engine.prepare(checks, subjects)
-            client.remember(matched, question)
-            return self._engine.ask(question)
-        return self._engine.decide(checks, subjects)
+            if client.who is not None and not plan.is_exempt:
+                remember(plan.questions, known, question)
+        return question
 
-    def client(self, scope: Scope) -> Client:
-        """Return the client of a request. Clients are cached until a list is reloaded."""
-        if self._files:
-            self._check_files()
-        peer = scope.get("client")
-        if not peer:
-            return self._identify(scope)
-        clients = self._clients
+    async def _ask(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
+        """Ask the limiter once. If a limits function allows no requests at all, refuse; a ban takes precedence."""
+        shut = next((bucket for bucket, _, _ in checks if not bucket.limits), None)
+        answer = self._engine.ask(self._engine.prepare(() if shut is not None else checks, subjects))
+        decision = answer if isinstance(answer, Decision) else await answer
+        if shut is None or not decision.allowed:
+            return decision
+        return Decision(False, Reason.NOBODY, by=shut.label)
+
+    def _uncounted(self, plan: Plan, scope: Scope, client: Client) -> Decision | Awaitable[Decision]:
+        """Decide a request that no limit counts: only bans and blocking rules can refuse it."""
+        return self._unless_banned(plan, scope, client) if self._limiter.store.bans.may_refuse() else plan.verdict
+
+    async def _unless_banned(self, plan: Plan, scope: Scope, client: Client) -> Decision:
+        decision = await self._ask((), self.subjects(scope, client))
+        return plan.verdict if decision.allowed else decision
+
+    # -- functions of the user's, queues, strikes and shadow rules -----------------------------------------------------
+
+    async def _decide(self, exchange: Exchange, client: Client, plan: Plan) -> Decision:
+        """Evaluate conditions, strike for the path, ask about the limits, and then about shadow rules."""
+        scope = exchange.scope
+        request = request_of(scope)
+        if plan.is_conditional:
+            plan = await self._evaluated(plan, request, client)
+            exchange.hooks = [*exchange.hooks, *plan.hooks]
+        if plan.is_exempt:
+            exchange.decided.exempt = (*exchange.decided.exempt, exchange.middleware)
+        refusal = await self._struck(plan.strikes, scope)
+        if refusal is not None:
+            return refusal
+        decision = await self._limits(exchange, client, plan, request, _read_ahead)
+        if decision is None:
+            answer = self._uncounted(plan, scope, client)
+            decision = answer if isinstance(answer, Decision) else await answer
         try:
-            asked = peer[0] if self._header is None else (peer[0], field_value(scope, self._header))
-            known = clients.get(asked)
-        except (TypeError, LookupError):  # no server sends such a peer
-            return self._identify(scope)
-        return known or remember(clients, asked, self._identify(scope))
-
-    def _check_files(self) -> None:
-        """Check the files of the lists for changes if that is due; clear the cache of clients if one was reloaded."""
-        for files in self._files:
-            files.look_when_due()
-        read = sum([files.generation for files in self._files])
-        if read != self._read:
-            self._clients, self._read = {}, read
-
-    def _identify(self, scope: Scope) -> Client:
-        """Determine the client of a request, and whether it is on a list."""
-        key, address = self._client.locate(scope)
-        verdict: Decision | None = None
-        self._peers_named = self._peers_named or bool(host_of(scope))
-        if self.is_gone(scope):
-            verdict = _GONE
-        elif address is not None and self._allowlist is not None and self._allowlist.covers(*address):
-            verdict = _ALLOWLISTED
-        elif address is not None and self._blocklist is not None:
-            name = self._blocklist.find(*address)
-            verdict = None if name is None else Decision(False, Reason.BLOCKED, by=name)
-        return Client(key, address, self._signals.own_subjects(key, address), verdict)
-
-    def is_gone(self, scope: Scope) -> bool:
-        """Return whether a request is refused because its connection was reset, so that its peer is unknown.
-
-        Applies only if this server has named peers before, and only with a blocklist or bans: a listed or banned client
-        could otherwise evade them.
-        """
-        return self._needs_peers and self._peers_named and may_be_gone(scope)
-
-    async def _decide(
-        self,
-        matched: Matched,
-        scope: Scope,
-        receive: Receive,
-        exchange: Exchange,
-        client_key: str,
-        subjects: Sequence[BanSubject],
-    ) -> Decision:
-        """Decide a request that involves user functions, decisions of outer middlewares, strikes, or a queue.
-
-        Evaluates conditions, then strikes for the request itself, then limits, and finally shadow rules. Each shadow
-        rule has its own windows and counts only requests that the limits admit.
-        """
-        if matched.conditions:
-            matched = await self._calls.evaluated(matched, scope, client_key)
-            if matched.exempt:
-                exchange.exempt = (*exchange.exempt, exchange.parts)
-        before = list(exchange.entries)
-        if self._signals.on_request and exchange.parts not in exchange.exempt:
-            signals = self._signals.signals_of(scope, [parts.signals for parts, _ in before])
-            refusal = await self._struck(signals, scope)
-            if refusal is not None:
-                return refusal
-        decision = await self._decide_limits(matched, scope, receive, exchange, client_key, subjects)
-        if decision.allowed and matched.shadows:
-            await self._look(matched.shadows, scope, client_key, exchange, decision)
-        if not decision.allowed and exchange.waiting is None:
-            await self._shadows.tell_all(matched.told, decision)
+            for bound in plan.shadows if decision.allowed else ():
+                await self._observe(bound, exchange, client, request)
+        except BaseException:  # it is cancelled in a function of the user's: the end gives back what was charged
+            exchange.record(decision)
+            raise
         return decision
 
-    async def _decide_limits(
-        self,
-        matched: Matched,
-        scope: Scope,
-        receive: Receive,
-        exchange: Exchange,
-        client_key: str,
-        subjects: Sequence[BanSubject],
-    ) -> Decision:
-        """Ask the limiter about the limits of a request, which may wait for room under the first rule with `wait`."""
-        before = list(exchange.entries)
+    async def _decide_at(
+        self, exchange: Exchange, client: Client, plan: Plan, request: HTTPConnection
+    ) -> Decision | None:
+        ((bound, _),) = plan.met
+        if await self._calls.holds(bound.rule, request, client.key) is False:
+            return None
+        if plan.shadows:
+            await self._observe(bound, exchange, client, request)
+            return None
+        return await self._limits(exchange, client, plan, request, _read_ahead_at_endpoint)
+
+    async def _evaluated(self, plan: Plan, request: HTTPConnection, client: Client) -> Plan:
+        """Return the plan of a request after evaluating the conditions of its rules in order, each function once.
+
+        Limits apply generously and exemptions strictly: if a condition fails, a limit or a block applies, but `exempt`
+        and `final` do not.
+        """
+        answers: dict[int, bool | None] = {}  # by identity, as not every callable is hashable; None for a failure
+        met: list[Met] = []
+        for bound, ends in plan.met:
+            rule = bound.rule
+            if id(rule.when) not in answers:
+                answers[id(rule.when)] = await self._calls.holds(rule, request, client.key)
+            holds = answers[id(rule.when)]
+            if holds is None:
+                ends = ends and rule.blocks
+            if holds is False or (holds is None and rule.exempt):
+                continue
+            met.append((bound, ends))
+            if ends:
+                break
+        return self._rules.evaluated(plan, met)
+
+    async def _limits(
+        self, exchange: Exchange, client: Client, plan: Plan, request: HTTPConnection, read_ahead: ReadAhead
+    ) -> Decision | None:
+        """Ask about the limits of a request, which waits under the first rule with `wait`; None if none counts it."""
         checks: list[Check] = []
-        queue: tuple[BoundRule, Check] | None = None
-        for bound in matched.limiting:
-            own = await self._calls.checks(bound, scope, self._limiter, client_key)
-            own = self._uncharged(bound, own, before) if before else own
+        queue: tuple[BoundRule, Name] | None = None
+        for bound in plan.limiting:
+            own = _uncharged(_passed(exchange), await self._checks(bound, client, request))
             checks += own
             if own and bound.rule.wait_us and queue is None:
-                queue = bound, own[0]
-        if queue is not None:
-            bound, (bucket, key, _) = queue
-            tenant = await self._calls.tenant(bound, scope, self._limiter, client_key)
-            ask = partial(self._hit, checks, subjects)
-            return await self._hit_or_wait(bound.rule, (bucket.name, key), tenant, ask, exchange, receive)
-        if checks:
-            return await self._hit(checks, subjects)
-        answer = self._uncounted(matched, subjects)
-        return answer if isinstance(answer, Decision) else await answer
-
-    async def _look(
-        self, shadows: Sequence[BoundRule], scope: Scope, client_key: str, exchange: Exchange, decision: Decision
-    ) -> None:
-        """Have some rules look on at a request that the limits let pass; its end gives back what it holds by then."""
-        try:
-            for bound in shadows:
-                await self._shadows.look(bound, scope, client_key)
-        except BaseException:  # it is cancelled while a function of the user's is asked, for example
-            exchange.enter(decision)
-            exchange.holds |= self._rules.holds
-            raise
-
-    def _uncharged(self, bound: BoundRule, checks: Sequence[Check], before: Sequence[Entry]) -> Sequence[Check]:
-        """Return the checks of a rule without those that the request has passed under rules of the same name."""
-        left = bound.uncharged(checks, passed_checks(before, self._limiter))
-        if bound.rule.count_if is not None:
-            self._rules.reserving.update({bucket.name: bound.rule for bucket, _, _ in left})
-        return left
-
-    def _uncounted(self, matched: Matched, subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
-        """Decide a request that no limit counts: only bans and blocking rules can refuse it."""
-        blocked = matched.blocked
-        otherwise = _EXEMPT if blocked is None else _refused_by_rule(blocked)
-        if not self._bans.may_refuse():
-            return otherwise
-        answer = self._engine.decide((), subjects)
-        if isinstance(answer, Decision):
-            return otherwise if answer.allowed else answer
-        return self._uncounted_later(answer, otherwise)
-
-    async def _uncounted_later(self, answer: Awaitable[Decision], otherwise: Decision) -> Decision:
-        decision = await answer
-        return otherwise if decision.allowed else decision
-
-    async def _hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
-        """Ask the limiter. If a limits function allows no requests at all, refuse; a ban takes precedence."""
-        shut = next((bucket for bucket, _, _ in checks if not bucket.limits), None)
-        if shut is None:
-            answer = self._engine.decide(checks, subjects)
-            return answer if isinstance(answer, Decision) else await answer
-        decision = await self._limiter.hit_all((), subjects)
-        return Decision(False, Reason.NOBODY, by=shut.label) if decision.allowed else decision
-
-    async def _hit_or_wait(
-        self, rule: Rule, name: Name, tenant: str, ask: Ask, exchange: Exchange, receive: Receive
-    ) -> Decision:
-        """Decide a request that may wait for room under a rule; it joins the queue of its key, if there is one.
-
-        Args:
-            rule: The first rule with `wait` that counts the request.
-            name: Its queue: the bucket of the rule, and the key.
-            tenant: The tenant of the request, if the rule is fair.
-            ask: Asks the limiter.
-            exchange: The request.
-            receive: Its channel.
-        """
-        decision = None if self._queues.is_queued(name) else await ask()
+                bucket, key, _ = own[0]
+                queue = bound, (bucket.name, key)
+        if not checks:
+            return None
+        subjects = self.subjects(request.scope, client)
+        if queue is None:
+            return await self._ask(checks, subjects)
+        bound, name = queue
+        tenant = await self._tenant(bound, client, request)
+        decision = None if self._engine.queues.is_queued(name) else await self._ask(checks, subjects)
         if decision is None or may_wait(decision):
-            decision = await exchange.wait(receive, self._limiter, rule, name, decision, ask, tenant)
-        if decision.allowed and rule.fair is not None:
-            exchange.share(self._queues, name, tenant)
+            channel = read_ahead(exchange, request)
+            ask = partial(self._ask, checks, subjects)
+            decision = await self._wait(exchange, channel, bound.rule, name, tenant, decision, ask)
+        if decision.allowed and bound.rule.fair is not None:
+            self._engine.queues.take(name, tenant)
+            exchange.permits = (*exchange.permits, (name, tenant))
+        return decision
+
+    async def _checks(self, bound: BoundRule, client: Client, request: HTTPConnection) -> Sequence[Check]:
+        """Return the checks of a rule, calling its functions; none if it does not count the request."""
+        rule, bucket, cost, ask = bound.rule, bound.counts, bound.cost, self._calls.ask
+
+        def shown() -> HTTPConnection:
+            return with_body(request, rule.max_body)
+
+        key = bound.key_of(request.scope, self._limiter, client.key)
+        if rule.limits_function is not None:
+            bucket = await ask("limits", rule.label, rule.limits_function, (shown(),), bound.with_limits, bucket)
+            if bucket is None and bound.permits is None:
+                return ()
+        if bound.key_function is not None:
+            found: str | None = await ask(
+                "key", rule.label, bound.key_function, (shown(),), key_for(self._limiter), key
+            )
+            if found is None:
+                return ()
+            key = found or key
+        if bound.cost_function is not None:
+            cost = await ask("cost", rule.label, bound.cost_function, (shown(),), whole_cost, cost)
+            # Cap the estimate: one above the amount of a limit would always be refused.
+            amounts = [limit.amount for limit in bucket.limits] if bucket is not None else []
+            cost = min([cost, *amounts] if rule.cost_max is None else [cost, rule.cost_max, *amounts])
+        return bound.checks(key, cost, bucket)
+
+    async def _tenant(self, bound: BoundRule, client: Client, request: HTTPConnection) -> str:
+        """Return the tenant whose share of the permits a request uses; ``""`` if it is unknown or the rule not fair."""
+        rule, key_of = bound.rule, self._limiter.key_for
+        if rule.fair is None:
+            return ""
+        if isinstance(rule.fair, Key):
+            found = rule.fair.find(bound.routed(request.scope), self._limiter, client.key)
+            asks_address = any(isinstance(key, ClientAddress) for key in parts_of(rule.fair))
+            return found if found != client.key or asks_address else ""
+        shown = with_body(request, rule.max_body)
+        return await self._calls.ask(
+            "fair", rule.label, rule.fair, (shown,), lambda found: key_of(found) if found else "", ""
+        )
+
+    async def _wait(
+        self,
+        exchange: Exchange,
+        channel: Peeked,
+        rule: Rule,
+        name: Name,
+        tenant: str,
+        refused: Decision | None,
+        ask: Ask,
+    ) -> Decision:
+        """Wait for room under a rule; return the last decision. If the client leaves, nothing stays charged."""
+        engine = self._engine
+        channel.begin()
+        began_us: list[int] = []
+        exchange.decided.has_left = (
+            True  # until the wait has ended: a request that is cancelled meanwhile was not refused
+        )
+        try:
+            decision = await engine.queues.wait(
+                name,
+                refused,
+                ask,
+                wait_us=rule.wait_us,
+                wait_max=rule.wait_max,
+                tenant=tenant,
+                is_gone=channel.is_gone,
+                begins=lambda: began_us.append(engine.now_us()),
+            )
+        finally:
+            if began_us:
+                exchange.decided.waited_us = (exchange.decided.waited_us or 0) + max(engine.now_us() - began_us[0], 0)
+        exchange.decided.has_left = channel.is_gone()
+        if exchange.decided.has_left:
+            exchange.send_on = _send_nobody
+            await refund((self._limiter, decision.take_back()))
+            return Decision(False, Reason.LIMITED) if refused is None else refused
+        if not isinstance(decision.checks, Question):  # what a refusal of another request says about this one
+            decision.checks = engine.prepare(decision.checks, ())
         return decision
 
     async def _struck(self, signals: Sequence[Signal], scope: Scope) -> Decision | None:
-        """Strike for the signals of a request; return its refusal if that bans it.
+        """Strike for the path of a request; return its refusal if that bans it.
 
         The result of the strike decides, without a further query: the store may have failed since. A strike without a
         result refuses the request, too, because it may have banned it.
@@ -366,56 +321,77 @@ class Decider:
         ban = longest(bans)
         return unanswered if ban is None else refused_by_ban(ban, ban.since_us)
 
-    def decide_at(
-        self, bound: BoundRule, request: HTTPConnection, before: Sequence[Entry]
-    ) -> Decision | Awaitable[Decision | None] | None:
-        """Decide a limit at an endpoint, where the request has its body; None if the request is not counted."""
-        client = self.client(request.scope)
-        client_key, subjects = client.key, client.subjects
-        if self._signals.keyed:
-            subjects = self._signals.subjects(request.scope, client_key, client.address)
-        if bound.plain and bound.rule.action == "limit" and bound.rule.on_exceeded is None:
-            checks: Sequence[Check] = (bound.check(request.scope, self._limiter, client_key),)
-            if has_passed(before, bound.bucket.name):
-                checks = self._uncharged(bound, checks, before)
-            return self._engine.decide(checks, subjects) if checks else None
-        return self._decide_at_endpoint(bound, request, client_key, subjects, before)
-
-    async def _decide_at_endpoint(
-        self,
-        bound: BoundRule,
-        request: HTTPConnection,
-        client_key: str,
-        subjects: Sequence[BanSubject],
-        before: Sequence[Entry],
-    ) -> Decision | None:
-        """Decide a limit at an endpoint that calls user functions, waits, holds permits or is in shadow mode."""
-        if await self._calls.holds(bound.rule, request, client_key) is False:
-            return None
-        if bound.rule.action != "limit":
-            await self._shadows.look(bound, request.scope, client_key, request)
-            return None
-        if bound.rule.concurrency is not None:
-            self._engine.expect_permits()
-        checks = await self._calls.checks(bound, request.scope, self._limiter, client_key, request)
-        checks = self._uncharged(bound, checks, before)
+    async def _observe(self, bound: BoundRule, exchange: Exchange, client: Client, request: HTTPConnection) -> None:
+        """Count a request under a shadow rule, and report it if the rule would have refused it."""
+        checks = _uncharged(exchange.observed, await self._checks(bound, client, request))
         if not checks:
-            return None
-        if bound.rule.wait_us:
-            exchange: Exchange = request.scope[SCOPE_KEY]
-            bucket, key, _ = checks[0]
-            tenant = await self._calls.tenant(bound, request.scope, self._limiter, client_key, request)
-            ask, receive = partial(self._hit, checks, subjects), channel_at_endpoint(request)
-            decision = await self._hit_or_wait(bound.rule, (bucket.name, key), tenant, ask, exchange, receive)
-            if exchange.waiting is not None:
-                raise ClientLeft(request.scope)
-        else:
-            decision = await self._hit(checks, subjects)
-        if not decision.allowed:
-            await self._shadows.tell_all((bound,), decision)
-        return decision
+            return
+        decision = await self._ask(checks, ())
+        exchange.observed = (*exchange.observed, *checks)
+        if decision.allowed or decision.reason is Reason.BANNED:
+            return
+        label, key = bound.rule.label, checks[0][1]
+        exchange.decided.shadow_rules = (*exchange.decided.shadow_rules, label)
+        message = f"rule {label!r} would have refused {key}"
+        self._engine.emit(Event("shadow_refused", message, {"rule": label, "key": key}))
+        exchange.middleware.refusals.report_exceeded(decision)
 
 
-def _refused_by_rule(rule: Rule) -> Decision:
-    """Return the refusal by a rule that blocks; nothing was counted."""
-    return Decision(False, Reason.BLOCKED, by=rule.label, status=rule.status)
+def _passed(exchange: Exchange) -> list[Check]:
+    """Return the checks that a request has passed in its middleware. A refusal charges nothing."""
+    return [check for decision in exchange.own if decision.allowed for check in decision.checks]
+
+
+def _uncharged(earlier: Sequence[Check], checks: Sequence[Check]) -> Sequence[Check]:
+    """Return the checks without those that were charged earlier: the same limits of a key count a request once.
+
+    Of two costs the larger one is charged.
+    """
+    if not earlier:
+        return checks
+    charged = {(bucket.name, key, _spelled(bucket)): cost for bucket, key, cost in earlier}
+    left: list[Check] = []
+    for bucket, key, cost in checks:
+        before = charged.get((bucket.name, key, _spelled(bucket)))
+        if before is None or before < cost:
+            left.append((bucket, key, cost - (before or 0)))
+    return checks if left == list(checks) else left
+
+
+def _spelled(bucket: Bucket) -> tuple[object, ...]:
+    return tuple([(limit.same_window, limit.amount) for limit in bucket.limits])
+
+
+def _read_ahead(exchange: Exchange, request: HTTPConnection) -> Peeked:
+    """Read ahead for the application."""
+    exchange.receive = channel = _peeked(exchange, exchange.receive)
+    return channel
+
+
+def _read_ahead_at_endpoint(exchange: Exchange, request: HTTPConnection) -> Peeked:
+    """Read ahead for the later readers of a request, which has its channel already."""
+    channel = _peeked(exchange, vars(request).get(_RECEIVE, _nothing))
+    if _RECEIVE in vars(request):
+        vars(request)[_RECEIVE] = channel
+    return channel
+
+
+def _peeked(exchange: Exchange, receive: Receive) -> Peeked:
+    """Return a channel that reads a channel ahead; there is one for each, and it ends with the request."""
+    hooks = [hook for hook in exchange.hooks if isinstance(hook, StopReading)]
+    for hook in hooks:
+        if receive in (hook.channel, hook.channel.receive):
+            return hook.channel
+    channel = Peeked(receive)
+    exchange.hooks = [*exchange.hooks, StopReading(channel)]
+    return channel
+
+
+async def _send_nobody(message: Message) -> None:
+    """Drop a message: the client has left, though the application answers."""
+
+
+async def _nothing() -> Message:
+    """Receive nothing: the channel of a request whose messages are out of reach."""
+    await anyio.sleep_forever()
+    raise AssertionError

@@ -15,11 +15,10 @@ from starlette.types import Scope
 from ..core.errors import ConfigurationError
 from ..core.memo import remember
 from ..limiter.named_limits import NamedLimit
-from .buckets import buckets_of
-from .declared_limits import is_exempt
+from .endpoints import is_exempt
 from .keys import Key, KeyFunction
 from .paths import is_astray
-from .routes import reach, visible_app
+from .routes import is_by_path, reach, visible_app
 from .rule_set import BoundRule
 from .rules import MAX_LABEL, Limits, LimitsFunction, Rule, identity_of, label_of
 
@@ -61,20 +60,29 @@ class DefaultLimits:
         self._app = app
         self._made = made
         self._bound: dict[str, BoundRule] = {}
+        self._is_by_path: bool | None = None
 
     def bound(self) -> list[BoundRule]:
         """Return the rules of the routes that were requested so far."""
         return list(self._bound.values())
 
     def find(self, scope: Scope) -> tuple[Sequence[BoundRule], bool]:
-        """Return the limits of a request, none if its endpoint is exempt; and whether a route matches it."""
-        reached = reach(visible_app(self._app, scope), scope)
+        """Return the limits of a request, none if its endpoint is exempt.
+
+        Returns:
+            The limits; and whether all requests with its type, method, path and root have them: a route may be added
+            later, or look at other parts of a request.
+        """
+        app = visible_app(self._app, scope)
+        if self._is_by_path is None:
+            self._is_by_path = is_by_path(app)
+        reached = reach(app, scope)
         route = reached.route
         if route is None:
             return self.anywhere(), False
-        if reached.answers and is_exempt(route, scope.get("method", "")):
-            return self.anywhere() if is_astray(scope["path"]) else (), True
-        return [self._at(route.label)], True
+        if reached.answers and is_exempt(route.endpoint, scope.get("method", "")):
+            return self.anywhere() if is_astray(scope["path"]) else (), self._is_by_path
+        return [self._at(route.label)], self._is_by_path
 
     def anywhere(self) -> Sequence[BoundRule]:
         """Return the limits of requests that match no known route."""
@@ -90,7 +98,7 @@ class DefaultLimits:
             identity = identity_of(rule.label, self._own_id, name)
             if len(rule.label) == MAX_LABEL:  # probably truncated: keep it distinct from others
                 rule.label = f"{rule.label[:-9]}-{identity[-8:]}"
-            bound = BoundRule(rule, *buckets_of(rule, identity, rule.wire_names()))
+            bound = BoundRule(rule, identity)
             self._made(bound.named)
             remember(self._bound, name, bound)  # bounded, as routes may come and go; the counts stay in the store
         return bound

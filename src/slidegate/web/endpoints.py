@@ -1,61 +1,87 @@
-"""Limits at endpoints: `RateLimit`, which is both a FastAPI dependency and a decorator, and its buckets.
+"""Limits at endpoints: `RateLimit`, which is both a FastAPI dependency and a decorator.
 
-`RateLimit` uses the limiter and the client address of the middleware around it, and refuses by raising; see
-`endpoint_refusals`. The route of the request determines the bucket to charge.
+`RateLimit` asks the limiter of the innermost middleware around it, for the client that this middleware sees. It refuses
+by raising an `HTTPException`, which the application answers as any other. Whatever it answers, the middleware adds the
+header fields that every refusal must have.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from copy import copy
 from datetime import timedelta
-from inspect import Parameter, Signature, isclass
+from functools import partial, wraps
+from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
-from starlette.requests import HTTPConnection
-from starlette.types import Scope
+from starlette._utils import is_async_callable
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException, WebSocketException
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
 from ..core.arguments import names_checked
-from ..core.decision import Decision, Reason, unique_name
-from ..core.errors import ConfigurationError, quoted
-from ..core.store import EventListener
+from ..core.decision import Decision
+from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
+from ..core.memo import remember
 from ..limiter.failover import OnError
-from ..limiter.named_limits import NamedLimit
-from .buckets import buckets_of
-from .callbacks import UserCallbacks
-from .decorators import check_parentheses, decorate, exempt, unwrapped
-from .endpoint_refusals import refuse
-from .exchange import DISABLED_KEY, SCOPE_KEY, Exchange, hand_back_uncounted, no_middleware
-from .keys import Key, KeyFunction, files_asked
-from .routes import MountedRoute, RouteIndex
-from .rule_set import BoundRule, limits_kind
+from .exchange import Exchange, exchange_of
+from .headers import completed
+from .keys import Key, KeyFunction
+from .responses import NEEDED, POLICY_VIOLATION, Answer, Refusals, close_websocket, takes_answer
+from .rule_set import BoundRule, Plan, limits_kind
 from .rules import (
     DEFAULT_WAIT_MAX,
+    MAX_LABEL,
     Condition,
     CostFunction,
     CountIf,
-    Exceeded,
     Limits,
     LimitsFunction,
     Rule,
     checked_function,
-    identity_of,
-    label_of,
 )
 
 if TYPE_CHECKING:
-    from .decide import Decider
+    from .middleware import RateLimitMiddleware
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 
-_ALLOWLISTED: Final = Reason.ALLOWLISTED
-_MEMO: Final = 4_096
+TRY_AGAIN_LATER: Final = 1013
+"""The close code of a websocket that exceeded a limit (IANA's registry of close codes)."""
+TOO_MANY: Final = "Too many requests."
+EXEMPT: Final = "__slidegate_exempt__"
+"""The attribute that marks an endpoint as exempt from default limits."""
 _SIZE: Final = re.compile("([0-9]{1,12}) ?(B|KB|MB|GB|)", re.IGNORECASE)
 _UNITS: Final = {"": 1, "B": 1, "KB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
 _MOST_BODY: Final = 10**12
-_METHODS: Final = frozenset({"get", "head", "post", "put", "patch", "delete", "options"})
-"""The names of the methods that answer requests in a class such as `HTTPEndpoint`."""
+_CONNECTION: Final = "slidegate_connection"
+"""The parameter by which FastAPI gives the request to a decorated function."""
+
+
+class EndpointRefusal(RateLimitExceeded, HTTPException):
+    """The refusal of a request by a limit at its endpoint, for the exception handlers of the application.
+
+    Args:
+        decision: The refusal.
+        exchange: The request in its innermost middleware.
+        answer: The answer of that middleware.
+
+    Attributes:
+        exchange: The request in its innermost middleware.
+    """
+
+    def __init__(self, decision: Decision, exchange: Exchange, answer: Answer) -> None:
+        RateLimitExceeded.__init__(self, decision)
+        self.exchange = exchange
+        status, detail, _, fields = answer
+        needed = {name.decode().title(): value.decode() for name, value in fields if name in NEEDED}
+        HTTPException.__init__(self, status, detail, needed)
 
 
 class _EndpointRule(Rule):
@@ -70,14 +96,19 @@ class RateLimit:
 
     As a dependency it applies to a FastAPI route, router or application, for HTTP and websockets. As a decorator it
     applies to a Starlette or FastAPI endpoint, a function or a class, which needs no `request` parameter. It requires a
-    `RateLimitMiddleware` around the endpoint and uses its limiter, client address, answers and header fields.
+    `RateLimitMiddleware` around the endpoint, and uses the limiter and the client address of the innermost one.
 
-    Each route has its own bucket, by template and methods; an object at a router or an application has one bucket for
-    all its routes. Objects of one name share a bucket, also with a `Rule` of that name. They must have the same limits,
-    and a request is charged once for each key.
+    Each endpoint function has its own count, at whichever routes it is, and also below a router or an application with
+    the limit. Objects of one name share their counts, also with a `Rule` of that name. A request that meets the same
+    limit twice is charged once, with the larger cost.
+
+    A refusal raises `RateLimitExceeded`, which is a Starlette `HTTPException` with status 429 (503 under
+    ``on_error="deny"``). The application answers it; see `rate_limit_exceeded`. An accepted websocket is closed with
+    code 1013.
 
     Args:
-        limits: As for `Rule`: ``"5/minute; 50/hour"``, a `Limit`, a `Quota`, several, or a function of the request.
+        written: The limits as for `Rule`: ``"5/minute; 50/hour"``, a `Limit`, a `Quota`, or several.
+        limits: The same, or a function of the request that returns limits.
         fallback_limits: The limits that apply when the `limits` function fails.
         when: As for `Rule`: a sync or async function of the request (with its body); only requests for which it
             returns a true value are counted.
@@ -90,7 +121,6 @@ class RateLimit:
         count_if: As for `Rule`: count only requests with certain responses.
         count_denied: Count refused requests as well.
         shadow: As for `Rule`: report the requests that would have been refused, and refuse none.
-        on_exceeded: As for `Rule`: called when a key exceeds the limit.
         wait: As for `Rule`: a request that would be admitted within this time waits at the endpoint.
         wait_max: The most requests of one key that wait at a time.
         fair: As for `Rule`: shares permits fairly among waiting tenants.
@@ -106,13 +136,13 @@ class RateLimit:
         ConfigurationError: An option is invalid; or, on a request, there is no middleware around the endpoint.
     """
 
-    exempt = staticmethod(exempt)
-
     @names_checked
     def __init__(
         self,
-        limits: Limits | LimitsFunction | None = None,
+        written: Limits | None = None,
+        /,
         *,
+        limits: Limits | LimitsFunction | None = None,
         fallback_limits: Limits = "60/minute",
         when: Condition | None = None,
         methods: Iterable[str] | None = None,
@@ -124,7 +154,6 @@ class RateLimit:
         count_if: CountIf | None = None,
         count_denied: bool = False,
         shadow: bool = False,
-        on_exceeded: Exceeded | None = None,
         wait: str | float | timedelta | None = None,
         wait_max: int = DEFAULT_WAIT_MAX,
         fair: Key | KeyFunction | None = None,
@@ -132,10 +161,9 @@ class RateLimit:
         name: str | None = None,
         max_body: int | str = "1MB",
     ) -> None:
-        check_parentheses(limits)
         self.rule = _EndpointRule(
             "*",
-            limits,
+            _limits_of(written, limits),
             fallback_limits=fallback_limits,
             when=when,
             methods=methods,
@@ -147,7 +175,6 @@ class RateLimit:
             count_if=count_if,
             count_denied=count_denied,
             shadow=shadow,
-            on_exceeded=on_exceeded,
             wait=wait,
             wait_max=wait_max,
             fair=fair,
@@ -155,15 +182,15 @@ class RateLimit:
             name=name,
         )
         self.rule.max_body = _bytes_of(max_body)
+        self._plans: dict[object, tuple[Plan, object]] = {}
         # FastAPI inspects the instance's `__call__` and signature. If `__call__` were not a coroutine function there,
         # FastAPI would not await its result, and no request would ever be limited.
         vars(self)["__call__"] = self.check
-        vars(self)["__signature__"] = Signature(
-            [Parameter("connection", Parameter.POSITIONAL_OR_KEYWORD, annotation=HTTPConnection)]
-        )
+        parameter = Parameter("connection", Parameter.POSITIONAL_OR_KEYWORD, annotation=HTTPConnection)
+        vars(self)["__signature__"] = Signature([parameter])
 
     def __repr__(self) -> str:
-        return f"<RateLimit {'; '.join(map(str, self.rule.all_limits))}>"
+        return f"<RateLimit {_spelled(self.rule)}>"
 
     @overload
     def __call__(self, connection: HTTPConnection) -> Coroutine[Any, Any, None]: ...
@@ -174,148 +201,97 @@ class RateLimit:
     def __call__(self, connection: Any) -> Any:
         """Check a request, as a FastAPI dependency, or decorate an endpoint."""
         if callable(connection) or not hasattr(connection, "scope"):  # faster than `isinstance` of `HTTPConnection`
-            return decorate(self, connection)
+            return _decorated(self, connection)
         return self.check(connection)
+
+    @staticmethod
+    def exempt(endpoint: _T) -> _T:
+        """Exempt an endpoint from the `default_limits` of a middleware: ``@RateLimit.exempt``.
+
+        Marks a function, a class, or a method of a class-based endpoint, and returns it unchanged. It can be placed
+        above or below the route decorator. Lists, bans, rules and limits at the endpoint still apply.
+
+        Raises:
+            ConfigurationError: The endpoint cannot be marked, or is an application with routes of its own.
+        """
+        marked = getattr(endpoint, "__func__", endpoint)  # each access to a method creates a new bound method
+        if not callable(endpoint) or not hasattr(marked, "__dict__"):
+            raise ConfigurationError(
+                f"RateLimit.exempt: expected the function or class of an endpoint, for example @RateLimit.exempt above "
+                f"async def health(request), not {quoted(endpoint)}"
+            )
+        if hasattr(endpoint, "routes"):
+            raise ConfigurationError(
+                f"RateLimit.exempt: expected an endpoint, not {quoted(endpoint)} with routes of its own; write "
+                'Rule("/path/{rest:path}", exempt=True) for everything below a path'
+            )
+        setattr(marked, EXEMPT, True)
+        return endpoint
 
     async def check(self, connection: HTTPConnection, endpoint: object = None) -> None:
         """Charge a request; an endpoint may call this before it sends anything.
 
         Args:
             connection: The request or websocket.
-            endpoint: The limited function if it is not the route's own endpoint: it has a separate bucket at each
-                route.
+            endpoint: The function whose count is charged; by default the endpoint of the route.
 
         Raises:
-            RateLimitExceeded: The limit is exceeded.
+            RateLimitExceeded: The limit is exceeded. It is `starlette.exceptions.WebSocketException` for a websocket
+                that was accepted before.
             ConfigurationError: There is no middleware around the endpoint.
         """
         scope = connection.scope
-        exchange: Exchange | None = scope.get(SCOPE_KEY)
-        if exchange is None:
-            if DISABLED_KEY in scope:
-                return
-            raise no_middleware("RateLimit")
-        parts, rule = exchange.parts, self.rule
-        if rule.methods is not None and not limits_kind(rule, scope["type"], scope.get("method", "GET")):
+        exchange = exchange_of(scope, "RateLimit")
+        if exchange.is_uncounted:
             return
-        bound = parts.endpoints.find(self, scope, endpoint)
-        if rule.name is None and (turn := exchange.turn(self, bound.bucket.name)):
-            bound = parts.endpoints.find(self, scope, endpoint, turn)
-        for _, before in exchange.entries:
-            if before.reason is _ALLOWLISTED:
-                return
-        answer = parts.endpoints.decider.decide_at(bound, connection, exchange.entries)
+        if self.rule.methods is not None and not limits_kind(self.rule, scope["type"], scope.get("method", "GET")):
+            return
+        middleware = exchange.middleware
+        plan = self._plan(middleware, scope, endpoint or scope.get("endpoint") or self)
+        answer = middleware.decider.decide_at(exchange, plan, connection)
         decision = answer if answer is None or isinstance(answer, Decision) else await answer
         if decision is None:
             return
-        if not decision.allowed:
-            raise await refuse(connection, decision)
         exchange.record(decision)
-        exchange.holds |= rule.concurrency is not None
-        if rule.count_if is not None:
-            settle = hand_back_uncounted(parts.endpoints.calls, bound.rule, parts.limiter, decision)
-            exchange.on_start = [*exchange.on_start, settle]
+        if not decision.allowed:
+            raise await _refusal(exchange, connection, decision)
+        exchange.hooks = [*exchange.hooks, *plan.hooks]
 
+    def _plan(self, middleware: RateLimitMiddleware, scope: Scope, endpoint: Any) -> Plan:
+        """Return the plan of the requests to an endpoint."""
+        path = getattr(scope.get("route"), "path", "")
+        known = id(middleware), id(endpoint), path
+        found = self._plans.get(known)
+        if found is None:
+            # The memo keeps both alive, so that no other object gets their ids.
+            found = remember(self._plans, known, (self._made_plan(middleware, endpoint, path), (middleware, endpoint)))
+        return found[0]
 
-class EndpointBuckets:
-    """The limits at the endpoints below one middleware, each with its buckets.
-
-    Args:
-        own_id: An identity that is unique among the middlewares of the limiter.
-        routes: Determines the routes of requests.
-        decider: Decides a limit for a request.
-        calls: Calls the `count_if` functions.
-        emit: Takes the events of files that limits ask.
-        made: Takes the limits of each bucket that is made for an endpoint.
-
-    Attributes:
-        routes: Determines the routes of requests.
-        decider: Decides a limit for a request.
-        calls: Calls the `count_if` functions.
-    """
-
-    def __init__(
-        self,
-        own_id: str,
-        routes: RouteIndex,
-        decider: Decider,
-        calls: UserCallbacks,
-        emit: EventListener,
-        made: Callable[[Iterable[NamedLimit]], object],
-    ) -> None:
-        self._made = made
-        self._own_id = own_id
-        self._emit = emit
-        self.decider = decider
-        self.calls = calls
-        self.routes = routes
-        self._bound: dict[tuple[RateLimit, MountedRoute | str, int, int], tuple[BoundRule, object]] = {}
-        self._names: dict[MountedRoute | str, dict[str, str]] = {}
-
-    def bound(self) -> list[BoundRule]:
-        """Return the limits of requests so far, with their buckets; limits with shared windows are listed once."""
-        return list({bound.bucket.name: bound for bound, _ in list(self._bound.values())}.values())
-
-    def names(self) -> set[str]:
-        """Return the names that users gave to the limits of requests so far."""
-        return {limit.rule.name for limit, *_ in list(self._bound) if limit.rule.name is not None}
-
-    def find(self, limit: RateLimit, scope: Scope, function: object = None, turn: int = 0) -> BoundRule:
-        """Return a limit with its buckets at the route of a request.
-
-        Args:
-            limit: The limit.
-            scope: The scope of the request.
-            function: The limited function, if it is not the endpoint of a route.
-            turn: How many equal limits have charged this request before.
-        """
-        route = self.routes.find(scope) or _name_of(function or scope.get("endpoint") or limit)
-        entry = self._bound.get((limit, route, turn, id(function)))
-        if entry is None:
-            if len(self._bound) >= _MEMO:
-                # Some limits are created during requests. Clearing loses no counts, which are in the store.
-                self._bound.clear()
-                self._names.clear()
-            bound = self._bind(limit, route, scope, function, turn)
-            entry = self._bound[limit, route, turn, id(function)] = bound, function
-            self._made(bound.named)
-        return entry[0]
-
-    def _bind(
-        self, limit: RateLimit, route: MountedRoute | str, scope: Scope, function: object, turn: int
-    ) -> BoundRule:
-        labels = self._labels(limit, route, scope, function)
-        rule = copy(limit.rule)
-        rule.paths = (labels[0].encode("ascii", "backslashreplace").decode(),)
-        rule.label = rule.name or label_of(rule.paths)
+    def _made_plan(self, middleware: RateLimitMiddleware, endpoint: Any, path: object) -> Plan:
+        rule = copy(self.rule)
         identity = rule.identity
         if rule.name is None:
-            identity = identity_of(rule.label, self._own_id, limit.rule.identity, labels)
-            identity += f"#{turn + 1}" if turn else ""
-        # Names must be unique only within a response, whose limits are checked in the same order in every process.
-        taken = self._names.setdefault(route, {})
-        others = [name for name, owner in taken.items() if owner != identity]
-        names = [unique_name(name, others) for name in rule.wire_names()]
-        taken.update(dict.fromkeys(names, identity))
-        bound = BoundRule(rule, *buckets_of(rule, identity, names))
-        for file in files_asked(*rule.asked):
-            file.observe(self._emit)
-        return bound
+            where, is_named = _place_of(endpoint)
+            rule.label = where[-MAX_LABEL:]
+            identity = f"{where if is_named else f'{where} {path}'} {_spelled(rule)}"
+        return middleware.plan_of_endpoint(BoundRule(rule, identity))
 
-    def _labels(self, limit: RateLimit, route: MountedRoute | str, scope: Scope, function: object) -> list[str]:
-        """Return labels of what is limited, a readable one first: a router, a route, or a function that it calls."""
-        below = self.routes.labels_below(scope, limit)
-        if below is not None:
-            return [f"{below[0]}/*", *below[1]]
-        if isinstance(route, str):
-            return [route]
-        endpoint = route.endpoint
-        if function is None or any(layer is function for layer in unwrapped(endpoint)):
-            return [route.label]
-        name = getattr(function, "__name__", type(function).__name__)
-        if isclass(endpoint) and route.connection == "http" and name in _METHODS:
-            return [f"{name.upper()} {route.template}", _name_of(function)]
-        return [f"{route.label} {name}", _name_of(function)]
+
+def _limits_of(written: Any, limits: Any) -> Any:
+    """Return the limits of a `RateLimit`, which are given by position or by name.
+
+    Raises:
+        ConfigurationError: They are given twice, or a function by position, as in ``@RateLimit`` without parentheses.
+    """
+    if callable(written):
+        name = getattr(written, "__name__", type(written).__name__)
+        raise ConfigurationError(
+            f'RateLimit: write @RateLimit("5/minute") above {name!r}, with parentheses. If {name} is a function that '
+            f"returns limits, write RateLimit(limits={name})"
+        )
+    if written is not None and limits is not None:
+        raise ConfigurationError(f"is given twice; write RateLimit({quoted(written)})", "limits")
+    return limits if written is None else written
 
 
 def _bytes_of(max_body: int | str) -> int:
@@ -329,5 +305,205 @@ def _bytes_of(max_body: int | str) -> int:
     return size
 
 
-def _name_of(function: Any) -> str:
-    return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+def _spelled(rule: Rule) -> str:
+    """Return the limits of a rule as text."""
+    function = rule.limits_function
+    return "; ".join(map(str, rule.all_limits)) if function is None else "by " + _place_of(function)[0]
+
+
+def _place_of(endpoint: Any) -> tuple[str, bool]:
+    """Return the module and the name of an endpoint, and whether that name leads to it.
+
+    The name of a partial, of an instance, of a function that was defined within another one or that a later definition
+    has replaced may be that of several endpoints.
+    """
+    function = endpoint = inspect.unwrap(endpoint)
+    while isinstance(function, partial):
+        function = function.func
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    named: Any = sys.modules.get(kind.__module__)
+    for part in kind.__qualname__.split("."):
+        named = getattr(named, part, None)
+    return f"{kind.__module__}.{kind.__qualname__}", named is not None and inspect.unwrap(named) is endpoint
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+async def _refusal(exchange: Exchange, connection: HTTPConnection, decision: Decision) -> Exception:
+    """Refuse a request, and return the exception to raise for it."""
+    middleware = exchange.middleware
+    decision, answer = await middleware.count_refusal(exchange, connection.scope, decision)
+    if exchange.status and connection.scope["type"] == "websocket":
+        return WebSocketException(TRY_AGAIN_LATER, TOO_MANY)
+    exchange.send_on = _completing(exchange, [field for field in answer[3] if field[0] in NEEDED])
+    return EndpointRefusal(decision, exchange, answer)
+
+
+def _completing(exchange: Exchange, needed: list[tuple[bytes, bytes]]) -> Send:
+    """Return a `send` for the answer to a refused request, which adds the missing ones of the needed fields.
+
+    Frameworks answer handshakes like requests. Where the server cannot send that, it closes the websocket.
+    """
+    send_on, sends_answers = exchange.send_on, takes_answer(exchange.scope)
+
+    async def send(message: Message) -> None:
+        kind = message["type"]
+        if kind.endswith("http.response.start"):
+            if not sends_answers:
+                await close_websocket(send_on, POLICY_VIOLATION)
+                return
+            message = {**message, "headers": completed(message.get("headers", ()), needed)}
+        if sends_answers or not kind.startswith("websocket.http.response."):
+            await send_on(message)
+
+    return send
+
+
+class _DefaultAnswer(Response):
+    """The answer of a middleware to a refused request."""
+
+    def __init__(self, refusals: Refusals, decision: Decision) -> None:
+        self._refusals = refusals
+        self._decision = decision
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = self._refusals.answer(self._decision)
+        await self._refusals.send(self._decision, answer, scope, receive, send)
+
+
+async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Response:
+    """Exception handler: answer a refusal at an endpoint as the innermost middleware of the request answers its own.
+
+    That is with problem details, or with the answer of its `on_refused`::
+
+        app.add_exception_handler(RateLimitExceeded, rate_limit_exceeded)
+
+    Args:
+        request: The request or websocket.
+        error: The `RateLimitExceeded`.
+
+    Raises:
+        ConfigurationError: There is no middleware around the application.
+    """
+    if not isinstance(error, RateLimitExceeded):
+        raise error
+    if isinstance(error, EndpointRefusal):
+        exchange = error.exchange
+    else:  # of a function under `Limiter.limited`, which the endpoint has called
+        exchange = exchange_of(request.scope, "rate_limit_exceeded")
+    return _DefaultAnswer(exchange.middleware.refusals, error.decision)
+
+
+# -- decorators --------------------------------------------------------------------------------------------------------
+
+
+def _decorated(limit: RateLimit, endpoint: Any) -> Any:
+    """Return an endpoint that checks `limit` and then calls `endpoint`, a function or a class with `dispatch`.
+
+    Raises:
+        ConfigurationError: `endpoint` cannot be decorated.
+    """
+    if not callable(endpoint):
+        raise ConfigurationError(
+            'RateLimit: expected a function or class to limit, for example @RateLimit("5/second") above '
+            f"async def page(request), not {quoted(endpoint)}"
+        )
+    return _limited_class(limit, endpoint) if inspect.isclass(endpoint) else _limited_function(limit, endpoint)
+
+
+def _limited_function(limit: RateLimit, endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    core = inspect.unwrap(endpoint)
+    if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):
+        raise ConfigurationError(
+            f"RateLimit: {core.__name__!r} is a generator, whose response starts before it runs; "
+            "write dependencies=[Depends(RateLimit(...))] at its route"
+        )
+    shown, own = _signature(endpoint)
+    is_async = is_async_callable(endpoint)
+
+    @wraps(endpoint)
+    async def limited(*args: Any, **options: Any) -> Any:
+        connection = options.pop(_CONNECTION, None) if own is None else options.get(own)
+        if connection is None:
+            connection = next((one for one in (*args, *options.values()) if isinstance(one, HTTPConnection)), None)
+        if connection is None:
+            raise ConfigurationError(f"RateLimit: {core.__name__!r} was called without a request")
+        await limit.check(connection, endpoint)
+        if is_async:
+            return await endpoint(*args, **options)
+        answer = await run_in_threadpool(endpoint, *args, **options)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    vars(limited)["__signature__"] = shown
+    return limited
+
+
+def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:
+    """Return the signature for FastAPI, and the endpoint's own `HTTPConnection` parameter, if it has one."""
+    try:
+        found = inspect.signature(endpoint, eval_str=True)
+    except NameError:
+        # An annotation that exists only for type checkers. FastAPI handles it, too.
+        found = inspect.signature(endpoint)
+    parameters = list(found.parameters.values())
+    own = next((parameter.name for parameter in parameters if parameter.annotation is HTTPConnection), None)
+    if own is None:
+        place = sum(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters)
+        parameters.insert(place, Parameter(_CONNECTION, Parameter.KEYWORD_ONLY, annotation=HTTPConnection))
+    return found.replace(parameters=parameters), own
+
+
+def _limited_class(limit: RateLimit, endpoint: type[Any]) -> type[Any]:
+    if not inspect.iscoroutinefunction(getattr(endpoint, "dispatch", None)):
+        raise ConfigurationError(
+            f"RateLimit: expected an endpoint function or a class such as HTTPEndpoint, not {quoted(endpoint)}; "
+            "for an ASGI application write middleware=[Middleware(RateLimitMiddleware, ...)] at its route"
+        )
+
+    async def dispatch(self: Any) -> None:
+        if self.scope["type"] == "http":
+            read, self.receive = _read_twice(self.receive)
+            await limit.check(Request(self.scope, read), endpoint)
+        else:
+            await limit.check(HTTPConnection(self.scope), endpoint)
+        await endpoint.dispatch(self)
+
+    names = {name: getattr(endpoint, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(endpoint.__name__, (endpoint,), {**names, "__wrapped__": endpoint, "dispatch": dispatch})
+
+
+def _read_twice(receive: Receive) -> tuple[Receive, Receive]:
+    """Return two channels for the messages of one: the second repeats what was read from the first."""
+    known: deque[Message] = deque()
+
+    async def read() -> Message:
+        known.append(await receive())
+        return known[-1]
+
+    async def read_again() -> Message:
+        return known.popleft() if known else await receive()
+
+    return read, read_again
+
+
+def is_exempt(endpoint: object, method: str) -> bool:
+    """Return whether an endpoint is exempt from default limits.
+
+    Args:
+        endpoint: The endpoint.
+        method: The method of a request, for class-based endpoints with a function per method; empty for a websocket.
+    """
+    if _is_marked(endpoint):
+        return True
+    name = "get" if method == "HEAD" and not hasattr(endpoint, "head") else method.lower()
+    return inspect.isclass(endpoint) and _is_marked(getattr(endpoint, name, None))
+
+
+def _is_marked(endpoint: Any) -> bool:
+    """Return whether an endpoint, or a function that it wraps, is marked as exempt."""
+    while endpoint is not None:
+        if getattr(endpoint, "__dict__", {}).get(EXEMPT):
+            return True
+        endpoint = endpoint.func if isinstance(endpoint, partial) else getattr(endpoint, "__wrapped__", None)
+    return False

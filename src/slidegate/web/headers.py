@@ -1,219 +1,190 @@
 """Header fields: writes those that inform a client of its limits, and reads and checks those that others wrote.
 
-RateLimit and RateLimit-Policy follow draft-ietf-httpapi-ratelimit-headers-11 and the syntax of RFC 9651. Everything in
-them but the current numbers is rendered once and cached.
+RateLimit and RateLimit-Policy follow draft-ietf-httpapi-ratelimit-headers-11 and the syntax of RFC 9651. Both list the
+limits in the order of the rules. Everything but the current numbers is rendered once for each set of buckets.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from starlette.types import Scope
+from starlette.types import Message, Scope
 
 from ..core.concurrency import Concurrency
-from ..core.decision import Bucket, Check, Decision, Reason, ceil_s, tightest_first, unequal_costs, unique_name
+from ..core.decision import Bucket, Decision, LimitState, ceil_s, unique_name
 from ..core.draft_parameters import AMOUNT, MORE_AFTER_S, REMAINING, UNIT, WINDOW_S
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
 from ..core.memo import remember
 from ..core.quotas import Quota
-from ..core.ring import WindowState
 from ..limiter import system_us
 
 if TYPE_CHECKING:
-    from .exchange import Entry
+    from .responses import Answer
 
-HeaderStyle: TypeAlias = Literal["draft", "legacy", "both"]
-Buckets: TypeAlias = Bucket | tuple[Bucket, ...]
+HeaderStyle: TypeAlias = Literal["draft", "legacy"]
+HeaderStyles: TypeAlias = HeaderStyle | Sequence[HeaderStyle]
 Field: TypeAlias = Any
 """A field as an application wrote it: a tuple or list of name and value, each bytes or a similar type."""
 Fields: TypeAlias = list[tuple[bytes, bytes]]
 """Fields that this package wrote or has checked."""
 
-_DRAFT: Final = frozenset({b"ratelimit", b"ratelimit-policy"})
-_LEGACY: Final = frozenset({b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"})
 NOT_STORED: Final = (b"cache-control", b"no-store")
 """Keeps refusals out of caches."""
 MAX_FIELD: Final = 8_192
 """The most characters of a field that are read, counted from the right end, where trusted proxies append."""
-MAX_SHOWN: Final = 4
-"""How many limits RateLimit lists, the tightest first; RateLimit-Policy lists all."""
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110, section 5.6.2."""
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 """A value of RFC 9110, section 5.5. Servers reject control characters or, worse, send the field after a line break."""
 
-_FEW: Final = 4_096
-_NUMBERS: Final = tuple([b"%d" % number for number in range(_FEW)])
-"""Small numbers, formatted in advance: in compiled code a look-up is faster than formatting."""
 
-_MORE: Final = f";{MORE_AFTER_S}=".encode()
-
-
-class _Item:
-    """The item of RateLimit for one limit.
-
-    Args:
-        limit: The limit.
-        name: Its name in this response.
-    """
-
-    __slots__ = ("amount", "limit", "start", "timed")
-
-    def __init__(self, limit: AnyLimit, name: str) -> None:
-        self.limit = limit
-        self.amount = limit.amount
-        self.start = f"{quote(name)};{REMAINING}=".encode()
-        self.timed = not isinstance(limit, Concurrency)  # the release time of a permit is unknown
-
-    def value(self, reading: WindowState, now_us: int) -> bytes:
-        """Return the item with its current numbers."""
-        spent, leaves_us, _, _ = reading
-        left = self.amount - spent if self.amount > spent else 0
-        value = self.start + (_NUMBERS[left] if left < _FEW else b"%d" % left)
-        if not self.timed:
-            return value
-        more_s = (leaves_us - now_us + 999_999) // 1_000_000 if spent else 0
-        return value + _MORE + (_NUMBERS[more_s] if 0 <= more_s < _FEW else b"%d" % more_s)
-
-
-class _Rendered:
-    """Everything in the fields that depends only on the buckets of a request.
+class Rendered:
+    """What the fields and the refusals of some buckets have in common, whatever the numbers are.
 
     Args:
         buckets: The buckets.
+
+    Attributes:
+        names: The name of each limit in an answer; a repeated name gets a number.
+        limits: The limits.
+        answers: The answers to refusals, by what distinguishes them.
     """
 
-    __slots__ = ("amounts", "items", "policy")
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        self.limits = [limit for bucket in buckets for limit in bucket.limits]
+        self.names: list[str] = []
+        for bucket in buckets:
+            for name in bucket.names:
+                self.names.append(unique_name(name, self.names))
+        self.answers: dict[object, Answer] = {}
+
+    def append_to(self, fields: list[Field], decision: Decision) -> None:
+        """Append the fields with the current numbers; without a style, there are none."""
+
+
+class _Draft(Rendered):
+    """RateLimit and RateLimit-Policy."""
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
-        limited = [(limit, bucket.unit) for bucket in buckets for limit in bucket.limits]
-        named = [(name, *one) for name, one in zip(distinct_names(buckets), limited, strict=True)]
-        self.items = [_Item(limit, name) for name, limit, _ in named]
-        self.policy: Field = b"ratelimit-policy", ", ".join([_policy_item(*item) for item in named]).encode()
-        self.amounts = [item.amount for item in self.items]
+        super().__init__(buckets)
+        units = [bucket.unit for bucket in buckets for _ in bucket.limits]
+        named = list(zip(self.names, self.limits, units, strict=True))
+        self._policy: Field = b"ratelimit-policy", ", ".join([_policy_item(*one) for one in named]).encode()
+        self._text = b", ".join([_item(name, limit) for name, limit, _ in named])
+        self._parts = [(limit.amount, not isinstance(limit, Concurrency)) for limit in self.limits]
+
+    def append_to(self, fields: list[Field], decision: Decision) -> None:
+        """See `Rendered.append_to`."""
+        now_us = decision.now_us
+        numbers: list[int] = []
+        for (spent, leaves_us, _, _), (amount, has_time) in zip(decision.readings, self._parts, strict=True):
+            numbers.append(amount - spent if amount > spent else 0)
+            if has_time:
+                numbers.append(-((now_us - leaves_us) // 1_000_000) if spent else 0)
+        fields += self._policy, (b"ratelimit", self._text % tuple(numbers))
+
+
+class _DraftOfWindow(_Draft):
+    """The same for one window, which most requests have."""
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        super().__init__(buckets)
+        self._amount = self.limits[0].amount
+
+    def append_to(self, fields: list[Field], decision: Decision) -> None:
+        """See `Rendered.append_to`."""
+        spent, leaves_us, _, _ = decision.readings[0]
+        left = self._amount - spent
+        more_s = -((decision.now_us - leaves_us) // 1_000_000) if spent else 0
+        fields += self._policy, (b"ratelimit", self._text % (left if left > 0 else 0, more_s))
+
+
+class _Legacy(Rendered):
+    """X-RateLimit-Limit, -Remaining and -Reset of the limit that refuses, or that admits the fewest further requests.
+
+    They are those of the innermost middleware: what is there already stays.
+    """
+
+    def append_to(self, fields: list[Field], decision: Decision) -> None:
+        """See `Rendered.append_to`."""
+        state = decision.binding
+        if state is not None and all(lowered(field[0]) != b"x-ratelimit-limit" for field in fields):
+            fields += _legacy_fields(state)
+
+
+class _Both(Rendered):
+    """Both kinds of fields."""
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        super().__init__(buckets)
+        self._kinds = _draft(buckets), _Legacy(buckets)
+
+    def append_to(self, fields: list[Field], decision: Decision) -> None:
+        """See `Rendered.append_to`."""
+        for kind in self._kinds:
+            kind.append_to(fields, decision)
 
 
 class HeaderWriter:
-    """Writes the fields that inform a client of its limits.
+    """Writes the fields that inform a client of the limits of one middleware.
 
     Args:
         style: ``"draft"`` for RateLimit and RateLimit-Policy, ``"legacy"`` for X-RateLimit-Limit, -Remaining and
-            -Reset (Unix seconds), ``"both"``, or None for no fields.
-
-    Attributes:
-        style: The same.
+            -Reset (Unix seconds), both in a tuple, or None for no fields.
 
     Raises:
         ConfigurationError: There is no such style.
     """
 
-    def __init__(self, style: HeaderStyle | None) -> None:
-        if style not in ("draft", "legacy", "both", None):
-            raise ConfigurationError(f'expected "draft", "legacy", "both" or None, not {quoted(style)}', "headers")
-        self.style = style
-        self._draft = style in ("draft", "both")
-        self._legacy = style in ("legacy", "both")
-        self._own = (_DRAFT if self._draft else frozenset()) | (_LEGACY if self._legacy else frozenset())
-        self._known: dict[Buckets, _Rendered] = {}
+    def __init__(self, style: HeaderStyles | None) -> None:
+        given = (style,) if isinstance(style, str) else tuple(style or ())
+        if not set(given) <= {"draft", "legacy"} or (style is not None and not given):
+            expected = 'expected "draft", "legacy", ("draft", "legacy") or None'
+            raise ConfigurationError(f"{expected}, not {quoted(style)}", "headers")
+        kinds = {"draft": _draft, "legacy": _Legacy}
+        self._kind = Rendered if not given else kinds[given[0]] if len(set(given)) == 1 else _Both
+        self._rendered: dict[object, Rendered] = {}
 
-    def add(self, theirs: Iterable[Field], decision: Decision) -> list[Field]:
-        """Return the fields of a response, the application's first. RateLimit shows the tightest limits.
+    def add(self, message: Message, decisions: Iterable[Decision]) -> Message:
+        """Return the first message of a response with the fields of some decisions, behind those of the application.
 
-        Fields of the application with the same names are replaced.
-
-        Args:
-            theirs: The application's fields.
-            decision: The decision about the request. Without limits, no fields are added.
+        The result is a copy, because an application may send one prepared message several times.
         """
-        fields: list[Field] = [*theirs]
-        checks, readings, now_us = decision.checks, decision.readings, decision.now_us
-        if not readings or not self._own:
-            return fields
-        for field in fields:
-            # The lengths of our names. Compare these first: lower-casing every field name is slower.
-            if len(field[0]) in (9, 16, 17, 21):
-                fields = [field for field in fields if lowered(field[0]) not in self._own]
-                break
-        asked = checks[0][0] if len(checks) == 1 else asked_buckets(checks)
-        rendered = self._known.get(asked) or self._render(asked)
-        for item in rendered.items:
-            if item.amount != item.limit.amount:  # an operator has changed it since
-                rendered = self._render(asked)
-                break
-        first, items = 0, rendered.items
-        if len(items) == 1:
-            value = items[0].value(readings[0], now_us)
-        else:
-            costs = () if len(checks) == 1 else unequal_costs(checks)
-            order = tightest_first(rendered.amounts, readings, costs)
-            value = b", ".join([items[at].value(readings[at], now_us) for at in order[:MAX_SHOWN]])
-            first = order[0]
-        if self._draft:
-            fields.append(rendered.policy)
-            fields.append((b"ratelimit", value))
-        if self._legacy:
-            fields += _legacy_fields(items[first].limit, readings[first], now_us)
-        return fields
+        message = message.copy()  # type: ignore[attr-defined]
+        fields = message["headers"] = [*message.get("headers", ())]
+        for decision in decisions:
+            if decision.readings:
+                rendered = decision.checks.rendered or self.render(decision)
+                rendered.append_to(fields, decision)
+        return message
 
-    def _render(self, asked: Buckets) -> _Rendered:
-        return remember(self._known, asked, _Rendered((asked,) if isinstance(asked, Bucket) else asked))
+    def render(self, decision: Decision) -> Rendered:
+        """Return what the answers to all requests with the checks of a decision have in common."""
+        question = decision.checks
+        if question.rendered is None:
+            buckets = tuple([bucket for bucket, _, _ in question.checks])
+            question.rendered = self._rendered.get(buckets) or remember(self._rendered, buckets, self._kind(buckets))
+        rendered: Rendered = question.rendered
+        return rendered
+
+    def forget(self) -> None:
+        """Render everything anew, because amounts have changed. Questions keep what they have."""
+        self._rendered.clear()
 
 
-def add_several(theirs: Iterable[Field], entries: Sequence[Entry]) -> list[Field]:
-    """Return the fields of a response with several decisions, each in the style of its middleware."""
-    limited = [entry for entry in entries if entry[1].readings]
-    if len(limited) == 1:
-        parts, decision = limited[0]
-        return parts.headers.add(theirs, decision)
-    fields = [*theirs]
-    for style in ("draft", "legacy"):
-        shown = [decision for parts, decision in limited if parts.headers.style in (style, "both")]
-        if shown:
-            fields = _writer(style).add(fields, _joined(shown))
-    return fields
-
-
-@cache
-def _writer(style: HeaderStyle) -> HeaderWriter:
-    return HeaderWriter(style)
-
-
-def _joined(decisions: Sequence[Decision]) -> Decision:
-    """Return several decisions as one, with all times converted to the clock of the first one's store."""
-    if len(decisions) == 1:
-        return decisions[0]
-    now_us = decisions[0].now_us
-    checks = [check for decision in decisions for check in decision.checks]
-    readings = [
-        (spent, leaves_us + now_us - decision.now_us, newest_us + now_us - decision.now_us, wait_us)
-        for decision in decisions
-        for spent, leaves_us, newest_us, wait_us in decision.readings
-    ]
-    return Decision(True, Reason.OK, now_us, checks, readings)
+def _draft(buckets: Sequence[Bucket]) -> _Draft:
+    """Return the draft fields of some buckets."""
+    limits = [limit for bucket in buckets for limit in bucket.limits]
+    return _DraftOfWindow(buckets) if len(limits) == 1 and not isinstance(limits[0], Concurrency) else _Draft(buckets)
 
 
 def quote(text: str) -> str:
     """Write printable ASCII as a string of RFC 9651, section 3.3.3."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
-
-
-def distinct_names(buckets: Iterable[Bucket]) -> list[str]:
-    """Return the name of each limit in an answer; a repeated name gets a number."""
-    names: list[str] = []
-    for bucket in buckets:
-        for name in bucket.names:
-            names.append(unique_name(name, names))
-    return names
-
-
-def asked_buckets(checks: Sequence[Check]) -> Buckets:
-    """Return the buckets of a decision, as the cache key of their fields and answers."""
-    return checks[0][0] if len(checks) == 1 else tuple([bucket for bucket, _, _ in checks])
 
 
 def lowered(name: Any) -> bytes:
@@ -252,6 +223,12 @@ def sendable(headers: Iterable[Field]) -> tuple[Fields, list[object]]:
     return good, bad
 
 
+def _item(name: str, limit: AnyLimit) -> bytes:
+    """Return the item of RateLimit for a limit, with places for its numbers. The time of the next permit is unknown."""
+    numbers = f";{REMAINING}=%d" if isinstance(limit, Concurrency) else f";{REMAINING}=%d;{MORE_AFTER_S}=%d"
+    return (quote(name).replace("%", "%%") + numbers).encode()
+
+
 def _policy_item(name: str, limit: AnyLimit, unit: str | None) -> str:
     """Format one item of RateLimit-Policy: ``"api";q=100;w=10``. The window is omitted unless it is whole seconds."""
     unit = "concurrent-requests" if isinstance(limit, Concurrency) else unit
@@ -259,20 +236,13 @@ def _policy_item(name: str, limit: AnyLimit, unit: str | None) -> str:
     return item if limit.window_s is None else f"{item};{WINDOW_S}={limit.window_s}"
 
 
-def _legacy_fields(limit: AnyLimit, reading: WindowState, now_us: int) -> Fields:
+def _legacy_fields(state: LimitState) -> Fields:
     """Return the X-RateLimit-* fields; -Reset is omitted for permits, whose release time is unknown."""
-    amount, left = limit.amount, max(limit.amount - reading[0], 0)
-    fields = [(b"x-ratelimit-limit", b"%d" % amount), (b"x-ratelimit-remaining", b"%d" % left)]
-    if not isinstance(limit, Concurrency):
-        fields.append((b"x-ratelimit-reset", b"%d" % _reset_s(limit, reading, now_us)))
-    return fields
-
-
-def _reset_s(limit: AnyLimit, reading: WindowState, now_us: int) -> int:
-    """Return the Unix second at which all spent units have left the window."""
-    spent, _, newest_us, _ = reading
-    reset_after_us = max(newest_us + limit.span_us - now_us, 0) if spent else 0
+    limit = state.limit
+    fields = [(b"x-ratelimit-limit", b"%d" % limit.amount), (b"x-ratelimit-remaining", b"%d" % state.remaining)]
     if isinstance(limit, Quota):
         # Periods end on a full minute, and the decision was made slightly before now: rounding corrects for that.
-        return round((system_us() + reset_after_us) / 1_000_000)
-    return system_us() // 1_000_000 + ceil_s(reset_after_us)
+        fields.append((b"x-ratelimit-reset", b"%d" % round((system_us() + state.reset_after_us) / 1_000_000)))
+    elif not isinstance(limit, Concurrency):
+        fields.append((b"x-ratelimit-reset", b"%d" % (system_us() // 1_000_000 + ceil_s(state.reset_after_us))))
+    return fields

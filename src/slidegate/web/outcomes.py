@@ -1,4 +1,4 @@
-"""The outcomes of requests, reported to the observers that want them after the response has been sent.
+"""The outcome of a request, reported to the observers that want it after the response has been sent.
 
 A request ends with the last message of its body, a websocket when the application's call returns. Anything after the
 end, such as a failing background task, does not affect the outcome. A request that never reaches its end is reported as
@@ -7,14 +7,15 @@ cancelled: the client has disconnected.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from starlette.websockets import WebSocketDisconnect
 
-from ..core.decision import Reason
+from ..core.decision import Decision, Reason
 from ..limiter.engine import Engine
 from ..limiter.outcome import Ended, Outcome, refusing_rules
-from .exchange import Exchange, is_failure
+from .exchange import Exchange, Hook, is_failure
 from .responses import label_where_refused
 from .routes import UNROUTED, RouteIndex
 
@@ -22,61 +23,83 @@ _FAILED: Final = 500
 """The status that a server sends if the application raises before it answers."""
 
 
-class Outcomes:
-    """Reports the outcomes of requests to the observers of a limiter.
+class Report(Hook):
+    """Reports the outcome of one request. Create it when the request arrives.
 
     Args:
         engine: The engine of the limiter.
         routes: Determines the routes of requests.
-
-    Attributes:
-        observers: The observers.
-        now_us: Returns the time.
     """
 
+    ends = True
+
     def __init__(self, engine: Engine, routes: RouteIndex) -> None:
-        self.observers = engine.observers
-        self.now_us = engine.now_us
+        self._engine = engine
         self._routes = routes
+        self._began_us = engine.now_us()
 
-    def answered(self, exchange: Exchange, began_us: int) -> None:
-        """Report a request whose response was sent completely."""
-        self._report(exchange, "success", exchange.status, began_us)
-
-    def left(self, exchange: Exchange, error: BaseException | None, began_us: int) -> None:
-        """Report a request that the application has left, by returning or raising, before its response was complete."""
-        status = exchange.status
-        if error is not None and is_failure(error):
-            self._report(exchange, "exception", status or _FAILED, began_us)
-            return
-        is_told = error is None or isinstance(error, WebSocketDisconnect)
-        is_done = is_told and status and exchange.scope["type"] == "websocket"
-        self._report(exchange, "success" if is_done else "cancelled", status, began_us)
-
-    def _report(self, exchange: Exchange, ended: Ended, status: Any, began_us: int) -> None:
-        """Report a request. `ended` and `status` apply only if it was not refused."""
-        decisions, refusal, waiting = exchange.decisions, exchange.refusal, exchange.waiting
-        if refusal is not None:  # the status is 0 if there was no response
-            allowed, reason, ended, status, route = False, refusal.reason, "refused", exchange.status, exchange.route
-            route = label_where_refused(refusal) if route == UNROUTED else route
-            is_named = refusal.reason is Reason.NOBODY or refusal.status != 0
-            rules = (refusal.by,) if is_named else refusing_rules(refusal)
-        else:
-            if waiting is not None:
-                decisions.append(waiting)
-            allowed, reason = bool(decisions) and waiting is None, decisions[-1].reason if decisions else Reason.EXEMPT
-            rules = tuple([bucket.label for decision in decisions for bucket, _, _ in decision.checks])
-            route = self._routes.label(exchange.scope)
-        shadows = exchange.shadow_rules
-        duration_us = max(self.now_us() - began_us, 0)  # a user-supplied clock may step back
-        waited_us, number = exchange.waited_us, status if isinstance(status, int) else _number(status)
-        self.observers.request(
-            Outcome(allowed, reason, rules, shadows, route, number, ended, began_us, duration_us, waited_us, decisions)
+    def end(self, exchange: Exchange, error: BaseException | None) -> None:
+        """See `Hook.end`."""
+        decisions = exchange.decided.latest()
+        refusal = next((one for one in decisions if not one.allowed), None)
+        if error is not None and exchange.status and is_failure(error):
+            refusal = None  # a limit at an endpoint refuses after the response has begun: the connection breaks
+        status: Any = exchange.status
+        ended: Ended
+        rules: Sequence[str]
+        if refusal is None or exchange.decided.has_left:
+            ended, status = _ended(exchange, error)
+            rules = [bucket.label for decision in decisions for bucket, _, _ in decision.checks]
+        else:  # the status is 0 if there was no response
+            ended, rules = "refused", _refusing(refusal)
+        self._engine.observers.request(
+            Outcome(
+                allowed=bool(decisions) and refusal is None,
+                reason=_reason(decisions, refusal),
+                rules=tuple(rules),
+                shadow_rules=exchange.decided.shadow_rules,
+                route=self._label(exchange, refusal),
+                status=_number(status),
+                ended=ended,
+                began_us=self._began_us,
+                duration_us=max(self._engine.now_us() - self._began_us, 0),  # a user-supplied clock may step back
+                waited_us=exchange.decided.waited_us,
+                decisions=decisions,
+            )
         )
+
+    def _label(self, exchange: Exchange, refusal: Decision | None) -> str:
+        """Return the route of a request, or the label of what has refused it before it reached one."""
+        if refusal is None:
+            return self._routes.label(exchange.scope)
+        route = self._routes.label(exchange.scope) if "endpoint" in exchange.scope else UNROUTED
+        return label_where_refused(refusal) if route == UNROUTED else route
+
+
+def _ended(exchange: Exchange, error: BaseException | None) -> tuple[Ended, Any]:
+    """Return how a request that was not refused has ended, and its status."""
+    status = exchange.status
+    if exchange.is_complete:
+        return "success", status
+    if error is not None and is_failure(error):
+        return "exception", status or _FAILED
+    is_done = status and exchange.scope["type"] == "websocket"
+    return ("success" if is_done and (error is None or isinstance(error, WebSocketDisconnect)) else "cancelled"), status
+
+
+def _reason(decisions: Sequence[Decision], refusal: Decision | None) -> Reason:
+    if refusal is not None:
+        return refusal.reason
+    return decisions[-1].reason if decisions else Reason.EXEMPT
+
+
+def _refusing(refusal: Decision) -> Sequence[str]:
+    is_named = refusal.reason is Reason.NOBODY or refusal.status != 0
+    return (refusal.by,) if is_named else refusing_rules(refusal)
 
 
 def _number(status: Any) -> int:
-    """Return a status that an application wrote as something else than an `int`; 0 if it is no number."""
+    """Return a status that an application may have written as something else than an `int`; 0 if it is no number."""
     try:
         return int(status)
     except (TypeError, ValueError, OverflowError):

@@ -15,7 +15,7 @@ from starlette.types import Scope
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.memo import remember
 from .keys import Key, Value, check_parameter_name, parts_of, utf8
-from .paths import PathReader, RulePath, path_below
+from .paths import PathReader, RulePath
 
 _WHOLE: Final = re.compile(r"[+]?(?:0++(?=[+-]))?(?P<value>[+-]?[0-9]++)(?:\.0*+)?")
 _MAX_DIGITS: Final = 4_300
@@ -105,15 +105,12 @@ class PathParameters:
         return {**scope, "path_params": {**scope.get("path_params", {}), **values}}
 
     def _values(self, scope: Scope) -> dict[str, str]:
-        """Return the values in the first texts that match, so that odd spellings of a path give the same ones."""
-        texts = self._reader.texts(scope)
+        """Return the values in the rule's own match, so that odd spellings of a path give the same ones."""
         values: dict[str, str] = {}
-        for mounts, text in (*texts.generous, *texts.slashed):
-            parts = [part for path in self._paths if (part := path_below(mounts, path.path)) is not None]
-            for part, name in product(parts, self._names):
-                given = part.given(name, text)
-                if given is not None:
-                    values.setdefault(name, _meaning(part.convertors[name], given))
+        for text, path, name in product(self._reader.texts(scope).all, self._paths, self._names):
+            given = path.given(name, text)
+            if given is not None:
+                values.setdefault(name, _meaning(path.convertors[name], given))
         return values
 
 

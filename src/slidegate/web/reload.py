@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..core.arguments import check_takes
 from ..core.errors import ConfigurationError, quoted
 from ..core.logs import logger
 from ..core.store import Event
@@ -31,7 +30,6 @@ from .file_watcher import FileWatcher, Versions
 from .lists import files_of
 from .middleware import RateLimitMiddleware
 from .networks import NetworkFile, key_by
-from .rules import Exceeded
 
 # For these options, None in code is equivalent to omitting them.
 _NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "default_limits", "rules"})
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
     from ..core.bans.policy import BanPolicy
     from ..core.networks import Networks
     from .client_ip import ClientAddress
-    from .headers import HeaderStyle
+    from .headers import HeaderStyles
     from .keys import Key, KeyFunction
     from .responses import Refused
     from .rules import Limits, LimitsFunction, Rule
@@ -66,10 +64,11 @@ class FileOptions(TypedDict, total=False):
     allowlist: Networks | None
     bans: BanPolicy | Iterable[BanPolicy] | None
     on_refused: Refused | None
-    headers: HeaderStyle | None
+    headers: HeaderStyles | None
     messages: MessageLimits | None
     enabled: bool
     ignore_checks: Iterable[str]
+    name: str | None
     store: str
 
 
@@ -80,7 +79,6 @@ class ReloadingMiddleware(FailsAtStartup):
         app: The application to guard.
         path: The file.
         observers: Receive the events of the limiter that the file describes.
-        on_exceeded: The function that rules with ``on_exceeded = true`` in the file call.
         clock: Returns the time in seconds, for the interval between two checks of the file.
         store: The address of a store that replaces the file's.
         options: Options of `RateLimitMiddleware`, which override those of the file.
@@ -96,7 +94,6 @@ class ReloadingMiddleware(FailsAtStartup):
         path: str | PathLike[str],
         *,
         observers: Iterable[AnyObserver] = (),
-        on_exceeded: Exceeded | None = None,
         clock: Callable[[], float] = time.monotonic,
         store: str = "",
         **options: Any,
@@ -113,8 +110,6 @@ class ReloadingMiddleware(FailsAtStartup):
             for name, value in options.items()
             if value is not None or name not in _NONE_IS_NOTHING
         }
-        if on_exceeded is not None:
-            check_takes("on_exceeded", on_exceeded, "key", "decision")
         self._observers = listed_observers(observers)
         if self._observers and "limiter" in code:
             raise ConfigurationError(
@@ -125,7 +120,7 @@ class ReloadingMiddleware(FailsAtStartup):
         self._limiter_made_of: tuple[object, ...] = ()
         self._network_files: Mapping[str, NetworkFile] = {}
         self._ids: dict[str, str] = {}
-        self._loader = partial(ConfigLoader, self.file, code, self._limiter_at, on_exceeded, clock, store)
+        self._loader = partial(ConfigLoader, self.file, code, self._limiter_at, clock, store)
         self._watcher = FileWatcher((), self._read_again, clock, together=True)
         loader = self._loader()
         self.app = self._made_of(loader)
@@ -196,9 +191,7 @@ class ReloadingMiddleware(FailsAtStartup):
         made: RateLimitMiddleware | None = None
         message = ""
         try:
-            new = self._made_of(loader)
-            new.check_below()
-            made = new
+            made = self._made_of(loader)
         except ConfigurationError as error:
             message = f"the active rules are kept: {error}"
         except Exception as error:
@@ -244,20 +237,10 @@ class _FromFile(RateLimitMiddleware):
     def __init__(self, app: ASGIApp, shared: ReloadingMiddleware, options: Mapping[str, Any]) -> None:
         self._shared = shared
         self.file = shared.file
-        self._replaces = shared.has_started
         super().__init__(app, **options)
 
     def _unique_id(self, identity: str) -> str:
-        return self._shared.unique_id(identity, self.limiter)
-
-    def _check_routes(self, app: ASGIApp) -> None:
-        """Check the routes. A file that is read again stops no application that is serving already."""
-        try:
-            super()._check_routes(app)
-        except ConfigurationError as error:
-            if not self._replaces:
-                raise
-            logger.error("%s: %s", self.file, error)
+        return self._shared.unique_id(self._prefix + identity, self.limiter)
 
     def _register(self) -> None:
         """Do nothing: the `ReloadingMiddleware` registers the middleware that it activates."""

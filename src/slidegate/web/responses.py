@@ -12,7 +12,7 @@ from copy import copy
 from functools import lru_cache
 from http import HTTPStatus
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -30,11 +30,8 @@ from ..core.store import Event
 from ..limiter import Limiter
 from .callbacks import UserCallbacks, request_of
 from .client_ip import ClientAddress
-from .headers import NOT_STORED, Buckets, Fields, asked_buckets, completed, distinct_names, sendable
+from .headers import NOT_STORED, Fields, HeaderWriter, completed, sendable
 from .routes import UNROUTED
-
-if TYPE_CHECKING:
-    from .exchange import Entry
 
 Refused: TypeAlias = Callable[[Any, Decision], Response | Awaitable[Response | None] | None]
 Answer: TypeAlias = tuple[int, str, bytes, Fields]
@@ -60,6 +57,8 @@ _MAX_PATH: Final = 200
 _HANDSHAKE: Final = "WEBSOCKET"
 POLICY_VIOLATION: Final = 1008
 """The close code of a connection whose client is banned or refused (RFC 6455, section 7.4.1)."""
+TRY_AGAIN_LATER: Final = 1013
+"""The close code of a websocket that exceeded a limit (IANA's registry of close codes)."""
 _NORMAL: Final = 1000
 _CLOSED: Final = 403
 """The status that servers send for a close before the handshake is accepted."""
@@ -74,6 +73,7 @@ class Refusals:
         policies: The ban policies by name. Each sets the status of the answers to its bans.
         on_refused: Builds the user's own answer.
         calls: Calls the user's functions.
+        writer: Renders what the answers to requests with the same checks have in common.
 
     Raises:
         ConfigurationError: `on_refused` is not a function of request and decision.
@@ -86,6 +86,7 @@ class Refusals:
         policies: Mapping[str, BanPolicy],
         on_refused: Refused | None,
         calls: UserCallbacks,
+        writer: HeaderWriter,
     ) -> None:
         if on_refused is not None:
             check_takes("on_refused", on_refused, "request", "decision")
@@ -94,7 +95,9 @@ class Refusals:
         self._on_refused = on_refused
         self._calls = calls
         self._policies = dict(policies)
-        self._limited: dict[tuple[Buckets, tuple[int, ...], Buckets, tuple[bool, ...], Reason], Answer] = {}
+        self._writer = writer
+        self._engine = limiter.engine
+        self._exceeded: dict[tuple[str, str], int] = {}
 
     async def send(self, decision: Decision, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a refused request.
@@ -120,36 +123,46 @@ class Refusals:
         await send({"type": "http.response.start", "status": status, "headers": [*fields]})
         await send({"type": "http.response.body", "body": b"" if scope.get("method") == "HEAD" else body})
 
-    def answer(self, decision: Decision, before: Sequence[Entry] = ()) -> Answer:
-        """Return the answer to a refused request.
-
-        Args:
-            decision: The refusal.
-            before: The decisions of outer middlewares: limit names are unique among all of them.
-        """
+    def answer(self, decision: Decision) -> Answer:
+        """Return the answer to a refused request."""
         if not decision.readings:
             ban = decision.ban
             return _to_client(decision) if ban is None else self._to_banned(ban, decision.now_us)
         waits = [reading[3] for reading in decision.readings]
-        wait_us = min(waits)
-        if wait_us >= 0:  # neither `NEVER` nor `OPEN`
-            wait_us = max(waits)
+        rendered = self._writer.render(decision)
+        known = decision.reason, *map(bool, waits)
+        answer = rendered.answers.get(known)
+        if answer is None:
+            limits = zip(rendered.names, rendered.limits, waits, strict=True)
+            violated = [(name, limit) for name, limit, wait_us in limits if wait_us]
+            too_large = decision.reason is Reason.TOO_LARGE
+            answer = remember(rendered.answers, known, _over_quota(violated, too_large=too_large), _MAX_RENDERED)
+        wait_us = max(waits) if min(waits) >= 0 else -1  # neither `NEVER` nor `OPEN`
         if decision.at_least_us > 0:
             wait_us = decision.retry_after_us or wait_us
-        # The buckets, their amounts by now, the outer buckets, the full limits, and whether retrying can ever help.
-        outer = tuple([bucket for _, other in before if other.readings for bucket, _, _ in other.checks])
-        amounts = tuple([limit.amount for bucket, _, _ in decision.checks for limit in bucket.limits])
-        asked = asked_buckets(decision.checks), amounts, outer, tuple(map(bool, waits)), decision.reason
-        rendered = self._limited.get(asked)
-        if rendered is None:
-            names = distinct_names([*outer, *(bucket for bucket, _, _ in decision.checks)])[-len(waits) :]
-            full = zip(names, decision.states, strict=True)
-            violated = [(name, state.limit) for name, state in full if state.retry_after_us != 0]
-            too_large = decision.reason is Reason.TOO_LARGE
-            rendered = remember(self._limited, asked, _over_quota(violated, too_large=too_large))
-        return rendered if wait_us < 0 else _later(rendered, wait_us)
+        return answer if wait_us < 0 else _later(answer, wait_us)
 
-    def tell(self, scope: Scope, refusal: Decision, route: str, status: int) -> None:
+    def report_exceeded(self, decision: Decision) -> None:
+        """Emit the event ``exceeded`` for each key that has exceeded a limit, unless it did so within the last window.
+
+        Args:
+            decision: The refusal, by rules in shadow mode too.
+        """
+        if not self._observers.wants_information():
+            return
+        # Not the time of the decision: in an outage, another store decides, by another clock.
+        now_us = self._engine.now_us()
+        labels = {bucket.name: bucket.label for bucket, _, _ in decision.checks}
+        for state in decision.violated:
+            known = state.rule, state.key
+            last_us = self._exceeded.get(known)
+            remember(self._exceeded, known, now_us)
+            if last_us is None or now_us - last_us > state.limit.span_us:
+                label, key, limit = labels[state.rule], state.key, str(state.limit)
+                message = f"{key} has exceeded {limit} under {label!r}"
+                self._observers.emit(Event("exceeded", message, {"key": key, "rule": label, "limit": limit}))
+
+    def report(self, scope: Scope, refusal: Decision, route: str, status: int) -> None:
         """Report a refused request to the observers.
 
         Args:
@@ -158,6 +171,7 @@ class Refusals:
             route: The route that it has reached; `UNROUTED` if it was refused before.
             status: The status of the default answer; `on_refused` may send another.
         """
+        self.report_exceeded(refusal)
         if not self._observers.wants_refusals():
             return
         client, _ = self._client.locate(scope)
@@ -183,7 +197,7 @@ class Refusals:
             "method": method,
             "path": path,
             "retry_after_s": None if wait_us is None else ceil_s(wait_us),
-            "status": status if _takes_answer(scope) else _CLOSED,
+            "status": status if takes_answer(scope) else _CLOSED,
         }
         self._observers.emit(Event("refused", f"{key} was refused: {why}, {method} {path}", details))
 
@@ -265,7 +279,7 @@ def label_where_refused(refusal: Decision) -> str:
     return refusal.by or str(refusal.reason)
 
 
-def _takes_answer(scope: Scope) -> bool:
+def takes_answer(scope: Scope) -> bool:
     """Return whether the server can send a full answer; not every server can answer a websocket handshake."""
     extensions = scope.get("extensions")
     return scope["type"] == "http" or (isinstance(extensions, Mapping) and "websocket.http.response" in extensions)
@@ -273,7 +287,7 @@ def _takes_answer(scope: Scope) -> bool:
 
 async def refuse_websocket(scope: Scope, send: Send, status: int, body: bytes, fields: Fields) -> None:
     """Refuse a handshake with the full answer if the server can send one, else by a close, which clients see as 403."""
-    if _takes_answer(scope):
+    if takes_answer(scope):
         await send({"type": "websocket.http.response.start", "status": status, "headers": fields})
         await send({"type": "websocket.http.response.body", "body": body})
     else:

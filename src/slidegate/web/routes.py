@@ -7,8 +7,8 @@ their attributes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -61,7 +61,7 @@ def routes_of(app: object) -> list[Any] | None:
     listed = attribute_of(router, "routes")
     if not isinstance(listed, Sequence) or not all(isinstance(route, BaseRoute) for route in listed):
         return None
-    return [route for route, _ in _listed(listed, ())]
+    return [*_listed(listed)]
 
 
 def visible_app(app: object, scope: Scope) -> object:
@@ -69,88 +69,30 @@ def visible_app(app: object, scope: Scope) -> object:
     return app if "router" in scope or router_of(app) is not None else scope.get("app", app)
 
 
-class Required(NamedTuple):
-    """A dependency of all routes below an application, a router or an inclusion, and the path prefix of the routes."""
-
-    dependency: object
-    where: str
-
-
-def _listed(routes: Iterable[Any], above: tuple[Required, ...]) -> Iterator[tuple[Any, tuple[Required, ...]]]:
-    """Yield each route, with included routers expanded in place, and the dependencies of the routers around it."""
+def _listed(routes: Iterable[Any]) -> Iterator[Any]:
+    """Yield each route, with included routers expanded in place."""
     for route in routes:
-        if not hasattr(route, "effective_candidates"):
-            yield getattr(route, "starlette_route", None) or route, above
-            continue
-        context, inner = route.include_context, route.original_router
-        # The dependencies of an inclusion start with those of outer routers.
-        known = {id(required.dependency) for required in above}
-        given = [depends.dependency for depends in (*context.dependencies, *inner.dependencies)]
-        where = context.prefix + inner.prefix
-        added = tuple(Required(dependency, where) for dependency in given if id(dependency) not in known)
-        yield from _listed(route.effective_candidates(), above + added)
+        if hasattr(route, "effective_candidates"):
+            yield from _listed(route.effective_candidates())
+        else:
+            yield getattr(route, "starlette_route", None) or route
 
 
-@dataclass
-class Application:
-    """The facts about an application that matter for matching paths; collected once.
-
-    Attributes:
-        root: The `root_path` that it sets itself.
-        opaque: Whether it serves files or is unknown, so that a final slash may make no difference.
-        by_path: Whether type, method, path and root of a request determine its route, there and in all mounts.
-        mounts: The applications that are mounted in it.
-        path: The path at which it is mounted itself.
-        rest: Returns the rest of a path after its mount; None if the path does not lead there.
-    """
-
-    root: str = ""
-    opaque: bool = True
-    by_path: bool = False
-    mounts: list[Application] = field(default_factory=list)
-    path: str = ""
-    rest: Callable[[str], str | None] = str
-
-    @classmethod
-    def of(cls, app: object, above: tuple[object, ...] = ()) -> Application:
-        """Collect an application and everything mounted in it; an application that cannot be read is unknown."""
-        try:
-            routes = routes_of(app)
-            known = cls(root_of(app), routes is None or _serves_files(router_of(app)))
-            known.by_path = all(map(_matches_by_path, routes or ()))
-            for mount in routes or ():
-                if isinstance(mount, (Mount, Host)) and mount.app not in above and len(above) < DEPTH:
-                    below = cls.of(mount.app, (*above, mount.app))
-                    below.path, below.rest = mount.path if isinstance(mount, Mount) else "", _rest_of(mount)
-                    known.mounts.append(below)
-                    known.by_path = known.by_path and below.by_path
-        except Exception:
-            return cls()
-        return known
+def is_by_path(app: object, above: tuple[object, ...] = ()) -> bool:
+    """Return whether type, method, path and root of a request determine its route, in an application and its mounts."""
+    try:
+        routes = routes_of(app) or ()
+        mounts = [route.app for route in routes if isinstance(route, Mount) and route.app not in above]
+        return all(map(_matches_by_path, routes)) and (
+            len(above) > DEPTH or all(is_by_path(mounted, (*above, mounted)) for mounted in mounts)
+        )
+    except Exception:
+        return False
 
 
 def _matches_by_path(route: Any) -> bool:
     """Return whether a route matches only by path: `Host` and custom route classes may use other parts of a request."""
     return type(route).__module__.partition(".")[0] in ("starlette", "fastapi") and not isinstance(route, Host)
-
-
-def _rest_of(mount: Mount | Host) -> Callable[[str], str | None]:
-    if isinstance(mount, Host):
-        return lambda path: path
-    matched = mount.path_regex.match
-
-    def rest(path: str) -> str | None:
-        match = matched(path)
-        return None if match is None else "/" + match["path"]
-
-    return rest
-
-
-def _serves_files(router: Any) -> bool:
-    """Return whether FastAPI serves files if no route of a router matches (`app.frontend`)."""
-    return bool(getattr(router, "_low_priority_routes", ())) or any(
-        _serves_files(route.original_router) for route in router.routes if hasattr(route, "original_router")
-    )
 
 
 @dataclass(eq=False)  # Starlette's routes are not hashable
@@ -163,8 +105,6 @@ class MountedRoute:
         path: The full path, in Starlette's syntax.
         connection: ``"http"`` or ``"websocket"``.
         methods: The methods of the route; None for all, and for a websocket.
-        above: The dependencies of the routers and applications around it, the outermost first.
-        inside: The mounted applications around it, the outermost first.
     """
 
     original: Any
@@ -172,8 +112,6 @@ class MountedRoute:
     path: str
     connection: str = "http"
     methods: frozenset[str] | None = None
-    above: tuple[Required, ...] = ()
-    inside: tuple[object, ...] = ()
 
     @property
     def template(self) -> str:
@@ -187,15 +125,11 @@ class MountedRoute:
         return f"{names if self.connection == 'http' else 'WS'} {self.template}"
 
 
-def _mounted(
-    route: Any, above: str, required: Iterable[Required] = (), inside: tuple[object, ...] = ()
-) -> MountedRoute:
+def _mounted(route: Any, above: str) -> MountedRoute:
     methods = getattr(route, "methods", None)
     connection = "http" if hasattr(route, "methods") else "websocket"
-    there = tuple(Required(dependency, above + where) for dependency, where in required)
-    taken = frozenset(methods) if methods else None
     path = above + (getattr(route, "path", None) or route.path_format)
-    return MountedRoute(route, route.endpoint, path, connection, taken, there, inside)
+    return MountedRoute(route, route.endpoint, path, connection, frozenset(methods) if methods else None)
 
 
 def _below(mount: Mount | Host, siblings: Iterable[Any]) -> str:
@@ -220,14 +154,13 @@ def mounted_routes(app: object) -> list[MountedRoute]:
 
 
 def _walk(app: object, above: str, inside: tuple[object, ...]) -> Iterator[MountedRoute]:
-    router, routes = router_of(app), routes_of(app)
-    own = tuple(Required(depends.dependency, "") for depends in getattr(router, "dependencies", None) or ())
-    for route, required in _listed(router.routes, own) if routes is not None else ():
+    routes = routes_of(app) or ()
+    for route in routes:
         if isinstance(route, (Mount, Host)):
             if route.app not in inside and len(inside) < DEPTH:
-                yield from _walk(route.app, above + _below(route, routes or ()), (*inside, route.app))
+                yield from _walk(route.app, above + _below(route, routes), (*inside, route.app))
         elif hasattr(route, "endpoint") and hasattr(route, "path_format"):
-            yield _mounted(route, above, required, inside)
+            yield _mounted(route, above)
 
 
 class Reached(NamedTuple):
@@ -310,13 +243,6 @@ class RouteIndex:
         """Return the display name of a request's route; `UNROUTED` if it is unknown."""
         route = self.find(scope)
         return UNROUTED if route is None else route.label
-
-    def labels_below(self, scope: Scope, dependency: object) -> tuple[str, list[str]] | None:
-        """Return the path prefix and the labels of the routes that share a dependency; None if none is shared."""
-        routes = [route for routes in self._routes_below(scope.get("router")).values() for route in routes]
-        requiring = [(route.label, required) for route in routes for required in route.above]
-        found = [(label, required) for label, required in requiring if required.dependency is dependency]
-        return (found[0][1].where, sorted({label for label, _ in found})) if found else None
 
     def _candidates(self, scope: Scope) -> Sequence[MountedRoute]:
         """Return the routes of the endpoint that a request reached; usually one."""

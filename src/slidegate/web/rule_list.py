@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from ..core.arguments import check_list
 from ..core.errors import ConfigurationError, quoted
-from .buckets import amounts_by_window
 from .keys import Key, KeyFunction
 from .rules import Limits, LimitsFunction, Rule
 
@@ -44,26 +43,3 @@ def check_apart(rules: Iterable[Rule]) -> None:
             paths = "*" if "*" in twin.paths + rule.paths else list(dict.fromkeys(twin.paths + rule.paths))
             advice = f"write one rule with the paths {quoted(paths)}, or give one of them another name"
         raise ConfigurationError(f"{twin!r} and {rule!r} would share one bucket; {advice}", "rules")
-
-
-def check_names(rules: Iterable[tuple[Rule, str]]) -> None:
-    """Check that rules of one name have the same limits, if these are known before a request.
-
-    Args:
-        rules: The rules and the limits at endpoints of one limiter, each with a phrase for its location.
-
-    Raises:
-        ConfigurationError: Two rules of one name have different limits.
-    """
-    named: dict[str, tuple[Rule, str]] = {}
-    for rule, where in rules:
-        if rule.name is None or not rule.counts or rule.limits_function is not None:
-            continue
-        twin, there = named.setdefault(rule.identity, (rule, where))
-        if amounts_by_window(rule.all_limits) != amounts_by_window(twin.all_limits):
-            theirs, own = ("; ".join(map(str, one.all_limits)) for one in (twin, rule))
-            raise ConfigurationError(
-                f"{rule.name!r} has the limits {quoted(theirs)} {there} and {quoted(own)} {where}, but one name "
-                f"has one bucket; write the same limits, or another name such as name={quoted(f'{rule.name}-2')}",
-                "name",
-            )

@@ -1,32 +1,35 @@
-"""The rules of one middleware: `RuleSet` finds those that match a request, and each returns the check to charge."""
+"""The rules of one middleware: `RuleSet.match` returns the plan of the requests that match the same rules."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import count
-from typing import TYPE_CHECKING, Final
+from copy import copy
+from typing import TYPE_CHECKING, Final, TypeAlias
+from weakref import WeakSet
 
 from starlette.types import Scope
 
-from ..core.decision import Bucket, Check, unique_name
+from ..core.decision import Bucket, Check, Decision, Reason, wire_names
 from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import Throttle, logger
 from ..core.memo import MAX_PATHS, PATH_BYTES, remember
+from ..core.question import Question
 from ..limiter import Limiter
-from .buckets import IN_TURN, amounts_by_window, buckets_of, make_bucket, named_limits
-from .exchange import is_preflight
+from ..limiter.named_limits import NamedLimit, named
+from .exchange import Hook
 from .keys import Key, everyone, parts_of
 from .path_params import PathParam, PathParameters
-from .paths import PathIndex, PathReader, RequestTexts, path_below
+from .paths import PathIndex, PathReader, RequestTexts
 from .rule_list import check_apart
 from .rules import Limits, Rule, says_nobody
 
 if TYPE_CHECKING:
+    from .bans import BanSignals, Signal
     from .default_limits import DefaultLimits
 
-_MEMO_PLANS: Final = 256
+_EXEMPT: Final = Decision(True, Reason.EXEMPT)
+_MEMO_LIMITS: Final = 256
 _PREFLIGHTS: Final = ":preflight"
 """The suffix of an identity that counts preflights."""
 
@@ -34,43 +37,80 @@ _PREFLIGHTS: Final = ":preflight"
 class BoundRule:
     """A rule with its buckets: creates the checks of requests.
 
+    Args:
+        rule: The rule.
+        identity: The name of its buckets.
+
     Attributes:
         rule: The rule.
-        bucket: The owner of its counts, with the fixed limits.
-        key: The built-in key, None for the client's address.
+        bucket: The bucket of its limits; without limits, that of its permits.
+        counts: The bucket of its limits, those that apply if a limits function fails included; None without limits.
+        permits: The bucket of its permits; None without `concurrency`.
+        named: The limits by their names in header fields; operators can change them while this object exists.
+        key: The built-in key; None for the client's address.
         key_function: The user's key function, if the rule has one.
         cost: The fixed cost; 1 if a function returns it.
         cost_function: The user's cost function, if the rule has one.
-        permits: The owner of its permits, if the rule has a concurrency limit in addition to limits.
-        plain: Whether condition, limits, key and cost need no call of a user's function, no permit is held, and no
-            request waits.
-        named: The limits by their names in header fields; operators can change them while this object exists.
+        asks: Whether its limits, key, cost or condition come from a function of the user's, or requests wait.
+        by_client: Whether its checks are the same for all requests of a client.
     """
 
-    def __init__(self, rule: Rule, bucket: Bucket, permits: Bucket | None = None) -> None:
+    def __init__(self, rule: Rule, identity: str) -> None:
         self.rule = rule
-        self.bucket = bucket
+        names = rule.wire_names() if rule.counts else ()
+        is_limited = bool(rule.limits) or rule.limits_function is not None
+        self.counts = self._made(identity, rule.limits, names[: len(rule.limits)]) if is_limited else None
+        self.permits = None if rule.concurrency is None else Bucket(
+            identity, (rule.concurrency,), names[-1:], label=rule.label, on_error=rule.on_error
+        )  # fmt: skip
+        self.bucket = self.counts or self.permits or Bucket(identity, (), label=rule.label)
+        self.named = self._named()
         self.key = rule.key if isinstance(rule.key, Key) else None
         self.key_function = None if isinstance(rule.key, Key) else rule.key
         self.cost = rule.cost if isinstance(rule.cost, int) else 1
         self.cost_function = None if isinstance(rule.cost, int) else rule.cost
-        self.permits = permits
-        self.named = named_limits(rule, [bucket] if permits is None else [bucket, permits]) if rule.counts else []
-        functions = (self.key_function, self.cost_function, rule.limits_function, rule.when)
-        self.plain = all(function is None for function in functions) and not (rule.concurrency or rule.wait_us)
+        functions = rule.limits_function, self.key_function, self.cost_function, rule.when
+        self.asks = any(function is not None for function in functions) or bool(rule.wait_us)
+        self.by_client = not self.asks and (self.key is None or self.key is everyone)
         self._parameters: PathParameters | None = None
-        self._plans: dict[object, Bucket] = {}
-        self._others: dict[tuple[Bucket, int], Bucket] = {}
+        self._by_limits: dict[object, Bucket] = {}
         self._preflights: BoundRule | None = None
 
-    def fallbacks(self) -> list[Bucket]:
-        """Return the buckets whose limits apply only if the limits function fails."""
-        return [] if self.rule.limits_function is None else [one for one in self.buckets() if not one.is_permit]
+    def _made(self, identity: str, limits: Sequence[AnyLimit], names: Sequence[str] | None = None) -> Bucket:
+        rule = self.rule
+        return Bucket(
+            identity,
+            limits,
+            names if names is not None else wire_names(rule.label, limits),
+            count_denied=rule.count_denied,
+            unit=rule.unit,
+            label=rule.label,
+            on_error=rule.on_error,
+        )
 
-    def check(self, scope: Scope, limiter: Limiter, client_key: str) -> Check:
-        """Return the check of a request, without calling the user's functions."""
-        key = client_key if self.key is None else self.key.find(self.routed(scope), limiter, client_key)
-        return self.bucket, key, self.cost
+    def _named(self) -> list[NamedLimit]:
+        rule, found = self.rule, []
+        cost = rule.cost if isinstance(rule.cost, int) else rule.cost_max or 1
+        if self.counts is not None:
+            found = named(self.counts.names, self.counts.limits, rule.limits, rule.label, max(cost, 1))
+        for one in found if rule.limits_function is not None else ():
+            one.fixed = "a function returns the limits of its rule for each request; change them there"
+        if self.permits is not None and rule.concurrency is not None:
+            found += named(self.permits.names, self.permits.limits, (rule.concurrency,), rule.label)
+        for one in found:
+            one.shadow = rule.action == "shadow"
+        return found
+
+    def for_preflights(self) -> BoundRule:
+        """Return the same rule with separate counts, for CORS preflights, which browsers send on their own."""
+        if self._preflights is None:
+            twin = self._preflights = copy(self)
+            name = self.bucket.name + _PREFLIGHTS
+            twin.counts = None if self.counts is None else self.counts.under(name)
+            twin.permits = None if self.permits is None else self.permits.under(name)
+            twin.bucket = twin.counts or twin.permits or self.bucket.under(name)
+            twin._by_limits = {}
+        return self._preflights
 
     def read_parameters(self, reader: PathReader) -> None:
         """Read the path parameters by which the rule counts from the paths of requests, which are not routed yet."""
@@ -83,61 +123,29 @@ class BoundRule:
         """Return the scope of a request with the path parameters by which the rule counts."""
         return scope if self._parameters is None else self._parameters.routed(scope)
 
+    def key_of(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        """Return the key of a request, without calling the user's function."""
+        return client_key if self.key is None else self.key.find(self.routed(scope), limiter, client_key)
+
+    def checks(self, key: str, cost: int, bucket: Bucket | None) -> list[Check]:
+        """Return the checks of a request; `bucket` is that of its limits, None for none."""
+        checks: list[Check] = [] if bucket is None else [(bucket, key, cost)]
+        return checks if self.permits is None else [*checks, (self.permits, key, 1)]
+
+    def counts_in(self, bucket: Bucket) -> bool:
+        """Return whether a bucket is that of its limits, and not of another rule of its name."""
+        return bucket is self.counts or any(bucket is one for one in self._by_limits.values())
+
     def buckets(self) -> list[Bucket]:
-        """Return the buckets of the rule; if a function returns its limits, that of the fallback limits."""
-        own = [self.bucket] if self.permits is None else [self.bucket, self.permits]
-        apart = [] if self._preflights is None else self._preflights.buckets()
-        return [*own, *self._others.values(), *apart]
+        """Return its buckets; if a function returns the limits, that of the fallback limits."""
+        own = [bucket for bucket in (self.counts, self.permits) if bucket is not None]
+        return own if self._preflights is None else [*own, *self._preflights.buckets()]
 
-    def uncharged(self, checks: Sequence[Check], asked: Sequence[Check]) -> list[Check]:
-        """Return the checks without those whose windows have already counted the request by the same key and limits.
+    def fallbacks(self) -> list[Bucket]:
+        """Return the buckets whose limits apply only if the limits function fails."""
+        return [] if self.rule.limits_function is None or self.counts is None else [self.counts]
 
-        If a rule of the same name has counted the request under different limits, a check gets separate windows;
-        otherwise one window would be charged twice.
-
-        Args:
-            checks: The checks of the rule.
-            asked: The earlier checks of this request by the same limiter.
-        """
-        left = []
-        for bucket, key, cost in checks:
-            amounts = amounts_by_window(bucket.limits)
-            for turn in count(1):
-                own = self._in_turn(bucket, turn)
-                others = [
-                    amounts_by_window(one.limits) for one, whose, _ in asked if one.name == own.name and whose == key
-                ]
-                if amounts in others:
-                    break
-                if all(amounts.keys().isdisjoint(other) for other in others):
-                    left.append((own, key, cost))
-                    break
-        return left
-
-    def _in_turn(self, bucket: Bucket, turn: int) -> Bucket:
-        """Return a bucket for turn 1; for later turns a copy with the same limits and separate windows."""
-        other = bucket if turn == 1 else self._others.get((bucket, turn))
-        if other is None:
-            other = bucket.under(f"{bucket.name}{IN_TURN}{turn}", [f"{name}-{turn}" for name in bucket.names])
-            remember(self._others, (bucket, turn), other, _MEMO_PLANS)
-        return other
-
-    @property
-    def identities(self) -> tuple[str, str]:
-        """The owners of its counts: of ordinary requests, and of preflights."""
-        return self.bucket.name, self.bucket.name + _PREFLIGHTS
-
-    def for_preflights(self) -> BoundRule:
-        """Return the same rule with separate windows for CORS preflights, which browsers send on their own."""
-        if self._preflights is None:
-            bucket, permits = self.bucket, self.permits
-            own = None if permits is None else permits.under(permits.name + _PREFLIGHTS)
-            apart = BoundRule(self.rule, bucket.under(bucket.name + _PREFLIGHTS), own)
-            apart._parameters = self._parameters
-            self._preflights = apart
-        return self._preflights
-
-    def plan(self, limits: Limits) -> Bucket | None:
+    def with_limits(self, limits: Limits) -> Bucket | None:
         """Return the bucket for the limits that a limits function returned; None for ``"unlimited"``.
 
         The bucket has no limits if no request may pass.
@@ -145,63 +153,90 @@ class BoundRule:
         Raises:
             ConfigurationError: The limits cannot be parsed.
         """
-        bucket = self._plans.get(limits) if isinstance(limits, (str, AnyLimit)) else None
+        bucket = self._by_limits.get(limits) if isinstance(limits, (str, AnyLimit)) else None
         if bucket is None:
             if isinstance(limits, str) and limits.strip().lower() == "unlimited":
                 return None
             if not isinstance(limits, (str, AnyLimit)) and isinstance(limits, Iterable):
                 limits = tuple(limits)  # an iterator can be consumed only once
             parsed = () if says_nobody(limits) else parse_limits(limits)
-            bucket = self._plans.get(parsed) or make_bucket(self.rule, self.bucket.name, parsed)
+            bucket = self._by_limits.get(parsed) or self._made(self.bucket.name, parsed)
             for key in (parsed, limits) if isinstance(limits, (str, AnyLimit)) else (parsed,):
-                remember(self._plans, key, bucket, _MEMO_PLANS)
+                remember(self._by_limits, key, bucket, _MEMO_LIMITS)
         return bucket
 
 
-@dataclass(eq=False)
-class Matched:
-    """The rules that match a request. Compared by identity.
+Met: TypeAlias = tuple[BoundRule, bool]
+"""A rule that matches a request, and whether it ends the list."""
+
+
+class Plan:
+    """What the requests that match the same rules have in common.
+
+    Args:
+        met: The rules, in order.
+        strikes: The signals of ban policies for their path.
+        is_websocket: Whether they are handshakes of websockets.
+        is_preflight: Whether they are CORS preflights.
 
     Attributes:
-        limiting: The rules that limit it.
-        plain: Whether no rule calls a user's function, holds a permit or lets requests wait, and there is no shadow
-            rule.
-        shadows: The shadow rules.
-        told: The limiting rules with an `on_exceeded` function.
-        exempt: Whether a rule exempts the request from counting.
-        blocked: The rule that blocks the request; `limiting` is empty then.
-        conditions: If a rule has a condition: all rules in order, each with whether it ends the list. The other
-            attributes are empty until the conditions are evaluated.
-        by_client: Whether all requests of one client that match these rules have the same checks.
+        met: The rules, in order.
+        strikes: The signals of ban policies for their path; none if the request is exempt.
+        is_websocket: Whether they are handshakes of websockets.
+        is_exempt: Whether ban policies ignore them.
+        limiting: The rules that limit them.
+        shadows: The rules in shadow mode.
+        is_conditional: Whether a rule has a condition; the plan depends on its result then.
+        verdict: What decides if no limit counts: exempt, or blocked by a rule.
+        by_client: Whether the question is the same for all requests of a client.
+        asks: Whether functions of the user's, queues, strikes or shadow rules are involved.
+        hooks: The hooks of their responses.
+        questions: What was recently asked, by client; by client and keys if rules count by something else.
     """
 
-    limiting: tuple[BoundRule, ...] = ()
-    plain: bool = True
-    shadows: tuple[BoundRule, ...] = ()
-    told: tuple[BoundRule, ...] = ()
-    exempt: bool = False
-    blocked: Rule | None = None
-    conditions: tuple[tuple[BoundRule, bool], ...] = ()
-    by_client: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.by_client = self.plain and all(bound.key is None or bound.key is everyone for bound in self.limiting)
+    def __init__(
+        self,
+        met: Sequence[Met],
+        strikes: Sequence[Signal] = (),
+        *,
+        is_websocket: bool = False,
+        is_preflight: bool = False,
+    ) -> None:
+        self.met = met
+        last = met[-1][0].rule if met and met[-1][1] else None
+        is_blocked = last is not None and last.blocks
+        counting = [bound for bound, _ in met if bound.rule.counts]
+        self.is_websocket = is_websocket
+        self.is_preflight = is_preflight
+        self.is_exempt = is_preflight or (last is not None and last.exempt)
+        self.strikes = () if self.is_exempt else strikes
+        self.limiting = () if is_blocked else tuple([bound for bound in counting if bound.rule.action == "limit"])
+        self.shadows = tuple([bound for bound in counting if bound.rule.action == "shadow"])
+        self.is_conditional = any(bound.rule.when is not None for bound, _ in met)
+        self.verdict = _EXEMPT
+        if last is not None and is_blocked:
+            self.verdict = Decision(False, Reason.BLOCKED, by=last.label, status=last.status)
+        self.by_client = all(bound.by_client for bound in self.limiting)
+        involved = self.is_conditional, self.shadows, self.strikes, *(bound.asks for bound in self.limiting)
+        self.asks = any(involved)
+        self.hooks: Sequence[Hook] = ()
+        self.questions: dict[object, Question] = {}
 
 
 class RuleSet:
-    """Rules in their order, with the buckets they count in.
+    """Rules in their order.
 
     Args:
         rules: The rules.
-        unique_id: Makes the identity of a rule unique, as `Engine.unique_id` does.
-        paths: Reads the paths of requests as the guarded application does.
+        unique_id: Returns an identity for counts that no other middleware has.
+        prefix: The prefix of the identities of rules with a name, which keep it otherwise.
+        paths: Reads the paths of requests.
+        signals: The ban policies, whose honeypots are paths as well.
         defaults: The `default_limits`, which apply after all rules unless a final rule ends the list.
+        hooks_of: Returns the hooks of the responses to the requests of a plan.
 
     Attributes:
-        reserving: Rules with a `count_if`, by the identity of their bucket; they refund responses that do not count.
-        waits: Whether a rule lets requests wait.
-        holds: Whether a rule has a concurrency limit.
-        always: The match of every request if all requests match the same rules; else None.
+        always: The plan of all HTTP requests but preflights, if they match the same rules; else None.
 
     Raises:
         ConfigurationError: Two rules would share a bucket: they have the same name, or are equal and unnamed.
@@ -211,87 +246,121 @@ class RuleSet:
         self,
         rules: Sequence[Rule],
         unique_id: Callable[[str], str],
+        prefix: str,
         paths: PathReader,
-        defaults: DefaultLimits | None = None,
+        signals: BanSignals,
+        defaults: DefaultLimits | None,
+        hooks_of: Callable[[Plan], Sequence[Hook]],
     ) -> None:
         check_apart(rules)
         self._paths = paths
-        # Shadow rules appear in no header field, so they choose their names last.
-        taken: set[str] = set()
-        names = {id(rule): _names(rule, taken) for rule in sorted(rules, key=lambda rule: rule.action == "shadow")}
-        self._bound = [BoundRule(rule, *_buckets(rule, unique_id, names[id(rule)])) for rule in rules]
+        self._signals = signals
+        self._defaults = defaults
+        self._hooks_of = hooks_of
+        self._bound = [
+            BoundRule(rule, unique_id(rule.identity) if rule.name is None and rule.counts else prefix + rule.identity)
+            for rule in rules
+        ]
         for bound in self._bound:
-            bound.read_parameters(self._paths)
-        self.reserving = {name: one.rule for one in self._bound if one.rule.count_if for name in one.identities}
-        self.waits = any(rule.wait_us for rule in rules)
-        self.holds = any(rule.concurrency is not None for rule in rules)
+            bound.read_parameters(paths)
         self._index = PathIndex([(path, index) for index, rule in enumerate(rules) for path in rule.rule_paths])
         self._anywhere = {index for index, rule in enumerate(rules) if not rule.rule_paths}
         self._throttle = Throttle()
-        self._defaults = defaults
-        self._known: dict[tuple[str, str, str, str], Matched] = {}
-        self._alike: dict[object, Matched] = {}
-        self.always: Matched | None = None
-        if defaults is None and all(rule.always for rule in rules):
+        self._known: dict[tuple[str, str, str, str], Plan] = {}
+        self._plans: dict[object, Plan] = {}
+        self._made: WeakSet[Plan] = WeakSet()
+        self.always: Plan | None = None
+        if defaults is None and not signals.on_request and all(rule.always for rule in rules):
             self.always = self.match({"type": "http", "path": "/"})
 
-    def match(self, scope: Scope) -> Matched:
-        """Return the rules that match a request, in order.
+    def match(self, scope: Scope) -> Plan:
+        """Return the plan of a request.
 
         If that fails, every limit counts the request and nothing exempts it, so that a failure bypasses no limit.
         """
-        preflight = scope.get("method") == "OPTIONS" and is_preflight(scope)
-        if self.always is not None and not preflight:
-            return self.always
-        method = "a preflight" if preflight else scope.get("method", "GET")
+        is_preflight = scope.get("method") == "OPTIONS" and _is_preflight(scope)
+        method = "a preflight" if is_preflight else scope.get("method", "GET")
         request = scope["type"], method, scope["path"], scope.get("root_path", "")
+        is_lasting = True
         try:
-            matched = self._known.get(request)
-            if matched is not None:
-                return matched
-            known = True
-            defaults: Sequence[BoundRule] = ()
-            met, ended = self._met(scope, self._paths.texts(scope))
-            if self._defaults is not None and not ended:
-                defaults, routed = self._defaults.find(scope)
-                known = routed and self._paths.application(scope).by_path  # a route may be added later
+            plan = self._known.get(request)
+            if plan is not None:
+                return plan
+            texts = self._paths.texts(scope)
+            met, is_ended = self._met(scope, texts)
+            if self._defaults is not None and not is_ended:
+                defaults, is_lasting = self._defaults.find(scope)
+                met += [(bound, False) for bound in defaults]
+            strikes = self._signals.met(texts)
         except Exception as error:
             left_out = self._throttle.left_out(type(error), time.monotonic())
             if left_out is not None:
                 logger.exception("selecting rules failed; every limit counts the request (suppressed=%d)", left_out)
-            met, known = self._met(scope, RequestTexts(any=True))[0], False
-            defaults = () if self._defaults is None else self._defaults.anywhere()
-        matched = self._matched(met, defaults, preflight=preflight)
-        return remember(self._known, request, matched, MAX_PATHS, PATH_BYTES) if known else matched
+            is_lasting, strikes = False, ()
+            met, _ = self._met(scope, RequestTexts(any=True))
+            met += [(bound, False) for bound in (() if self._defaults is None else self._defaults.anywhere())]
+        if is_preflight:
+            met = [(bound.for_preflights(), ends) for bound, ends in met]
+        plan = self.plan_of(met, strikes, is_websocket=scope["type"] == "websocket", is_preflight=is_preflight)
+        return remember(self._known, request, plan, MAX_PATHS, PATH_BYTES) if is_lasting else plan
 
-    def _met(self, scope: Scope, texts: RequestTexts) -> tuple[list[tuple[int, bool]], bool]:
-        """Return the indexes of matching rules, each with whether it ends the list, and whether one certainly does."""
+    def _met(self, scope: Scope, texts: RequestTexts) -> tuple[list[Met], bool]:
+        """Return the rules that match, each with whether it ends the list, and whether one certainly does."""
         indexes: Iterable[int] = range(len(self._bound))
         if not texts.any:
             indexes = sorted({*self._anywhere, *self._index.find(texts)})
         kind, method = scope["type"], scope.get("method", "GET")
-        met = []
+        met: list[Met] = []
         for index in indexes:
-            rule = self._bound[index].rule
+            bound = self._bound[index]
+            rule = bound.rule
             counts = not rule.exempt and limits_kind(rule, kind, method)
             ends = counts if rule.blocks else rule.final and _exempts(rule, kind, method, texts)
             if counts or ends:
-                met.append((index, ends))
+                met.append((bound, ends))
             if ends and rule.when is None:
                 return met, True
         return met, False
 
-    def _matched(self, rules: Iterable[tuple[int, bool]], defaults: Sequence[BoundRule], *, preflight: bool) -> Matched:
-        """Return one object for all requests that match the same rules."""
-        key = tuple(rules), tuple(defaults), preflight
-        matched = self._alike.get(key)
-        if matched is not None:
-            return matched
-        met = [(self._bound[index], ends) for index, ends in key[0]] + [(bound, False) for bound in defaults]
-        met = [(bound.for_preflights() if preflight else bound, ends) for bound, ends in met]
-        if any(bound.rule.when is not None for bound, _ in met):
-            return remember(self._alike, key, Matched(plain=False, conditions=tuple(met)))
-        return remember(self._alike, key, chosen(met))
+    def plan_of(
+        self,
+        met: Sequence[Met],
+        strikes: Sequence[Signal] = (),
+        *,
+        is_websocket: bool = False,
+        is_preflight: bool = False,
+    ) -> Plan:
+        """Return the plan for the rules that a request meets; the same one for the same rules."""
+        known = *met, *map(id, strikes), is_websocket, is_preflight
+        plan = self._plans.get(known)
+        if plan is None:
+            plan = Plan(tuple(met), strikes, is_websocket=is_websocket, is_preflight=is_preflight)
+            plan.hooks = () if plan.is_conditional else self._hooks_of(plan)
+            self._made.add(plan)
+            remember(self._plans, known, plan)
+        return plan
+
+    def plan_of_endpoint(self, bound: BoundRule, hooks_of: Callable[[Plan], Sequence[Hook]]) -> Plan:
+        """Return a plan for a limit at an endpoint; its owner keeps it."""
+        plan = Plan(((bound, False),))
+        plan.hooks = hooks_of(plan)
+        self._made.add(plan)
+        return plan
+
+    def evaluated(self, plan: Plan, met: Sequence[Met]) -> Plan:
+        """Return the plan for those rules of a conditional plan that apply; none of them has a condition any more."""
+        known = *met, plan
+        found = self._plans.get(known)
+        if found is None:
+            found = Plan(tuple(met), plan.strikes, is_websocket=plan.is_websocket, is_preflight=plan.is_preflight)
+            found.hooks = self._hooks_of(found)
+            remember(self._plans, known, found)
+        return found
+
+    def forget_questions(self) -> None:
+        """Make all questions anew, because a list or an amount has changed."""
+        for plan in list(self._made):
+            plan.questions.clear()
 
     def bound(self) -> list[BoundRule]:
         """Return the counting rules in order, then the default limits of the routes that were requested so far."""
@@ -324,42 +393,10 @@ def _exempts(rule: Rule, kind: str, method: object, texts: RequestTexts) -> bool
         return False
     if not rule.rule_paths:
         return True
-    return not texts.any and all(
-        any(below is not None and below.is_exactly(text) for below in (path_below(mounts, one) for one in rule.paths))
-        for mounts, text in texts.exact
-    )
+    return not texts.any and all(any(path.is_exactly(text) for path in rule.rule_paths) for text in texts.all)
 
 
-def chosen(met: Iterable[tuple[BoundRule, bool]]) -> Matched:
-    """Return the match for rules in order, each given with whether it ends the list."""
-    counting: list[BoundRule] = []
-    last: Rule | None = None
-    for bound, ends in met:
-        if bound.rule.counts:
-            counting.append(bound)
-        if ends:
-            last = bound.rule
-    blocked = last if last is not None and last.blocks else None
-    limiting = tuple(bound for bound in counting if bound.rule.action == "limit") if blocked is None else ()
-    shadows = tuple(bound for bound in counting if bound.rule.action != "limit")
-    told = tuple(bound for bound in limiting if bound.rule.on_exceeded is not None)
-    plain = not (shadows or told) and all(bound.plain for bound in limiting)
-    return Matched(limiting, plain, shadows, told, exempt=last is not None and last.exempt, blocked=blocked)
-
-
-def _names(rule: Rule, taken: set[str]) -> list[str]:
-    """Return unique names of a rule's limits for header fields, and add them to `taken`."""
-    names = []
-    for name in rule.wire_names() if rule.counts else ():
-        names.append(unique_name(name, taken))
-        taken.add(names[-1])
-    return names
-
-
-def _buckets(rule: Rule, unique_id: Callable[[str], str], names: Sequence[str]) -> Sequence[Bucket]:
-    """Return the buckets of a rule, with the names of its limits in header fields."""
-    if not rule.counts:
-        return [Bucket(rule.identity, ())]
-    # Unnamed rules of two middlewares count separately, even on one limiter; rules of one name share their counts.
-    identity = rule.identity if rule.name is not None else unique_id(rule.identity)
-    return buckets_of(rule, identity, names)
+def _is_preflight(scope: Scope) -> bool:
+    """Return whether a request with the method OPTIONS is a CORS preflight (Fetch standard, section 3.2.2)."""
+    names = {name for name, _ in scope["headers"]}
+    return b"origin" in names and b"access-control-request-method" in names

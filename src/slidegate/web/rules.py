@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
 from copy import copy
 from datetime import timedelta
 from hashlib import blake2b
 from inspect import iscoroutinefunction
 from typing import Any, Final, Literal, TypeAlias
 
-from starlette.datastructures import Headers
-
-from ..core.arguments import check_flag, check_list, check_takes, names_checked, signature_of
+from ..core.arguments import check_flag, check_list, check_takes, names_checked
 from ..core.concurrency import Concurrency
-from ..core.decision import Decision, unique_name, wire_names
+from ..core.decision import spelled, unique_name, wire_names
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_AMOUNT, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
@@ -31,9 +28,8 @@ from .paths import RulePath
 CostFunction: TypeAlias = Callable[[Any], int | Awaitable[int]]
 Limits: TypeAlias = str | AnyLimit | Iterable[str | AnyLimit]
 LimitsFunction: TypeAlias = Callable[[Any], Limits | Awaitable[Limits]]
-CountIf: TypeAlias = Callable[[int], object] | Callable[[int, Headers], object] | Callable[[int, Headers, Any], object]
-"""Returns whether a response counts, given its status, optionally its header fields, and optionally the request."""
-Exceeded: TypeAlias = Callable[[str, Decision], Awaitable[None] | None]
+CountIf: TypeAlias = Callable[[int], object]
+"""Returns whether a response counts, given its status."""
 Connection: TypeAlias = Literal["http", "websocket"]
 Action: TypeAlias = Literal["limit", "shadow", "block"]
 """What a rule does with the requests that it matches. Exempting rules do none of this."""
@@ -47,7 +43,7 @@ MAX_LABEL: Final = 64
 _NOTHING: Final = r"(?ai:(?:[^:]{0,64}:)?\s*[-+]?0+\s*(?:/|per\b))"
 
 
-_OF_LIMITS: Final = ("cost", "unit", "count_if", "count_denied", "shadow", "on_exceeded")
+_OF_LIMITS: Final = ("cost", "unit", "count_if", "count_denied", "shadow")
 _COUNTING: Final = ("limits", "concurrency", "key", "wait", "fair", "on_error", *_OF_LIMITS)
 EXCLUSIONS: Final = (
     ("exempt", (*_COUNTING, "block"), "an exempt request is not counted"),
@@ -92,9 +88,8 @@ class Rule:
         cost_max: The most units that the cost function may return; by default, and at most, the smallest
             amount of the limits, because a request that costs more can never pass.
         unit: What the limits count if not requests, for example ``"tokens"``; shown in header fields.
-        count_if: Count only requests with certain responses: ``lambda status: status == 401``. A function of two or
-            three parameters also gets the response header fields and the request (without its body). The cost is
-            reserved first and refunded when the response starts, so concurrent requests cannot exceed the bound.
+        count_if: Count only requests with certain responses: ``lambda status: status == 401``. The cost is reserved
+            first and refunded when the response starts, so concurrent requests cannot exceed the bound.
         count_denied: Count refused requests as well: a client that keeps sending stays refused.
         wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused, in arrival
             order for each key and process; for a permit at most this long. A request waits in one queue, that of its
@@ -111,8 +106,6 @@ class Rule:
         exempt: Let matching requests pass; no later rule counts them.
         final: No later rule applies to matching requests.
         shadow: Decide on separate windows, report the requests that would have been refused, and refuse none.
-        on_exceeded: A sync or async function, called with the key and the decision when a key exceeds the limit, and
-            again only after it has stayed within the limit for a whole window. With `shadow`, no request is refused.
         block: Refuse every matching request; no later rule applies. Such a rule has no limits.
         status: The response status of a blocked request, 400 to 599; by default 403.
 
@@ -148,7 +141,6 @@ class Rule:
         exempt: bool = False,
         final: bool = False,
         shadow: bool = False,
-        on_exceeded: Exceeded | None = None,
         block: bool = False,
         status: int | None = None,
     ) -> None:
@@ -162,10 +154,9 @@ class Rule:
             raise ConfigurationError(f'expected "http" or "websocket", not {quoted(connection)}', "connection")
         self.connection = connection
         self.when = when if when is None or isinstance(when, KeyCondition) else check_takes("when", when, "request")
-        self.on_exceeded = None if on_exceeded is None else check_takes("on_exceeded", on_exceeded, "key", "decision")
         options: dict[str, object] = {**flags, "limits": limits, "concurrency": concurrency, "key": key, "unit": unit}
         options |= {"cost": None if cost == 1 else cost, "cost_max": cost_max, "count_if": count_if, "wait": wait}
-        options |= {"on_exceeded": on_exceeded, "status": status, "on_error": on_error, "fair": fair}
+        options |= {"status": status, "on_error": on_error, "fair": fair}
         self._check_together({option for option, value in options.items() if value is not None and value is not False})
         self.exempt = exempt
         self.final = final or exempt
@@ -175,8 +166,7 @@ class Rule:
         self.key = self._checked_key(key)
         self._read_cost(cost, cost_max)
         self.unit = None if unit is None else check_name(unit, "unit")
-        self.count_if: Callable[..., object] | None = count_if
-        self.count_if_takes = 0 if count_if is None else checked_count_if(count_if)
+        self.count_if = None if count_if is None else checked_count_if(count_if)
         self.count_denied = count_denied
         self.wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
         check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
@@ -282,7 +272,7 @@ class Rule:
         names = wire_names(self.label, self.limits) if self.limits else ()
         if self.concurrency is None:
             return names
-        return *names, unique_name(f"{self.label}-concurrency" if names else self.label, names)
+        return *names, unique_name(spelled(f"{self.label}_concurrency" if names else self.label), names)
 
     @property
     def asked(self) -> tuple[object, ...]:
@@ -355,22 +345,18 @@ def checked_function(key: KeyFunction | None, option: str = "key") -> KeyFunctio
     return key
 
 
-def checked_count_if(count_if: object) -> int:
-    """Return how many of status, header fields and request a `count_if` function takes.
+def checked_count_if(count_if: CountIf) -> CountIf:
+    """Return a `count_if` function after checking it.
 
     Raises:
-        ConfigurationError: It is not a sync function of 1 to 3 parameters.
+        ConfigurationError: It is not a sync function of one parameter.
     """
-    example = "lambda status: status == 401, or lambda status, headers, request: ..."
-    if not callable(count_if) or iscoroutinefunction(count_if):
-        raise ConfigurationError(f"expected a plain function such as {example}, not {quoted(count_if)}", "count_if")
-    signature = signature_of(count_if)
-    for takes in (1, 2, 3):
-        with suppress(TypeError):
-            if signature is not None:
-                signature.bind(*range(takes))
-            return takes
-    raise ConfigurationError(f"expected 1 to 3 parameters, as in {example}, not {quoted(count_if)}", "count_if")
+    if iscoroutinefunction(count_if):
+        raise ConfigurationError(
+            f"expected a plain function such as lambda status: status == 401, not {quoted(count_if)}", "count_if"
+        )
+    checked: CountIf = check_takes("count_if", count_if, "status")
+    return checked
 
 
 def says_nobody(limits: object) -> bool:

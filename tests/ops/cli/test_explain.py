@@ -76,7 +76,7 @@ def test_limit_without_room_refuses_a_client_until_it_has_room_again(url: str, s
     first, second, *_ = slidegate(*words).out.splitlines()
     assert first == "203.0.113.7 is refused"
     span = r"(1 h|59 min( \d+ s)?)"
-    assert re.fullmatch(rf"  by login-3600 for {span}, until \S+Z: 5 of 5/1h are used", second)
+    assert re.fullmatch(rf"  by login_3600 for {span}, until \S+Z: 5 of 5/1h are used", second)
 
     async def reset(limiter: Limiter) -> bool:
         return await limiter.reset("203.0.113.7")
@@ -102,7 +102,7 @@ def test_shadow_rules_and_permits_are_what_they_are(lmdb_url: str, file: Path, s
     assert not state["refused"], "a shadow rule reports and never refuses"
     windows = {window["name"]: window for window in state["windows"]}
     assert (windows["api"]["remaining"], windows["api"]["shadow"]) == (0, True)
-    assert (windows["export-concurrency"]["used"], windows["export-concurrency"]["shadow"]) == (0, False)
+    assert (windows["export_concurrency"]["used"], windows["export_concurrency"]["shadow"]) == (0, False)
     assert "api (shadow)" in slidegate(*words).out
 
 

@@ -111,10 +111,10 @@ async def test_client_is_shown_with_its_windows_its_ban_and_its_refusals(site: S
     key = site.limiter.key_for(header("X-API-Key").of("k123"))
     found = await read(site, "client", key=key)
     windows = {one["name"]: one for one in found["windows"]}
-    assert (windows["api-60"]["used"], windows["api-60"]["remaining"], windows["api-60"]["amount"]) == (5, 0, 5)
-    assert (windows["api-3600"]["limit"], windows["api-3600"]["used"]) == ("50/1h", 5)
-    assert sum(one["units"] for one in windows["api-60"]["slices"]) == 5
-    assert windows["api-60"]["retry_after_s"] == 60
+    assert (windows["api_60"]["used"], windows["api_60"]["remaining"], windows["api_60"]["amount"]) == (5, 0, 5)
+    assert (windows["api_3600"]["limit"], windows["api_3600"]["used"]) == ("50/1h", 5)
+    assert sum(one["units"] for one in windows["api_60"]["slices"]) == 5
+    assert windows["api_60"]["retry_after_s"] == 60
     assert [one["details"]["rule"] for one in found["refusals"]] == ["api", "api"], "each is labelled by its rule"
     await site.limiter.ban("203.0.113.0/24", "1h", reason="why", by="bob")
     client = await read(site, "client", key="203.0.113.9")
@@ -255,7 +255,7 @@ async def test_64_kib_of_a_key_are_digested_or_refused_and_never_shown(site: Sit
 
 async def test_limit_is_changed_and_restored(site: Site) -> None:
     limits = {one["name"]: one for one in (await read(site, "limits"))["limits"]}
-    assert list(limits) == ["api-60", "api-3600", "all", "tighter"]
+    assert list(limits) == ["api_60", "api_3600", "all", "tighter"]
     assert (limits["all"]["limit"], limits["all"]["most"], limits["all"]["change"]) == ("20/1m", 200, None)
     assert [name for name, one in limits.items() if one["shadow"]] == ["tighter"]
     status, made = await site.ask("PUT", "limits", CHANGE)

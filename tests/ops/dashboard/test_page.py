@@ -76,7 +76,7 @@ async def test_two_limits_of_one_rule_have_two_labels(site: Site) -> None:
     page = await site.page(f"clients?key={key.replace('#', '%23')}")
     assert page.names("section", "aria-label")[1:3] == ["api 5/1m", "api 50/1h"]
     names = [row[0] for row in (await site.page("configuration")).rows if row]
-    assert {"api-60", "api-3600"} <= {*names}
+    assert {"api_60", "api_3600"} <= {*names}
 
 
 async def test_client_is_shown_with_bars_of_what_is_spent_and_when_it_comes_back(site: Site) -> None:

@@ -147,16 +147,15 @@ def test_neither_the_application_nor_its_store_nor_its_callbacks_are_called() ->
     async def app(*_: Any) -> None:
         called.append("app")
 
-    async def exceeded(*_: Any) -> None:
-        called.append("exceeded")
+    async def refused(*_: Any) -> None:
+        called.append("refused")
 
-    rule = Rule("*", "1/minute", on_exceeded=exceeded, name="mine")
-    middleware = RateLimitMiddleware(app, rules=[rule], limiter=Limiter(store), on_refused=exceeded)
+    rule = Rule("*", "1/minute", name="mine")
+    middleware = RateLimitMiddleware(app, rules=[rule], limiter=Limiter(store), on_refused=refused)
     results = play(Replay([middleware]), record(0), record(1))
     assert [result.status for result in results] == [200, 429]
     assert called == []
     assert store.stats().keys == 0
-    assert rule.on_exceeded is exceeded
 
 
 def test_limits_of_each_route_use_the_routes_of_the_application() -> None:
@@ -178,9 +177,9 @@ def test_waits_and_permits_of_a_file_are_left_out_and_named(tmp_path: Path) -> N
     file = tmp_path / "slidegate.toml"
     file.write_text(
         'store = "redis://192.0.2.1:1/0"\ndeadline = "20ms"\nclient = { ipv4_prefix = 24 }\n'
-        '[[rules]]\npath = "*"\nlimits = "1/10s"\nwait = "5s"\nname = "slow"\nconcurrency = 1\non_exceeded = true\n'
+        '[[rules]]\npath = "*"\nlimits = "1/10s"\nwait = "5s"\nname = "slow"\nconcurrency = 1\n'
     )
-    middleware = RateLimitMiddleware.from_file(hello, file, store="memory://", on_exceeded=lambda key, decision: None)
+    middleware = RateLimitMiddleware.from_file(hello, file, store="memory://")
     replay = Replay([middleware.app])
     assert replay.unwaited == ["slow"]
     results = play(replay, record(0), record(8, "192.0.2.8"), record(10.1))

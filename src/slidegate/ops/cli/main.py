@@ -357,14 +357,10 @@ def middleware_of(path: str | PathLike[str]) -> RateLimitMiddleware:
         click.ClickException: The file is invalid.
     """
     try:
-        return RateLimitMiddleware.from_file(no_app, path, store="memory://", on_exceeded=_ignore).app
+        return RateLimitMiddleware.from_file(no_app, path, store="memory://").app
     except ConfigurationError as error:
         raise failed(error) from error
 
 
 async def no_app(*_: Any) -> None:
     """A placeholder for the application."""
-
-
-def _ignore(*_: Any) -> None:
-    """A placeholder for the callback of a rule with ``on_exceeded``."""

@@ -155,9 +155,9 @@ def _copied(one: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> RateLim
 
 
 def _without_wait(rule: Rule) -> Rule:
-    """Return a copy of a rule that refuses instead of waiting, has no permits, and calls no `on_exceeded`."""
+    """Return a copy of a rule that refuses instead of waiting and has no permits."""
     copied = copy(rule)
-    copied.on_exceeded = copied.concurrency = None
+    copied.concurrency = None
     copied.wait_us = copied.wait_max = 0
     return copied
 
