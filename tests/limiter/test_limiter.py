@@ -108,9 +108,16 @@ def test_a_digest_is_that_of_every_limiter_with_the_same_secret(key: str) -> Non
     assert len({Limiter(secret=secret).key_for(key) for secret in others}) == 3
 
 
-def test_a_rule_is_claimed_once_under_its_own_name() -> None:
-    unique_id = Limiter().engine.unique_id
-    assert [unique_id(rule) for rule in ("api", "login", "api", "api")] == ["api", "login", "api#2", "api#3"]
+class Owner:
+    """What counts without a name."""
+
+
+def test_a_rule_is_claimed_once_under_its_own_name_while_its_owner_lives() -> None:
+    unique_id, owners = Limiter().engine.unique_id, [Owner() for _ in range(3)]
+    claimed = [unique_id(rule, owners[at]) for rule, at in (("api", 0), ("login", 0), ("api", 1), ("api", 2))]
+    assert claimed == ["api", "login", "api#2", "api#3"]
+    del owners[1]
+    assert unique_id("api", Owner()) == "api#2"
 
 
 @pytest.mark.parametrize(

@@ -448,3 +448,16 @@ async def test_a_refusal_for_lack_of_a_permit_whose_strike_bans_says_when_the_ba
     app = RateLimitMiddleware(page, limiter=limiter, rules=[Rule("*", concurrency=1)], bans=policy)
     await app(scope_of(), None, None)
     assert (answers[0].status, answers[0].headers["retry-after"]) == (429, "3600")
+
+
+async def test_a_request_strikes_a_policy_once_by_its_heaviest_signal_whatever_else_it_is() -> None:
+    async def missing(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response(status_code=404)(scope, receive, send)
+
+    signals: dict[str | int, Any] = {"/trap": 2, "/{rest:path}": 1, 404: 1, "4xx": 1, "refused": 1}
+    limiter = Limiter(MemoryStore(clock=FakeClock()))
+    app = RateLimitMiddleware(
+        missing, rules=[Rule("/refused", "1/hour")], bans=policy("5/10m", signals=signals), limiter=limiter
+    )
+    found = [(await call(app, path)).status for path in ("/trap", "/other", "/refused", "/refused")]
+    assert found == [404, 404, 404, 403], "2 + 1 + 1 + 1 strikes"

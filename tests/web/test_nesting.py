@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from slidegate import (
+    ConfigurationError,
     Limiter,
     MemoryStore,
     RateLimit,
@@ -379,3 +381,33 @@ async def test_a_request_that_was_refused_a_permit_passes_with_one_alone() -> No
     app = RateLimitMiddleware(Starlette(routes=[WebSocketRoute("/", endpoint)]), rules=[])
     await call(app, type="websocket")
     assert taken == [True] * 3 + [False] * 3
+
+
+def two(limiter: Limiter, order: Sequence[str], names: bool) -> dict[str, Any]:
+    """Return two middlewares of one limiter, created in this order."""
+    return {
+        which: RateLimitMiddleware(hello, limits="2/hour", limiter=limiter, name=which if names else None)
+        for which in order
+    }
+
+
+async def test_workers_that_create_middlewares_in_another_order_count_the_same_by_their_names(tmp_path: Path) -> None:
+    limiters = [Limiter.from_url(f"lmdb://{tmp_path}", deadline="30s") for _ in range(2)]
+    first, second = (two(limiter, order, True) for limiter, order in zip(limiters, ("ab", "ba"), strict=True))
+    assert [await statuses(app["a"], 1) for app in (first, second)] == [[200], [200]]
+    for app in (first, second):
+        assert await statuses(app["a"], 1) == [429]
+        assert await statuses(app["b"], 1) == [200]
+    for limiter in limiters:
+        await limiter.close()
+
+
+async def test_limits_without_a_name_in_two_middlewares_are_numbered_in_memory_and_an_error_on_a_shared_store(
+    tmp_path: Path,
+) -> None:
+    apps = two(Limiter(), "ab", False)
+    assert [await statuses(app, 3) for app in apps.values()] == [[200, 200, 429]] * 2
+    async with Limiter.from_url(f"lmdb://{tmp_path}") as limiter:
+        with pytest.raises(ConfigurationError, match=r"limits without a name \('default'\).*name=\"admin\""):
+            two(limiter, "ab", False)
+        assert RateLimitMiddleware(hello, limits="2/hour", limiter=limiter), "the other one is gone"

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from inspect import isawaitable
+from itertools import count
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
@@ -122,16 +123,33 @@ class Engine:
         self.rows = Rows(self)
         self.overrides = Overrides(self)
         self._counts_permits = store.permits_held() is not None  # read once: counting them may be slow
-        self._ids: dict[str, int] = {}
+        self._owners: dict[str, dict[int, ref[object]]] = {}
         self._closed = False
         self.is_on = True
         self.rebuild()
         _every.add(self)
 
-    def unique_id(self, rule: str) -> str:
-        """Return a unique rule identity: `rule` for the first caller, ``rule#2`` for the next."""
-        count = self._ids[rule] = self._ids.get(rule, 0) + 1
-        return rule if count == 1 else f"{rule}#{count}"
+    def unique_id(self, rule: str, owner: object) -> str:
+        """Return an identity for counts without a name: `rule` for the first owner, ``rule#2`` for the next.
+
+        Args:
+            rule: What identifies them in one owner.
+            owner: The middleware that counts. An identity is free again when its owner is gone.
+
+        Raises:
+            ConfigurationError: There is another owner, and the store is shared: workers may create them in another
+                order, and would count in each other's windows.
+        """
+        owners = self._owners.setdefault(rule, {})
+        alive = {number for number, other in owners.items() if other() not in (None, owner)}
+        if alive and not self.per_process:
+            raise ConfigurationError(
+                f"two middlewares of one limiter have limits without a name ({rule.partition(':')[0]!r}), and workers "
+                'may create them in another order; write RateLimitMiddleware(..., name="admin") for one of them'
+            )
+        number = next(number for number in count(1) if number not in alive)
+        owners[number] = ref(owner)
+        return rule if number == 1 else f"{rule}#{number}"
 
     async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
         """Return what `decide` would return now. Changes nothing."""

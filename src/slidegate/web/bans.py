@@ -29,7 +29,7 @@ from ..limiter.aio import to_the_end
 from ..limiter.operators import operator_of
 from .callbacks import UserCallbacks
 from .client_ip import UNKNOWN_PEER, ClientAddress
-from .exchange import decided_about
+from .exchange import Exchange, decided_about
 from .keys import Combined, Key, parts_of
 from .paths import PathIndex, RequestTexts, RulePath
 
@@ -159,11 +159,21 @@ class BanSignals:
         """Return whether a policy may ban a key; those of trusted proxies and the allowlist are protected."""
         return all(may_ban(policy, key, networks) for networks in self._protected)
 
-    async def strike_for(self, what: int | Literal["refused"], scope: Scope) -> list[Ban]:
-        """Strike for the status of the application's response or for a refusal; return the resulting bans."""
+    async def strike_for(
+        self, what: int | Literal["refused"], scope: Scope, exchange: Exchange | None = None
+    ) -> list[Ban]:
+        """Strike for the status of the application's response or for a refusal; return the resulting bans.
+
+        Args:
+            what: The status, or that it was refused.
+            scope: The request.
+            exchange: The request in the middleware, which strikes each policy once; None for a message.
+        """
         bans: list[Ban] = []
         with suppress(StoreError):  # does not change the answer to the request
             for signal in self._signals.get(what, ()):
+                if exchange is not None and not exchange.strikes(signal.policy):
+                    continue
                 ban = await self.strike(signal, scope)
                 if ban is not None:
                     bans.append(ban)

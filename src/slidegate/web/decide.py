@@ -146,7 +146,7 @@ class Decider:
             exchange.hooks = [*exchange.hooks, *plan.hooks]
         if plan.is_exempt:
             exchange.decided.exempt = (*exchange.decided.exempt, exchange.middleware)
-        refusal = await self._struck(plan.strikes, scope)
+        refusal = await self._struck(plan.strikes, exchange)
         if refusal is not None:
             return refusal
         decision = await self._limits(exchange, client, plan, request, _read_ahead)
@@ -303,7 +303,7 @@ class Decider:
             decision.checks = engine.prepare(decision.checks, ())
         return decision
 
-    async def _struck(self, signals: Sequence[Signal], scope: Scope) -> Decision | None:
+    async def _struck(self, signals: Sequence[Signal], exchange: Exchange) -> Decision | None:
         """Strike for the path of a request; return its refusal if that bans it.
 
         The result of the strike decides, without a further query: the store may have failed since. A strike without a
@@ -311,9 +311,11 @@ class Decider:
         """
         bans: list[Ban] = []
         unanswered: Decision | None = None
-        for signal in signals:
+        for signal in sorted(signals, key=lambda signal: -signal.weight):
+            if not exchange.strikes(signal.policy):
+                continue
             try:
-                made = await self._signals.strike(signal, scope)
+                made = await self._signals.strike(signal, exchange.scope)
             except StoreError:
                 unanswered = self._engine.unanswered()
             else:

@@ -18,6 +18,7 @@ from ..core.decision import Check, Decision, Reason
 from ..core.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from ..core.bans.policy import BanPolicy
     from ..limiter.queues import Name
     from .middleware import RateLimitMiddleware
 
@@ -140,6 +141,8 @@ class Exchange:
     permits: tuple[tuple[Name, str], ...] = ()
     """The queues of fair rules of which it has a permit, each with the tenant."""
 
+    struck: tuple[BanPolicy, ...] = ()
+    """The ban policies that the request has struck."""
     _has_trailers = False
 
     def __init__(
@@ -157,6 +160,12 @@ class Exchange:
         self.send_on = send
         self.hooks = hooks
         self.decided = decided
+
+    def strikes(self, policy: BanPolicy) -> bool:
+        """Return whether this is the first signal of the request for a ban policy, and note it: each is struck once."""
+        is_first = policy not in self.struck
+        self.struck = (*self.struck, policy)
+        return is_first
 
     def record(self, decision: Decision) -> None:
         """Record a decision of this middleware. It replaces a refusal of the same checks, which were asked again."""

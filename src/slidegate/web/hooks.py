@@ -64,7 +64,7 @@ class StrikeForStatus(Hook):
         """See `Hook.start`."""
         if not self._signals.are_for(status) or exchange.is_uncounted:
             return None
-        return self._signals.strike_for(status, exchange.scope)
+        return self._signals.strike_for(status, exchange.scope, exchange)
 
 
 class Release(Hook):

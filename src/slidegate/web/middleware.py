@@ -167,7 +167,7 @@ class RateLimitMiddleware(FailsAtStartup):
             self.limiter, self.client, self.signals.policies, on_refused, self._calls, self.header_writer
         )
         messages = expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
-        self._sockets = OpenWebSockets(messages, self._unique_id("messages:"))
+        self._sockets = OpenWebSockets(messages, "" if messages is None else self._unique_id("messages:"))
         self._at_endpoints: WeakSet[BoundRule] = WeakSet()
         self._observe_files(key)
         self._has_checked_routes = False
@@ -210,7 +210,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def _unique_id(self, identity: str) -> str:
         """Return an identity for counts, unique among middlewares and stable when a configuration file is reloaded."""
-        return self._engine.unique_id(self._prefix + identity)
+        return self._engine.unique_id(self._prefix + identity, self)
 
     @classmethod
     def from_file(
@@ -343,7 +343,7 @@ class RateLimitMiddleware(FailsAtStartup):
         is_news = exchange.refuse() and not exchange.decided.has_left
         is_limited = bool(decision.readings) or decision.reason is Reason.NOBODY
         if is_news and is_limited and self.signals.on_refusal and not exchange.decided.is_exempt_from(self):
-            bans = await self.signals.strike_for("refused", scope)
+            bans = await self.signals.strike_for("refused", scope, exchange)
             lengths = [ban.until_us - ban.since_us for ban in bans if ban.until_us is not None]
             if lengths and decision.readings:
                 decision.at_least_us = max(lengths)

@@ -147,7 +147,7 @@ class ReloadingMiddleware(FailsAtStartup):
     def unique_id(self, identity: str, limiter: Limiter) -> str:
         """Return a unique identity for counts, the same one for every middleware that the file creates."""
         if identity not in self._ids:
-            self._ids[identity] = limiter.engine.unique_id(identity)
+            self._ids[identity] = limiter.engine.unique_id(identity, self)
         return self._ids[identity]
 
     def _limiter_at(self, address: str, policy: FailurePolicy, networks: Sequence[NetworkFile]) -> Limiter:
