@@ -70,3 +70,17 @@ def test_a_small_run_of_a_benchmark_ends_well(name: str, flags: list[str], tmp_p
     if name == "server":
         rows = [line.split(" | ") for line in shown.splitlines() if " | 1,234 | " in line]
         assert [row[2] for row in rows] == [" |", "1.00 |", " |", "1.00 |", "1.00 |"] * 2
+
+
+CEILINGS: dict[str, tuple[int, int]] = {"default": (545, 11), "two windows": (725, 12), "everything": (670, 12)}
+"""How many bytecodes and Python calls one request may cost on CPython 3.11; what it costs was a twentieth below."""
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="each version has bytecodes of its own")
+@pytest.mark.skipif(any(name.startswith("COVERAGE_PROCESS") for name in os.environ), reason="coverage counts, too")
+@pytest.mark.parametrize("row", CEILINGS)
+def test_one_request_costs_no_more_bytecodes_and_calls_than_it_should(row: str, tmp_path: Path) -> None:
+    found = run("bytecodes", ["--only", row], tmp_path / "wrk")
+    ((bytecodes, calls),) = re.findall(rf"^\| {row} \| ([0-9,]+) \| ([0-9]+) \|$", found, re.MULTILINE)
+    most_bytecodes, most_calls = CEILINGS[row]
+    assert (int(bytecodes.replace(",", "")) <= most_bytecodes, int(calls) <= most_calls) == (True, True), found

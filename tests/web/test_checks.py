@@ -293,3 +293,18 @@ async def test_of_many_such_rules_ten_are_named_and_the_others_counted() -> None
     found = await unmet(shop(), *(Rule(f"/nowhere/{number}", "5/minute") for number in range(2_000)))
     assert len(found) == 11
     assert found[-1] == "1990 more paths of rules match no route"
+
+
+async def test_a_limit_that_two_middlewares_around_each_other_charge_is_found_once() -> None:
+    def nested(limiter: Limiter, other: Limiter, name: str | None = None) -> RateLimitMiddleware:
+        inner = RateLimitMiddleware(hello, rules=[Rule("*", "6/hour", name="plan")], limiter=other)
+        return RateLimitMiddleware(inner, rules=[Rule("*", "9/hour", name="plan")], limiter=limiter, name=name)
+
+    limiter = Limiter()
+    app = nested(limiter, limiter)
+    await statuses(app, 2)
+    assert [finding.code for finding in app.findings] == ["SG132"]
+    assert "'plan'" in app.findings[0].message
+    for quiet in (nested(Limiter(), Limiter()), nested(limiter, limiter, "outer")):
+        await statuses(quiet, 2)
+        assert quiet.findings == []

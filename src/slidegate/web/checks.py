@@ -25,7 +25,7 @@ from ..core.arguments import check_flag, check_list
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import logger
 from .client_ip import UNKNOWN_PEER, ClientAddress, host_of
-from .routes import attribute_of, root_of, routes_of, visible_app
+from .routes import attribute_of, layers, root_of, routes_of, visible_app
 from .rules import Rule
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ CODES: Final = {
     "SG123": "no route matches a rule",
     "SG126": "default_limits cannot see routes",
     "SG131": "a middleware is built again and again, each with a limiter of its own",
+    "SG132": "two middlewares around each other charge one limit",
 }
 """Every code, with its subject."""
 REQUESTS_CHECKED: Final = 1_000
@@ -263,6 +264,7 @@ def about_routes(middleware: RateLimitMiddleware, app: object) -> Iterator[Findi
     """
     if not many_workers():
         yield from _about_workers(middleware, sibling_workers())
+    yield from _about_shared_names(middleware)
     behind = visible_app(middleware.app, {"app": app})
     if routes_of(behind) is not None:
         yield from _about_unmet_rules(middleware.rules, behind)
@@ -272,6 +274,21 @@ def about_routes(middleware: RateLimitMiddleware, app: object) -> Iterator[Findi
             "default_limits are around an unknown application, whose routes cannot be read: all requests of a "
             'client share one bucket; write rules, such as Rule("/login", "5/minute")',
         )
+
+
+def _about_shared_names(middleware: RateLimitMiddleware) -> Iterator[Finding]:
+    """Yield the finding about rules of one name in a middleware and in one that it wraps, on the same limiter."""
+    own = {bucket.name: bucket.label for bucket in middleware.buckets()}
+    inside = list(layers(middleware.app))
+    for inner in middleware.limiter.middlewares:
+        shared = sorted({own[bucket.name] for bucket in inner.buckets() if bucket.name in own})
+        if shared and any(inner is layer for layer in inside):
+            yield Finding(
+                "SG132",
+                f"two middlewares around each other have the limit {quoted(shared[0])} on one limiter, so a request "
+                "that passes both is counted twice; give one of the rules another name, or write "
+                'RateLimitMiddleware(..., name="outer")',
+            )
 
 
 def _about_unmet_rules(rules: Sequence[Rule], app: object) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ All rules that match a request apply, in order, up to the first one that is `exe
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from copy import copy
 from datetime import timedelta
 from hashlib import blake2b
@@ -174,7 +174,7 @@ class Rule:
         self.fair = self._checked_key(fair, "fair")
         self.on_error = None if on_error is None else check_on_error(on_error)
         self.name = None if name is None else check_name(name, "name")
-        self.label = label_of(self.paths) if name is None else name
+        self.label = label_of(self.paths, self.methods or ()) if name is None else name
         """The name of the rule, else its paths, for display."""
         self.status = 403 if status is None else check_whole(status, 400, 599, "status", "for example 503")
         self.action: Action = "shadow" if shadow else "block" if block else "limit"
@@ -294,11 +294,15 @@ def _function_name(function: object) -> str:
     return "" if function is None else f"{function.__module__}.{getattr(function, '__qualname__', function)}"
 
 
-def label_of(paths: Sequence[str]) -> str:
-    """Return paths as printable ASCII for header fields, without ":" and ";", which separate parts of other names."""
-    if paths[0] == "*":
-        return "default"
-    return " ".join(paths).encode("unicode_escape").decode().replace(":", "|").replace(";", "|")[:MAX_LABEL]
+def label_of(paths: Sequence[str], methods: Collection[str] = ()) -> str:
+    """Return methods and paths as printable ASCII, without ":" and ";", which separate parts of other names.
+
+    It is ``POST /login``, ``/search``, or ``default`` for all paths.
+    """
+    text = "default" if paths[0] == "*" else " ".join(paths)
+    names = {*methods} - ({"HEAD"} if "GET" in methods else set())
+    text = f"{','.join(sorted(names))} {text}".lstrip()
+    return text.encode("unicode_escape").decode().replace(":", "|").replace(";", "|")[:MAX_LABEL]
 
 
 def checked_paths(path: Any) -> tuple[str, ...]:
