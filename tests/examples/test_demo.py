@@ -150,7 +150,7 @@ def test_the_command_serves_the_site_and_its_curl_lines_are_refused_as_it_says(t
     assert rest.endswith("Stopped.\n")
     assert [answer.status_code for answer in limited] == [401] * 5 + [429]
     assert 1 <= int(limited[-1].headers["Retry-After"]) <= 60
-    assert limited[-1].json()["violated-policies"] == ["login-60"]
+    assert limited[-1].json()["violated-policies"] == ["login_60"]
     assert [answer.status_code for answer in blocked] == [403]
     assert "Retry-After" not in blocked[0].headers
     assert [answer.status_code for answer in banned] == [404] * 3 + [403]

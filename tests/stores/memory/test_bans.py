@@ -138,6 +138,17 @@ def test_strikes_that_are_over_are_let_go_also_behind_keys_that_were_banned() ->
     assert scene.strike("banned:0", PLAIN, 3) == 2
 
 
+def test_expired_strikes_behind_expired_bans_make_room_for_a_new_one() -> None:
+    scene = Scene(10)
+    for number in range(3):
+        scene.bans.ban(f"192.0.2.{number}", SECOND_US, "", "eve")
+    for number in range(10):
+        scene.strike(f"user:{number}")
+    scene.advance("1h")
+    scene.strike("user:new")
+    assert "strikes_dropped" not in scene.heard.kinds
+
+
 def test_where_strikes_have_no_room_the_oldest_are_forgotten() -> None:
     scene = Scene(10)
     for number in range(11):
