@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from slidegate.core.memo import remember, text_bytes
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slidegate.core.memo import key_bytes, remember
 
 
-def test_a_full_memo_is_emptied_and_a_heavy_question_is_not_remembered() -> None:
+@given(st.lists(st.integers(0, 500), max_size=400), st.integers(1, 300))
+def test_a_full_memo_gives_up_a_few_of_its_oldest_entries(keys: list[int], max_size: int) -> None:
+    memo: dict[int, int] = {}
+    for key in dict.fromkeys(keys):
+        before = list(memo)
+        assert remember(memo, key, -key, max_size) == -key
+        gone = len(before) + 1 - len(memo)
+        assert gone <= 1 + max_size // 64
+        assert gone == 0 or len(before) == max_size
+        assert memo == {one: -one for one in [*before[gone:], key]}
+
+
+def test_a_key_with_more_bytes_is_not_remembered() -> None:
     memo: dict[object, int] = {}
-    for number in range(7):
-        assert remember(memo, ("key", number), number, max_size=3) == number
-        assert len(memo) == number % 3 + 1
-    most = text_bytes("x" * 100)
+    most = key_bytes(("x" * 100, 5, None))
     for length in (100, 101):
-        remember(memo, "x" * length, length, max_bytes=most)
-    assert "x" * 100 in memo
-    assert "x" * 101 not in memo
-
-
-def test_texts_weigh_and_numbers_do_not() -> None:
-    assert text_bytes(("a", 5, (b"b", None))) == text_bytes("a") + text_bytes(b"b") > 0
+        remember(memo, ("x" * length, 5, None), length, max_bytes=most)
+    assert list(memo.values()) == [100]

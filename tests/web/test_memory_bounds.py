@@ -152,7 +152,7 @@ def test_a_memo_weighs_no_more_than_it_says() -> None:
     for number in range(3 * MEMO_SIZE):
         remember(memo, ("GET", f"{number}".ljust(number % 2_000, "x")), None)
         remember(memo, f"{number}".ljust(number % 2_000, "\N{PILE OF POO}"), None)
-        remember(memo, (1, (b"x", str(number).encode() * (number % 300))), None)
+        remember(memo, (1, b"x", str(number).encode() * (number % 300)), None)
     assert memo
     assert len(memo) <= MEMO_SIZE
     assert text_held(memo) <= MEMO_SIZE * MEMO_BYTES

@@ -2,11 +2,14 @@
 
 A memo is bounded in bytes and not only in entries, because its keys often contain text chosen by a client. A key of
 more than `MEMO_BYTES` is not stored, and its answer is computed each time. So the keys of a memo take at most
-`MEMO_SIZE` times `MEMO_BYTES`, which is 4 MiB.
+`MEMO_SIZE` times `MEMO_BYTES`, which is 4 MiB. A full memo gives up its oldest entries, a few at a time: emptying it
+would take milliseconds at once.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import islice
 from sys import getsizeof
 from typing import Final, TypeVar
 
@@ -18,6 +21,9 @@ MAX_PATHS: Final = 16_384
 PATH_BYTES: Final = 512
 """The most bytes of a memoized path, with the type, method and root path of its request."""
 
+_PARTS: Final = 64
+"""In how many steps the entries of a full memo are replaced."""
+
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
@@ -25,19 +31,29 @@ _V = TypeVar("_V")
 def remember(
     memo: dict[_K, _V], question: _K, answer: _V, max_size: int = MEMO_SIZE, max_bytes: int = MEMO_BYTES
 ) -> _V:
-    """Store an answer in a memo, after clearing the memo if it is full, and return the answer.
+    """Store an answer in a memo, in place of the oldest ones if the memo is full, and return the answer.
 
-    Clearing is rare under ordinary load; under a flood it costs no more than computing every answer again.
+    Args:
+        memo: The memo.
+        question: The key: a text, or a tuple of texts and small objects.
+        answer: The answer.
+        max_size: The most entries of the memo.
+        max_bytes: The most bytes of the key and of its elements; a larger one is not stored.
     """
-    if text_bytes(question) <= max_bytes:
+    if key_bytes(question) <= max_bytes:
         if len(memo) >= max_size:
-            memo.clear()
+            _forget_oldest(memo, max_size)
         memo[question] = answer
     return answer
 
 
-def text_bytes(question: object) -> int:
-    """Return the memory that the texts in a memo key take, in bytes."""
-    if isinstance(question, (str, bytes)):
-        return getsizeof(question)
-    return sum(map(text_bytes, question)) if isinstance(question, tuple) else 0
+def _forget_oldest(memo: dict[_K, _V], max_size: int) -> None:
+    """Remove a few of the oldest entries; one alone would be searched for among those that were removed before."""
+    with suppress(RuntimeError):  # another thread has changed the memo, without a lock of the interpreter
+        for question in list(islice(memo, len(memo) - max_size + 1 + max_size // _PARTS)):
+            memo.pop(question, None)
+
+
+def key_bytes(question: object) -> int:
+    """Return the memory that a memo key takes with its elements, in bytes; not what these refer to in turn."""
+    return sum(map(getsizeof, question)) if isinstance(question, tuple) else getsizeof(question)

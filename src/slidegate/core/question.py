@@ -21,17 +21,15 @@ class Question(Sequence[Check]):
     Attributes:
         checks: The checks, as a tuple.
         subjects: The argument.
-        names: The keys of the checks, and the subjects that are keys: a ban of one of them refuses the question.
         caller: Who asks it, if several callers share their decisions; stores do not read it.
         rendered: What the caller has computed from its checks; None until then. Stores do not read it.
     """
 
-    __slots__ = ("caller", "checks", "names", "rendered", "subjects")
+    __slots__ = ("caller", "checks", "rendered", "subjects")
 
     def __init__(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> None:
         self.checks = tuple(checks)
         self.subjects = subjects
-        self.names = (*[key for _, key, _ in self.checks], *[one for one in subjects if isinstance(one, str)])
         self.caller: Any = None
         self.rendered: Any = None
 

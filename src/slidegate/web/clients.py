@@ -10,7 +10,7 @@ from starlette.types import Scope
 from ..core.addresses import Address
 from ..core.bans.ban import BanSubject
 from ..core.decision import Decision, Reason
-from ..core.memo import remember
+from ..core.memo import MEMO_BYTES, key_bytes, remember
 from ..core.networks import Networks
 from ..limiter.operators import NetworkLookup
 from .bans import BanSignals
@@ -27,7 +27,7 @@ class Client(NamedTuple):
 
     Attributes:
         who: What identifies it in a request: the peer and, behind trusted proxies, the value of their header. None if
-            the server names no peer.
+            the server names no peer, or if it is too long to be remembered.
         key: Its key.
         address: Its address, if it has one.
         subjects: The keys and the address whose bans apply to it.
@@ -82,9 +82,12 @@ class Clients:
     def find(self, scope: Scope) -> Client:
         """Return the client of a request."""
         who = self._who(scope)
-        if who is None:
-            return self._identify(None, scope)
-        return self._known.get(who) or remember(self._known, who, self._identify(who, scope))
+        client = self._known.get(who)
+        if client is None:
+            client = self._identify(who if key_bytes(who) <= MEMO_BYTES else None, scope)
+            if client.who is not None:
+                remember(self._known, who, client)
+        return client
 
     def is_gone(self, scope: Scope) -> bool:
         """Return whether a request is refused because its connection was reset, so that its peer is unknown.

@@ -21,11 +21,11 @@ from ...core.bans.rules import LOG_EVERY_US, BanRules
 from ...core.bans.strikes import StrikeRecord
 from ...core.decision import Check, Decision, refused_by_ban
 from ...core.logs import Throttle
-from ...core.question import Question
 from ...core.store import BanStore, Clock, Event, closed
 from ..forks import hold_over_fork
 from ..shared import DEFAULT_MAX_BANS
 from ..system_clock import system_us
+from .question import MemoryQuestion
 
 T = TypeVar("T")
 
@@ -178,9 +178,13 @@ class MemoryBans(BanStore):
         """Return whether there are bans, which may have expired."""
         return bool(self.by_key)
 
-    def refuse(self, question: Question) -> Decision | None:
+    def refuse(self, question: MemoryQuestion) -> Decision | None:
         """Return the refusal of a question by a ban; None if no ban refuses it."""
-        if self.by_key.keys().isdisjoint(question.names) and not self._storage.networks().bans:
+        names = question.names
+        if names is None:
+            subjects = [subject for subject in question.subjects if isinstance(subject, str)]
+            names = question.names = (*[key for _, key, _ in question.checks], *subjects)
+        if self.by_key.keys().isdisjoint(names) and not self._storage.networks().bans:
             return None  # most requests end here
         return self.decide(question.checks, question.subjects)
 

@@ -25,16 +25,19 @@ class MemoryQuestion(Question):
 
     Attributes:
         shard: The argument.
+        names: The keys of the checks, and the subjects that are keys, of which a ban refuses it; None until a ban is in
+            force.
         refs: The locations of its windows. Like `plain` and `version`, read and written only under the shard's lock.
         plain: Whether neither quotas nor shared cells are among the windows.
         version: The version of the shard for which `refs` is valid; -1 for none.
     """
 
-    __slots__ = ("plain", "refs", "shard", "version")
+    __slots__ = ("names", "plain", "refs", "shard", "version")
 
     def __init__(self, checks: Sequence[Check], subjects: Sequence[BanSubject], shard: Shard | Shards) -> None:
         super().__init__(checks, subjects)
         self.shard = shard
+        self.names: Sequence[str] | None = None
         self.refs: Sequence[WindowRef] = ()
         self.plain = True
         self.version = -1

@@ -52,6 +52,8 @@ SWEEP_PAUSE_US: Final = 1_000_000
 
 Tables: TypeAlias = list[Table]
 """The tables of one limit, one for each shard."""
+Bound: TypeAlias = tuple[list[tuple[Counter, Tables]], bool]
+"""The counters of a bucket with their tables, and whether one of them is a quota, which needs Unix time."""
 
 
 class MemoryStats(NamedTuple):
@@ -114,7 +116,7 @@ class MemoryStore(Store):
         self._mask = shards - 1
         self._secret = os.urandom(32)
         self._tables: dict[Identity, Tables] = {}
-        self._bound: dict[Bucket, list[tuple[Counter, Tables]]] = {}
+        self._bound: dict[Bucket, Bound] = {}
         self._new: deque[Table] = deque()  # tables that the sweep has not seen
         self._due: list[tuple[int, int, Table]] = []  # a heap of (moment, number, table): the tables to sweep next
         self._numbers = count()
@@ -148,6 +150,8 @@ class MemoryStore(Store):
 
     def prepare(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> MemoryQuestion:
         """Return a question that caches its shard and windows; see `Store.prepare`."""
+        if len(checks) == 1:
+            return MemoryQuestion(checks, subjects, self._shards[hash(checks[0][1]) >> HASH_BITS & self._mask])
         return MemoryQuestion(checks, subjects, self._shards_of(checks))
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
@@ -198,7 +202,7 @@ class MemoryStore(Store):
         self.expect_open()
         with self._shards_of(checks).lock:
             now_us = self._now_us()
-            refs, _ = self._refs(checks, now_us)
+            refs, _, _ = self._refs(checks, now_us)
             decision = charge_all(checks, in_periods(refs, now_us, self.unix_us()), now_us)
         self._tidy(now_us)
         return decision
@@ -212,7 +216,7 @@ class MemoryStore(Store):
             refs = [
                 (counter, cost, *tables[self._shard_of(key)].known(key, self._secret))
                 for bucket, key, cost in checks
-                for counter, tables in self._bound.get(bucket) or self._bind(bucket)
+                for counter, tables in (self._bound.get(bucket) or self._bind(bucket))[0]
             ]
             refs = in_periods(refs, now_us, self.unix_us())
             return refund_all(reservations, refs, now_us, latest_us=self._latest_us, floor_us=self._reset_us)
@@ -287,25 +291,30 @@ class MemoryStore(Store):
         A window in a shared cell is located again by every hit, because there may be room for one of its own.
         """
         self.expect_open()
-        question.refs, shared = self._refs(question.checks, now_us)
-        dated = any(isinstance(counter, QuotaCounter) for counter, _, _, _ in question.refs)
-        question.plain = not (dated or shared)
+        question.refs, question.plain, shared = self._refs(question.checks, now_us)
         question.version = -1 if shared else question.shard.version
 
-    def _refs(self, checks: Sequence[Check], now_us: int) -> tuple[list[WindowRef], bool]:
-        """Return the locations of a question's windows, and whether cells are among them. The lock is held."""
+    def _refs(self, checks: Sequence[Check], now_us: int) -> tuple[list[WindowRef], bool, bool]:
+        """Return the locations of a question's windows. The lock is held.
+
+        Returns:
+            The locations, whether neither quotas nor shared cells are among them, and whether shared cells are.
+        """
         refs: list[WindowRef] = []
-        shared = False
+        plain, shared = True, False
         for bucket, key, cost in checks:
             at = hash(key) >> HASH_BITS & self._mask
-            for counter, tables in self._bound.get(bucket) or self._bind(bucket):
+            bound, has_quota = self._bound.get(bucket) or self._bind(bucket)
+            if has_quota:
+                plain = False
+            for counter, tables in bound:
                 table = tables[at]
                 windows, name = (table.fresh, key) if key in table.fresh else table.place(key, self._secret)
                 refs.append((counter, cost, windows, name))
                 if windows is not table.fresh:
-                    shared = True
+                    plain, shared = False, True
                     self._count_shared_hit(table.limit, now_us)
-        return refs, shared
+        return refs, plain, shared
 
     def _copies(self, checks: Sequence[Check]) -> tuple[int, int, list[WindowRef]]:
         """Return the store's time, the Unix time, and copies of the windows that a question would charge."""
@@ -328,9 +337,9 @@ class MemoryStore(Store):
                     refs.append((limit.counter, cost, windows, name))
         return self._time_us(), self.unix_us(), refs
 
-    def _bind(self, bucket: Bucket) -> list[tuple[Counter, Tables]]:
+    def _bind(self, bucket: Bucket) -> Bound:
         """Return the counters of a bucket with their tables, creating missing tables. A shard's lock is held."""
-        bound = []
+        counters: list[tuple[Counter, Tables]] = []
         for limit in bucket.limits:
             identity = bucket.name, limit.same_window
             tables = self._tables.get(identity)
@@ -340,10 +349,10 @@ class MemoryStore(Store):
                 if tables is made:
                     self._new.extend(made)
                     self._sweep_us = 0
-            bound.append((limit.counter, tables))
+            counters.append((limit.counter, tables))
         if len(self._bound) >= MAX_BUCKETS:
             self._bound.clear()
-        self._bound[bucket] = bound
+        bound = self._bound[bucket] = counters, any(isinstance(counter, QuotaCounter) for counter, _ in counters)
         return bound
 
     def _count_shared_hit(self, limit: AnyLimit, now_us: int) -> None:
