@@ -124,7 +124,7 @@ def test_bans_that_are_over_are_let_go() -> None:
     scene.advance("1h")
     for number in range(1_000):
         scene.bans.ban(f"198.51.100.{number % 200}", SECOND_US, "", "eve")
-    assert len(scene.bans.by_key) == 200
+    assert len(scene.bans.storage.bans) == 200
 
 
 def test_strikes_that_are_over_are_let_go_also_behind_keys_that_were_banned() -> None:

@@ -41,10 +41,12 @@ class MemoryBanStorage:
 
     Attributes:
         bans: The fields of each ban by its key.
+        changes: Grows after each new ban. A question that no ban refused is not refused until then.
     """
 
     def __init__(self) -> None:
         self.bans: dict[str, tuple[Any, ...]] = {}
+        self.changes = 0
         self._networks = BannedNetworks()
         # Not a plain dict: finding its first entry takes time proportional to the number of deleted ones before it.
         self._records: OrderedDict[tuple[str, str], tuple[Any, ...]] = OrderedDict()
@@ -69,6 +71,7 @@ class MemoryBanStorage:
         if ban.network() is not None or ban.key in self._networks.bans:
             self._networks = self._networks.with_ban(ban)
         self.bans[ban.key] = tuple(ban)
+        self.changes += 1
         if ban.until_us is not None:
             self._ends_at(ban.until_us, _BAN, ban.key)
 
@@ -151,7 +154,7 @@ class MemoryBans(BanStore):
         max_bans: The most bans, and the most strike records, to store.
 
     Attributes:
-        by_key: The fields of each ban, by key; may include expired bans. Read-only.
+        storage: The bans and strike records; other objects only read them.
     """
 
     def __init__(
@@ -165,9 +168,8 @@ class MemoryBans(BanStore):
         hold_over_fork(self._lock)
         self._unix_us = clock or system_us
         self._emit = emit
-        self._storage = MemoryBanStorage()
-        self._rules = BanRules(self._storage, max_bans, Throttle(LOG_EVERY_US))
-        self.by_key = self._storage.bans
+        self.storage: Final = MemoryBanStorage()
+        self._rules = BanRules(self.storage, max_bans, Throttle(LOG_EVERY_US))
         self._closed = False
 
     def close(self) -> None:
@@ -176,17 +178,15 @@ class MemoryBans(BanStore):
 
     def may_refuse(self) -> bool:
         """Return whether there are bans, which may have expired."""
-        return bool(self.by_key)
+        return bool(self.storage.bans)
 
     def refuse(self, question: MemoryQuestion) -> Decision | None:
         """Return the refusal of a question by a ban; None if no ban refuses it."""
-        names = question.names
-        if names is None:
-            subjects = [subject for subject in question.subjects if isinstance(subject, str)]
-            names = question.names = (*[key for _, key, _ in question.checks], *subjects)
-        if self.by_key.keys().isdisjoint(names) and not self._storage.networks().bans:
-            return None  # most requests end here
-        return self.decide(question.checks, question.subjects)
+        changes = self.storage.changes  # before the bans are read: others may be put meanwhile
+        refusal = self.decide(question.checks, question.subjects)
+        if refusal is None:
+            question.ban_changes = changes
+        return refusal
 
     def decide(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the refusal of a question by a ban; None if no ban refuses it.
@@ -195,7 +195,7 @@ class MemoryBans(BanStore):
             checks: The question; bans of its keys refuse it.
             subjects: Further keys and addresses whose bans refuse it.
         """
-        storage, networks, found = self._storage, self._storage.networks(), []
+        storage, networks, found = self.storage, self.storage.networks(), []
         for subject in subjects:
             if not isinstance(subject, str):
                 if networks.bans:
@@ -232,26 +232,26 @@ class MemoryBans(BanStore):
     def forget_all(self) -> None:
         """Delete all bans, strikes and levels, without events."""
         with self._lock:
-            self._storage.clear()
+            self.storage.clear()
 
     def sweep(self) -> None:
         """Delete some expired bans and strike records."""
-        if self._storage.bans or self._storage.record_count():
+        if self.storage.bans or self.storage.record_count():
             with self._lock:
-                self._storage.remove_expired(self._unix_us(), SWEEP_STEP)
+                self.storage.remove_expired(self._unix_us(), SWEEP_STEP)
 
     def active(self) -> Iterator[Ban]:
         """Yield the bans in force, creating one object at a time: creating all of them would block an event loop."""
         self._expect_open()
         with self._lock:
-            rows, now_us = list(self._storage.bans.values()), self._unix_us()
+            rows, now_us = list(self.storage.bans.values()), self._unix_us()
         return (ban for ban in map(Ban._make, rows) if not ban.is_over(now_us))
 
     def count(self) -> int:
         """Return the number of active bans, after removing some of the expired ones."""
         with self._lock:
-            self._storage.remove_expired(self._unix_us(), _COUNTED)
-            return self._storage.ban_count()
+            self.storage.remove_expired(self._unix_us(), _COUNTED)
+            return self.storage.ban_count()
 
     def dump(self) -> list[Row]:
         """Return the bans in force, as rows of `core.bans.rows`."""
@@ -263,7 +263,7 @@ class MemoryBans(BanStore):
         bans = from_rows(rows, self._unix_us())  # the slowest part, which needs no lock
 
         def take_over(rules: BanRules, now_us: int) -> int:
-            self._storage.remove_expired(now_us, self._storage.ban_count() + self._storage.record_count())
+            self.storage.remove_expired(now_us, self.storage.ban_count() + self.storage.record_count())
             rules.check_room(bans)
             rules.take_over(bans)
             return len(bans)

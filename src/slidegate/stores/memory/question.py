@@ -25,19 +25,18 @@ class MemoryQuestion(Question):
 
     Attributes:
         shard: The argument.
-        names: The keys of the checks, and the subjects that are keys, of which a ban refuses it; None until a ban is in
-            force.
+        ban_changes: How many bans had been put when none of them refused it.
         refs: The locations of its windows. Like `plain` and `version`, read and written only under the shard's lock.
         plain: Whether neither quotas nor shared cells are among the windows.
         version: The version of the shard for which `refs` is valid; -1 for none.
     """
 
-    __slots__ = ("names", "plain", "refs", "shard", "version")
+    __slots__ = ("ban_changes", "plain", "refs", "shard", "version")
 
     def __init__(self, checks: Sequence[Check], subjects: Sequence[BanSubject], shard: Shard | Shards) -> None:
         super().__init__(checks, subjects)
         self.shard = shard
-        self.names: Sequence[str] | None = None
+        self.ban_changes = 0
         self.refs: Sequence[WindowRef] = ()
         self.plain = True
         self.version = -1

@@ -127,7 +127,7 @@ class MemoryStore(Store):
         self._next_shared_event_us = 0
         self._pending: list[Event] = []  # created under a lock, emitted after its release
         self.bans = MemoryBans(self.unix_us, emit=self.observers.tell_all, max_bans=most_bans)
-        self._banned = self.bans.by_key
+        self._bans = self.bans.storage
 
     def __repr__(self) -> str:
         return f"<MemoryStore {self._room.keys} of {self.max_keys} keys>"
@@ -160,7 +160,7 @@ class MemoryStore(Store):
 
     def ask(self, question: MemoryQuestion) -> Decision:
         """Do what `hit` does, for a question that this store has prepared."""
-        if self._banned and (refusal := self.bans.refuse(question)) is not None:
+        if question.ban_changes != self._bans.changes and (refusal := self.bans.refuse(question)) is not None:
             self.expect_open()
             return refusal
         shard = question.shard
