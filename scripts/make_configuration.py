@@ -1,27 +1,228 @@
-"""Generates the JSON Schema of the configuration file, and the tables of its keys, from the models that validate it.
+"""Generates the JSON Schema of the configuration file, and the tables of its keys, from the signatures in the library.
 
 Run ``python -m scripts.make_configuration``. With ``--check`` it changes nothing, and exits with 1 if a generated file
-is outdated. On the page, ``<!-- keys of NAME -->`` stands above the keys of a model: a table with a line for each key
-if it begins with ``|``, otherwise a sentence.
+is outdated. A table of the file is the keyword arguments of a class or function: types come from its annotations,
+descriptions from its docstring. On the page, ``<!-- keys of NAME -->`` stands above the keys of a table: a table with a
+line for each key if it begins with ``|``, otherwise a sentence.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from types import UnionType
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from slidegate.web.config_schema import json_schema
+from slidegate import BanPolicy, Limiter, MessageLimits, Networks, Quota, RateLimitMiddleware, Rule, client_ip
+from slidegate.web import config
+from slidegate.web.rules import EXCLUSIONS, NEEDS
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SCHEMA: Final = ROOT / "docs" / "slidegate.schema.json"
 PAGE: Final = ROOT / "docs" / "guides" / "configuration.md"
 KEYS: Final = re.compile(r"(?P<head><!-- keys of (?P<name>[\w ]+) -->\n\n).*?(?=\n<!-- end of keys -->)", re.DOTALL)
 TITLE: Final = re.compile(r"^### (.+)\n(?:(?!###|<!--).*\n)*<!-- keys of (\w+) -->", re.MULTILINE)
-TYPES: Final = {"string": "text"}
-"""Other words than those of JSON Schema."""
+TYPES: Final = {str: "string", bool: "boolean", int: "integer", float: "number"}
+TEXT: Final = {"type": "string"}
+WORDS: Final = {"string": "text"}
+"""Other words than those of JSON Schema, for the page."""
+
+
+def ref(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def any_of(*schemas: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": list(schemas)}
+
+
+def list_of(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": schema, **more}
+
+
+KEY: Final = any_of({"enum": ["client", "everyone", "user"]}, ref("Key"))
+LIMITS: Final = any_of(TEXT, ref("Quota"), list_of(any_of(TEXT, ref("Quota")), minItems=1))
+LIST: Final = any_of(TEXT, ref("List"), list_of(TEXT))
+WRITTEN: Final[Mapping[str, dict[str, Any]]] = {
+    **dict.fromkeys(("limits", "fallback_limits", "default_limits"), LIMITS),
+    **dict.fromkeys(("fair", "fallback"), KEY),
+    "key": {**KEY, "default": "client"},
+    **dict.fromkeys(("blocklist", "allowlist"), LIST),
+    "when": ref("Condition"),
+    "count_if": list_of({"type": "integer", "minimum": 100, "maximum": 599}, minItems=1),
+    "rules": list_of(ref("Rule")),
+    "bans": {"type": "object", "additionalProperties": ref("Ban")},
+    "client": ref("Client"),
+    "messages": ref("Messages"),
+    "store": any_of(TEXT, ref("Environment")),
+    "networks": any_of(TEXT, list_of(TEXT)),
+    "headers": any_of({"enum": ["draft", "legacy", "none"]}, list_of({"enum": ["draft", "legacy"]}, minItems=1)),
+    "trusted": any_of(TEXT, list_of(TEXT), {"type": "integer"}),
+    "path": any_of(TEXT, list_of(TEXT, minItems=1)),
+    "combine": list_of(KEY, minItems=2),
+    "mcp_tool": list_of(TEXT, minItems=1),
+    "is_in": list_of(any_of(TEXT, {"type": "integer"}), minItems=1),
+    "is_method": list_of(TEXT, minItems=1),
+}
+"""What is written differently in a file than in code."""
+TOP: Final = {
+    "headers": "Which RateLimit header fields are sent.",
+    "bans": 'Ban policies by name, such as { scanning = { after = "20/10m" } }.',
+    "messages": "The limits of messages over a websocket.",
+    "key": 'What limits, default_limits and rules without their own key count by, such as { header = "X-API-Key" }.',
+    "store": 'The address of the store, such as "memory://".',
+    "networks": 'Files that identify operators for bans such as "asn:64500": ["GeoLite2-ASN.mmdb"].',
+}
+SOURCES: Final = {
+    "header": 'Each value of a request header, such as "X-API-Key".',
+    "cookie": "Each value of a cookie.",
+    "query": "Each value of a query parameter.",
+    "path_param": "Each value of a parameter of the rule's path.",
+    "client": "Each client address, with its own options.",
+    "combine": 'Each combination of several keys, such as ["client", { header = "X-Tenant" }].',
+    "mcp_tool": 'Each of these tools of an MCP server, such as ["search", "export"].',
+    "network": 'Each operator or country, from a file beside this one such as "GeoLite2-ASN.mmdb".',
+    "fallback": "The key if the value is missing; by default the client.",
+    "validated": "The server rejects requests whose header fields and body differ.",
+    "by": 'What to count by if the file has both, "asn" or "country"; by default the operator.',
+    "is_in": 'Some of the tools, such as ["export"]; or countries and operators, such as ["NL", 64500].',
+    "is_method": 'JSON-RPC methods, such as ["tools/list"].',
+}
+"""The keys of the tables of keys and conditions, which are the names of functions and methods."""
+
+
+def described(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the first sentence about each argument in a docstring."""
+    text = inspect.getdoc(function) or ""
+    arguments = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", text, re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^ {4}(\w+): (.*?)(?=^ {4}\S|\Z)", arguments[1] if arguments else "", re.DOTALL | re.MULTILINE)
+    plain = {name: re.sub(r"\s+", " ", told).strip().replace("`", "") for name, told in found}
+    return {name: re.split(r"(?<=[\w\")])\. ", told)[0].rstrip(".") + "." for name, told in plain.items()}
+
+
+def typed(annotation: Any) -> list[dict[str, Any]]:
+    """Return the schemas of those forms of an argument that TOML has."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if annotation in TYPES:
+        return [{"type": TYPES[annotation]}]
+    if origin in (Union, UnionType):
+        return [schema for one in inner for schema in typed(one)]
+    if origin is Literal:
+        return [{"enum": list(inner)}]
+    if origin in (Iterable, Sequence):
+        return [list_of(*typed(inner[0]))]
+    if origin is Mapping:
+        return [{"type": "object", "additionalProperties": one_of_forms(typed(inner[1]))}]
+    return []
+
+
+def one_of_forms(forms: list[dict[str, Any]]) -> dict[str, Any]:
+    return forms[0] if len(forms) == 1 else any_of(*forms)
+
+
+def table(function: Callable[..., Any], names: Iterable[str] | None = None, **renamed: str) -> dict[str, Any]:
+    """Return the schema of a table that is the keyword arguments of a function.
+
+    Args:
+        function: The class or function.
+        names: The keys; by default all arguments.
+        **renamed: Arguments by their key, where they differ.
+    """
+    called: Any = inspect.unwrap(function.__init__ if isinstance(function, type) else function)
+    hints, told = get_type_hints(called), described(function)
+    parameters = {name: one for name, one in inspect.signature(called).parameters.items() if name in hints}
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    for key in names or parameters:
+        name = renamed.get(key, key)
+        known = WRITTEN[key] if key in WRITTEN else one_of_forms(typed(hints[name]))
+        properties[key] = {**known, "description": told[name]}
+        default = parameters[name].default
+        if default is inspect.Parameter.empty:
+            required.append(key)
+        elif default not in (None, ()):
+            properties[key]["default"] = default
+    return {"type": "object", "additionalProperties": False, "properties": properties, "required": required}
+
+
+def named(names: Iterable[str], ways: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the schema of a table of keys, whose keys are the names of functions.
+
+    Args:
+        names: Its keys.
+        ways: The combinations of keys that it can have.
+    """
+    own = {"validated": {"type": "boolean"}, "by": {"enum": ["asn", "country"]}, "network": {**TEXT, "minLength": 1}}
+    properties = {name: {**own.get(name, WRITTEN.get(name, TEXT)), "description": SOURCES[name]} for name in names}
+    return {"type": "object", "additionalProperties": False, "properties": properties, "oneOf": ways}
+
+
+def way(known: Iterable[str], required: Sequence[str], beside: Iterable[str] = (), **more: Any) -> dict[str, Any]:
+    """Return one combination of keys of a table: those that it must have, and those that it can have beside them."""
+    others = [name for name in known if name not in (*required, *beside)]
+    return {"required": list(required), "properties": dict.fromkeys(others, False), **more}
+
+
+def excluding(rule: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a rule with the options that exclude each other, and those that require another one."""
+    known = rule["properties"]
+
+    def without(key: str) -> Any:
+        return {"const": known[key]["default"]} if "default" in known[key] else False
+
+    def present(key: str) -> dict[str, Any]:
+        return {"required": [key], "properties": {key: {"not": without(key)} if without(key) else True}}
+
+    exclusions = [
+        {"if": present(key), "then": {"properties": {other: without(other) for other in others}}}
+        for key, others, _ in EXCLUSIONS
+    ]
+    return {**rule, "allOf": exclusions + [{"if": present(key), "then": present(needed)} for key, needed, _ in NEEDS]}
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a configuration file."""
+    beside = [name for names in config.BESIDE.values() for name in names]
+    keys, conditions = (
+        [*dict.fromkeys([*config.BESIDE, *beside])],
+        ["mcp_tool", "validated", "network", "is_in", "is_method"],
+    )
+    tools = [way(conditions, ["mcp_tool", "validated", test]) for test in config.CONDITIONS["mcp_tool"]]
+    rule = [name for name in inspect.signature(Rule).parameters if name not in ("cost_max", "fallback_limits")]
+    policy = [name for name in inspect.signature(BanPolicy).parameters if name != "name"]
+    tables = {
+        "Rule": excluding(table(Rule, rule)),
+        "Ban": table(BanPolicy, policy),
+        "Client": table(client_ip),
+        "Key": named(keys, [way(keys, [kind], also) for kind, also in config.BESIDE.items()]),
+        "Condition": named(conditions, [*tools, way(conditions, ["network", "is_in"])]),
+        "Quota": table(Quota, ("quota", "zone", "starts", "name"), quota="text"),
+        "Messages": table(MessageLimits),
+        "List": table(Networks.from_file, ("path", "strict")),
+        "Environment": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {"env": {**TEXT, "minLength": 1, "description": "The name of the environment variable."}},
+            "required": ["env"],
+        },
+    }
+    tables["List"]["properties"]["path"] |= TEXT
+    top = table(RateLimitMiddleware, [name for name in config.OPTIONS if name not in config.OF_LIMITER])
+    limiter = table(Limiter, ("deadline", "on_error"))
+    for name, told in TOP.items():
+        top["properties"][name] = {**top["properties"].get(name, WRITTEN[name]), "description": told}
+    top["properties"] |= limiter["properties"]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "slidegate.toml",
+        **top,
+        "not": {"required": ["limits", "rules"]},
+        "$defs": tables,
+    }
 
 
 def main(arguments: list[str]) -> int:
@@ -43,16 +244,16 @@ class Described:
         self._titles = {name: title for title, name in TITLE.findall(text)}
 
     def page(self) -> str:
-        """Return the page with the keys of every model."""
+        """Return the page with the keys of every table."""
         return KEYS.sub(self._keys, self._text)
 
     def _keys(self, found: re.Match[str]) -> str:
-        model = self._schema["$defs"].get(found["name"], self._schema)
+        table = self._schema["$defs"].get(found["name"], self._schema)
         if not found[0].removeprefix(found["head"]).startswith("|"):
-            return f"{found['head']}Keys: {', '.join(f'`{key}`' for key in model['properties'])}.\n"
+            return f"{found['head']}Keys: {', '.join(f'`{key}`' for key in table['properties'])}.\n"
         rows = [
-            f"| `{key}` | {self._kinds(value)}{default(key, model)} | {value['description']} |\n"
-            for key, value in model["properties"].items()
+            f"| `{key}` | {self._kinds(value)}{default(key, table)} | {value['description']} |\n"
+            for key, value in table["properties"].items()
         ]
         return "".join([found["head"], "| key | value | meaning |\n", "| --- | --- | --- |\n", *rows])
 
@@ -75,12 +276,12 @@ class Described:
             return f"table of {self._kinds(value['additionalProperties'])}"
         name = value.get("type", "")
         span = f" {value['minimum']} to {value['maximum']}" if "maximum" in value else ""
-        return TYPES.get(name, name) + span
+        return WORDS.get(name, name) + span
 
 
-def default(key: str, model: dict[str, Any]) -> str:
+def default(key: str, table: dict[str, Any]) -> str:
     """Return the default of a key as the page shows it."""
-    value = model["properties"][key].get("default")
+    value = table["properties"][key].get("default")
     if value in (None, {}, []):
         return ""
     if isinstance(value, dict):

@@ -19,7 +19,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "core": (set(), set()),
     "stores": ({"core"}, {"lmdb", "redis", "hiredis"}),
     "limiter": ({"core", "stores"}, {"anyio"}),
-    "web": ({"core", "limiter"}, {"starlette", "anyio", "maxminddb", "pydantic", "pydantic_core"}),
+    "web": ({"core", "limiter"}, {"starlette", "anyio", "maxminddb"}),
     "testing": ({"core", "events", "limiter"}, set()),
     "ops": (
         {"core", "events", "limiter", "web"},

@@ -13,7 +13,6 @@ PACKAGES = {
     "Starlette": "starlette",
     "FastAPI": "fastapi",
     "anyio": "anyio",
-    "pydantic": "pydantic",
     "redis-py": "redis",
     "LMDB (py-lmdb)": "lmdb",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -112,57 +111,66 @@ BANS = "[bans.s]\n"
 RULE = '[[rules]]\npath = "/a"\nlimits = "5/minute"\n'
 NAMED = f'{RULE}name = "x"\n'
 BAD: list[tuple[str | bytes, str]] = [
-    ("", 'expected limits = "100/minute", or rules'),
-    ('limits = "5/minute"\n[[rules]]\npath = "*"\nlimits = "1/s"', "limits: give limits or rules, not both"),
-    ('limts = "5/minute"', "limts: Extra inputs are not permitted; did you mean 'limits'?"),
-    ('limits = "5/minute"\n"gr\u00f6\u00dfe" = 1', '"gr\u00f6\u00dfe": Extra inputs are not permitted'),
+    ("# nothing", 'expected limits = "100/minute", or rules'),
+    ('limits = "5/minute"\n[[rules]]\npath = "*"\nlimits = "1/s"', 'limits: give limits="100/minute"'),
+    ('limts = "5/minute"', "unknown option 'limts'; did you mean 'limits'?"),
+    ('limits = "5/minute"\n"gr\u00f6\u00dfe" = 1', "unknown option 'gr\u00f6\u00dfe'"),
     ('\nlimits = "5/minut"', "limits: '5/minut' at column 1"),
-    ("limits = 5", "limits: Input should be a valid string; Input should be a valid dictionary or instance of Quota"),
+    ("limits = 5", "limits: expected text such as"),
     ('limits = "5/minute', "not TOML: Unterminated string (at end of document)"),
     (b'limits = "\xff"', "not TOML: 'utf-8' codec can't decode byte 0xff in position 10"),
-    ("[[rules]]\n", "rules[0].path: Field required"),
+    ("[[rules]]\n", "rules[0].path: is missing"),
     (RULE + "cost = 6", "rules[0].cost: 6 is more than '5/1m' allows"),
-    (RULE + 'key = "evryone"', "rules[0].key: Input should be 'client', 'everyone' or 'user'; Input should be a vali"),
+    (RULE + 'key = "evryone"', 'rules[0].key: expected "client", "everyone", "user", or a table'),
     (RULE + 'key = { header = "a", cookie = "b" }', "rules[0].key: expected one of header"),
-    (RULE + 'key = { client = {}, fallback = "user" }', "client always finds a key; remove fallback"),
-    (RULE + 'key = { mcp_tool = ["a"], fallback = "user" }', "rules[0].key.fallback: mcp_tool always finds a key"),
-    (RULE + "key = { mcp_tool = [] }", "rules[0].key.mcp_tool: List should have at least 1 item"),
+    (RULE + 'key = { client = {}, fallback = "user" }', "rules[0].key.fallback: not an option of client; remove it"),
+    (
+        RULE + 'key = { mcp_tool = ["a"], fallback = "user" }',
+        "rules[0].key.fallback: not an option of mcp_tool; remove it",
+    ),
+    (RULE + "key = { mcp_tool = [] }", "rules[0].key.mcp_tool: expected names of tools, for example"),
     (RULE + 'key = { mcp_tool = ["*"] }', "rules[0].key.mcp_tool: expected names of tools, for example"),
-    (RULE + 'key = { header = "a", validated = true }', "rules[0].key.validated: requires mcp_tool; remove val"),
-    (RULE + 'key = { mcp_tool = ["a"], by = "asn" }', "rules[0].key.by: requires network; remove by"),
+    (RULE + 'key = { header = "a", validated = true }', "rules[0].key.validated: not an option of header; remove it"),
+    (RULE + 'key = { mcp_tool = ["a"], by = "asn" }', "rules[0].key.by: not an option of mcp_tool; remove it"),
     (RULE + 'key = { network = "no.mmdb" }', "rules[0].key.network: cannot read"),
-    (RULE + 'key = { network = "no.mmdb", by = "city" }', "rules[0].key.by: Input should be 'asn' or 'country', not '"),
-    (RULE + 'when = { header = "a", is_in = ["b"] }', "rules[0].when.header: Extra inputs are not permitted"),
-    (RULE + 'when = { is_in = ["b"] }', "rules[0].when: expected one of mcp_tool and network"),
-    (RULE + 'when = { mcp_tool = ["a"], validated = true }', "rules[0].when: expected is_in, for example"),
-    (RULE + 'when = { mcp_tool = ["a"], is_in = ["a"] }', "rules[0].when: validated: expected True"),
+    (
+        RULE + 'key = { header = "a", fallbak = "user" }',
+        "rules[0].key.fallbak: not an option of header; remove it; did ",
+    ),
+    (RULE + 'when = { header = "a", is_in = ["b"] }', "rules[0].when: expected mcp_tool or network with"),
+    (RULE + 'when = { is_in = ["b"] }', "rules[0].when: expected mcp_tool or network with"),
+    (RULE + 'when = { mcp_tool = ["a"], validated = true }', "rules[0].when: expected mcp_tool or network with"),
+    (RULE + 'when = { mcp_tool = ["a"], is_in = ["a"] }', "rules[0].when.validated: expected True"),
     (
         RULE + 'when = { mcp_tool = ["export"], validated = true, is_in = ["exprt"] }',
         "rules[0].when.is_in: expected tools that mcp_tool names, such as 'export', not 'exprt'; did you mean 'export'",
     ),
     (RULE + 'when = { network = "no.mmdb", is_in = ["NL"] }', "rules[0].when.network: cannot read"),
-    (RULE + 'when = { network = "", is_in = ["NL"] }', "rules[0].when.network: String should have at least 1 charac"),
+    (RULE + 'when = { network = "", is_in = ["NL"] }', "rules[0].when.network: expected a file, for example"),
     (RULE + 'when = { network = "no.mmdb", is_method = ["a"] }', "rules[0].when.is_method: requires mcp_tool; r"),
-    (RULE + 'when = { network = "n", validated = true, is_in = ["NL"] }', "rules[0].when.validated: requires mcp_"),
+    (
+        RULE + 'when = { network = "n", validated = true, is_in = ["NL"] }',
+        "rules[0].when.validated: not an option of network",
+    ),
     ('limits = "1/s"\nnetworks = ["no.mmdb"]', "networks: cannot read"),
-    (RULE + "key = { client = { ipv6_prefix = 8 } }", "rules[0].key.client.ipv6_prefix: Input should be greater tha"),
-    ('limits = "1/s"\nenabled = "no"', "enabled: Input should be a valid boolean, not 'no'"),
+    (RULE + "key = { client = { ipv6_prefix = 8 } }", "rules[0].key.client.ipv6_prefix: expected a whole number"),
+    ('limits = "1/s"\nenabled = "no"', "enabled: expected True or False, not 'no'"),
     (RULE + 'wait = "200 mx"', "rules[0].wait: expected a number and a unit"),
     (RULE + "exempt = true", "rules[0].exempt: cannot be combined with limits: an exempt request is not counted; rem"),
     (RULE + RULE, "rules: <Rule '/a' 5/1m> and <Rule '/a' 5/1m> would share one bucket; name one of them, or drop it"),
     (NAMED + NAMED.replace("/a", "/b"), "rules: <Rule 'x' 5/1m> and <Rule 'x' 5/1m> would share one bucket; write one"),
-    ('limits = "1/s"\nignore_checks = 0x' + "f" * 5_000, "ignore_checks: Input should be a valid list"),
+    ('limits = "1/s"\nignore_checks = 0x' + "f" * 5_000, "ignore_checks: expected a list of codes"),
     ('limits = "1/s"\n[client]\ntrusted = [\n"10.0.0.1/8"]', "client.trusted: network: '10.0.0.1/8' has host"),
     ('limits = "1/s"\n[client]\ntrusted = ["0.0.0.0/0"]', "client.trusted: these networks cover most addresses"),
     ('limits = "1/s"\nblocklist = ["0.0.0.0/1", "128.0.0.0/1"]', "blocklist: covers half of all"),
-    ('limits = "1/s"\nblocklist = ["192.0.2.1", { path = "a" }]', "blocklist: expected networks or tables, not both"),
+    ('limits = "1/s"\nblocklist = ["192.0.2.1", { path = "a" }]', "blocklist: network: \"{'path': 'a'}\" is not an"),
     (BANS + 'after = "5/s; 6/m"', "bans.s.after: expected one limit, for example \"20/10m\", not '5/s; 6/m'"),
     (BANS + 'key = { path_param = "id" }', "bans.s.key: <key path:id> does not identify a client"),
     (
         BANS + "key = { client = { ipv4_prefix = 8 } }",
         "bans: <BanPolicy 's' after 20/10m, 1h>: its clients have ipv4",
     ),
-    (BANS + 'signals = { refused = "bann" }', "bans.s.signals.refused: Input should be a valid integer; Input should "),
+    (BANS + 'signals = { refused = "bann" }', "bans.s: signals: weight of 'refused': expected a whole number"),
     ("[bans.s.signals]\nrefused = 1\nrefusd = 1", "bans.s.signals: expected a status from 100 to 599"),
     ('[bans."a:b"]', "bans.\"a:b\": ban policy name: ':' in 'a:b' is not allowed"),
     ('limits = "1/s"\nstore = "memory://?max_bans=x"', 'store address: expected "memory://"'),
@@ -183,15 +191,6 @@ def test_each_mistake_is_answered_with_its_key_and_what_was_expected(number: int
     assert message.startswith(str(file))
     assert f": {part}" in message or f", {part}" in message
     assert message.count(str(file)) == 1, "a place is said once"
-
-
-def test_without_the_validating_library_the_error_says_what_to_install(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pydantic", None)
-    monkeypatch.delitem(sys.modules, "slidegate.web.config_schema", raising=False)
-    with pytest.raises(ConfigurationError, match=r"pip install 'slidegate\[config\]'"):
-        middleware(file, 'limits = "1/s"')
 
 
 # -- what goes before what ---------------------------------------------------------------------------------------------

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from scripts.make_configuration import json_schema
 from slidegate import ConfigurationError, RateLimitMiddleware
-from slidegate.web.config_schema import json_schema
 
 from ..asgi import hello
 from .test_networks import ASN, written
@@ -19,13 +23,13 @@ RULE = {"path": "/a/{id}", "limits": "5/minute"}
 TABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "Configuration": ("", {"default_limits": "5/minute"}),
     "Client": ("client", {"limits": "5/minute", "client": {}}),
-    "RuleTable": ("rules[0]", {"rules": [RULE]}),
-    "QuotaTable": ("rules[0].limits", {"rules": [RULE | {"limits": {"quota": "5/day"}}]}),
-    "KeyTable": ("rules[0].key", {"rules": [RULE | {"key": {}}]}),
-    "ConditionTable": ("rules[0].when", {"rules": [RULE | {"when": {}}]}),
-    "ListTable": ("blocklist", {"limits": "5/minute", "blocklist": {"path": "blocked.netset"}}),
-    "BanTable": ("bans.s", {"limits": "5/minute", "bans": {"s": {}}}),
-    "MessageTable": ("messages", {"limits": "5/minute", "messages": {"limits": "1/second"}}),
+    "Rule": ("rules[0]", {"rules": [RULE]}),
+    "Quota": ("rules[0].limits", {"rules": [RULE | {"limits": {"quota": "5/day"}}]}),
+    "Key": ("rules[0].key", {"rules": [RULE | {"key": {}}]}),
+    "Condition": ("rules[0].when", {"rules": [RULE | {"when": {}}]}),
+    "List": ("blocklist", {"limits": "5/minute", "blocklist": {"path": "blocked.netset"}}),
+    "Ban": ("bans.s", {"limits": "5/minute", "bans": {"s": {}}}),
+    "Messages": ("messages", {"limits": "5/minute", "messages": {"limits": "1/second"}}),
     "Environment": ("store", {"limits": "5/minute", "store": {}}),
 }
 """Each table of the file: where it stands, in a document that is right without the key that a test adds."""
@@ -59,78 +63,78 @@ WRONG: list[tuple[str, str, object, dict[str, Any]]] = [
     ("Client", "header", "a b", {}),
     ("Client", "ipv4_prefix", 4, {}),
     ("Client", "ipv6_prefix", 129, {}),
-    ("RuleTable", "path", "a", {}),
-    ("RuleTable", "path", ["/a", "/a"], {}),
-    ("RuleTable", "path", "/a/{id:nosuch}", {}),
-    ("RuleTable", "limits", "5/minut", {}),
-    ("RuleTable", "limits", ["5/minute", "6/minute"], {}),
-    ("RuleTable", "concurrency", 0, {}),
-    ("RuleTable", "methods", ["G T"], {}),
-    ("RuleTable", "connection", "tcp", {}),
-    ("RuleTable", "key", {"path_param": "missing"}, {}),
-    ("RuleTable", "key", "nobody", {}),
-    ("RuleTable", "cost", 6, {}),
-    ("RuleTable", "cost", 2**31, {}),
-    ("RuleTable", "unit", "a:b", {}),
-    ("RuleTable", "count_if", [], {}),
-    ("RuleTable", "shadow", True, {"concurrency": 4}),
-    ("RuleTable", "block", True, {}),
-    ("RuleTable", "exempt", True, {}),
-    ("RuleTable", "status", 404, {}),
-    ("RuleTable", "status", 200, {"block": True}),
-    ("RuleTable", "wait", "200 mx", {}),
-    ("RuleTable", "wait_max", 0, {"wait": "1s"}),
-    ("RuleTable", "fair", "user", {}),
-    ("RuleTable", "fair", {"path_param": "missing"}, {"concurrency": 4, "wait": "1s"}),
-    ("RuleTable", "on_error", "ignore", {}),
-    ("RuleTable", "name", "a:b", {}),
-    ("QuotaTable", "quota", "5/hour", {}),
-    ("QuotaTable", "quota", "0/day", {}),
-    ("QuotaTable", "zone", "Nowhere", {}),
-    ("QuotaTable", "starts", "sunday", {}),
-    ("QuotaTable", "name", "a:b", {}),
-    ("KeyTable", "header", "a b", {}),
-    ("KeyTable", "cookie", "a b", {}),
-    ("KeyTable", "query", "", {}),
-    ("KeyTable", "path_param", "", {}),
-    ("KeyTable", "client", "user", {}),
-    ("KeyTable", "combine", ["client"], {}),
-    ("KeyTable", "fallback", "user", {"mcp_tool": ["a"]}),
-    ("KeyTable", "mcp_tool", ["*"], {}),
-    ("KeyTable", "validated", True, {"header": "a"}),
-    ("KeyTable", "network", "missing.mmdb", {}),
-    ("KeyTable", "by", "asn", {"header": "a"}),
-    ("KeyTable", "by", "country", {"network": "asn.mmdb"}),
-    ("ConditionTable", "mcp_tool", ["*"], {"validated": True, "is_in": ["a"]}),
-    ("ConditionTable", "validated", False, {"mcp_tool": ["a"], "is_in": ["a"]}),
-    ("ConditionTable", "validated", True, {"network": "asn.mmdb", "is_in": ["NL"]}),
-    ("ConditionTable", "network", "missing.mmdb", {"is_in": ["NL"]}),
-    ("ConditionTable", "is_in", ["b"], {"mcp_tool": ["a"], "validated": True}),
-    ("ConditionTable", "is_in", ["Belgium"], {"network": "asn.mmdb"}),
-    ("ConditionTable", "is_in", ["NL"], {"network": "asn.mmdb"}),
-    ("ConditionTable", "is_method", ["a"], {"network": "asn.mmdb"}),
-    ("ConditionTable", "is_method", [""], {"mcp_tool": ["a"], "validated": True}),
-    ("ListTable", "path", "missing.netset", {}),
-    ("ListTable", "path", "everybody.netset", {}),
-    ("BanTable", "after", "5/minut", {}),
-    ("BanTable", "after", "5/s; 6/minute", {}),
-    ("BanTable", "duration", "1 x", {}),
-    ("BanTable", "factor", 1.000001, {}),
-    ("BanTable", "longest", "1s", {}),
-    ("BanTable", "forgive", "never", {}),
-    ("BanTable", "signals", {"refusd": 1}, {}),
-    ("BanTable", "signals", {"/a/*": 1}, {}),
-    ("BanTable", "key", PARAMETER, {}),
-    ("BanTable", "status", 500, {}),
-    ("MessageTable", "limits", "5/minut", {}),
+    ("Rule", "path", "a", {}),
+    ("Rule", "path", ["/a", "/a"], {}),
+    ("Rule", "path", "/a/{id:nosuch}", {}),
+    ("Rule", "limits", "5/minut", {}),
+    ("Rule", "limits", ["5/minute", "6/minute"], {}),
+    ("Rule", "concurrency", 0, {}),
+    ("Rule", "methods", ["G T"], {}),
+    ("Rule", "connection", "tcp", {}),
+    ("Rule", "key", {"path_param": "missing"}, {}),
+    ("Rule", "key", "nobody", {}),
+    ("Rule", "cost", 6, {}),
+    ("Rule", "cost", 2**31, {}),
+    ("Rule", "unit", "a:b", {}),
+    ("Rule", "count_if", [], {}),
+    ("Rule", "shadow", True, {"concurrency": 4}),
+    ("Rule", "block", True, {}),
+    ("Rule", "exempt", True, {}),
+    ("Rule", "status", 404, {}),
+    ("Rule", "status", 200, {"block": True, "limits": None}),
+    ("Rule", "wait", "200 mx", {}),
+    ("Rule", "wait_max", 0, {"wait": "1s"}),
+    ("Rule", "fair", "user", {}),
+    ("Rule", "fair", {"path_param": "missing"}, {"concurrency": 4, "wait": "1s"}),
+    ("Rule", "on_error", "ignore", {}),
+    ("Rule", "name", "a:b", {}),
+    ("Quota", "quota", "5/hour", {}),
+    ("Quota", "quota", "0/day", {}),
+    ("Quota", "zone", "Nowhere", {}),
+    ("Quota", "starts", "sunday", {}),
+    ("Quota", "name", "a:b", {}),
+    ("Key", "header", "a b", {}),
+    ("Key", "cookie", "a b", {}),
+    ("Key", "query", "", {}),
+    ("Key", "path_param", "", {}),
+    ("Key", "client", "user", {}),
+    ("Key", "combine", ["client"], {}),
+    ("Key", "fallback", "user", {"mcp_tool": ["a"]}),
+    ("Key", "mcp_tool", ["*"], {}),
+    ("Key", "validated", True, {"header": "a"}),
+    ("Key", "network", "missing.mmdb", {}),
+    ("Key", "by", "asn", {"header": "a"}),
+    ("Key", "by", "country", {"network": "asn.mmdb"}),
+    ("Condition", "mcp_tool", ["*"], {"validated": True, "is_in": ["a"]}),
+    ("Condition", "validated", False, {"mcp_tool": ["a"], "is_in": ["a"]}),
+    ("Condition", "validated", True, {"network": "asn.mmdb", "is_in": ["NL"]}),
+    ("Condition", "network", "missing.mmdb", {"is_in": ["NL"]}),
+    ("Condition", "is_in", ["b"], {"mcp_tool": ["a"], "validated": True}),
+    ("Condition", "is_in", ["Belgium"], {"network": "asn.mmdb"}),
+    ("Condition", "is_in", ["NL"], {"network": "asn.mmdb"}),
+    ("Condition", "is_method", ["a"], {"network": "asn.mmdb"}),
+    ("Condition", "is_method", [""], {"mcp_tool": ["a"], "validated": True}),
+    ("List", "path", "missing.netset", {}),
+    ("List", "path", "everybody.netset", {}),
+    ("Ban", "after", "5/minut", {}),
+    ("Ban", "after", "5/s; 6/minute", {}),
+    ("Ban", "duration", "1 x", {}),
+    ("Ban", "factor", 1.000001, {}),
+    ("Ban", "longest", "1s", {}),
+    ("Ban", "forgive", "never", {}),
+    ("Ban", "signals", {"refusd": 1}, {}),
+    ("Ban", "signals", {"/a/*": 1}, {}),
+    ("Ban", "key", PARAMETER, {}),
+    ("Ban", "status", 500, {}),
+    ("Messages", "limits", "5/minut", {}),
 ]
 """Values of the right type that cannot work: table, key and value, and what stands beside them."""
 ANY_VALUE = {
-    "Configuration": {"client", "bans", "messages", "enabled"},
+    "Configuration": {"client", "bans", "messages", "enabled", "key", "name"},
     "Client": {"trust_all"},
-    "RuleTable": {"when", "count_denied", "final"},
-    "ListTable": {"name", "strict"},
-    "BanTable": {"shadow", "ban_private"},
+    "Rule": {"when", "count_denied", "final"},
+    "List": {"strict"},
+    "Ban": {"shadow", "ban_private"},
     "Environment": {"env"},
 }
 """Keys of which every value of the right type can work, or which are tables of their own."""
@@ -146,17 +150,21 @@ def toml(value: object) -> str:
     """Write a value as it stands in a file."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{json.dumps(key)} = {toml(inner)}" for key, inner in value.items()) + " }"
-    return "[" + ", ".join(map(toml, value)) + "]" if isinstance(value, list) else json.dumps(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return repr(value) if isinstance(value, float) else json.dumps(value)
 
 
 def with_keys(table: str, keys: dict[str, Any]) -> dict[str, Any]:
-    """Return a document in which a table has these keys too."""
+    """Return a document in which a table has these keys too, and not those that are None."""
     path, document = TABLES[table]
     document = json.loads(json.dumps(document))
     place: Any = document
     for part in re.findall(r"[a-z]+|\d+", path):
         place = place[int(part) if part.isdigit() else part]
     place.update(keys)
+    for key in [key for key, value in place.items() if value is None]:
+        del place[key]
     return document
 
 
@@ -182,10 +190,11 @@ def test_a_wrong_value_is_tried_for_each_key() -> None:
 
 
 @pytest.mark.parametrize(("table", "key"), KEYS)
-def test_a_value_of_another_type_is_reported_with_its_key(table: str, key: str, file: Path) -> None:
+def test_a_value_of_another_type_is_reported_with_its_table_and_key(table: str, key: str, file: Path) -> None:
     path, _ = TABLES[table]
     said = reported(file, with_keys(table, {key: -1.5}))
-    assert said.splitlines()[0].startswith(f"{path}.{key}: ".removeprefix("."))
+    assert said.startswith(path)
+    assert re.search(rf"\b{key}\b", said)
     assert len(said.splitlines()) == 1
 
 
@@ -230,3 +239,63 @@ def test_a_wrong_secret_is_reported_before_a_store_is_opened(
     for document, code in (({"store": address}, {}), ({}, {"store": address})):
         said = reported(file, {"limits": "5/minute", **document}, **code)
         assert said == "SLIDEGATE_SECRET: expected 16 to 64 bytes, for example from secrets.token_hex(32)"
+
+
+# -- files with any mistake --------------------------------------------------------------------------------------------
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+WHOLE = tomllib.loads((EXAMPLES / "slidegate.toml").read_text("utf-8"))
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+scalars = st.booleans() | st.integers() | st.floats() | texts | st.sampled_from(["client", "5/minute", "*", "/a", "1h"])
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3))
+
+
+def places(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Return the paths of all values in a document."""
+    items: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(inner for key, one in items for inner in places(one, (*path, key)))][not path :]
+
+
+@given(st.sampled_from(places(WHOLE)), st.sampled_from(["replace", "delete", "rename"]), values, st.sampled_from(KEYS))
+@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_file_with_one_change_is_read_or_refused_with_its_place(
+    tmp_path: Path, place: tuple[str | int, ...], change: str, value: Any, other: tuple[str, str]
+) -> None:
+    document = deepcopy(WHOLE)
+    table: Any = document
+    for part in place[:-1]:
+        table = table[part]
+    if change == "replace":
+        table[place[-1]] = value
+    else:
+        old = table.pop(place[-1])
+        if change == "rename" and isinstance(table, dict):
+            table[other[1]] = old
+    (tmp_path / "demo").mkdir(exist_ok=True)
+    (tmp_path / "demo" / "blocked.netset").write_text("192.0.2.0/24\n", "utf-8")
+    path = tmp_path / "slidegate.toml"
+    path.write_text("".join(f"{json.dumps(key)} = {toml(one)}\n" for key, one in document.items()), "utf-8")
+    said = refusal(path)
+    known = "|".join(SCHEMA["properties"])
+    place_of_it = rf"({known})\b|unknown option |not TOML: |expected limits"
+    assert not said or re.fullmatch(rf"{re.escape(str(path))}: ({place_of_it})[^\n]*", said), said
+
+
+def refusal(path: Path) -> str:
+    """Return the error about a file; empty if it is read."""
+    try:
+        RateLimitMiddleware.from_file(hello, path)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+@given(st.integers(0, (EXAMPLES / "slidegate.toml").stat().st_size), st.binary(max_size=8), st.integers(0, 40))
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_file_with_other_bytes_is_read_or_refused(tmp_path: Path, at: int, written: bytes, cut: int) -> None:
+    content = (EXAMPLES / "slidegate.toml").read_bytes().replace(b"demo/blocked.netset", b"blocked.netset")
+    (tmp_path / "blocked.netset").write_text("192.0.2.0/24\n", "utf-8")
+    path = tmp_path / "slidegate.toml"
+    path.write_bytes(content[:at] + written + content[at + cut :])
+    said = refusal(path)
+    assert not said or str(path) in said

@@ -50,15 +50,17 @@ def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
         for option in options:
             if option not in options_known:
                 name = init.__qualname__.partition(".")[0]
-                raise ConfigurationError(f"{name}: unknown option {quoted(option)}{_hint(option, options_known)}")
+                raise ConfigurationError(f"{name}: {unknown_option(option, options_known)}")
         init(*args, **options)
 
     return checked
 
 
-def _hint(option: str, options_known: list[str]) -> str:
+def unknown_option(option: str, options_known: Iterable[str]) -> str:
+    """Return the text of an error about an unknown option, which suggests the right one."""
     here = next((written for names, written in _CALLED_HERE.items() if option in names), None)
-    return closest(option, options_known) if here is None else f"; {here}"
+    hint = closest(option, options_known) if here is None else f"; {here}"
+    return f"unknown option {quoted(option)}{hint}"
 
 
 def check_flag(what: str, value: object) -> bool:

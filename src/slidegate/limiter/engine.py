@@ -132,6 +132,8 @@ class Engine:
     def unique_id(self, rule: str, owner: object) -> str:
         """Return an identity for counts without a name: `rule` for the first owner, ``rule#2`` for the next.
 
+        An owner that asks again gets the same one.
+
         Args:
             rule: What identifies them in one owner.
             owner: The middleware that counts. An identity is free again when its owner is gone.
@@ -147,7 +149,8 @@ class Engine:
                 f"two middlewares of one limiter have limits without a name ({rule.partition(':')[0]!r}), and workers "
                 'may create them in another order; write RateLimitMiddleware(..., name="admin") for one of them'
             )
-        number = next(number for number in count(1) if number not in alive)
+        own = [number for number, other in owners.items() if other() is owner]
+        number = own[0] if own else next(number for number in count(1) if number not in alive)
         owners[number] = ref(owner)
         return rule if number == 1 else f"{rule}#{number}"
 

@@ -722,7 +722,7 @@ def check_cost(cost: object, what: str = "cost") -> int:
         ConfigurationError: It is not.
     """
     if not isinstance(cost, int) or isinstance(cost, bool) or cost < 0:
-        raise ConfigurationError(f"{what}: expected a whole number, 0 or more, for example 1, not {quoted(cost)}")
+        raise ConfigurationError(f"expected a whole number, 0 or more, for example 1, not {quoted(cost)}", what)
     return cost
 
 

@@ -23,7 +23,6 @@ from ..core.bans.policy import WIDEST, BanPolicy, may_ban
 from ..core.decision import Reason
 from ..core.errors import ConfigurationError, StoreError, closest, quoted
 from ..core.limits import check_whole
-from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.aio import to_the_end
 from ..limiter.operators import operator_of
@@ -31,6 +30,7 @@ from .callbacks import UserCallbacks
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .exchange import Exchange, decided_about
 from .keys import Combined, Key, parts_of
+from .lists import AnyList, networks_of
 from .paths import PathIndex, RequestTexts, RulePath
 
 
@@ -68,7 +68,7 @@ class BanSignals:
         policies: BanPolicy | Iterable[BanPolicy] | None,
         limiter: Limiter,
         client: ClientAddress,
-        allowlist: Networks | None,
+        allowlist: AnyList | None,
         calls: UserCallbacks,
     ) -> None:
         self.policies = _by_name(policies)
@@ -157,7 +157,7 @@ class BanSignals:
 
     def _may_ban(self, policy: BanPolicy, key: str) -> bool:
         """Return whether a policy may ban a key; those of trusted proxies and the allowlist are protected."""
-        return all(may_ban(policy, key, networks) for networks in self._protected)
+        return all(may_ban(policy, key, networks_of(listed)) for listed in self._protected)
 
     async def strike_for(
         self, what: int | Literal["refused"], scope: Scope, exchange: Exchange | None = None

@@ -33,7 +33,7 @@ from ..core.addresses import (
     parse_network,
     prefix_length,
 )
-from ..core.arguments import check_list
+from ..core.arguments import check_flag, check_list
 from ..core.errors import ConfigurationError, InvalidKey, quoted
 from ..core.limits import check_whole
 from ..core.memo import remember
@@ -179,7 +179,7 @@ def client_ip(
         ConfigurationError: A network is invalid, the networks cover most addresses, or a value is out of range.
     """
     networks, unix, hops = _read_trusted(trusted)
-    if networks.covers_most_of() is not None and not trust_all:
+    if not check_flag("trust_all", trust_all) and networks.covers_most_of() is not None:
         raise ConfigurationError(
             "these networks cover most addresses, so any client could forge its address; list your proxies, "
             f"{_EXAMPLE}; trust_all=True allows it",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from starlette.types import Scope
@@ -11,12 +11,11 @@ from ..core.addresses import Address
 from ..core.bans.ban import BanSubject
 from ..core.decision import Decision, Reason
 from ..core.memo import MEMO_BYTES, key_bytes, remember
-from ..core.networks import Networks
 from ..limiter.operators import NetworkLookup
 from .bans import BanSignals
 from .client_ip import ClientAddress, host_of, may_be_gone
 from .headers import field_value
-from .lists import ListFiles
+from .lists import AnyList, FollowedList
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
 _GONE: Final = Decision(False, Reason.BLOCKED, by="gone")
@@ -47,8 +46,7 @@ class Clients:
     Args:
         client: Determines the client's address.
         signals: The ban policies.
-        blocklist: Networks refused before anything is counted.
-        allowlist: Networks let through before anything is counted.
+        lists: Networks refused before anything is counted (``blocklist``), and let through (``allowlist``).
         files: The files behind these lists, and the databases of networks.
         changed: Called when one of the files was read again.
 
@@ -60,9 +58,8 @@ class Clients:
         self,
         client: ClientAddress,
         signals: BanSignals,
-        blocklist: Networks | None,
-        allowlist: Networks | None,
-        files: Sequence[ListFiles | NetworkLookup],
+        lists: Mapping[str, AnyList | None],
+        files: Sequence[FollowedList | NetworkLookup],
         changed: Callable[[], object],
     ) -> None:
         who = _peer_and_header(client.header) if client.trusted else _peer
@@ -70,13 +67,13 @@ class Clients:
         self._who = who
         self._client = client
         self._signals = signals
-        self._blocklist = blocklist
-        self._allowlist = allowlist
+        self._blocklist = lists["blocklist"]
+        self._allowlist = lists["allowlist"]
         self._files = files
         self._changed = changed
         self._read = 0
         self._known: dict[object, Client] = {}
-        self._needs_peers = blocklist is not None or bool(signals.policies)
+        self._needs_peers = self._blocklist is not None or bool(signals.policies)
         self._peers_named = False
 
     def find(self, scope: Scope) -> Client:

@@ -1,6 +1,8 @@
-"""Reads `slidegate.toml` into options of `RateLimitMiddleware`. Each error names the file, the key and what to write.
+"""Reads `slidegate.toml` into options of `RateLimitMiddleware`. Each error names the file, the table and its key.
 
-Code overrides the file, and the file overrides the environment. `config_schema` defines the keys and their values.
+A table is the keyword arguments of the class or function that it describes, which checks them as it does in code. What
+TOML has no type for is written differently: keys and conditions, statuses, quotas, files of networks, and the store.
+Code overrides the file, and the file overrides the environment.
 """
 
 from __future__ import annotations
@@ -10,308 +12,385 @@ import os
 import re
 import time
 import tomllib
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from inspect import Parameter, signature
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, TypeVar
 
+from ..core.arguments import check_list, unknown_option
 from ..core.bans.policy import BanPolicy
-from ..core.errors import MAX_QUOTED, ConfigurationError, closest, quoted
+from ..core.errors import ConfigurationError, closest, quoted
+from ..core.limits import check_whole
 from ..core.logs import escaped
-from ..limiter import FailurePolicy, Limiter, check_failure_policy
+from ..core.quotas import Quota
+from ..limiter import Limiter
 from ..limiter.keys import SECRET_VARIABLE
+from ..limiter.observers import AnyObserver
+from . import keys
 from .bans import check_policy
 from .client_ip import ClientAddress, client_ip
 from .file_watcher import FileVersion, read_whole, version_of
-from .lists import ListFile, Networks
-from .networks import NetworkFile
+from .lists import Networks
+from .mcp import mcp_tool
+from .networks import NetworkFile, key_by
+from .path_params import path_param
+from .rules import Rule
+from .websockets import MessageLimits
 
-if TYPE_CHECKING:
-    from pydantic import ValidationError
-
-    from . import config_schema as schema
+T = TypeVar("T")
 
 STORE_VARIABLE: Final = "SLIDEGATE_STORE"
 """The environment variable with the address of the store, used if neither code nor file specify one."""
 MAX_BYTES: Final = 2 << 20
 """The maximum size of a file. 20,000 rules are one MiB, and reading takes a hundred times the size in memory."""
-MAX_SHOWN: Final = 200
-MAX_ERRORS: Final = 20
-"""The most mistakes that one error lists."""
 MAX_DEPTH: Final = 32
 """The most names in a dotted key: TOML parsers need quadratic time for them."""
-_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
-_DEEP: Final = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
-_OF_LIMITER: Final = frozenset({"store", "deadline", "on_error", "networks"})
-_BESIDE_STORE: Final = frozenset({*_OF_LIMITER, SECRET_VARIABLE} - {"store"})
-"""What a limiter is made of in addition to a store."""
+MAX_SHOWN: Final = 200
+OF_LIMITER: Final[Mapping[str, Any]] = {"store": None, "deadline": "50ms", "on_error": "local", "networks": []}
+"""The options of the limiter, with their defaults."""
+OPTIONS: Final = (
+    *("client", "limits", "rules", "default_limits", "key", "blocklist", "allowlist", "bans", "headers"),
+    *("messages", "enabled", "ignore_checks", "name", *OF_LIMITER),
+)
+"""The keys at the top of a file, in the order of reading: options of `RateLimitMiddleware` and of its `Limiter`."""
 _LIMITING: Final = frozenset({"limits", "rules", "default_limits", "bans"})
+_DEEP: Final = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
+_WORDS: Final[Mapping[str, keys.Key | None]] = {"client": None, "everyone": keys.everyone, "user": keys.user}
+_VALUES: Final[Mapping[str, Callable[..., keys.Key]]] = {**keys.SENT_BY_NAME, "path_param": path_param}
+BESIDE: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(_VALUES, ("fallback",)),
+    **{"client": (), "combine": (), "mcp_tool": ("validated",), "network": ("by",)},
+}
+"""What the table of a key can name, each with what may stand beside it."""
+CONDITIONS: Final[Mapping[str, tuple[str, ...]]] = {"mcp_tool": ("is_in", "is_method"), "network": ("is_in",)}
+"""The keys of which a rule can have a condition, with the methods that return it."""
+_MMDB: Final = 'for example "GeoLite2-ASN.mmdb"'
+_KEY: Final = 'expected "client", "everyone", "user", or a table such as { header = "X-API-Key" }'
 
 
-class ConfigFile:
-    """A parsed configuration file; creates the errors about it.
-
-    Args:
-        path: The file.
-
-    Attributes:
-        data: The document, as `tomllib` returns it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.data: dict[str, Any] = {}
-
-    def read(self) -> None:
-        """Read and parse the file.
-
-        Raises:
-            ConfigurationError: It cannot be read, or is not TOML.
-        """
-        try:
-            content = read_whole(self.path, MAX_BYTES)
-        except OSError as error:
-            raise self.error((), f"cannot be read: {error.strerror or error}") from error
-        except ConfigurationError as error:
-            raise self.error((), str(error)) from None
-        self.parse(content)
-
-    def parse(self, content: bytes) -> None:
-        """Parse the content of the file.
-
-        Raises:
-            ConfigurationError: It is not TOML.
-        """
-        try:
-            text = content.decode("utf-8-sig")
-            if _DEEP.search(text):
-                raise RecursionError
-            self.data = tomllib.loads(text)
-        except RecursionError:
-            raise self.error((), f"is nested too deeply; a key has at most {MAX_DEPTH} names") from None
-        except ValueError as error:  # not UTF-8, not TOML, or a number with more digits than Python parses
-            raise self.error((), f"not TOML: {escaped(str(error), MAX_SHOWN)}") from None
-
-    def error(self, path: Sequence[str | int], text: str) -> ConfigurationError:
-        """Return an error about the key at a path; about the file if the path is empty."""
-        return ConfigurationError(": ".join(filter(None, (str(self.path), _path_text(path), text))))
-
-    def blamed(self, error: ConfigurationError, path: Sequence[str | int]) -> ConfigurationError:
-        """Return an error raised by an object built from the value at a path, with the path of the key to blame."""
-        _, value = self._place(path)
-        if not isinstance(value, dict):
-            return self.error(path, error.text)
-        if error.option in value:
-            return self.error((*path, error.option), error.text)
-        return self.error(path, str(error))
-
-    def invalid(self, error: ValidationError) -> ConfigurationError:
-        """Return one error for everything that validation found."""
-        facts: dict[tuple[str | int, ...], list[Mapping[str, Any]]] = {}
-        for fact in error.errors(include_url=False):
-            path, _ = self._place(fact["loc"])
-            facts.setdefault((*path, fact["loc"][-1]) if fact["type"] == "missing" else path, []).append(fact)
-        # A value that may have several forms has an error for each; errors inside one form are the specific ones.
-        outer = {path[:end] for path in facts for end in range(len(path))}
-        wrong = [path for path in facts if path not in outer]
-        found = [str(self._mistake(path, facts[path])) for path in wrong[:MAX_ERRORS]]
-        more = [f"{self.path}: and {len(wrong) - MAX_ERRORS} more"] if len(wrong) > MAX_ERRORS else []
-        return ConfigurationError("\n".join(found + more))
-
-    def _mistake(self, path: tuple[str | int, ...], facts: Sequence[Mapping[str, Any]]) -> ConfigurationError:
-        """Return the error about one value: that of the object built from it, else that of the validation."""
-        causes = [fact.get("ctx", {}).get("error") for fact in facts]
-        ours = next((cause for cause in causes if isinstance(cause, ConfigurationError)), None)
-        if ours is not None:
-            return self.blamed(ours, path)
-        said = "; ".join(dict.fromkeys(fact["msg"] for fact in facts))
-        if facts[0]["type"] == "extra_forbidden":
-            return self.error(path, said + closest(str(path[-1]), _known_keys()))
-        if all(fact["msg"].startswith("Input should") for fact in facts):
-            said = f"{said}, not {quoted(facts[0]['input'])}"
-        return self.error(path, said)
-
-    def _place(self, location: Sequence[str | int]) -> tuple[tuple[str | int, ...], object]:
-        """Return the path of a value, and the value; path components that only pydantic uses are skipped."""
-        path: list[str | int] = []
-        data: Any = self.data
-        for part in location:
-            if part in data if isinstance(data, dict) else isinstance(data, list) and isinstance(part, int):
-                data = data[part]
-                path.append(part)
-        return tuple(path), data
+class LocatedError(ConfigurationError):
+    """An error whose option is the path of a key in the file: ``rules[2].limits``."""
 
 
-def _path_text(path: Sequence[str | int]) -> str:
-    """Format a path in TOML style: ``rules[2].limits``, ``signals."/.env"``."""
-    parts = [f"[{part}]" if isinstance(part, int) else f".{_key_text(part)}" for part in path]
-    return "".join(parts if len(parts) <= MAX_DEPTH else [*parts[:3], " ... ", *parts[-3:]]).removeprefix(".")
+@contextmanager
+def about(*path: str | int) -> Iterator[None]:
+    """Put the path of a key in front of the errors that are raised inside."""
+    try:
+        yield
+    except ConfigurationError as error:
+        located = "".join([f"[{part}]" if isinstance(part, int) else f".{_key_text(part)}" for part in path])
+        text, inner = str(error), ""
+        if isinstance(error, LocatedError) or error.option.isidentifier():
+            text, inner = error.text, error.option if error.option.startswith("[") else f".{error.option}"
+        raise LocatedError(text, f"{located}{inner}".removeprefix(".")) from error.__cause__
 
 
 def _key_text(key: str) -> str:
-    shown = escaped(key, MAX_QUOTED)
+    shown = escaped(key, MAX_SHOWN)
     return shown if _BARE.fullmatch(shown) else json.dumps(shown, ensure_ascii=False)
 
 
-def _known_keys() -> set[str]:
-    """Return the keys of all tables."""
-    from .config_schema import json_schema
-
-    schema = json_schema()
-    return {key for table in (schema, *schema["$defs"].values()) for key in table["properties"]}
-
-
-@dataclass
-class ConfigLoader:
-    """Reads a configuration file once, into the options of a middleware.
+class ConfigReader:
+    """Reads a configuration file once, and creates what it describes.
 
     Args:
         path: The file.
         code: Options given in code, which override those of the file.
-        limiter_at: Creates the limiter from a store's address, a failure policy, and the files for its `networks`.
-        clock: Returns the time in seconds, for the interval between two checks of list files.
-        store: The address of a store that replaces the file's, for read-only tools.
-        filled: The paths of active list files with entries; a file of zero bytes does not replace such a list.
-        opened: The open files in MaxMind's format, by path; they are not opened a second time.
+        clock: Returns the time in seconds, for the interval between two looks at files that it names.
 
     Attributes:
-        file: The file.
-        network_files: The files in MaxMind's format that the configuration names, by path.
-        client: Determines clients; keys may combine it with others.
-        versions: The version of each file, taken before it was read; complete even after an error. Lists that were read
-            successfully watch their own files and are not included.
+        of_limiter: The options of the limiter as they are written in the file, or their defaults.
+        versions: The version of each file from before it was read. Files that are followed by what was created from
+            them are among them only until they have been read.
     """
 
-    path: Path
-    code: Mapping[str, Any]
-    limiter_at: Callable[[str, FailurePolicy, Sequence[NetworkFile]], Limiter]
-    clock: Callable[[], float] = time.monotonic
-    store: str = ""
-    filled: Container[str] = ()
-    opened: Mapping[str, NetworkFile] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.network_files: dict[str, NetworkFile] = {}
-        self.versions: dict[str, FileVersion | None] = {str(self.path): version_of(str(self.path))}
-        self.file = ConfigFile(self.path)
-        self.client: ClientAddress = self.code.get("client") or client_ip()
+    def __init__(
+        self, path: str | PathLike[str], code: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._path = Path(path)
+        self._code = code
+        self._clock = clock
+        self._client: ClientAddress = code.get("client") or client_ip()
+        self._opened: dict[str, NetworkFile] = {}
+        self.of_limiter: dict[str, Any] = dict(OF_LIMITER)
+        self.versions: dict[str, FileVersion | None] = {str(path): version_of(str(path))}
 
     def options(self) -> dict[str, Any]:
-        """Return the options for `RateLimitMiddleware`, including those given in code.
+        """Return the options for `RateLimitMiddleware` but the limiter, including those given in code.
 
         Raises:
-            ConfigurationError: The file or a value in it is invalid.
+            ConfigurationError: The file cannot be read, a key is unknown, or a value is invalid.
         """
-        found = self._validated()
-        options = {name: value for name, value in found.given.items() if name not in _OF_LIMITER}
-        if not _LIMITING & {*options, *self.code}:
-            raise self.file.error((), 'expected limits = "100/minute", or rules, or default_limits')
-        if {"limits", "rules"} <= options.keys():
-            raise self.file.error(("limits",), "give limits or rules, not both; limits is one rule for all paths")
-        if {"limits", "rules"} & self.code.keys():
-            options = {name: value for name, value in options.items() if name not in ("limits", "rules")}
-        if found.headers == "none":
-            options["headers"] = None
-        if "bans" in options:
-            options["bans"] = [self._policy(name, table) for name, table in options["bans"].items()]
-        if "limiter" not in self.code:
-            options["limiter"] = self._limiter(found)
-        else:
-            for name in sorted(_OF_LIMITER & found.given.keys()):
-                text = f"the limiter given in code has its own; remove {name} here, or limiter= in code"
-                raise self.file.error((name,), text)
-        return options | dict(self.code)
-
-    def blamed(self, error: ConfigurationError) -> ConfigurationError:
-        """Return an error of the middleware, prefixed with the file if the option was set there."""
-        return self.file.blamed(error, ()) if error.option in self.file.data.keys() - self.code.keys() else error
-
-    def beside(self, name: str) -> str:
-        """Return the path of a file that the configuration names, relative to its own directory."""
-        return str(self.path.parent / name)
-
-    def networks(self, name: str) -> Networks:
-        """Read a file of networks; when it changes, the whole configuration is reloaded."""
-        path = self.beside(name)
-        version = self.versions[path] = version_of(path)
-        if version is not None and not version.size:  # a torn write: without proxies, all clients would count as one
-            raise ConfigurationError(
-                f"{path}: has zero bytes; to trust no proxy, write a comment such as: # none", "trusted"
-            )
         try:
-            return Networks.from_file(path)
+            data = parsed(read_whole(str(self._path), MAX_BYTES))
+            return {**self._options(data), **self._code}
+        except RecursionError:
+            raise ConfigurationError(
+                f"is nested too deeply; a key has at most {MAX_DEPTH} names", str(self._path)
+            ) from None
         except ConfigurationError as error:
-            raise ConfigurationError(error.text, "trusted") from None
+            raise self.located(error) from error.__cause__
 
-    def follow(self, files: Sequence[ListFile]) -> Networks:
-        """Read the files of a list; the returned list watches them itself."""
-        # If a list cannot be read, a change of its file reloads the whole configuration.
-        read = self.versions
-        versions = {file.path: version_of(file.path) for file in files}
-        self.versions = versions | read
-        for path, version in versions.items():
-            if path in self.filled and version is not None and not version.size:
-                raise ConfigurationError(f"{path}: has zero bytes; to empty the list, write a comment such as: # empty")
-        made = Networks.of_files(files, self.clock)
-        self.versions = read
+    def located(self, error: ConfigurationError) -> ConfigurationError:
+        """Return an error with the file in front, unless it names the file or an option that was given in code."""
+        if error.option in self._code or str(error).startswith(f"cannot read {self._path}: "):
+            return error
+        return ConfigurationError(str(error), str(self._path))
+
+    def limiter(self, address: str, observers: Iterable[AnyObserver]) -> Limiter:
+        """Return the limiter that the file describes; call `options` before.
+
+        Args:
+            address: The address of a store that replaces the file's; empty for none.
+            observers: Receive its events.
+
+        Raises:
+            ConfigurationError: A value is invalid, or the environment variable with the address is not set.
+        """
+        options = self.of_limiter.copy()
+        store, names = options.pop("store"), options.pop("networks")
+        variable = STORE_VARIABLE if store is None else store["env"] if isinstance(store, dict) else ""
+        found = os.environ.get(variable, "") if variable else store
+        if store is None:
+            found = found or "memory://"
+        try:
+            if not (address or found):
+                raise ConfigurationError(f"the environment variable {variable} is not set", "store")
+            networks = [key_by(self._network_file(name, "networks")) for name in names]
+            return Limiter.from_url(address or found, observers=observers, networks=networks, **options)
+        except ConfigurationError as error:
+            if error.option in (*OF_LIMITER, SECRET_VARIABLE) or address:
+                raise self.located(error) from error.__cause__
+            if not variable:
+                raise self.located(ConfigurationError(str(error), "store")) from error.__cause__
+            text = str(error).replace(repr(found), "its value")  # which may contain a password
+            raise self.located(ConfigurationError(f"the environment variable {variable}: {text}")) from None
+
+    # -- the tables ----------------------------------------------------------------------------------------------------
+
+    def _options(self, data: dict[str, Any]) -> dict[str, Any]:
+        for name in data:
+            if name not in OPTIONS:
+                raise ConfigurationError(unknown_option(name, OPTIONS))
+        if not _LIMITING & {*data, *self._code}:
+            raise ConfigurationError('expected limits = "100/minute", or rules, or default_limits')
+        if {"limits", "rules"} & self._code.keys():
+            data = {name: value for name, value in data.items() if name not in ("limits", "rules")}
+        readers: dict[str, Callable[[Any], Any]] = {
+            "client": self._client_of,
+            "key": self._key,
+            "limits": self._limits,
+            "default_limits": self._limits,
+            "rules": self._rules,
+            "bans": self._policies,
+            "blocklist": self._list,
+            "allowlist": self._list,
+            "messages": lambda table: self._made(MessageLimits, table, {"limits": self._limits}),
+            "headers": lambda style: None if style == "none" else tuple(style) if isinstance(style, list) else style,
+            "store": _store,
+            "networks": lambda names: [names] if isinstance(names, str) else check_list("", names, f"files, {_MMDB}"),
+        }
+        options: dict[str, Any] = {}
+        for name in sorted(data, key=OPTIONS.index):
+            with about(name):
+                if name in OF_LIMITER and "limiter" in self._code:
+                    raise ConfigurationError(
+                        f"the limiter given in code has its own; remove {name}, or limiter= in code"
+                    )
+                options[name] = readers[name](data[name]) if name in readers else data[name]
+            if name == "client":
+                self._client = self._code.get("client") or options[name]
+        self.of_limiter = {name: options.pop(name, default) for name, default in OF_LIMITER.items()}
+        return options
+
+    def _made(
+        self, call: Callable[..., T], table: object, readers: Mapping[str, Callable[[Any], Any]], **fixed: Any
+    ) -> T:
+        """Call a class or function with the keys of a table as its arguments.
+
+        Args:
+            call: The class or function.
+            table: The table.
+            readers: Turn the values of some keys into arguments.
+            **fixed: Arguments that the table must not have.
+        """
+        if not isinstance(table, dict):
+            raise ConfigurationError(f"expected a table, not {quoted(table)}")
+        parameters = {name: one for name, one in signature(call).parameters.items() if name not in fixed}
+        options: dict[str, Any] = {}
+        for name, value in table.items():
+            if name not in parameters:
+                raise ConfigurationError(unknown_option(name, parameters))
+            with about(name):
+                options[name] = readers[name](value) if name in readers else value
+        for name, parameter in parameters.items():
+            if parameter.default is Parameter.empty and name not in options:
+                raise ConfigurationError("is missing", name)
+        return call(**options, **fixed)
+
+    def _rules(self, tables: object) -> list[Rule]:
+        readers = {"key": self._key, "fair": self._fair, "when": self._condition, "count_if": _one_of}
+        readers |= {"limits": self._limits, "fallback_limits": self._limits}
+        rules: list[Rule] = []
+        for number, table in enumerate(check_list("", tables, "tables [[rules]]")):
+            with about(number):
+                rules.append(self._made(Rule, table, readers))
+        return rules
+
+    def _policies(self, tables: object) -> list[BanPolicy]:
+        if not isinstance(tables, dict):
+            raise ConfigurationError(f"expected tables such as [bans.scanning], not {quoted(tables)}")
+        policies: list[BanPolicy] = []
+        for name, table in tables.items():
+            with about(name):
+                policies.append(self._made(BanPolicy, table, {"key": self._key}, name=name))
+                check_policy(policies[-1])
+        return policies
+
+    def _limits(self, given: Any) -> Any:
+        """Return limits as code has them: a table is a quota."""
+        if isinstance(given, dict):
+            return self._made(_quota, given, {})
+        return [self._limits(one) for one in given] if isinstance(given, list) else given
+
+    # -- keys and conditions -------------------------------------------------------------------------------------------
+
+    def _key(self, given: Any) -> keys.Key | None:
+        """Return the key that a word or a table names; None for the client."""
+        if isinstance(given, str) and given in _WORDS:
+            return _WORDS[given]
+        if not isinstance(given, dict):
+            raise ConfigurationError(f"{_KEY}, not {quoted(given)}{closest(str(given), _WORDS)}")
+        kinds = [name for name in given if name in BESIDE]
+        if len(kinds) != 1:
+            raise ConfigurationError(f"expected one of {', '.join(BESIDE)}, not {quoted(given)}")
+        (kind,) = kinds
+        rest = {name: value for name, value in given.items() if name != kind}
+        for name in rest:
+            if name not in BESIDE[kind]:
+                raise ConfigurationError(f"not an option of {kind}; remove it{closest(name, BESIDE[kind])}", name)
+        return self._key_of(kind, given[kind], rest)
+
+    def _key_of(self, kind: str, value: Any, rest: dict[str, Any]) -> keys.Key | None:
+        if "fallback" in rest:
+            with about("fallback"):
+                rest["fallback"] = self._key(rest["fallback"])
+        if kind in _VALUES:
+            return _VALUES[kind](value, **rest)
+        if kind == "network":
+            return key_by(self._network_file(value), **rest)
+        if kind == "mcp_tool":
+            return mcp_tool(*check_list(kind, value, 'a list of tools such as ["search"]'), **rest)
+        with about(kind):
+            if kind == "client":
+                return self._client_of(value)
+            parts = check_list("", value, 'a list of keys such as ["client", { header = "X-Tenant" }]')
+            return keys.combine(*[self._key(part) or self._client for part in parts])
+
+    def _fair(self, given: Any) -> keys.Key:
+        return self._key(given) or self._client
+
+    def _condition(self, given: Any) -> keys.KeyCondition:
+        """Return the condition of a rule: is_in or is_method, of mcp_tool or network."""
+        table = given if isinstance(given, dict) else {}
+        kinds, tests = ([name for name in names if name in table] for names in (CONDITIONS, CONDITIONS["mcp_tool"]))
+        if len(kinds) != 1 or len(tests) != 1:
+            expected = 'mcp_tool or network with is_in or is_method, for example { network = "x.mmdb", is_in = ["NL"] }'
+            raise ConfigurationError(f"expected {expected}, not {quoted(given)}")
+        (kind,), (test,) = kinds, tests
+        if test not in CONDITIONS[kind]:
+            raise ConfigurationError("requires mcp_tool; remove it, or write is_in", test)
+        key: Any = self._key({name: value for name, value in table.items() if name != test})
+        with about(test):
+            values = check_list("", table[test], 'a list such as ["NL"]')
+        condition: keys.KeyCondition = getattr(key, test)(*values)
+        return condition
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    def _client_of(self, table: object) -> ClientAddress:
+        return self._made(client_ip, table, {"trusted": self._trusted})
+
+    def _trusted(self, given: Any) -> Any:
+        """Return trusted networks; of a file that changes, the whole configuration is read again."""
+        return self._in_file(given) if isinstance(given, str) else given
+
+    def _list(self, given: Any) -> Networks:
+        """Return a blocklist or an allowlist: networks, or a file of them, which is followed by itself."""
+        if isinstance(given, list):
+            return Networks(given)
+        made = self._in_file(given) if isinstance(given, str) else self._made(self._networks, given, {})
+        if made.file is not None:
+            del self.versions[made.file.path]
         return made
 
-    def network_file(self, name: str) -> NetworkFile:
-        """Open a file in MaxMind's format, once for all keys; the returned object watches the file itself."""
-        path = self.beside(name)
-        found = self.network_files.get(path) or self.opened.get(path)
-        if found is None:
-            # If it cannot be read, a change of it reloads the whole configuration.
-            self.versions[path] = version_of(path)
-            found = NetworkFile(path, self.clock)
-            del self.versions[path]
-        self.network_files[path] = found
-        return found
+    def _in_file(self, path: str) -> Networks:
+        try:
+            return self._networks(path)
+        except ConfigurationError as error:  # the name of the file is the whole value, without a table
+            raise ConfigurationError(error.text) from error.__cause__
 
-    def _validated(self) -> schema.Configuration:
-        try:
-            from pydantic import ValidationError
+    def _networks(self, path: str, strict: bool = True) -> Networks:
+        if not isinstance(path, str):
+            raise ConfigurationError(f'expected a file, for example "blocked.netset", not {quoted(path)}', "path")
+        name = str(self._path.parent / path)
+        self.versions[name] = version_of(name)
+        return Networks.from_file(name, strict=strict, clock=self._clock)
 
-            from . import config_schema as schema
-        except ModuleNotFoundError as error:
-            raise self.file.error(
-                (),
-                f"reading a configuration file needs {error.name}; install it with: pip install 'slidegate[config]'",
-            ) from error
-        self.file.read()
-        try:
-            return schema.Configuration.model_validate(self.file.data, context=self)
-        except ValidationError as error:
-            raise self.file.invalid(error) from None
+    def _network_file(self, path: object, option: str = "network") -> NetworkFile:
+        """Open a file in MaxMind's format, once for all keys; it is followed by itself."""
+        if not isinstance(path, str) or not os.path.basename(path):
+            raise ConfigurationError(f"expected a file, {_MMDB}, not {quoted(path)}", option)
+        name = str(self._path.parent / path)
+        if name not in self._opened:
+            self.versions[name] = version_of(name)
+            try:
+                self._opened[name] = NetworkFile(name, self._clock)
+            except ConfigurationError as error:
+                raise ConfigurationError(error.text, option) from error.__cause__
+            del self.versions[name]
+        return self._opened[name]
 
-    def _policy(self, name: str, options: Mapping[str, Any]) -> BanPolicy:
-        try:
-            policy = BanPolicy(name=name, **options)
-            check_policy(policy)
-        except ConfigurationError as error:
-            raise self.file.blamed(error, ("bans", name)) from None
-        return policy
 
-    def _limiter(self, found: schema.Configuration) -> Limiter:
-        try:
-            check_failure_policy(found.deadline, found.on_error)
-        except ConfigurationError as error:
-            raise self.file.blamed(error, ()) from None
-        policy, networks = (found.deadline, found.on_error), found.given.get("networks", [])
-        if self.store:
-            return self.limiter_at(self.store, policy, networks)
-        variable = STORE_VARIABLE if found.store is None else getattr(found.store, "env", "")
-        address = os.environ.get(variable, "") if variable else str(found.store)
-        if found.store is None:
-            address = address or "memory://"
-        elif variable and not address:
-            raise self.file.error(("store",), f"the environment variable {variable} is not set")
-        try:
-            return self.limiter_at(address, policy, networks)
-        except ConfigurationError as error:
-            if error.option in _BESIDE_STORE:
-                raise self.file.blamed(error, ()) from None
-            if variable:  # the value may contain a password
-                text = str(error).replace(repr(address), "its value")
-                raise self.file.error((), f"the environment variable {variable}: {text}") from None
-            raise self.file.error(("store",), str(error)) from None
+def parsed(content: bytes) -> dict[str, Any]:
+    """Return the document in the content of a file.
+
+    Raises:
+        ConfigurationError: It is not TOML.
+        RecursionError: It is nested too deeply.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+        if _DEEP.search(text):
+            raise RecursionError
+        return tomllib.loads(text)
+    except ValueError as error:  # not UTF-8, not TOML, or a number with more digits than Python parses
+        raise ConfigurationError(f"not TOML: {escaped(str(error), MAX_SHOWN)}") from None
+
+
+def _quota(quota: str, zone: str = "UTC", starts: int | str | None = None, name: str | None = None) -> Quota:
+    return Quota(quota, zone=zone, starts=starts, name=name)
+
+
+def _one_of(statuses: object) -> Callable[[int], bool]:
+    """Return the function that tells whether a response counts, from the statuses that do."""
+    listed = check_list("", statuses, "a list of statuses such as [401, 403]")
+    for status in listed:
+        check_whole(status, 100, 599, "", "for example 401")
+    if not listed:
+        raise ConfigurationError("expected statuses such as [401, 403], not an empty list")
+    return frozenset(listed).__contains__
+
+
+def _store(given: object) -> object:
+    """Check how the store is named, and return it: an address, or the environment variable that contains it."""
+    if isinstance(given, str):
+        return given
+    variable = given.get("env") if isinstance(given, dict) and len(given) == 1 else None
+    if not isinstance(variable, str) or not variable:
+        expected = 'an address such as "memory://", or { env = "SLIDEGATE_STORE" }'
+        raise ConfigurationError(f"expected {expected}, not {quoted(given)}")
+    return given

@@ -1,22 +1,20 @@
-"""Files that are read completely or not at all, and watched while serving, without a timer.
+"""Files that are read completely or not at all, and followed while serving, without a timer.
 
 A path may lead to anything: a pipe without a writer, an endless device, a loop of links, a huge file, a file that is
 being written. None of them blocks the reader, and no file is read partially.
 
-A request triggers a check if the last one is at least a second old. A short-lived thread checks the files and reads
-those that have changed, so no request waits; there is at most one such thread. A changed file is read once its size and
-times were equal in two checks.
+A request triggers a look if the last one is at least a second old. A short-lived thread looks at the files and reads
+those that have changed, so no request waits; there is at most one such thread. Changed files are read once their sizes
+and times were equal at two looks.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
-from os import PathLike
+from collections.abc import Callable, Mapping
 from threading import Lock, Thread
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from ..core.errors import ConfigurationError
 from ..core.logs import logger
@@ -28,106 +26,80 @@ THREAD: Final = "slidegate-files"
 _FLAGS: Final = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
 
 
-class FileVersion(NamedTuple):
-    """The attributes that identify a version of a file without reading it."""
-
-    file: tuple[int, int]
-    """The device and the inode number."""
-    size: int
-    written_ns: int
-    changed_ns: int
+FileVersion: TypeAlias = tuple[int, ...]
+"""Device, inode number, size and times of a file, which identify a version of it without reading it."""
+Versions: TypeAlias = Mapping[str, FileVersion | None]
+"""The versions of some files by path; None for a file that does not exist."""
 
 
 def version_of(path: str) -> FileVersion | None:
-    """Return the version of a file; None if there is none."""
+    """Return the version of a file, following links; None if there is none."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
         return None
-    return FileVersion((found.st_dev, found.st_ino), found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-Versions: TypeAlias = Mapping[str, FileVersion | None]
-
-
-def read_whole(path: str | PathLike[str], max_bytes: int) -> bytes:
+def read_whole(path: str, max_bytes: int, option: str = "") -> bytes:
     """Read a regular file, following links.
 
     Args:
         path: The file.
         max_bytes: Its maximum size.
+        option: The option that names it, for the error message.
 
     Raises:
-        OSError: It cannot be opened or read.
-        ConfigurationError: It is not a regular file, is too large, or changes while it is read.
+        ConfigurationError: It cannot be read, is empty, is not a regular file, is too large, or changes meanwhile.
     """
     try:
-        number = os.open(path, _FLAGS)
-    except ValueError as error:
-        raise OSError(errno.EINVAL, str(error)) from None  # a NUL in the name
+        return _read(path, max_bytes)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or one of `_read`'s own
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigurationError(f"cannot read {path}: {reason}", option) from error
+
+
+def _read(path: str, max_bytes: int) -> bytes:
+    number = os.open(path, _FLAGS)
     with open(number, "rb", buffering=0) as file:
         before = os.fstat(number)
         if not stat.S_ISREG(before.st_mode):
-            raise ConfigurationError("expected a regular file, not a pipe or a device")
+            raise ValueError("expected a regular file, not a pipe or a device")
         content = bytearray()
         while len(content) <= max_bytes and (part := file.read(min(max_bytes + 1 - len(content), 1 << 20))):
             content += part
-        if len(content) > max_bytes:
-            raise ConfigurationError(f"expected at most {max_bytes >> 20} MiB, and it has more")
         after = os.fstat(number)
+    if len(content) > max_bytes:
+        raise ValueError(f"expected at most {max_bytes >> 20} MiB, and it has more")
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise ConfigurationError("it changes while it is read; write another file and rename it into place")
+        raise ValueError("it changes while it is read; write another file and rename it into place")
+    if not content:  # most probably it is still being written
+        raise ValueError("it has zero bytes; if it is to contain nothing, write a comment such as: # empty")
     return bytes(content)
 
 
-def read_named(what: str, path: str, max_bytes: int) -> bytes:
-    """Read a regular file, see `read_whole`.
-
-    Args:
-        what: The option that names it, for the error message.
-        path: The file.
-        max_bytes: Its maximum size.
-
-    Raises:
-        ConfigurationError: It cannot be read; the message contains the option, the path and the reason.
-    """
-    try:
-        return read_whole(path, max_bytes)
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror or error}", what) from error
-    except ConfigurationError as error:
-        raise ConfigurationError(f"cannot read {path}: {error}", what) from None
-
-
 class FileWatcher:
-    """Reloads files when they have changed, each version once.
+    """Follows files, and reads them again when they have changed.
 
     Args:
-        paths: The files. Create the watcher before reading them.
-        prepare: Reads the changed files, and returns a function that applies the new content. That function is called
-            if the files have not changed during the reading. Neither must raise.
-        clock: Returns the time in seconds, for the interval between two checks.
-        together: Whether to read nothing while any of the changed files is still being written.
+        versions: The files, with their versions from before they were read.
+        read_again: Reads the files, and returns a function that applies the new content. That function is called unless
+            the files have changed during the reading. Neither must raise.
+        clock: Returns the time in seconds, for the interval between two looks.
 
     Attributes:
-        versions: The version of each file, taken before it was read.
+        versions: The files that are followed, with the versions that were read last.
     """
 
     def __init__(
-        self,
-        paths: Iterable[str],
-        prepare: Callable[[Versions], Callable[[], None]],
-        clock: Callable[[], float],
-        *,
-        together: bool = False,
+        self, versions: Versions, read_again: Callable[[], Callable[[], None]], clock: Callable[[], float]
     ) -> None:
-        self.versions: dict[str, FileVersion | None] = {path: version_of(path) for path in paths}
-        self._observers = Observers()
-        self._prepare = prepare
+        self.versions = versions
+        self._read_again = read_again
         self._clock = clock
-        self._together = together
-        self._seen: dict[str, FileVersion | None] = {}
-        self._checking = Lock()
+        self._observers = Observers()
+        self._seen = versions
+        self._looking = Lock()
         self._next_look_s = clock() + LOOK_EVERY_S
 
     def observe(self, observer: EventListener) -> None:
@@ -141,36 +113,29 @@ class FileWatcher:
         self._observers.tell(event)
 
     def look_when_due(self) -> None:
-        """Check the files in a thread, at most once a second, and read those that have changed."""
+        """Look at the files in a thread, at most once a second, and read those that have changed."""
         now_s = self._clock()
         if now_s < self._next_look_s:
             return
         self._next_look_s = now_s + LOOK_EVERY_S
         try:
-            Thread(target=self._check, name=THREAD, daemon=True).start()
-        except RuntimeError as error:  # the request must not fail because of this; the next check tries again
-            logger.warning("no thread to check %s: %s", ", ".join(self.versions), error)
+            Thread(target=self._look, name=THREAD, daemon=True).start()
+        except RuntimeError as error:  # the request must not fail because of this; the next look tries again
+            logger.warning("no thread to look at %s: %s", ", ".join(self.versions), error)
 
-    def _check(self) -> None:
-        # Reading may take longer than the interval between two checks.
-        if not self._checking.acquire(blocking=False):
+    def _look(self) -> None:
+        if not self._looking.acquire(blocking=False):  # reading may take longer than the interval between two looks
             return
         try:
-            changed = self._changed()
-            if changed:
-                apply = self._prepare(changed)
-                if all(version_of(path) == version for path, version in changed.items()):
-                    self.versions.update(changed)
-                    apply()
+            now = {path: version_of(path) for path in self.versions}
+            is_steady, self._seen = now == self._seen, now
+            if now == self.versions or not is_steady:
+                return
+            apply = self._read_again()
+            if all(version_of(path) == version for path, version in now.items()):
+                self.versions = now
+                apply()
         except Exception:
-            logger.exception("reloading %s failed", ", ".join(self.versions))
+            logger.exception("reading %s again failed", ", ".join(self.versions))
         finally:
-            self._checking.release()
-
-    def _changed(self) -> dict[str, FileVersion | None]:
-        """Return the files whose version differs from the one that was read, but not from that of the last check."""
-        now = {path: version_of(path) for path in self.versions}
-        changed = {path: version for path, version in now.items() if version != self.versions[path]}
-        before, self._seen = self._seen, changed
-        steady = {path: version for path, version in changed.items() if path in before and before[path] == version}
-        return {} if self._together and len(steady) < len(changed) else steady
+            self._looking.release()

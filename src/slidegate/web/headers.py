@@ -140,8 +140,8 @@ class HeaderWriter:
     """
 
     def __init__(self, style: HeaderStyles | None) -> None:
-        given = (style,) if isinstance(style, str) else tuple(style or ())
-        if not set(given) <= {"draft", "legacy"} or (style is not None and not given):
+        given: tuple[Any, ...] = tuple(style) if isinstance(style, (list, tuple)) else () if style is None else (style,)
+        if not all(one in ("draft", "legacy") for one in given) or (style is not None and not given):
             expected = 'expected "draft", "legacy", ("draft", "legacy") or None'
             raise ConfigurationError(f"{expected}, not {quoted(style)}", "headers")
         kinds = {"draft": _draft, "legacy": _Legacy}

@@ -78,7 +78,7 @@ class McpTool:
             ConfigurationError: There are no names, or one is not among the tools of this key.
         """
         for name in names or ("",):
-            if name not in self.names:
+            if not isinstance(name, str) or name not in self.names:
                 raise ConfigurationError(
                     f"expected tools that mcp_tool names, such as {quoted(min(self.names))}, "
                     f"not {quoted(name)}{closest(str(name), self.names)}",

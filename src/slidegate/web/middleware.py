@@ -40,7 +40,7 @@ from .exchange import DECIDED_KEY, EXCHANGE_KEY, Decided, Exchange
 from .headers import HeaderStyles, HeaderWriter
 from .hooks import hooks_of, hooks_of_limits
 from .keys import Key, KeyFunction, files_asked
-from .lists import ListFiles, checked_files
+from .lists import FollowedList, followed, networks_of
 from .outcomes import Report
 from .paths import PathReader
 from .responses import Answer, Refusals, Refused
@@ -104,7 +104,6 @@ class RateLimitMiddleware(FailsAtStartup):
         decider: Decides requests.
         refusals: Answers refused requests.
         header_writer: Writes its header fields.
-        lists: Its blocklist and allowlist, by option name.
         findings: Probable mistakes found at start-up or in the first requests. Each is logged once.
         file: The configuration file that its options come from; None if there is none.
 
@@ -143,7 +142,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self._prefix = "" if name is None else f"{check_name(name, 'name')}:"
         self.limiter = expect("limiter", limiter, Limiter, 'Limiter.from_url("redis://localhost:6379/0")') or Limiter()
         self.client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
-        self.lists = {"blocklist": blocklist, "allowlist": allowlist}
+        self._lists = {"blocklist": followed("blocklist", blocklist), "allowlist": followed("allowlist", allowlist)}
         self.headers = headers
         self.header_writer = HeaderWriter(headers)
         self.on_refused = on_refused
@@ -153,14 +152,13 @@ class RateLimitMiddleware(FailsAtStartup):
         self._observers = self._engine.observers
         self._calls = UserCallbacks()
         self._routes = RouteIndex()
-        self._files: Sequence[ListFiles | NetworkLookup] = (*checked_files(self.lists), *self._engine.networks)
-        self.signals = BanSignals(bans, self.limiter, self.client, allowlist, self._calls)
+        in_files = [listed for listed in self._lists.values() if isinstance(listed, FollowedList)]
+        self._files: Sequence[FollowedList | NetworkLookup] = (*in_files, *self._engine.networks)
+        self.signals = BanSignals(bans, self.limiter, self.client, self._lists["allowlist"], self._calls)
         self.policies = tuple(self.signals.policies.values())
         self._rules = self._made_rules(default_limits)
         self._always = self._rules.always
-        self.clients = Clients(
-            self.client, self.signals, blocklist, allowlist, self._files, self._rules.forget_questions
-        )
+        self.clients = Clients(self.client, self.signals, self._lists, self._files, self._rules.forget_questions)
         self._who = self.clients.who
         self.decider = Decider(self.limiter, self.clients, self._rules, self.signals, self._calls)
         self.refusals = Refusals(
@@ -247,6 +245,11 @@ class RateLimitMiddleware(FailsAtStartup):
         """Return the rules with their buckets, including those of endpoints and routes that were requested so far."""
         at_endpoints = {bound.bucket.name: bound for bound in list(self._at_endpoints)}
         return [*self._rules.bound(), *at_endpoints.values()]
+
+    @property
+    def lists(self) -> dict[str, Networks | None]:
+        """The networks of its blocklist and allowlist that are in force, by option name."""
+        return {option: networks_of(listed) for option, listed in self._lists.items()}
 
     def buckets(self) -> list[Bucket]:
         """Return all buckets, including those of routes and endpoints that were requested so far."""

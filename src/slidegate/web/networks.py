@@ -28,7 +28,7 @@ from ..core.store import Event
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
 from ..limiter.operators import Place
-from .file_watcher import FileWatcher, Versions, read_named
+from .file_watcher import FileWatcher, read_whole, version_of
 from .keys import KeyCondition, invalid
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class NetworkFile(FileWatcher):
     def __init__(self, path: str, clock: Callable[[], float]) -> None:
         self.path = path
         self.generation = 0
-        super().__init__([path], self._read_again, clock)
+        super().__init__({path: version_of(path)}, self._read_file, clock)
         self._reader, self.has = _opened(path)
         self._by_client: dict[str, Place] = {}
         self._throttle = Throttle()
@@ -89,7 +89,7 @@ class NetworkFile(FileWatcher):
                 logger.exception(said, self.path, client_key, left_out)
             return _NOWHERE
 
-    def _read_again(self, changed: Versions) -> Callable[[], None]:
+    def _read_file(self) -> Callable[[], None]:
         name = os.path.basename(self.path)
         try:
             reader, has = _opened(self.path)
@@ -272,7 +272,7 @@ def _opened(path: str) -> tuple[Reader, frozenset[str]]:
         raise ConfigurationError(
             'needs the package maxminddb; install it with pip install "slidegate[networks]"', "network"
         ) from None
-    content = read_named("network", path, MAX_BYTES)
+    content = read_whole(path, MAX_BYTES, "network")
     try:
         reader = maxminddb.open_database(BytesIO(content), maxminddb.MODE_FD)
         kinds = _kinds(reader)

@@ -24,7 +24,7 @@ def all_rules(
         return [] if limits is None else [Rule("*", limits, key=key)]
     if limits is not None:
         raise ConfigurationError(
-            'RateLimitMiddleware: give limits="100/minute", which is Rule("*", ...), or rules=[...], not both'
+            'give limits="100/minute", which is Rule("*", ...), or rules=[...], not both', "limits"
         )
     listed: list[Rule] = check_list("rules", rules, 'a list such as [Rule("*", "100/minute")]', Rule)
     return listed if key is None else [rule.keyed(key) for rule in listed]

@@ -16,7 +16,7 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Host, Mount, Route, Router
 
-from slidegate import RateLimitMiddleware
+from slidegate import ConfigurationError, RateLimitMiddleware
 from slidegate.ops.cli import check
 
 from ...redis_servers import RedisServer, needs_redis
@@ -231,7 +231,7 @@ def test_invalid_address_is_an_error_that_names_the_file(address: str, tmp_path:
         ([f"{APPS}:unbuildable"], "TypeError"),
         ([f"{APPS}:none"], "none"),
         (["no_such_module:app"], "no_such_module"),
-        (["no_such.toml"], "no_such.toml: cannot be read: No such file"),
+        (["no_such.toml"], "cannot read no_such.toml: No such file"),
         ([str(ROOT / "LICENSE")], "line 1"),
         ([f"{APPS}:raising", "--factory"], "RuntimeError: a b\\x1b[2J"),
     ],
@@ -240,6 +240,30 @@ def test_target_that_cannot_be_used_is_one_sentence(arguments: list[str], messag
     ended = slidegate("check", *arguments)
     assert (ended.code, ended.out, ended.err.count("\n")) == (1, "", 1)
     assert message in ended.err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'limts = "5/minute"\n',
+        '[[rules]]\npath = "*"\nlimits = "5/minut"\n',
+        'limits = "5/minute"\nblocklist = "no.netset"\n',
+        'limits = "5/minute"\n[bans.s]\nduraton = "1h"\n',
+        'limits = "5/minute"\nstore = "nosuch://"\n',
+        "limits = ",
+    ],
+)
+def test_command_and_middleware_say_the_same_of_a_file(text: str, tmp_path: Path, slidegate: Command) -> None:
+    path = tmp_path / "slidegate.toml"
+    path.write_text(text, "utf-8")
+    with pytest.raises(ConfigurationError) as caught:
+        RateLimitMiddleware.from_file(no_app, path)
+    ended = slidegate("check", str(path))
+    assert (ended.code, ended.err) == (1, f"Error: {caught.value}\n")
+
+
+async def no_app(*arguments: object) -> None:
+    raise AssertionError
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_commands_and_options_are_those_of_today(slidegate: Command) -> None:
         (("bans", "list", "--store", "rediss:/x\x1b[2J"), 2, "store address"),
         # Errors of the operating system, and files with the wrong content.
         (("explain", str(ROOT / "LICENSE")), 1, "not TOML"),
-        (("explain", "no/such.toml"), 1, "no/such.toml: cannot be read: No such file"),
+        (("explain", "no/such.toml"), 1, "cannot read no/such.toml: No such file"),
         (("bans", "list", "--store", "lmdb:///no/such/store"), 1, "/no/such/store"),
         (("limits", "restore", "api", "--store", "lmdb:///no/such/store"), 1, "/no/such/store"),
         (("explain", "203.0.113.7", "--store", "lmdb:///no/such/store"), 1, "/no/such/store"),

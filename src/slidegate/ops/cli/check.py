@@ -209,7 +209,7 @@ def _about_file(path: Path) -> list[Finding]:
     try:
         ask(address, Limiter.now_us)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}") from error
+        raise ConfigurationError(f"{path}: store: {error}") from error
     except StoreError as error:
         findings += _about_error(f"{path}: the store cannot be read", error)
     return findings
