@@ -266,6 +266,21 @@ TestLine = Line.TestCase
 TestLine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
+def test_what_a_client_that_has_left_was_waiting_for_refuses_nobody() -> None:
+    line = Line()
+    line.begin(units=3, permits=1, is_fair=False)
+    try:
+        for cost, wait_ms in ((2, 0), (2, 60_000), (1, 60_000), (1, 60_000), (1, 60_000)):
+            line.arrive(tenant="a", cost=cost, wait_ms=wait_ms)
+        line.line[0].is_gone = True  # it would have room for its two units in a second
+        line.arrive(tenant="a", cost=1, wait_ms=50)
+        line.everything_holds()
+        assert len(line.line) == WAIT_MAX
+        assert not any(one.is_gone for one in line.line)
+    finally:
+        line.teardown()
+
+
 class Room:
     """A store with so many permits, and its queue; requests keep their permit until `release`."""
 

@@ -88,13 +88,25 @@ class _Queue:
     Attributes:
         waiters: The waiters.
         refusal: The last refusal of the first waiter; None before there is one.
-        asks_s: The earliest moment at which room is expected, by the clock of the first waiter's event loop.
+        asks_s: The earliest moment at which room is expected, by the clock of the first waiter's event loop; 0 if the
+            one who has asked last has left.
     """
 
     def __init__(self) -> None:
         self.waiters: list[_Waiter] = []
         self.refusal: Decision | None = None
         self.asks_s = 0.0
+        self._asker: _Waiter | None = None
+
+    def expect(self, asker: _Waiter, refusal: Decision, asks_s: float) -> None:
+        """Note the refusal of the first waiter, and when it expects room."""
+        self._asker, self.refusal, self.asks_s = asker, refusal, asks_s
+
+    def remove(self, waiter: _Waiter) -> None:
+        """Remove a waiter. What it has expected, for its own cost, says nothing about those behind it."""
+        self.waiters.remove(waiter)
+        if waiter is self._asker:
+            self._asker, self.asks_s = None, 0.0
 
     def make_room(self, tenant: str) -> bool:
         """Remove waiters whose clients have left, else the newest one of the tenant with the most.
@@ -110,7 +122,7 @@ class _Queue:
                 return False
             gone = [next(waiter for waiter in reversed(self.waiters) if waiting[waiter.tenant] == most)]
         for waiter in gone:
-            self.waiters.remove(waiter)
+            self.remove(waiter)
             waiter.is_removed = True
             waiter.wake()
         return True
@@ -252,8 +264,8 @@ class Queues:
                 waits = _waits_us(waiter.decision)
                 if not waits:
                     return
-                queue.refusal = waiter.decision
-                asks_s = queue.asks_s = anyio.current_time() + max(*waits, 0) / 1_000_000
+                asks_s = anyio.current_time() + max(*waits, 0) / 1_000_000
+                queue.expect(waiter, waiter.decision, asks_s)
                 if OPEN in waits:
                     asks_s = max(asks_s, anyio.current_time() + PAUSE_S)
             if max(queue.asks_s, anyio.current_time()) >= waiter.until_s:
@@ -285,7 +297,7 @@ class Queues:
         """Remove a waiter from its queue, and wake the new first one."""
         with self._lock:
             if not waiter.is_removed:
-                queue.waiters.remove(waiter)
+                queue.remove(waiter)
             if not queue.waiters and self._queues.get(name) is queue:
                 del self._queues[name]
         self._wake(name)
