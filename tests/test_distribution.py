@@ -57,7 +57,6 @@ NEEDS_AN_EXTRA = {
     "from slidegate.stores.redis import RedisStore": "redis",
     "import slidegate; slidegate.Limiter.from_url('lmdb:///tmp/x')": "lmdb",
     "import slidegate; slidegate.Limiter.from_url('redis://localhost')": "redis",
-    "import slidegate; slidegate.RateLimitMiddleware.from_file(None, 'slidegate.toml')": "config",
 }
 TRIES = """
 import io, json, sys
@@ -182,6 +181,13 @@ def test_the_wheel_alone_limits_an_application(bare: Bare) -> None:
     assert answers == "(200, None) (200, None) (429, b'60')"
     assert whence.startswith(f"{__version__} {bare.home}")
     assert {*there.split()} <= {"anyio", "idna", "slidegate", "sniffio", "starlette", "typing_extensions"}
+
+
+def test_the_wheel_alone_reads_a_configuration_file(bare: Bare) -> None:
+    (bare.home / "slidegate.toml").write_text('limits = "5/minute"\n', "utf-8")
+    code = "import slidegate; print(slidegate.RateLimitMiddleware.from_file(None, 'slidegate.toml').app.rules)"
+    ended = bare.run("-I", "-c", code)
+    assert (ended.returncode, ended.stdout) == (0, "(<Rule 'default' 5/1m>,)\n"), ended.stderr
 
 
 def test_everything_that_needs_an_extra_names_it(bare: Bare) -> None:
