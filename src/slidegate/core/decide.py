@@ -90,19 +90,19 @@ def decide_plain(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int
 
 def _refuse(checks: Sequence[Check], refs: Sequence[WindowRef], states: list[WindowState], now_us: int) -> Decision:
     """Refuse a question for which at least one window has no room, and undo what was charged to the others."""
+    reason = LIMITED
     for at, (counter, cost, windows, key) in enumerate(refs):
-        if not states[at][3]:
+        wait_us = states[at][3]
+        if not wait_us:
             windows[key] = window = counter.undo(windows[key], cost)
             states[at] = counter.state(window)
-    reason, counts = LIMITED, False
-    for state in states:
-        if state[3] == NEVER:
+        elif wait_us == NEVER:
             reason = TOO_LARGE
-    for bucket, _, _ in checks:
-        if bucket.count_denied:
-            counts = True
-    if reason is LIMITED and counts:
-        states = _charge_refusal(checks, refs, now_us)
+    if reason is LIMITED:
+        for bucket, _, _ in checks:
+            if bucket.count_denied:
+                states = _charge_refusal(checks, refs, now_us)
+                break
     return Decision(False, reason, now_us, checks, states)
 
 

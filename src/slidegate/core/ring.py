@@ -125,7 +125,10 @@ class Ring:
             spent, units, newest_us, oldest_us, floor_us = _read(window)
             leaves_us = oldest_us + span_us
         if not cost or spent + cost > amount:
-            wait_us = _wait_us(window, now_us, cost or 1, amount, span_us)
+            wanted = cost or 1
+            wait_us = NEVER if wanted > amount else 0
+            if 0 <= amount - wanted < spent:
+                wait_us = _moment_of_room(window, spent + wanted - amount, newest_us) + span_us - now_us
             return window, (spent, leaves_us if spent else 0, newest_us, wait_us)
         if spent and now_us <= newest_us:
             spent += cost
@@ -245,18 +248,13 @@ def _settled(window: bytes, now_us: int, step_us: int, span_us: int) -> bytes:
     return b"" if not kept and now_us >= floor_us + span_us else _with(floor_us, kept)
 
 
-def _wait_us(window: bytes, now_us: int, wanted: int, amount: int, span_us: int) -> int:
-    """Return how long a settled ring has no room for `wanted` units, in microseconds: 0 if it has, or `NEVER`."""
-    excess = _read(window)[0] + wanted - amount
-    if excess <= 0:
-        return 0
-    if wanted > amount:
-        return NEVER
-    left = entries(window)
-    while excess > 0:
-        moment_us, units = next(left)
+def _moment_of_room(window: bytes, excess: int, newest_us: int) -> int:
+    """Return the moment of the last units that have to leave a settled ring, for `excess` units to be gone."""
+    for moment_us, units in read_entries(window[HEAD_BYTES:]):
         excess -= units
-    return moment_us + span_us - now_us
+        if excess <= 0:
+            return moment_us
+    return newest_us
 
 
 def expires_us(window: bytes, life_us: int) -> int:

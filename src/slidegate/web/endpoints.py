@@ -31,7 +31,7 @@ from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
 from ..core.memo import remember
 from ..limiter.failover import OnError
 from .exchange import Exchange, exchange_of
-from .headers import completed
+from .headers import Fields, completed
 from .keys import Key, KeyFunction
 from .responses import NEEDED, POLICY_VIOLATION, Answer, Refusals, close_websocket, takes_answer
 from .rule_set import BoundRule, Plan, limits_kind
@@ -71,17 +71,17 @@ class EndpointRefusal(RateLimitExceeded, HTTPException):
         decision: The refusal.
         exchange: The request in its innermost middleware.
         answer: The answer of that middleware.
+        needed: Those of its header fields that every answer to the refusal has.
 
     Attributes:
         exchange: The request in its innermost middleware.
     """
 
-    def __init__(self, decision: Decision, exchange: Exchange, answer: Answer) -> None:
+    def __init__(self, decision: Decision, exchange: Exchange, answer: Answer, needed: Fields) -> None:
         RateLimitExceeded.__init__(self, decision)
         self.exchange = exchange
-        status, detail, _, fields = answer
-        needed = {name.decode().title(): value.decode() for name, value in fields if name in NEEDED}
-        HTTPException.__init__(self, status, detail, needed)
+        headers = {name.decode().title(): value.decode() for name, value in needed}
+        HTTPException.__init__(self, answer[0], answer[1], headers)
 
 
 class _EndpointRule(Rule):
@@ -336,11 +336,12 @@ async def _refusal(exchange: Exchange, connection: HTTPConnection, decision: Dec
     decision, answer = await middleware.count_refusal(exchange, connection.scope, decision)
     if exchange.status and connection.scope["type"] == "websocket":
         return WebSocketException(TRY_AGAIN_LATER, TOO_MANY)
-    exchange.send_on = _completing(exchange, [field for field in answer[3] if field[0] in NEEDED])
-    return EndpointRefusal(decision, exchange, answer)
+    needed = [field for field in answer[3] if field[0] in NEEDED]
+    exchange.send_on = _completing(exchange, needed)
+    return EndpointRefusal(decision, exchange, answer, needed)
 
 
-def _completing(exchange: Exchange, needed: list[tuple[bytes, bytes]]) -> Send:
+def _completing(exchange: Exchange, needed: Fields) -> Send:
     """Return a `send` for the answer to a refused request, which adds the missing ones of the needed fields.
 
     Frameworks answer handshakes like requests. Where the server cannot send that, it closes the websocket.

@@ -49,6 +49,8 @@ _UNCOUNTED: Final = (Reason.ALLOWLISTED, Reason.DISABLED)
 class Hook:
     """Something that depends on the status or the end of a response."""
 
+    starts = True
+    """Whether `start` has to be called."""
     ends = False
     """Whether `end` has to be called after the last byte of the response."""
     stays = False
@@ -102,6 +104,8 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
 
     def latest(self) -> list[Decision]:
         """Return the decisions, without refusals after which the same middleware was asked the same again."""
+        if len(self) == 1:
+            return [self[0][1]]
         last = {(middleware, _asked(decision)): decision for middleware, decision in self}
         return [decision for key, decision in self if decision.allowed or last[key, _asked(decision)] is decision]
 
@@ -176,7 +180,8 @@ class Exchange:
     @property
     def is_uncounted(self) -> bool:
         """Whether nothing counts this request: its client is on the allowlist, or limits are switched off."""
-        return any(decision.reason in _UNCOUNTED for decision in self.own)
+        reasons = [decision.reason for decision in self.own]
+        return Reason.ALLOWLISTED in reasons or Reason.DISABLED in reasons
 
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message of the response. Not a coroutine function: most messages need no await of their own."""
@@ -186,7 +191,11 @@ class Exchange:
         if kind in _STARTS:
             self.status = message.get("status") or _STARTS[kind]
             if self.hooks:
-                return self._start(message)
+                if message.get("trailers"):
+                    self._has_trailers = True
+                for hook in self.hooks:
+                    if hook.starts:
+                        return self._start(message)
             message = self.middleware.header_writer.add(message, self.own)
         elif kind == "websocket.close":
             self.status = _CLOSED
@@ -207,7 +216,6 @@ class Exchange:
 
     async def _start(self, message: Message) -> None:
         """Call the hooks for the status, which may change what the fields say, then send the first message."""
-        self._has_trailers = bool(message.get("trailers", False))  # an application may set any value
         await self._call_starts(self.status)
         if message["type"] in _STARTS:
             message = self.middleware.header_writer.add(message, self.own)
@@ -224,8 +232,12 @@ class Exchange:
         """Send the last message, then call the hooks for it. What the application does afterwards has no part in it."""
         await self.send_on(message)
         self.is_complete = True
-        hooks, self.hooks = self.hooks, [hook for hook in self.hooks if hook.stays]
-        await self._call_ends([hook for hook in hooks if not hook.stays], None)
+        hooks, self.hooks = self.hooks, ()
+        for hook in hooks:
+            if hook.stays:
+                self.hooks = (*self.hooks, hook)
+            elif (waiting := hook.end(self, None)) is not None:
+                await waiting
 
     def _is_last(self, message: Message) -> bool:
         """Return whether a message is the last of the response."""

@@ -74,6 +74,7 @@ class Release(Hook):
         limiter: The limiter that charges.
     """
 
+    starts = False
     ends = True
 
     def __init__(self, limiter: Limiter) -> None:
@@ -119,6 +120,7 @@ class StopReading(Hook):
         channel: The same.
     """
 
+    starts = False
     stays = True
 
     def __init__(self, channel: Peeked) -> None:

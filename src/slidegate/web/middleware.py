@@ -345,13 +345,13 @@ class RateLimitMiddleware(FailsAtStartup):
         """
         is_news = exchange.refuse() and not exchange.decided.has_left
         is_limited = bool(decision.readings) or decision.reason is Reason.NOBODY
-        if is_news and is_limited and self.signals.on_refusal and not exchange.decided.is_exempt_from(self):
+        if self.signals.on_refusal and is_news and is_limited and not exchange.decided.is_exempt_from(self):
             bans = await self.signals.strike_for("refused", scope, exchange)
             lengths = [ban.until_us - ban.since_us for ban in bans if ban.until_us is not None]
             if lengths and decision.readings:
                 decision.at_least_us = max(lengths)
         answer = self.refusals.answer(decision)
-        if is_news:
+        if is_news and self._observers.wants_information():
             route = self._routes.label(scope) if "endpoint" in scope else UNROUTED
             self.refusals.report(scope, decision, route, answer[0])
         return decision, answer
@@ -372,7 +372,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def _observe(self, exchange: Exchange) -> None:
         """Report the outcome of a request when it ends; the outermost middleware of a limiter does that."""
-        if all(middleware.limiter is not self.limiter for middleware, _ in exchange.decided):
+        if not exchange.decided or all(other.limiter is not self.limiter for other, _ in exchange.decided):
             exchange.hooks = [Report(self._engine, self._routes), *exchange.hooks]
 
     # -- the first requests, and those while it is switched off --------------------------------------------------------

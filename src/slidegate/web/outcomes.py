@@ -31,6 +31,7 @@ class Report(Hook):
         routes: Determines the routes of requests.
     """
 
+    starts = False
     ends = True
 
     def __init__(self, engine: Engine, routes: RouteIndex) -> None:
@@ -41,7 +42,11 @@ class Report(Hook):
     def end(self, exchange: Exchange, error: BaseException | None) -> None:
         """See `Hook.end`."""
         decisions = exchange.decided.latest()
-        refusal = next((one for one in decisions if not one.allowed), None)
+        refusal: Decision | None = None
+        for decision in decisions:
+            if not decision.allowed:
+                refusal = decision
+                break
         if error is not None and exchange.status and is_failure(error):
             refusal = None  # a limit at an endpoint refuses after the response has begun: the connection breaks
         status: Any = exchange.status

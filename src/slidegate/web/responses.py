@@ -129,7 +129,7 @@ class Refusals:
             ban = decision.ban
             return _to_client(decision) if ban is None else self._to_banned(ban, decision.now_us)
         waits = [reading[3] for reading in decision.readings]
-        rendered = self._writer.render(decision)
+        rendered = decision.checks.rendered or self._writer.render(decision)
         known = decision.reason, *map(bool, waits)
         answer = rendered.answers.get(known)
         if answer is None:

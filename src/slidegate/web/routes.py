@@ -224,6 +224,7 @@ class RouteIndex:
     def __init__(self) -> None:
         self._routers: dict[int, tuple[Any, int, dict[int, list[MountedRoute]]]] = {}
         self._strangers: dict[int, object] = {}
+        self._labels: dict[tuple[int, int], tuple[Any, object, int, str]] = {}
 
     def find(self, scope: Scope) -> MountedRoute | None:
         """Return the route of a request; None if no router reveals it."""
@@ -241,6 +242,16 @@ class RouteIndex:
 
     def label(self, scope: Scope) -> str:
         """Return the display name of a request's route; `UNROUTED` if it is unknown."""
+        router: Any = scope.get("router")
+        endpoint = scope.get("endpoint")
+        known = self._labels.get((id(router), id(endpoint)))
+        if known is not None and known[0] is router and known[1] is endpoint and known[2] == len(router.routes):
+            return known[3]
+        candidates = self._candidates(scope)
+        if len(candidates) == 1:
+            label = candidates[0].label
+            known = router, endpoint, len(router.routes), label
+            return remember(self._labels, (id(router), id(endpoint)), known)[3]
         route = self.find(scope)
         return UNROUTED if route is None else route.label
 
