@@ -77,7 +77,7 @@ async def test_a_request_that_outlives_its_limiter_ends_as_it_is(store: Any) -> 
         await limiter.close()
         await hello(scope, receive, send)
 
-    held = [] if isinstance(store, RemoteStore) else [Rule("*", concurrency=2)]
+    held = [] if isinstance(store, RemoteStore) else [Rule("*", concurrency=2, name="at once")]
     failures = Rule("*", "5/minute", count_if=lambda status: status != 200)
     app = RateLimitMiddleware(closes, rules=[failures, *held], limiter=limiter)
     assert await statuses(app, 1) == [200]

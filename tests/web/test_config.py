@@ -157,7 +157,7 @@ BAD: list[tuple[str | bytes, str]] = [
     ('limits = "1/s"\nenabled = "no"', "enabled: expected True or False, not 'no'"),
     (RULE + 'wait = "200 mx"', "rules[0].wait: expected a number and a unit"),
     (RULE + "exempt = true", "rules[0].exempt: cannot be combined with limits: an exempt request is not counted; rem"),
-    (RULE + RULE, "rules: <Rule '/a' 5/1m> and <Rule '/a' 5/1m> would share one bucket; name one of them, or drop it"),
+    (RULE + RULE, "rules: <Rule '/a' 5/1m> and <Rule '/a' 5/1m> would share one bucket; give one of"),
     (NAMED + NAMED.replace("/a", "/b"), "rules: <Rule 'x' 5/1m> and <Rule 'x' 5/1m> would share one bucket; write one"),
     ('limits = "1/s"\nignore_checks = 0x' + "f" * 5_000, "ignore_checks: expected a list of codes"),
     ('limits = "1/s"\n[client]\ntrusted = [\n"10.0.0.1/8"]', "client.trusted: network: '10.0.0.1/8' has host"),

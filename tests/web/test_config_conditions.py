@@ -41,6 +41,7 @@ key = { combine = [{ header = "Authorization" }, { mcp_tool = ["search", "export
 [[rules]]
 path = "/mcp"
 limits = "2/hour"
+name = "export"
 key = { header = "Authorization" }
 when = { mcp_tool = ["search", "export"], validated = true, is_in = ["export"] }
 """
@@ -91,7 +92,7 @@ async def test_tools_count_and_are_asked_for_as_in_code(files: FollowedFiles) ->
     rules = [
         Rule("/mcp", exempt=True, when=tools.is_method("server/discover", "tools/list")),
         Rule("/mcp", "120/minute", key=combine(header("Authorization"), tools)),
-        Rule("/mcp", "2/hour", key=header("Authorization"), when=tools.is_in("export")),
+        Rule("/mcp", "2/hour", key=header("Authorization"), when=tools.is_in("export"), name="export"),
     ]
     app = from_file(files, TOOLS)
     assert identities(app.app.rules) == identities(rules)

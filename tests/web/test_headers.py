@@ -75,7 +75,7 @@ def rules_of_one_middleware(shared: Limiter | None) -> Any:
         Rule("*", Limit(7, "1m", name="it-60"), name="other"),
         Rule("*", concurrency=3, name="it-3600"),
         Rule("*", "8/minute", key=everyone),
-        Rule("*", "9/minute", key=header("X-Key")),
+        Rule("*", "9/minute", key=header("X-Key"), name="key"),
     ]
     return RateLimitMiddleware(hello, rules=rules, limiter=shared)
 

@@ -152,10 +152,11 @@ def test_what_cannot_work_is_refused_where_it_is_written(make: Any, message: str
         make()
 
 
-def test_rules_for_different_tools_have_counts_of_their_own() -> None:
-    one, other = (Rule("/mcp", "1/hour", when=TOOLS.is_in(name)).identity for name in ("search", "export"))
-    assert one != other
-    assert one == Rule("/mcp", "1/hour", when=TOOLS.is_in("search")).identity
+def test_rules_for_different_tools_need_names() -> None:
+    search, export = (Rule("/mcp", "1/hour", when=TOOLS.is_in(name), name=name) for name in ("search", "export"))
+    RateLimitMiddleware(hello, rules=[search, export])
+    with pytest.raises(ConfigurationError, match="would share one bucket; give one of them a name"):
+        RateLimitMiddleware(hello, rules=[Rule("/mcp", "1/hour", when=TOOLS.is_in(name)) for name in TOOLS.names])
 
 
 async def test_clients_of_an_older_revision_may_have_a_limit_of_their_own_and_nobody_evades_both() -> None:

@@ -92,8 +92,9 @@ def made(limiter: Limiter) -> RateLimitMiddleware:
     rules = [
         Rule("*", "9/hour", name="client"),
         Rule("/below/{what}", "9/hour", key=path_param("what")),
-        Rule("*", "9/hour", key=header("X-API-Key", fallback=client_ip(ipv6_prefix=48))),
-        *(Rule("*", "9/hour", key=key) for key in (cookie("device"), query("token"))),
+        Rule("*", "9/hour", key=header("X-API-Key", fallback=client_ip(ipv6_prefix=48)), name="header"),
+        Rule("*", "9/hour", key=cookie("device"), name="cookie"),
+        Rule("*", "9/hour", key=query("token"), name="query"),
         Rule("*", "9000/hour", key=combine(client_ip(), api_key), name="both"),
         Rule("*", "9000/hour", key=lambda request: f"path:{request.url.path}", name="function"),
         Rule("*", lambda request: "5/minute" + " " * random.randrange(3_000), fallback_limits="9/minute", name="plans"),

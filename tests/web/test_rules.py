@@ -7,6 +7,8 @@ from itertools import permutations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
 from starlette.routing import Route
@@ -81,21 +83,32 @@ async def test_a_websocket_handshake_is_a_get() -> None:
     assert [state.name for state in scope["slidegate"].decision.states] == ["get", "ws"]
 
 
-def test_the_identity_of_a_rule_is_not_its_place_nor_its_amount() -> None:
-    assert Rule("/a", "5/minute").identity == Rule("/a", "9/minute").identity
-    different = [
-        Rule("/a", "5/minute"),
-        Rule("/b", "5/minute"),
-        Rule("/a", "5/hour"),
-        Rule("/a", "5/minute", methods=["POST"]),
-        Rule("/a", "5/minute", key=everyone),
-        Rule("/a", "5/minute", key=header("X-A")),
-        Rule("/a", "5/minute", key=header("X-B")),
-        Rule("/a", "5/minute", key=len),  # type: ignore[arg-type]
-        Rule("/a", "5/minute", connection="http"),
-        Rule("/a", "5/minute", name="a"),
+def test_a_rule_without_a_name_counts_by_its_methods_and_paths() -> None:
+    assert Rule("*", "5/minute").identity == "default"
+    assert Rule("/a", "5/minute").identity == Rule("/a", "9/minute", key=everyone).identity == "/a"
+    assert Rule("/a", "5/minute", methods=["POST"]).identity == "POST /a"
+    assert Rule("/a", "5/minute", name="a").identity == "a"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["*", "/a"]), st.sampled_from([None, ("GET",)]), st.sampled_from([None, "/a", "b"])),
+        max_size=4,
+    )
+)
+def test_two_limits_of_one_middleware_never_share_a_bucket(written: list[tuple[str, Any, str | None]]) -> None:
+    rules = [
+        Rule(path, f"{amount}/minute", methods=methods, name=name)
+        for amount, (path, methods, name) in enumerate(written, start=1)
     ]
-    assert len({rule.identity for rule in different}) == len(different)
+    is_apart = len({rule.identity for rule in rules}) == len(rules)
+    try:
+        RateLimitMiddleware(hello, rules=[*rules, Rule("/a", exempt=True), Rule("/a", block=True)])
+    except ConfigurationError as error:
+        assert "would share one bucket" in str(error)  # noqa: PT017 - whether it raises depends on the rules
+        assert not is_apart
+    else:
+        assert is_apart
 
 
 PATHS = ["/login", "/api/login", "/v2/{rest:path}"]

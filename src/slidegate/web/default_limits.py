@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
+from hashlib import blake2b
 from typing import Final
 
 from starlette.types import Scope
@@ -20,7 +21,7 @@ from .keys import Key, KeyFunction
 from .paths import is_astray
 from .routes import is_by_path, reach, visible_app
 from .rule_set import BoundRule
-from .rules import MAX_LABEL, Limits, LimitsFunction, Rule, identity_of, label_of
+from .rules import MAX_LABEL, Limits, LimitsFunction, Rule, label_of
 
 _NO_ROUTE: Final = "*"
 
@@ -95,10 +96,9 @@ class DefaultLimits:
             rule = copy(self._rule)
             rule.paths = (f"per-route {name}",)
             rule.label = label_of(rule.paths)
-            identity = identity_of(rule.label, self._own_id, name)
             if len(rule.label) == MAX_LABEL:  # probably truncated: keep it distinct from others
-                rule.label = f"{rule.label[:-9]}-{identity[-8:]}"
-            bound = BoundRule(rule, identity)
+                rule.label = f"{rule.label[:-9]}-{blake2b(name.encode(), digest_size=4).hexdigest()}"
+            bound = BoundRule(rule, f"{self._own_id}{name}")
             self._made(bound.named)
             remember(self._bound, name, bound)  # bounded, as routes may come and go; the counts stay in the store
         return bound

@@ -34,11 +34,13 @@ def check_apart(rules: Iterable[Rule]) -> None:
     """Check that no two rules would share a bucket."""
     by_identity: dict[str, Rule] = {}
     for rule in rules:
+        if not rule.counts:
+            continue
         twin = by_identity.get(rule.identity)
         by_identity[rule.identity] = rule
-        if twin is None or not rule.counts:
+        if twin is None:
             continue
-        advice = "name one of them, or drop it"
+        advice = 'give one of them a name, for example name="burst", or drop it'
         if rule.name is not None:
             paths = "*" if "*" in twin.paths + rule.paths else list(dict.fromkeys(twin.paths + rule.paths))
             advice = f"write one rule with the paths {quoted(paths)}, or give one of them another name"

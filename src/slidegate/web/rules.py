@@ -9,7 +9,6 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from copy import copy
 from datetime import timedelta
-from hashlib import blake2b
 from inspect import iscoroutinefunction
 from typing import Any, Final, Literal, TypeAlias
 
@@ -240,22 +239,10 @@ class Rule:
 
     @property
     def identity(self) -> str:
-        """The owner of its counts in a store: its name, else a digest of paths, methods, key and windows."""
+        """The owner of its counts in a store: its name, else its methods and paths."""
+        name = label_of(sorted(self.paths), self.methods or ()) if self.name is None else self.name
         # A shadow rule has separate windows, even if it shares its name with another rule.
-        suffix = "" if self.action == "limit" else f":{self.action}"
-        if self.name is not None:
-            return f"{self.name}{suffix}"
-        # The order of paths is irrelevant. A single path keeps the form it had before lists were supported.
-        paths = sorted(self.paths)
-        facts = (
-            paths[0] if len(paths) == 1 else paths,
-            sorted(self.methods) if self.methods is not None else None,
-            self.connection,
-            self.key.identity if isinstance(self.key, Key) else _function_name(self.key),
-            _function_name(self.limits_function) or sorted(limit.same_window for limit in self.limits),
-            *([] if self.when is None else [getattr(self.when, "identity", "") or _function_name(self.when)]),
-        )
-        return f"{identity_of(label_of(paths), *facts)}{suffix}"
+        return name if self.action == "limit" else f"{name}:{self.action}"
 
     @property
     def counts(self) -> bool:
@@ -283,15 +270,6 @@ class Rule:
     def always(self) -> bool:
         """Whether the rule applies to every request."""
         return not self.rule_paths and self.methods is None and self.connection is None and self.when is None
-
-
-def identity_of(label: str, *facts: object) -> str:
-    """Return the identity of unnamed counts: a readable label, and a digest of the facts that distinguish them."""
-    return f"{label[:32]}:{blake2b(repr(facts).encode(), digest_size=8).hexdigest()}"
-
-
-def _function_name(function: object) -> str:
-    return "" if function is None else f"{function.__module__}.{getattr(function, '__qualname__', function)}"
 
 
 def label_of(paths: Sequence[str], methods: Collection[str] = ()) -> str:
