@@ -14,8 +14,8 @@ from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, w
 if TYPE_CHECKING:
     from mypy_extensions import i32, i64  # built into mypyc; not imported at run time
 
-Head: TypeAlias = tuple[int, int, int, int, int]
-HEAD_BYTES: Final = 32
+Head: TypeAlias = tuple[int, int, int, int]
+HEAD_BYTES: Final = 24
 COUNT_BYTES: Final = 8
 ENTRY_BYTES: Final = 12
 _ENTRY: Final = Struct("<qI")
@@ -24,22 +24,15 @@ _MAX_UNITS: Final = 2**32 - 1
 
 def read_head(window: bytes) -> Head:
     spent, units = i64(read_i32_le(window, 0)), i64(read_i32_le(window, 4))
-    return (
-        spent & _MAX_UNITS,
-        units & _MAX_UNITS,
-        read_i64_le(window, 8),
-        read_i64_le(window, 16),
-        read_i64_le(window, 24),
-    )
+    return spent & _MAX_UNITS, units & _MAX_UNITS, read_i64_le(window, 8), read_i64_le(window, 16)
 
 
-def pack_head(spent: int, units: int, newest_us: int, oldest_us: int, floor_us: int) -> bytes:
+def pack_head(spent: int, units: int, newest_us: int, oldest_us: int) -> bytes:
     writer = BytesWriter()
     write_i32_le(writer, _signed(spent))
     write_i32_le(writer, _signed(units))
     write_i64_le(writer, newest_us)
     write_i64_le(writer, oldest_us)
-    write_i64_le(writer, floor_us)
     return writer.getvalue()
 
 

@@ -58,8 +58,6 @@ class DictStore(Store):
         self._most = most
         self._clock = clock or _monotonic_us
         self._unix_us = clock or _unix_us
-        self._latest_us = 0  # the latest time that was read, because a clock may step back
-        self._reset_us = -1
         self._lock = Lock()
         self._windows: Windows = {}
         self._limits: dict[Name, AnyLimit] = {}
@@ -72,7 +70,7 @@ class DictStore(Store):
         if refusal is not None:
             return refusal
         with self._guard():
-            now_us = self._now_us()
+            now_us = self._clock()
             return decide(checks, self._find(checks, self._windows, now_us), now_us)
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
@@ -90,28 +88,27 @@ class DictStore(Store):
     def charge(self, checks: Sequence[Check]) -> Decision:
         """Charge every cost, even beyond the limits."""
         with self._guard():
-            now_us = self._now_us()
+            now_us = self._clock()
             return charge_all(checks, self._find(checks, self._windows, now_us), now_us)
 
     def refund(self, reservations: Sequence[Reservation]) -> bool:
         """Refund charges that still count."""
         with self._guard():
-            now_us, windows = self._now_us(), self._windows.copy()
+            now_us, windows = self._clock(), self._windows.copy()
             places = self._find([reservation.check for reservation in reservations], windows, now_us)
-            found = refund_all(reservations, places, now_us, latest_us=self._latest_us, floor_us=self._reset_us)
+            found = refund_all(reservations, places, now_us)
             # Expired windows are not created again: they may exceed the most windows.
             self._windows |= {name: windows[name] for _, _, _, name in places if name in self._windows}
             return found
 
     def reset(self, key: str) -> bool:
-        """Forget the units of a key; the empty windows record the time of the reset."""
+        """Forget the units of a key."""
         with self._guard():
-            now_us, found = self._clock(), False
+            found = False
             for name, limit in self._limits.items():
                 if name[2] == key and not isinstance(limit, Concurrency):
-                    counter, window = limit.counter, self._windows[name]
-                    found = found or (counter.state(window)[0] > 0 and not self._has_expired(name))
-                    self._windows[name] = counter.reset(window, now_us, self._latest_us)
+                    found = found or (bool(self._windows[name]) and not self._has_expired(name))
+                    self._windows[name] = b""
             return found
 
     def reset_all(self) -> bool:
@@ -120,14 +117,12 @@ class DictStore(Store):
             forgotten = [name for name, limit in self._limits.items() if not isinstance(limit, Concurrency)]
             for name in forgotten:
                 del self._windows[name], self._limits[name]
-            if forgotten:
-                self._reset_us = max(self._clock(), self._latest_us)
             return bool(forgotten)
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
         """Return the windows of a key."""
         with self._guard():
-            now_us, windows = self._now_us(), self._windows.copy()
+            now_us, windows = self._clock(), self._windows.copy()
             places = self._find([(bucket, key, 0) for bucket in buckets], windows, now_us)
             return Snapshot(now_us, self._unix_us(), [windows[name] for _, _, _, name in places])
 
@@ -150,11 +145,6 @@ class DictStore(Store):
         """Return the lock, after checking that the store is open."""
         self.expect_open()
         return self._lock
-
-    def _now_us(self) -> int:
-        now_us = self._clock()
-        self._latest_us = max(self._latest_us, now_us)
-        return now_us
 
     def _find(self, checks: Sequence[Check], windows: Windows, now_us: int) -> list[WindowRef]:
         """Return the locations of the windows of a question, creating missing windows."""

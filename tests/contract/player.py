@@ -74,7 +74,6 @@ class Player:
         self.named: set[tuple[int, str]] = set()
         self.prepared: dict[tuple[Check, ...], Asked] = {}
         self.charged: list[tuple[Decision, list[Note]]] = []
-        self._earliest_us = 0
 
     async def play(self) -> None:
         """Play all moves in order, then check that all units expire at the reported times."""
@@ -146,20 +145,15 @@ class Player:
     async def _reset(self, key: str | None) -> None:
         await self.look_after_all()  # both drop expired units
         known = await settle(self.store.reset_all() if key is None else self.store.reset(key))
-        had_units = self.model.reset(key, self.clock.now_us)
+        had_units = self.model.reset(key)
         if key is not None:  # of everything, a store may still have expired windows
             same(known, had_units)
-        # A charge in the microsecond of a reset may count as one before the reset.
-        if key is None:
-            self._earliest_us = self.model.latest_us + 1  # one floor for all windows, including later ones
-        latest_us = self.model.latest_us if self._quotas() else 0  # a store may refuse refunds of quotas until then
-        self.clock.set(max(self.clock.now_us, self._earliest_us - 1, latest_us) + 1)
 
     async def _step_back(self, span_us: int) -> None:
         # A store may drop expired units at any time while the clock advances. Touch every window before the clock
         # steps back, so that the store and the reference have dropped the same units.
         await self.look_after_all()
-        back_us = max(self.clock.now_us + span_us, self._earliest_us)
+        back_us = max(self.clock.now_us + span_us, 0)
         if any(quota.period_at(back_us) != quota.period_at(self.clock.now_us) for quota in self._quotas()):
             return  # a store need not remember the period of a quota without units
         self.clock.set(back_us)

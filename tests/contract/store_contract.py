@@ -62,13 +62,6 @@ KNOWN: Final = {
     "quotas: a charge of the period before is not refunded": _known(
         [_ask(2), Step(DAY_US), _ask(3), Refund(1), _ask(1)], Quota("9/day")
     ),
-    **{
-        f"{limits}: a charge before a reset of {key or 'everything'} takes no later units with it": _known(
-            [_ask(2), Reset(key), _ask(3), Refund(2), _ask(1)], limits
-        )
-        for limits in ("9/minute", "100/minute")
-        for key in ("ann", None)
-    },
     "a charge after a reset is refunded also under a changed amount": _known(
         [
             *(_ask(1, "bob"), Change(0, 0, 100), _ask(1), Step(SECOND_US), Reset("ann")),
@@ -89,14 +82,8 @@ KNOWN: Final = {
         )
         for before, after, left_us in ((1, 100, 13_333_336), (100, 1, 10_000_000))
     },
-    "a reset of everything where there is nothing is not remembered": _known(
-        [Reset(None), Step(-2), _ask(1), Refund(0)], "1/10s"
-    ),
-    "after a reset of everything a clock that stepped back before it puts no end to refunds": _known(
-        [Align(10 * SECOND_US, 0), _ask(1), Step(-256), Reset(None), _ask(1), Refund(0)], "2/10s @1"
-    ),
-    "a reset of nothing is not remembered": _known(
-        [_ask(1), Refund(0), Reset("ann"), Step(-2), _ask(1), Refund(0)], "1/10s"
+    "a refund takes what is left of a charge after a reset": _known(
+        [Align(6 * SECOND_US, 0), _ask(3), Reset("ann"), _ask(2), Refund(1), _ask(1)], "100/minute @10"
     ),
 }
 """Programs that once failed, by what they show."""

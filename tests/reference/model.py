@@ -36,21 +36,15 @@ class Note(NamedTuple):
 
     window: ModelWindow | ModelQuota
     amount: int
-    time_us: int
     moment_us: int
     units: int
 
 
 class Model:
-    """A store implemented for correctness only: the methods of `Store` over `ModelWindow` and `ModelQuota`.
-
-    Attributes:
-        latest_us: The latest time of all calls, in microseconds.
-    """
+    """A store implemented for correctness only: the methods of `Store` over `ModelWindow` and `ModelQuota`."""
 
     def __init__(self) -> None:
         self._windows: dict[tuple[str, str, Identity], ModelWindow | ModelQuota] = {}
-        self.latest_us = 0
 
     def hit(self, checks: Sequence[Check], now_us: int) -> tuple[Verdict, list[Note]]:
         """Charge every check or none; return the verdict, and the charges for `refund`."""
@@ -81,27 +75,22 @@ class Model:
     def refund(self, charged: list[Note], now_us: int) -> bool:
         """Refund the units that have not expired; return whether there were any."""
         changed = False
-        self.latest_us = max(self.latest_us, now_us)
-        for window, amount, time_us, moment_us, units in charged:
+        for window, amount, moment_us, units in charged:
             touched = deepcopy(window)  # a refund without effect must not touch the window
             touched.touch(amount, now_us)
-            if self.latest_us < touched.leaves_us(moment_us) and touched.hand_back(time_us, moment_us, units):
+            if touched.refund(moment_us, units):
                 vars(window).update(vars(touched))
                 changed = True
         if changed:
             charged.clear()
         return changed
 
-    def reset(self, key: str | None, now_us: int) -> bool:
+    def reset(self, key: str | None) -> bool:
         """Reset every window of a key, or of all keys; return whether there were units that had not expired."""
         windows = [window for (_, whose, _), window in self._windows.items() if key in (whose, None)]
         had_units = any(window.holds_units for window in windows)
         for window in windows:
-            window.reset(now_us, self.latest_us)
-        if key is None:
-            # Units of a quota that were spent before and after a reset have one moment, so a refund does not tell them
-            # apart.
-            self._windows = {name: one for name, one in self._windows.items() if isinstance(one, ModelQuota)}
+            window.reset()
         return had_units
 
     def _asked(self, checks: Sequence[Check], now_us: int) -> list[Ask]:
@@ -110,7 +99,6 @@ class Model:
             for bucket, key, cost in checks
             for limit in bucket.limits
         ]
-        self.latest_us = max(self.latest_us, now_us)
         for ask in asked:
             ask.window.touch(ask.amount, now_us)
         return asked
@@ -139,7 +127,7 @@ def _waits(asked: Sequence[Ask], now_us: int) -> list[int | None]:
 
 
 def _charge(asked: Sequence[Ask], now_us: int) -> list[Note]:
-    return [Note(ask.window, ask.amount, now_us, *ask.window.charge(now_us, ask.cost)) for ask in asked]
+    return [Note(ask.window, ask.amount, *ask.window.charge(now_us, ask.cost)) for ask in asked]
 
 
 def _sum_up(asked: Sequence[Ask], waits: Sequence[int | None], reason: Reason, now_us: int) -> Verdict:

@@ -20,10 +20,6 @@ class ModelQuota:
         self.calendar = quota.calendar
         self.end_us = self.spent = 0
 
-    def leaves_us(self, moment_us: int) -> int:
-        """Return until when a charge can be refunded: the end of its period."""
-        return moment_us
-
     def touch(self, amount: int, now_us: int) -> None:
         """Begin the period of `now_us` if it ends later; after the clock steps back, the newer period continues."""
         end_us = self.calendar.period_at(now_us).end_us
@@ -48,15 +44,15 @@ class ModelQuota:
         self.spent += kept
         return self.end_us, kept
 
-    def hand_back(self, time_us: int, moment_us: int, units: int) -> bool:
-        """Refund units if they belong to the current period and all of them are still counted."""
-        if moment_us != self.end_us or not 0 < units <= self.spent:
+    def refund(self, moment_us: int, units: int) -> bool:
+        """Refund units of the current period, as many as are still counted."""
+        if moment_us != self.end_us or not (units and self.spent):
             return False
-        self.spent -= units
+        self.spent = max(self.spent - units, 0)
         return True
 
-    def reset(self, now_us: int, latest_us: int = 0) -> None:
-        """Remove all charges; those of before can be refunded as if they had come after."""
+    def reset(self) -> None:
+        """Remove all charges."""
         self.spent = 0
 
     def answer(self, amount: int, wait_us: int | None, now_us: int) -> Answer:

@@ -9,8 +9,8 @@ slow, but easy to verify.
   its slice.
 
 Each request touches its windows, even if it is refused: expired units are removed, then units ahead of a clock that
-stepped back are moved to now. Charges from before such a move, or before a reset, cannot be refunded. A window without
-units or pending floor equals a new one.
+stepped back are moved to now. A refund takes at most the units that are there under the moment of its charge. A window
+without units equals a new one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class ModelWindow:
         self.amount = 0
         self.exact = True
         self.charges: dict[int, int] = {}
-        self.floor_us = -1
 
     def moment_us(self, time_us: int) -> int:
         """Return the moment of a charge at the given time."""
@@ -62,12 +61,9 @@ class ModelWindow:
         self.charges = {at_us: units for at_us, units in self.charges.items() if self.leaves_us(at_us) > now_us}
         newest_us, latest_us = max(self.charges, default=-1), self.moment_us(now_us)
         if newest_us - now_us >= (1 if self.exact else self.slice_us):
-            self.floor_us = max(self.floor_us, newest_us)
             ahead = [at_us for at_us in self.charges if at_us > latest_us]
             moved = sum(self.charges.pop(at_us) for at_us in ahead)
             self.charges[latest_us] = self.charges.get(latest_us, 0) + moved
-        if not self.charges and now_us >= self.leaves_us(self.floor_us):
-            self.floor_us = -1
 
     @property
     def holds_units(self) -> bool:
@@ -99,20 +95,18 @@ class ModelWindow:
             self.charges[second_us] += self.charges.pop(oldest_us)
         return moment_us, kept
 
-    def hand_back(self, time_us: int, moment_us: int, units: int) -> bool:
-        """Refund units of one moment if all of them are still counted; units of one moment are interchangeable."""
+    def refund(self, moment_us: int, units: int) -> bool:
+        """Refund units of one moment, as many as are still counted; units of one moment are interchangeable."""
         there = self.charges.get(moment_us, 0)
-        if time_us <= self.floor_us or not 0 < units <= there:
+        if not (there and units):
             return False
-        self.charges[moment_us] = there - units
+        self.charges[moment_us] = max(there - units, 0)
         self.charges = {at_us: left for at_us, left in self.charges.items() if left}
         return True
 
-    def reset(self, now_us: int, latest_us: int = 0) -> None:
-        """Remove all charges, and set the floor below which charges cannot be refunded."""
-        if self.charges or self.floor_us >= 0:
-            newest_us = max(self.charges, default=-1)
-            self.charges, self.floor_us = {}, max(now_us, self.floor_us, min(latest_us, newest_us))
+    def reset(self) -> None:
+        """Remove all charges."""
+        self.charges = {}
 
     def answer(self, amount: int, wait_us: int | None, now_us: int) -> Answer:
         """Return the state of the window now."""

@@ -54,10 +54,10 @@ class Concurrency(AnyLimit):
         """See `Ring.charge`."""
         return PERMITS.pack(taken(window) + units), units
 
-    def remove(self, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
+    def remove(self, window: bytes, now_us: int, mark: int, units: int) -> bytes | None:
         """See `Ring.remove`; only the number of permits matters."""
-        left = taken(window) - units
-        return PERMITS.pack(left) if units > 0 and left >= 0 else None
+        held = taken(window)
+        return PERMITS.pack(max(held - units, 0)) if units > 0 and held else None
 
     def settle(self, window: bytes, now_us: int) -> bytes:
         """See `Ring.settle`; permits do not expire."""
@@ -66,10 +66,6 @@ class Concurrency(AnyLimit):
     def state(self, window: bytes, wait_us: int = 0) -> WindowState:
         """See `Ring.state`; the times are 0, because permits have none."""
         return taken(window), 0, 0, wait_us
-
-    def reset(self, window: bytes, now_us: int, latest_us: int = 0) -> bytes:
-        """See `Ring.reset`; requests in progress keep their permits."""
-        return window
 
     def expires_us(self, window: bytes) -> int:
         """See `AnyLimit.expires_us`; never while a permit is taken."""

@@ -45,7 +45,7 @@ def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> D
     decision = decide_plain(checks, apart, now_us)
     if decision.allowed and any(isinstance(counter, QuotaCounter) for counter, _, _, _ in refs):
         units = [cost for _, cost, _, _ in refs]
-        decision.reservations = _reserved(apart, checks, now_us, units)
+        decision.reservations = _reserved(apart, checks, units)
     if mixed:
         owners = [index for index, check in enumerate(checks) for _ in check[0].limits]
         unknown = {owners[at] for at in mixed}
@@ -126,45 +126,29 @@ def charge_all(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) 
         windows[key], kept = counter.charge(windows[key], now_us, cost)
         states.append(counter.state(windows[key]))
         units.append(kept)
-    return Decision(True, OK, now_us, checks, states, _reserved(refs, checks, now_us, units))
+    return Decision(True, OK, now_us, checks, states, _reserved(refs, checks, units))
 
 
-def _reserved(
-    refs: Sequence[WindowRef], checks: Sequence[Check], now_us: int, units: Sequence[int]
-) -> list[Reservation]:
+def _reserved(refs: Sequence[WindowRef], checks: Sequence[Check], units: Sequence[int]) -> list[Reservation]:
     """Return the reservations of a question that was charged."""
     marks = [counter.mark(windows[key]) for counter, _, windows, key in refs]
-    return reserved(checks, now_us, marks, units)
+    return reserved(checks, marks, units)
 
 
-def refund_all(
-    reservations: Sequence[Reservation],
-    refs: Sequence[WindowRef],
-    now_us: int,
-    *,
-    latest_us: int,
-    floor_us: int = -1,
-) -> bool:
-    """Refund reservations in every window that still contains their units; return whether any does.
+def refund_all(reservations: Sequence[Reservation], refs: Sequence[WindowRef], now_us: int) -> bool:
+    """Refund reservations in every window that still contains some of their units; return whether any does.
 
     Args:
         reservations: The reservations.
         refs: Their windows, those of each check in order.
         now_us: The store's time, in microseconds.
-        latest_us: The latest time that the store has seen. Units that had left by then are not refunded, even if the
-            clock has stepped back since.
-        floor_us: The time of the last reset of everything; charges up to then are not refunded.
     """
     changed = False
-    noted = [
-        (one.decided_us, mark, units) for one in reservations for mark, units in zip(one.marks, one.units, strict=True)
-    ]
-    for (decided_us, mark, units), (counter, _, windows, key) in zip(noted, refs, strict=True):
-        # A permit does not depend on the time, and the counter of a quota knows whether its period has ended.
-        if not isinstance(counter, Ring) or (decided_us > floor_us and latest_us < mark + counter.span_us):
-            left = counter.remove(windows[key], now_us, decided_us, mark, units)
-            if left is not None:
-                windows[key], changed = left, True
+    charged = [pair for one in reservations for pair in zip(one.marks, one.units, strict=True)]
+    for (mark, units), (counter, _, windows, key) in zip(charged, refs, strict=True):
+        left = counter.remove(windows[key], now_us, mark, units)
+        if left is not None:
+            windows[key], changed = left, True
     return changed
 
 

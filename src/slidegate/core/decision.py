@@ -296,7 +296,7 @@ class Decision:
         if self._reservations is None:  # the newest units of each window are those that this question charged
             marks = [newest_us for _, _, newest_us, _ in self.readings]
             units = [cost for bucket, _, cost in self.checks for _ in bucket.limits]
-            self._reservations = reserved(self.checks, self.now_us, marks, units)
+            self._reservations = reserved(self.checks, marks, units)
         return self._reservations
 
     @reservations.setter

@@ -152,9 +152,9 @@ class QuotaCounter:
         """See `Ring.charge`; a debt lasts until the period ends."""
         return self._ring.charge(window, self._unix_us, units)
 
-    def remove(self, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
-        """See `Ring.remove`; a charge of before a reset takes units of after it, because all have one moment."""
-        return self._ring.remove(window, self._unix_us, self._unix_us, mark, units)
+    def remove(self, window: bytes, now_us: int, mark: int, units: int) -> bytes | None:
+        """See `Ring.remove`; all units of a period have one moment."""
+        return self._ring.remove(window, self._unix_us, mark, units)
 
     def settle(self, window: bytes, now_us: int) -> bytes:
         """See `Ring.settle`; nothing leaves before the period ends."""
@@ -163,10 +163,6 @@ class QuotaCounter:
     def state(self, window: bytes, wait_us: int = 0) -> WindowState:
         """See `Ring.state`; all units leave when the period ends."""
         return self._in_store_time(self._ring.state(window, wait_us))
-
-    def reset(self, window: bytes, now_us: int, latest_us: int = 0) -> bytes:
-        """See `Ring.reset`."""
-        return b""
 
     def mark(self, window: bytes) -> int:
         """See `Ring.mark`; it is the end of the period, in Unix time."""

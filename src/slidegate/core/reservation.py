@@ -40,7 +40,6 @@ class Reservation:
     Args:
         index: The index of the check in its question.
         check: The check.
-        decided_us: When it was decided, in microseconds of the time of the store that charged it.
         marks: The mark of the units in the window of each limit, see `Ring.mark`.
         units: How many units of each limit can still be refunded.
 
@@ -50,12 +49,11 @@ class Reservation:
         ended: Whether it was refunded or settled; the remaining units stay charged.
     """
 
-    __slots__ = ("check", "decided_us", "ended", "index", "marks", "permit", "store", "units")
+    __slots__ = ("check", "ended", "index", "marks", "permit", "store", "units")
 
-    def __init__(self, index: int, check: Check, decided_us: int, marks: Sequence[int], units: Sequence[int]) -> None:
+    def __init__(self, index: int, check: Check, marks: Sequence[int], units: Sequence[int]) -> None:
         self.index = index
         self.check = check
-        self.decided_us = decided_us
         self.marks = marks
         self.units = units
         self.permit: Permit | None = None
@@ -76,24 +74,23 @@ class Reservation:
         if not any(taken):
             return None
         self.units = [own - gone for own, gone in zip(left, taken, strict=True)]
-        part = Reservation(self.index, self.check, self.decided_us, self.marks, taken)
+        part = Reservation(self.index, self.check, self.marks, taken)
         part.permit, part.store = self.permit, self.store
         return part
 
 
-def reserved(checks: Sequence[Check], decided_us: int, marks: Sequence[int], units: Sequence[int]) -> list[Reservation]:
+def reserved(checks: Sequence[Check], marks: Sequence[int], units: Sequence[int]) -> list[Reservation]:
     """Return the reservations of a question, one for each check.
 
     Args:
         checks: The question.
-        decided_us: The store's time of the decision, in microseconds.
         marks: The mark of the charged units in each window, in the order of the limits of each check.
         units: How many units were charged, in the same order.
     """
     reservations, first = [], 0
     for index, check in enumerate(checks):
         last = first + len(check[0].limits)
-        reservations.append(Reservation(index, check, decided_us, marks[first:last], units[first:last]))
+        reservations.append(Reservation(index, check, marks[first:last], units[first:last]))
         first = last
     return reservations
 

@@ -18,15 +18,14 @@ wait is exact to the microsecond: entries leave in order, oldest first, and the 
 The bytes are the same in memory, in LMDB and in Redis, little-endian:
 
 =====================  ===============================================================================================
-head, 32 bytes         total units, units of the newest entry (uint32 each); moment of the newest entry, moment of the
-                       oldest entry, and `floor_us` (int64 each)
+head, 24 bytes         total units, units of the newest entry (uint32 each); moments of the newest entry and of the
+                       oldest entry (int64 each)
 entries, 12 bytes      those before the newest, oldest first: moment (int64), units (uint32)
 =====================  ===============================================================================================
 
-Charges made up to `floor_us` cannot be refunded, because the key was reset or the clock stepped back (-1 for none).
-
-An empty ring is ``b""``. Methods that change a ring return new bytes. A caller that charges several limits takes back
-what the others have spent if one of them has no room, see `Ring.undo`.
+An empty ring is ``b""``. A refund takes what is still there under the moment of its charge, at most its units. Methods
+that change a ring return new bytes. A caller that charges several limits takes back what the others have spent if one
+of them has no room, see `Ring.undo`.
 
 If a clock steps back, moments in the future are moved to the current time. No units are lost, and a key is refused no
 longer than a window and a slice, however large the step.
@@ -65,7 +64,7 @@ Terms: TypeAlias = tuple[int, int, int]
 """The most units in a window, the length of a slice (1 for an exact limit), and how long units count after their
 moment; both in microseconds."""
 
-_NOTHING: Final[Head] = (0, 0, 0, 0, -1)
+_NOTHING: Final[Head] = (0, 0, 0, 0)
 
 
 @final
@@ -118,11 +117,11 @@ class Ring:
             The ring afterwards, settled, and its state.
         """
         amount, step_us, span_us = self.terms
-        spent, units, newest_us, oldest_us, floor_us = read_head(window) if window else _NOTHING
+        spent, units, newest_us, oldest_us = read_head(window) if window else _NOTHING
         leaves_us = oldest_us + span_us
         if now_us >= leaves_us or newest_us - now_us >= step_us:
             window = _settled(window, now_us, step_us, span_us)
-            spent, units, newest_us, oldest_us, floor_us = _read(window)
+            spent, units, newest_us, oldest_us = _read(window)
             leaves_us = oldest_us + span_us
         if not cost or spent + cost > amount:
             wanted = cost or 1
@@ -135,11 +134,11 @@ class Ring:
             return pack_counts(spent, units + cost) + window[COUNT_BYTES:], (spent, leaves_us, newest_us, 0)
         moment_us = now_us - now_us % step_us + step_us - 1
         if not spent:
-            window = pack_head(cost, cost, moment_us, moment_us, floor_us)
+            window = pack_head(cost, cost, moment_us, moment_us)
             return window, (cost, moment_us + span_us, moment_us, 0)
         spent += cost
         older = window[HEAD_BYTES:] + pack_entry(newest_us, units)
-        return pack_head(spent, cost, moment_us, oldest_us, floor_us) + older, (spent, leaves_us, moment_us, 0)
+        return pack_head(spent, cost, moment_us, oldest_us) + older, (spent, leaves_us, moment_us, 0)
 
     def undo(self, window: bytes, cost: int) -> bytes:
         """Return a ring without the units that the last `spend` has added to it; nothing else has changed it since.
@@ -148,14 +147,14 @@ class Ring:
         """
         if not cost:
             return window
-        spent, units, _, oldest_us, floor_us = read_head(window)
+        spent, units, _, oldest_us = read_head(window)
         if units > cost:
             return pack_counts(spent - cost, units - cost) + window[COUNT_BYTES:]
         older = window[HEAD_BYTES:]
         if not older:
-            return pack_head(0, 0, 0, 0, floor_us) if floor_us >= 0 else b""
+            return b""
         newest_us, units = read_entry(older[-ENTRY_BYTES:])
-        return pack_head(spent - cost, units, newest_us, oldest_us, floor_us) + older[:-ENTRY_BYTES]
+        return pack_head(spent - cost, units, newest_us, oldest_us) + older[:-ENTRY_BYTES]
 
     def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
         """Spend units regardless of the limit, as many as a ring can count; return the ring and their number."""
@@ -169,27 +168,23 @@ class Ring:
             window = _merge_oldest(window)
         return window, kept
 
-    def remove(self, window: bytes, now_us: int, spent_us: int, mark: int, units: int) -> bytes | None:
-        """Refund units that were spent.
+    def remove(self, window: bytes, now_us: int, mark: int, units: int) -> bytes | None:
+        """Refund units that were spent, as many of them as are still there.
 
         Args:
             window: The ring.
             now_us: The store's time, in microseconds.
-            spent_us: When they were spent, in microseconds.
             mark: The moment of their entry, which is the newest moment of the state after they were spent.
             units: Their number.
 
         Returns:
-            The ring without them; None if they have left, or can no longer be distinguished from others.
+            The ring without them; None if none of them is there.
         """
-        window = self.settle(window, now_us)
-        if not window or units <= 0 or spent_us <= _read(window)[4]:
-            return None
-        kept = list(entries(window))
+        kept = list(entries(self.settle(window, now_us)))
         for index, (at_us, there) in enumerate(kept):
-            if at_us == mark and units <= there:
-                kept[index] = at_us, there - units
-                return _with(_read(window)[4], [entry for entry in kept if entry[1]])
+            if at_us == mark and units > 0:
+                kept[index] = at_us, max(there - units, 0)
+                return _with([entry for entry in kept if entry[1]])
         return None
 
     def settle(self, window: bytes, now_us: int) -> bytes:
@@ -201,21 +196,8 @@ class Ring:
         """Return the state of a settled ring, with the given wait."""
         if not window:
             return 0, 0, 0, wait_us
-        spent, _, newest_us, oldest_us, _ = _read(window)
-        return spent, oldest_us + self.span_us if spent else 0, newest_us, wait_us
-
-    def reset(self, window: bytes, now_us: int, latest_us: int = 0) -> bytes:
-        """Return an empty ring, which if necessary records that earlier charges cannot be refunded.
-
-        Args:
-            window: The ring.
-            now_us: The store's time, in microseconds.
-            latest_us: The latest time that the store has seen: if its clock has stepped back, charges may be later than
-                now, but not later than the newest entry.
-        """
-        spent, _, newest_us, _, floor_us = _read(window)
-        floor_us = max(floor_us, now_us, min(latest_us, newest_us)) if spent or floor_us >= 0 else -1
-        return pack_head(0, 0, 0, 0, floor_us) if floor_us >= 0 else b""
+        spent, _, newest_us, oldest_us = _read(window)
+        return spent, oldest_us + self.span_us, newest_us, wait_us
 
     def mark(self, window: bytes) -> int:
         """Return the mark by which `remove` finds the units that were spent last: the newest moment."""
@@ -234,18 +216,16 @@ def _settled(window: bytes, now_us: int, step_us: int, span_us: int) -> bytes:
     """See `Ring.settle`."""
     if not window:
         return window
-    spent, _, newest_us, oldest_us, floor_us = _read(window)
+    _, _, newest_us, oldest_us = _read(window)
     steps_back = newest_us - now_us >= step_us
-    if spent and now_us < oldest_us + span_us and not steps_back:
+    if now_us < oldest_us + span_us and not steps_back:
         return window
     kept = [(at_us, units) for at_us, units in entries(window) if now_us < at_us + span_us]
-    if steps_back:
-        # A later charge may get the same moment as an earlier one, so earlier charges can no longer be refunded.
-        floor_us = max(floor_us, newest_us)
+    if steps_back and kept:
         latest_us = _moment_us(now_us, step_us)
         moved = sum(units for at_us, units in kept if at_us >= latest_us)
         kept = [(at_us, units) for at_us, units in kept if at_us < latest_us] + [(latest_us, moved)]
-    return b"" if not kept and now_us >= floor_us + span_us else _with(floor_us, kept)
+    return _with(kept)
 
 
 def _moment_of_room(window: bytes, excess: int, newest_us: int) -> int:
@@ -266,29 +246,27 @@ def expires_us(window: bytes, life_us: int) -> int:
     """
     if not window:
         return 0
-    _, _, newest_us, _, floor_us = _read(window)
-    return max(newest_us, floor_us) + life_us
+    return _read(window)[2] + life_us
 
 
 def entries(window: bytes) -> Iterator[tuple[int, int]]:
     """Yield the entries of a ring as (moment, units), oldest first."""
     if window:
-        spent, units, newest_us, _, _ = _read(window)
+        _, units, newest_us, _ = _read(window)
         yield from read_entries(window[HEAD_BYTES:])
-        if spent:
-            yield newest_us, units
+        yield newest_us, units
 
 
 def _read(window: bytes) -> Head:
     return read_head(window) if window else _NOTHING
 
 
-def _with(floor_us: int, kept: list[tuple[int, int]]) -> bytes:
+def _with(kept: list[tuple[int, int]]) -> bytes:
     """Return a ring with the given entries."""
     if not kept:
-        return pack_head(0, 0, 0, 0, floor_us)
+        return b""
     newest_us, units = kept[-1]
-    head = pack_head(sum(units for _, units in kept), units, newest_us, kept[0][0], floor_us)
+    head = pack_head(sum(units for _, units in kept), units, newest_us, kept[0][0])
     return head + b"".join([pack_entry(*entry) for entry in kept[:-1]])
 
 
@@ -300,4 +278,4 @@ def _merge_oldest(window: bytes) -> bytes:
     units, and no decision.
     """
     (_, first), (moment_us, second), *kept = entries(window)
-    return _with(_read(window)[4], [(moment_us, first + second), *kept])
+    return _with([(moment_us, first + second), *kept])

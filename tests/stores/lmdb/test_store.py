@@ -482,34 +482,6 @@ async def test_any_text_is_a_key(store: LmdbStore, key: str) -> None:
     assert await limiter.hit(key, "2/hour")
 
 
-@pytest.mark.parametrize("limits", ["5/minute", "100/minute", "100/minute; 1000/hour"])
-@pytest.mark.parametrize("everything", [False, True])
-def test_a_charge_of_before_a_reset_is_handed_back_by_nobody_and_after_no_restart(
-    tmp_path: Path, everything: bool, limits: Any
-) -> None:
-    clock, asked = FakeClock(10**12), Bucket("rule", parse_limits(limits))
-
-    def workers() -> list[Any]:
-        return [LmdbStore(tmp_path / "lmdb", clock=clock, **SMALL) for _ in range(2)]
-
-    one, other = before = workers()
-    whole = ((asked, "ann", asked.limits[0].amount),)
-    early = one.hit(whole)
-    assert other.reset_all() if everything else other.reset("ann")
-    for store in before:
-        store.close()
-    one, other = after = workers()
-    clock.advance(us=1)
-    late = one.hit(whole)
-    assert early.allowed
-    assert late.allowed
-    assert [one.refund(early.take_back()), other.refund(early.take_back())] == [False, False]
-    assert not other.hit(((asked, "ann", 1),))
-    assert other.refund(late.take_back()) is True
-    for store in after:
-        store.close()
-
-
 async def test_files_that_have_to_be_opened_again_wait_for_another_process_as_a_hit_does(store: LmdbStore) -> None:
     asked = ((bucket("5/hour"), "ann", 1),)
     store.hit(asked)

@@ -8,13 +8,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from slidegate import Limiter, MemoryStore, Quota
-from slidegate.core import AnyLimit, Bucket, Concurrency, Decision, Limit, Reason, parse_limits
+from slidegate.core import AnyLimit, Bucket, Concurrency, Limit, Reason, parse_limits
 from slidegate.stores.memory.shard import cell_of
 from slidegate.stores.memory.store import MemoryStats
 from slidegate.stores.system_clock import SYSTEM
@@ -23,7 +22,6 @@ from slidegate.testing import FakeClock, RecordingObserver
 from ...contract import StoreContract
 from ...contract.harness import bucket
 from ...hurry import at_once, hurried
-from ...reference.model_window import ModelWindow
 
 SECOND_US = 1_000_000
 COMMON = Bucket("everyone", parse_limits("1000000/hour"))
@@ -268,84 +266,3 @@ def test_no_hit_looks_at_many_keys_to_find_those_that_go(limit: AnyLimit) -> Non
         longest = max(longest, *(calls_of(store, ((COMMON, "all", 1),)) for _ in range(60)))
     assert longest < 5_000, "calls of functions in one hit"
     assert (store.stats().keys, store.stats().evictions) == (1, 6_000)
-
-
-@pytest.mark.parametrize("limits", ["2/10s @1", "2/10s @5", "2/10s"])
-def test_a_charge_that_has_aged_out_is_not_refunded_when_its_moment_comes_again(limits: str) -> None:
-    clock, rule = FakeClock(100_000_000), bucket(limits)
-    store = MemoryStore(clock=clock)
-    for number in range(200):
-        store.hit(((rule, f"other {number}", 1),))
-    aged = store.hit(((rule, "ann", 1),))
-    clock.advance("1m")
-    store.hit(((rule, "ann", 0),))  # it drops what has aged out
-    clock.set(100_000_000)
-    assert [store.hit(((rule, "ann", 1),)).allowed for _ in range(3)] == [True, True, False]
-    assert store.refund(aged.take_back()) is False
-    assert not store.hit(((rule, "ann", 1),))
-
-
-@pytest.mark.parametrize("limits", ["3/10s @1", "3/10s @5", "3/10s"])
-def test_a_charge_of_before_a_reset_is_never_refunded_whatever_has_been_let_go_of(
-    limits: str, rng: random.Random
-) -> None:
-    """Each key has a window of the reference beside it, while the store lets windows go."""
-    asked, clock = bucket(limits), FakeClock(100_000_000)
-    (limit,) = asked.limits
-    assert isinstance(limit, Limit)
-    store, keys = MemoryStore(clock=clock), ["ann", "bob", "eve"]
-    for _ in range(100):
-        for number in range(rng.randrange(200)):
-            store.hit(((asked, f"other {number}", 1),))
-        clock.advance("20s")  # each hit from now on lets some windows go
-        windows = {key: ModelWindow(limit.window_us, limit.resolution) for key in keys}
-        charges: list[tuple[str, int, Decision]] = []
-        for _ in range(40):
-            key, what = rng.choice(keys), rng.random()
-            windows[key].touch(3, clock())
-            if what < 0.4:
-                decision = store.hit(((asked, key, 1),))
-                assert decision.allowed is (windows[key].wait_us(3, 1, clock()) == 0)
-                if decision:
-                    charges.append((key, windows[key].charge(clock(), 1)[0], decision))
-            elif what < 0.6:
-                store.reset(key)
-                windows[key].reset(clock())
-                clock.advance(us=1)
-            elif what < 0.8 and charges:
-                key, moment_us, decision = charges.pop(rng.randrange(len(charges)))
-                windows[key].touch(3, clock())
-                assert store.refund(decision.take_back()) is windows[key].hand_back(decision.now_us, moment_us, 1)
-            else:
-                clock.advance(us=rng.choice((0, 0, 1, 100_000)))
-        clock.advance("20s")
-
-
-def test_a_limit_that_was_let_go_of_while_a_hit_came_counts_in_a_new_place() -> None:
-    """A key that another thread gets ahead of: between choosing the shard and looking the key up."""
-
-    class Late(str):
-        before: Callable[[], object] | None = None
-
-        def __hash__(self) -> int:
-            before, self.before = self.before, None
-            if before is not None:
-                before()
-            return str.__hash__(self)
-
-        __eq__ = str.__eq__
-
-    clock = FakeClock(10**12)
-    store, asked, other = MemoryStore(clock=clock), bucket("2/second"), bucket("5/second", "other")
-    store.hit(((asked, "first", 1),))
-
-    def everything_goes() -> None:
-        for _ in range(100):
-            clock.advance("10s")
-            store.hit(((other, "bob", 1),))
-
-    key = Late("ann")
-    key.before = everything_goes
-    assert store.hit(((asked, key, 1),))
-    assert store.peek(((asked, "ann", 0),)).remaining == 1
-    assert store.stats().keys == 2

@@ -44,7 +44,7 @@ async def limiter(cluster: RedisCluster) -> AsyncIterator[Limiter]:
 
 def home_of(cluster: RedisCluster) -> tuple[int, RedisServer, RedisServer]:
     """Return the one slot that holds counted windows, its owner, and another master."""
-    found = {name for server in cluster.masters for name in server.command("KEYS", "*:8:w:*")}
+    found = {name for server in cluster.masters for name in server.command("KEYS", "*:9:w:*")}
     (name,) = found
     slot = cluster.slot_of(name)
     owner = cluster.owner(slot)
@@ -59,8 +59,8 @@ async def test_clients_are_spread_over_the_nodes_and_each_has_its_own_limit(
             await limiter.hit(f"user:{number}", "3/hour")
     left = [(await limiter.peek(f"user:{number}", "3/hour")).reason for number in range(CLIENTS)]
     assert left == [Reason.LIMITED] * CLIENTS
-    assert all(server.command("KEYS", "*:8:w:*") for server in cluster.masters)
-    assert sum(len(server.command("KEYS", "*:8:w:*")) for server in cluster.masters) == CLIENTS
+    assert all(server.command("KEYS", "*:9:w:*") for server in cluster.masters)
+    assert sum(len(server.command("KEYS", "*:9:w:*")) for server in cluster.masters) == CLIENTS
 
 
 async def test_a_request_that_cannot_be_sent_takes_none_of_its_turn_with_it(cluster: RedisCluster) -> None:
@@ -90,13 +90,13 @@ async def test_a_moved_slot_takes_its_counts_along(cluster: RedisCluster, limite
 async def test_a_slot_on_its_way_counts_every_hit_once(cluster: RedisCluster, limiter: Limiter) -> None:
     assert (await limiter.hit("key", "5/hour")).remaining == 4
     slot, owner, other = home_of(cluster)
-    (name,) = owner.command("KEYS", "*:8:w:*")
+    (name,) = owner.command("KEYS", "*:9:w:*")
     with cluster.migrating(slot, other):
         assert (await limiter.hit("key", "5/hour")).remaining == 3
         # Now the key is where the slot goes to, and the slot still with its old owner, who says ASK.
         owner.command("MIGRATE", "127.0.0.1", other.port, name, 0, 5_000)
         assert (await limiter.hit("key", "5/hour")).remaining == 2
-        assert owner.command("KEYS", "*:8:w:*") == []
+        assert owner.command("KEYS", "*:9:w:*") == []
     assert (await limiter.hit("key", "5/hour")).remaining == 1
     cluster.move_slot(slot, owner)
 
@@ -104,7 +104,7 @@ async def test_a_slot_on_its_way_counts_every_hit_once(cluster: RedisCluster, li
 @pytest.mark.all
 def test_processes_together_get_exactly_the_amount_while_the_slot_moves_to_and_fro(cluster: RedisCluster) -> None:
     with at_work([Orders(cluster.url, f"{AMOUNT}/500ms", span_us=5 * WINDOW_US)] * 3) as times_us:
-        until(lambda: any(server.command("KEYS", "*:8:w:*") for server in cluster.masters), "the first hit")
+        until(lambda: any(server.command("KEYS", "*:9:w:*") for server in cluster.masters), "the first hit")
         slot, owner, other = home_of(cluster)
         for target in (other, owner) * 3:
             cluster.move_slot(slot, target)
@@ -136,7 +136,7 @@ async def test_after_a_node_dies_its_replica_goes_on_with_what_it_was_told(with_
     async with limiter:
         for number in range(CLIENTS):
             await limiter.hit(f"user:{number}", "3/hour")
-        held = len(first.command("KEYS", "*:8:w:*"))
+        held = len(first.command("KEYS", "*:9:w:*"))
         assert held > 0
         until(lambda: replica.command("DBSIZE") == first.command("DBSIZE"), "the replica has it all")
         first.kill()
@@ -158,7 +158,7 @@ def test_processes_together_get_no_more_than_the_amount_while_a_replica_takes_ov
     url = f"{cluster.url}?readable=true"  # so that it is the name of the client that says which node it belongs to
     orders = Orders(url, f"{AMOUNT}/500ms", span_us=5 * WINDOW_US, key=key, may_fail=True)
     with at_work([orders] * 3) as times_us:
-        until(lambda: first.command("KEYS", "*:8:w:*"), "the first hit")
+        until(lambda: first.command("KEYS", "*:9:w:*"), "the first hit")
         replica.command("CLUSTER", "FAILOVER")
         until(lambda: replica.info("replication")["role"] == "master", "the replica takes over")
     assert most_in_any(times_us, WINDOW_US) == AMOUNT

@@ -53,7 +53,7 @@ class Scene:
 
     @property
     def keeper(self) -> RedisServer:
-        return self.cluster.owner(self.cluster.slot_of("slidegate:8:{bans}"))
+        return self.cluster.owner(self.cluster.slot_of("slidegate:9:{bans}"))
 
     def proxy_of(self, server: RedisServer) -> FaultProxy:
         return self.proxies[self.cluster.servers.index(server)]
@@ -257,13 +257,13 @@ async def test_while_the_slot_of_the_bans_moves_limits_go_on_and_commands_wait(
     site = Site(scene)
     source = scene.keeper
     target = next(server for server in scene.cluster.servers if server is not source)
-    slot = scene.cluster.slot_of("slidegate:8:{bans}")
+    slot = scene.cluster.slot_of("slidegate:9:{bans}")
     async with site.limiter:
         await site.ready()
         await site.limiter.ban("198.51.100.7", "1h")
         with scene.cluster.migrating(slot, target):
             if some_have_gone:
-                source.command("MIGRATE", "127.0.0.1", target.port, "slidegate:8:{bans}:list", 0, 5_000)
+                source.command("MIGRATE", "127.0.0.1", target.port, "slidegate:9:{bans}:list", 0, 5_000)
             for _ in range(15):
                 assert set((await site.served(3)).values()) == {3}
                 await asyncio.sleep(0.1)

@@ -115,9 +115,9 @@ async def test_a_foreign_value_at_a_key_of_ours_stops_nobody_else(running: str, 
                 except Exception as error:
                     error.add_note(f"{name!r} was {value}")
                     raise
-        for name in (":8:w:{ann}", ":8:w:{bob}", ":8:s:{eve}", ":8:{bans}", ":8:{bans}:index", ":8:{bans}:networks"):
+        for name in (":9:w:{ann}", ":9:w:{bob}", ":9:s:{eve}", ":9:{bans}", ":9:{bans}:index", ":9:{bans}:networks"):
             assert asked[name] >= len(FOREIGN), name
-        assert any(name.startswith(":8:p:{ann}") for name in asked)
+        assert any(name.startswith(":9:p:{ann}") for name in asked)
 
 
 async def test_what_cannot_be_read_of_a_key_says_nothing_about_the_server(server: RedisServer) -> None:
@@ -125,7 +125,7 @@ async def test_what_cannot_be_read_of_a_key_says_nothing_about_the_server(server
     async with store_at(server, prefix=prefix, readable=True) as store:
         await fill(store)
         for key in ("ann", "bob"):
-            for value in damage(server, f"{prefix}:8:w:{{{key}}}".encode()):
+            for value in damage(server, f"{prefix}:9:w:{{{key}}}".encode()):
                 asked = asyncio.ensure_future(settle(store.hit(((LAST, key, 1),), (key,))))
                 await asyncio.wait([asked])
                 error = asked.exception()

@@ -141,7 +141,7 @@ async def test_a_server_that_is_started_late_is_found() -> None:
         for worker in workers:
             await worker.recovered()
             assert await worker.statuses(1) == [200], "the server decides alone"
-        assert server.command("HLEN", "slidegate:8:{bans}") >= 1
+        assert server.command("HLEN", "slidegate:9:{bans}") >= 1
         for worker in workers:
             await worker.limiter.close()
     finally:

@@ -58,7 +58,7 @@ def test_hosts_whose_clocks_disagree_share_one_limit(server: RedisServer) -> Non
 
 
 def holds_windows(server: RedisServer, count: int) -> bool:
-    return len(server.command("KEYS", "*:8:w:*")) >= count
+    return len(server.command("KEYS", "*:9:w:*")) >= count
 
 
 @pytest.mark.all

@@ -28,15 +28,13 @@ from ...core.errors import ConfigurationError, StoreUnavailable
 from ..system_clock import system_us
 from .checking import Damaged
 
-SCHEMA_VERSION: Final = 10
+SCHEMA_VERSION: Final = 11
 SCHEMA: Final = b"schema"
 CLOCK: Final = b"clock"
 WRITTEN_SCHEMA: Final = bytes([SCHEMA_VERSION, 255 - SCHEMA_VERSION])
 
 _OURS: Final = 5  # no other program's environment has more of these names by chance
 CELL_KEY: Final = b"cell_key"
-RESET: Final = b"reset"
-"""The key of the time of the last reset of all windows."""
 NETWORKS: Final = b"networks"
 """The key of the list of banned networks, which begins with random bytes that differ after each change."""
 BAN_NUMBER: Final = b"ban_number"

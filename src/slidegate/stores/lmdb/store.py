@@ -206,16 +206,14 @@ class LmdbStore(Store):
         Permits stay taken, because their requests are still in progress. The units of the key in a shared cell stay,
         because they are mixed with those of other keys.
         """
-        known = self._transactions
-        return self._batcher.run(lambda transaction: transaction.windows.reset(key, known.latest_us))
+        return self._batcher.run(lambda transaction: transaction.windows.reset(key))
 
     def reset_all(self) -> bool | Awaitable[bool]:
         """Delete the windows of all keys under every rule, and all shared cells; return False if there were none.
 
         Permits stay taken, because their requests are still in progress.
         """
-        known = self._transactions
-        return self._batcher.run(lambda transaction: transaction.windows.reset_all(known.latest_us))
+        return self._batcher.run(lambda transaction: transaction.windows.reset_all())
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
         """Return the windows of `key` under some buckets, without waiting for another process."""

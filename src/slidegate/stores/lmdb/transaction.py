@@ -73,7 +73,6 @@ class Transactions:
         bound: A memo of the limits of each bucket, with the digests and heads of their rows.
         closed: Whether the store was closed.
         evictions: How many expired windows were deleted.
-        latest_us: The time of the latest charge.
         networks: The cached bans of networks.
         refused: Questions whose last answer was a refusal.
         shared_hits: How many hits were counted in shared cells.
@@ -91,7 +90,7 @@ class Transactions:
         self._sweep_due_us = self._next_shared_event_us = 0
         self._throttle = Throttle(SAY_FULL_EVERY_US)
         self.closed = False
-        self.evictions = self.latest_us = self.shared_hits = 0
+        self.evictions = self.shared_hits = 0
 
     def read(self, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T:
         """Run a method of `Transaction` in a read transaction and return its answer, without waiting for writers.
@@ -295,8 +294,7 @@ class Transaction:
         """Refund charges; return False if all of them have expired or were refunded before."""
         left = [one for one in reservations if one.permit is None or self.permit_rows().end(one.permit)]
         refs = self._find([one.check for one in left], makes=False)
-        latest_us = max(self._process.latest_us, self.now_us)
-        return refund_all(left, refs, self.now_us, latest_us=latest_us, floor_us=self.windows.reset_us())
+        return refund_all(left, refs, self.now_us)
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
         """Return the windows of `key` under some buckets."""
@@ -344,7 +342,6 @@ class Transaction:
 
     def _charged(self, checks: Sequence[Check]) -> list[WindowRef]:
         """Return the locations of the windows of a question that is about to be charged."""
-        self._process.latest_us = max(self._process.latest_us, self.now_us)
         return self._find(checks)
 
     def _find(self, checks: Sequence[Check], *, makes: bool = True) -> list[WindowRef]:

@@ -25,16 +25,16 @@ import lmdb
 
 from ...core import ring
 from ...core.decision import Bucket
-from ...core.limits import AnyLimit, Limit
+from ...core.limits import AnyLimit
 from ...core.memo import remember
-from ...core.quotas import KEPT_US, Quota
+from ...core.quotas import KEPT_US
 from ...core.store import Clock
 from ..shared import SHARED_CELLS
 from . import permits
 from .environment import NO_ROWS, Environment
-from .layout import RESET, look_later, row_of, rows_with, sweep
+from .layout import look_later, row_of, rows_with, sweep
 
-ROW_VERSION: Final = 4
+ROW_VERSION: Final = 5
 """If it changes, `layout.SCHEMA_VERSION` has to change, too."""
 HEAD: Final = Struct("=Bq")
 HEAD_BYTES: Final = HEAD.size
@@ -42,10 +42,6 @@ WINDOWS: Final = b"windows"
 CELLS: Final = b"cells"
 
 _CELL: Final = Struct(">H")
-_MOMENT: Final = Struct("=q")
-_ANY_LIMIT: Final = Limit(2, "400 days", resolution=1)
-_ANY_QUOTA: Final = Quota("1/day")
-"""Used to reset windows whose limits are unknown: under these two, no unit leaves and no moment is in the future."""
 
 Bound: TypeAlias = tuple[tuple[bytes, bytes, AnyLimit], ...]
 """For each limit of a bucket: the digest in the names of its rows, the head of their values, and the limit."""
@@ -139,39 +135,24 @@ class WindowRows:
                 due_us = expires_us(stored, self._now_us, self._unix_us)
                 look_later(self._txn, self._dbs.ends, due_us, row, CELLS if is_shared else WINDOWS)
 
-    def reset(self, key: str, latest_us: int) -> bool:
-        """Forget the units in a key's own windows; return whether there were any.
-
-        The empty windows are kept for their life, because they record that earlier charges cannot be refunded.
-        """
+    def reset(self, key: str) -> bool:
+        """Forget the units in a key's own windows; return whether there were any."""
         self._save_and_clear()
         had_units = False
         for row, stored in rows_with(self._txn, self._dbs.windows, row_of(key)):
-            version, life_us = HEAD.unpack_from(stored)
-            window, limit = stored[HEAD_BYTES:], _ANY_LIMIT if life_us else _ANY_QUOTA
-            if version == ROW_VERSION and window:
-                lasts = expires_us(stored, self._now_us, self._unix_us) > self._now_us
-                had_units |= lasts and limit.counter.state(window)[0] > 0
-                empty = limit.counter.reset(window, self._now_us, latest_us)
-                self._txn.put(row, stored[:HEAD_BYTES] + empty)
+            if stored[0] == ROW_VERSION and len(stored) > HEAD_BYTES:
+                had_units |= expires_us(stored, self._now_us, self._unix_us) > self._now_us
+                self._txn.put(row, stored[:HEAD_BYTES])
         return had_units
 
-    def reset_all(self, latest_us: int) -> bool:
+    def reset_all(self) -> bool:
         """Delete the windows of all keys and all shared cells; return whether there were any."""
         self._save_and_clear()
         databases = self._dbs.windows, self._dbs.cells
         had_windows = any(self._txn.stat(database)["entries"] for database in databases)
         for database in databases:
             self._txn.drop(database, delete=False)
-        if had_windows:
-            # If the clock has stepped back, charges are later than now.
-            self._txn.put(RESET, _MOMENT.pack(max(latest_us, self._now_us)), db=self._dbs.meta)
         return had_windows
-
-    def reset_us(self) -> int:
-        """Return the time of the last reset of everything, -1 for never; charges up to then are not refunded."""
-        moment = self._txn.get(RESET, None, self._dbs.meta)
-        return -1 if moment is None else int(_MOMENT.unpack(moment)[0])
 
     def sweep(self, max_count: int) -> tuple[int, bool]:
         """Check rows that are due, and delete those that have expired.

@@ -235,25 +235,14 @@ class Table(Generations):
         windows, name = self.known(key, secret)
         return windows[name], windows is self.fresh or windows is self.stale
 
-    def reset(self, key: str, now_us: int, latest_us: int) -> bool:
-        """Forget the units in a key's own window; return False if there were none.
-
-        Args:
-            key: The key.
-            now_us: The store's time, in microseconds.
-            latest_us: The latest time that the store has seen, see `Ring.reset`.
-        """
+    def reset(self, key: str, now_us: int) -> bool:
+        """Forget the units in a key's own window; return False if there were none."""
         window = (self.of(key) or {}).get(key)
-        if not window:
+        if not window or self.holds_permits:
             return False
-        counter = self.limit.counter
         self.stale.pop(key, None)
-        if self.limit.life_us and now_us >= self.limit.expires_us(window):
-            self.fresh[key] = b""
-            return False
-        # Under a changed amount units may leave later, so they are not examined one by one.
-        self.fresh[key] = counter.reset(window, now_us, latest_us)
-        return counter.state(window)[0] > counter.state(self.fresh[key])[0]
+        self.fresh[key] = b""
+        return not self.limit.life_us or now_us < self.limit.expires_us(window)
 
     def sweep(self, now_us: int, unix_us: int) -> tuple[int, bool]:
         """Delete some expired windows and cells.

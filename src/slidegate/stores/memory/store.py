@@ -121,7 +121,6 @@ class MemoryStore(Store):
         self._due: list[tuple[int, int, Table]] = []  # a heap of (moment, number, table): the tables to sweep next
         self._numbers = count()
         self._sweep_us = 0
-        self._reset_us = -1  # charges up to then are not refunded
         self._evictions = 0
         self._shared_hits = 0
         self._next_shared_event_us = 0
@@ -219,7 +218,7 @@ class MemoryStore(Store):
                 for counter, tables in (self._bound.get(bucket) or self._bind(bucket))[0]
             ]
             refs = in_periods(refs, now_us, self.unix_us())
-            return refund_all(reservations, refs, now_us, latest_us=self._latest_us, floor_us=self._reset_us)
+            return refund_all(reservations, refs, now_us)
 
     def reset(self, key: str) -> bool:
         """Forget the windows of `key` under every rule; return whether it had spent units.
@@ -231,8 +230,7 @@ class MemoryStore(Store):
         at = self._shard_of(key)
         with self._shards[at].lock:
             now_us = self._time_us()
-            latest_us = max(self._latest_us, now_us)  # if the clock has stepped back, charges are later than now
-            return sum(tables[at].reset(key, now_us, latest_us) for tables in list(self._tables.values())) > 0
+            return sum(tables[at].reset(key, now_us) for tables in list(self._tables.values())) > 0
 
     def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule, and all shared cells; return False if there were none.
@@ -241,12 +239,9 @@ class MemoryStore(Store):
         """
         self.expect_open()
         forgotten: list[dict[str, bytes]] = []
-        with self._all:  # all locks, so that no charge is earlier than the reset and not forgotten
-            latest_us = max(self._latest_us, self._time_us())
+        with self._all:  # all locks, so that no question finds a part of the keys reset
             for table in [table for tables in self._tables.values() for table in tables if not table.holds_permits]:
                 forgotten += table.clear()
-            if any(forgotten):
-                self._reset_us = latest_us
         # The windows are deallocated on return, without blocking other threads on a lock.
         return any(forgotten)
 

@@ -71,7 +71,6 @@ class RefusalCache:
         bans: The refusals by bans, by banned keys and addresses.
         known: The refusals by limits, by question.
         changes: A counter of the refunds, resets and charges that this process has sent, and of their answers.
-        latest_us: The latest time of a server that this process has seen or estimated.
     """
 
     def __init__(self, charge: Callable[[Sequence[Check]], object], time: StoreTime) -> None:
@@ -81,7 +80,6 @@ class RefusalCache:
         self.bans: dict[str, CachedRefusal] = {}
         self.known: dict[Sequence[Check], CachedRefusal] = {}
         self.changes = 0
-        self.latest_us = 0
         self._about: dict[str, set[Sequence[Check]]] = {}  # the questions about a key
         self._changed: dict[str, int] = {}  # the value of `changes` at a key's last change
         self._all_changed = 0  # the same for all keys that are not in `_changed`
@@ -125,13 +123,7 @@ class RefusalCache:
             left_s = (known.ends_us - at_us) / 1_000_000
             asyncio.get_running_loop().call_later(left_s, self._count, checks, known)
         before, now_us = known.decision, known.now_us(at_us)
-        self.saw(now_us)
         return refused_later(before.readings, before.now_us, now_us, checks)
-
-    def saw(self, now_us: int) -> None:
-        """Record the time of a server."""
-        if now_us > self.latest_us:
-            self.latest_us = now_us
 
     def forget(self, checks: Sequence[Check]) -> None:
         """Drop the refusals of all keys of a question."""

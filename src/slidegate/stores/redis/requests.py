@@ -112,8 +112,6 @@ class Question(_Carried):
         if self._holds and decision.reservations:
             self._shared.renewals.hold(decision)
         refusals = self._shared.refusals
-        if self.what in (HIT, CHARGE):  # others change nothing
-            refusals.saw(now_us)
         if self.what == HIT and (refusals.known or not decision.allowed):
             refusals.learn(decision, sent_us, self._changes, lasts=answer[0] != UNSETTLED)
         elif self.what == CHARGE:

@@ -25,7 +25,7 @@ from ...core.store import Clock
 from ..leases import WORKER_BYTES, HeldPermits
 from .errors import refusal, unexpected
 
-LAYOUT: Final = 8
+LAYOUT: Final = 9
 """The version of the stored format, a part of every key: other versions use other keys."""
 DIGEST_BYTES: Final = 16
 """Long enough that nobody can search for two keys with the same digest."""
@@ -40,11 +40,10 @@ PERMITS: Final = 4
 REQUEST: Final = Struct("<BHB")
 _BAN_OF: Final = Struct("<H")
 _ASK: Final = Struct("<HI")
-_NOTE: Final = Struct("<HqqI")
+_NOTE: Final = Struct("<HqI")
 _PLAN: Final = Struct("<8sIqqqHB")
 _PERMITS_PLAN: Final = Struct("<8sI8sqqHB")
 _STATE: Final = Struct("<Qqqq")
-_RESET: Final = Struct("<qB")
 _COUNTED: Final = Struct("<I")
 _LENGTH: Final = Struct("<I")
 _DAMAGED: Final = "data string too short"
@@ -145,12 +144,11 @@ class Packing:
                 many += 1
         return REQUEST.pack(what, many, len(bans) // _BAN_OF.size) + bans + asks
 
-    def refund(self, reservations: Sequence[Reservation], latest_us: int, names: dict[bytes, int]) -> bytes:
-        """Pack a refund of the charges that have not expired.
+    def refund(self, reservations: Sequence[Reservation], names: dict[bytes, int]) -> bytes:
+        """Pack a refund.
 
         Args:
             reservations: The charges.
-            latest_us: The latest known time of the server, in microseconds; see `core.decide.refund_all`.
             names: As for `question`.
         """
         parts = []
@@ -160,25 +158,21 @@ class Packing:
             if permit is not None:
                 worker, serial = MEMBER.unpack(permit.member)
                 place = names.setdefault(permit.row, len(names))
-                parts.append(_NOTE.pack(place, serial, 0, 1) + self._permits_plan(permit.amount, worker))
+                parts.append(_NOTE.pack(place, serial, 1) + self._permits_plan(permit.amount, worker))
                 continue
             place = names.setdefault(self.name_of(key), len(names))
-            noted = zip(bucket.limits, reservation.marks, reservation.units, strict=True)
-            for plan, (limit, mark, units) in zip(self._plans_of(bucket), noted, strict=True):
-                if isinstance(limit, Quota) or latest_us < mark + limit.span_us:
-                    parts.append(_NOTE.pack(place, mark, reservation.decided_us, units) + plan)
+            noted = zip(self._plans_of(bucket), reservation.marks, reservation.units, strict=True)
+            parts += [_NOTE.pack(place, mark, units) + plan for plan, mark, units in noted]
         return REQUEST.pack(REFUND, len(parts), 0) + b"".join(parts)
 
-    def reset(self, name: bytes, latest_us: int, every: bool, names: dict[bytes, int]) -> bytes:
+    def reset(self, name: bytes, names: dict[bytes, int]) -> bytes:
         """Pack a reset of the windows in one hash.
 
         Args:
             name: The name of the hash.
-            latest_us: As for `refund`.
-            every: Whether this is one step of a reset of all keys.
             names: As for `question`.
         """
-        return REQUEST.pack(RESET, names.setdefault(name, len(names)), 0) + _RESET.pack(latest_us, every)
+        return REQUEST.pack(RESET, names.setdefault(name, len(names)), 0)
 
     def permits_row(self, bucket: Bucket, key: str) -> bytes:
         """Return the name of the set with the permits of a key, in the slot of its windows."""
@@ -242,7 +236,7 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
         charged = None
     elif what == CHARGE and status == OK:
         units = [units for (units,) in _COUNTED.iter_unpack(answer[end:])]
-        charged = reserved(checks, now_us, [mark for _, _, mark, _ in states], units)
+        charged = reserved(checks, [mark for _, _, mark, _ in states], units)
     return Decision(status == OK, _REASONS[status], now_us, checks, states, charged)
 
 

@@ -233,7 +233,7 @@ class RedisStore(Store):
         """Forget the windows of `key` under every rule; False if there were none. Permits stay taken."""
         refusals = self._shared.refusals
         refusals.change_key(key)
-        sent = self._reset(self._shared.packing.name_of(key), every=False)
+        sent = self._reset(self._shared.packing.name_of(key))
         sent.add_done_callback(lambda _: refusals.change_key(key))
         return sent
 
@@ -246,14 +246,14 @@ class RedisStore(Store):
         shared, forgotten = self._shared, False
         shared.refusals.change_all()
         async for names in self._batcher().names(shared.packing.windows, min(MAX_IN_CALL, shared.max_waiting)):
-            answers = await asyncio.gather(*(unless_foreign(self._reset(name, every=True)) for name in names))
+            answers = await asyncio.gather(*(unless_foreign(self._reset(name)) for name in names))
             forgotten = forgotten or any(answers)
         shared.refusals.change_all()
         return forgotten
 
-    def _reset(self, name: bytes, *, every: bool) -> asyncio.Future[bool]:
-        """Forget the windows in one hash; `every` tells the script that all other hashes are reset too."""
-        pack = partial(self._shared.packing.reset, name, self._shared.refusals.latest_us, every)
+    def _reset(self, name: bytes) -> asyncio.Future[bool]:
+        """Forget the windows in one hash."""
+        pack = partial(self._shared.packing.reset, name)
         return self._command(name, pack, lambda answer, now_us: answer[0] == CHANGED)
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Awaitable[Snapshot]:
@@ -288,10 +288,9 @@ class RedisStore(Store):
         windows = [check for check in checks if not check[0].is_permit]
 
         def pack(names: dict[bytes, int]) -> bytes:
-            return packing.refund(reservations, refusals.latest_us, names)
+            return packing.refund(reservations, names)
 
         def read(answer: bytes, now_us: int) -> bool:
-            refusals.saw(now_us)
             refusals.change(windows)
             return answer[0] == CHANGED
 

@@ -7,23 +7,23 @@
 
 local NEVER = -1
 local MAX_UNITS = 4294967295
-local HEAD, ENTRY, ENTRY_BYTES = "<I4I4i8i8i8", "<i8I4", 12
+local HEAD, ENTRY, ENTRY_BYTES = "<I4I4i8i8", "<i8I4", 12
 
 local ring = {}
 
 function ring.new()
-  return { kind = ring, spent = 0, units = 0, newest = 0, oldest = 0, floor = -1, older = "" }
+  return { kind = ring, spent = 0, units = 0, newest = 0, oldest = 0, older = "" }
 end
 
 function ring.unpack(packed)
   local w, rest = { kind = ring }, nil
-  w.spent, w.units, w.newest, w.oldest, w.floor, rest = unpack_from(HEAD, packed)
+  w.spent, w.units, w.newest, w.oldest, rest = unpack_from(HEAD, packed)
   w.older = sub(packed, rest)
   return w
 end
 
 function ring.pack(w)
-  return pack(HEAD, w.spent, w.units, w.newest, w.oldest, w.floor) .. w.older
+  return pack(HEAD, w.spent, w.units, w.newest, w.oldest) .. w.older
 end
 
 local function moment_of(limit, now)
@@ -55,7 +55,6 @@ end
 -- The server's clock stepped back: move units from the slices ahead of now into the current slice.
 local function step_back(w, limit, now)
   local latest, at = moment_of(limit, now), #w.older - ENTRY_BYTES + 1
-  w.floor = max(w.floor, w.newest)
   while at > 0 do
     local moment, units = unpack_from(ENTRY, w.older, at)
     if moment < latest then
@@ -78,9 +77,6 @@ function ring.settle(w, limit, now)
     if w.newest - now >= limit.step then
       step_back(w, limit, now)
     end
-  end
-  if w.spent == 0 and w.floor >= 0 and now >= w.floor + limit.span then
-    w.floor, w.dirty = -1, true
   end
 end
 
@@ -137,9 +133,9 @@ function ring.charge(w, limit, now, units)
   return units
 end
 
--- Refund units of the entry `mark`, charged at `spent_at`; false if they cannot be told apart from other units.
-function ring.remove(w, now, spent_at, mark, units)
-  if w.spent == 0 or units == 0 or spent_at <= w.floor then
+-- Refund units of the entry `mark`, as many as are still there; false if none is.
+function ring.remove(w, now, mark, units)
+  if w.spent == 0 or units == 0 then
     return false
   end
   local at, there = #w.older + 1, w.units
@@ -156,9 +152,7 @@ function ring.remove(w, now, spent_at, mark, units)
       return false
     end
   end
-  if units > there then
-    return false
-  end
+  units = min(units, there)
   w.spent, w.dirty = w.spent - units, true
   if mark ~= w.newest then
     local left = units < there and pack(ENTRY, mark, there - units) or ""
@@ -180,16 +174,12 @@ function ring.state(w, limit)
   return w.spent, w.spent > 0 and w.oldest + limit.span or 0, w.newest
 end
 
--- After a step back of the server's clock, charges may be later than now: `latest` is its latest known time.
-function ring.reset(w, now, latest)
-  if w.spent > 0 or w.floor >= 0 then
-    w.floor = max(now, w.floor, min(latest, w.newest))
-  end
+function ring.reset(w)
   clear(w)
   w.dirty = true
 end
 
--- Return when the ring can be deleted; 0 if it can be now.
+-- Return when the ring can be deleted.
 function ring.expires(w, limit)
-  return (w.spent > 0 or w.floor >= 0) and max(w.newest, w.floor) + limit.span + limit.kept or 0
+  return w.newest + limit.span + limit.kept
 end

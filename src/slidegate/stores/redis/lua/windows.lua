@@ -54,9 +54,8 @@ local function copy_of(w)
   return copy
 end
 
--- Reset the windows of a key; return whether any units were spent. When all keys are reset, charges after the latest known
--- time become refundable again, even if an earlier clock step had ended that.
-local function forget(place, now, latest, every)
+-- Reset the windows of a key; return whether any units were spent.
+local function forget(place)
   local row, fields, found = rows[place] or {}, redis.call("HGETALL", KEYS[place]), false
   for at = 1, #fields, 2 do
     local value = fields[at + 1]
@@ -66,10 +65,7 @@ local function forget(place, now, latest, every)
   end
   for _, w in pairs(row) do
     found = found or w.spent > 0
-    if every == 1 and w.floor > max(now, latest) then
-      w.floor, w.dirty = max(now, latest), true
-    end
-    w.kind.reset(w, now, latest)
+    w.kind.reset(w)
   end
   rows[place] = row
   return found
@@ -80,12 +76,11 @@ local function save(now)
   for place, row in pairs(rows) do
     local ends = 0
     for field, w in pairs(row) do
-      local expires = w.dirty and w.limit and w.kind.expires(w, w.limit)
-      if w.dirty and expires == 0 then
+      if w.dirty and w.spent == 0 then
         redis.call("HDEL", KEYS[place], field)
       elseif w.dirty then
         redis.call("HSET", KEYS[place], field, w.kind.pack(w))
-        ends = max(ends, expires or 0) -- a reset alone does not extend the TTL
+        ends = max(ends, w.kind.expires(w, w.limit))
       end
     end
     if ends > 0 then
@@ -176,7 +171,7 @@ end
 local function refund(arg, at, many, now)
   local changed = false
   for _ = 1, many do
-    local key, mark, spent_at, units, rest = unpack_from("<Hi8i8I4", arg, at)
+    local key, mark, units, rest = unpack_from("<Hi8I4", arg, at)
     local limit = limit_at(arg, rest, now)
     at = rest + LIMIT_BYTES
     local w = window(key + 1, limit, now)
@@ -184,7 +179,7 @@ local function refund(arg, at, many, now)
     limit.kind.settle(w, limit, now)
     if limit.kind == permits then
       changed = permits.remove(w, limit, now, mark) or changed
-    elseif limit.kind.remove(w, now, spent_at, mark, units) then
+    elseif limit.kind.remove(w, now, mark, units) then
       changed = true
     else
       w.dirty = dirty -- a refund that finds nothing writes nothing
@@ -207,7 +202,7 @@ local function judge(what, arg, at, many, now)
   if what == REFUND then
     return refund(arg, at, many, now)
   elseif what == RESET then
-    return pack("<B", forget(many + 1, now, unpack_from("<i8B", arg, at)) and CHANGED or NOTHING)
+    return pack("<B", forget(many + 1) and CHANGED or NOTHING)
   end
   local asks = asks_of(arg, at, many, now, what == PEEK or what == LOOK or what == INSPECT)
   if what == INSPECT then
@@ -221,12 +216,12 @@ local function judge(what, arg, at, many, now)
   return hit(asks, now)
 end
 
-local ASK_BYTES, NOTE_BYTES, RESET_BYTES = 6, 22, 9
+local ASK_BYTES, NOTE_BYTES = 6, 14
 
 -- Return the length of a request without its head and its ban keys.
 local function bytes_of(what, many)
   if what == RESET then
-    return RESET_BYTES
+    return 0
   end
   return many * ((what == REFUND and NOTE_BYTES or ASK_BYTES) + LIMIT_BYTES)
 end
