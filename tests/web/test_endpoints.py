@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
-from fastapi import APIRouter, Body, Depends, FastAPI
+from fastapi import APIRouter, Body, Depends, FastAPI, Form
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
@@ -413,3 +413,24 @@ def test_limits_are_given_by_position_or_by_name_and_once() -> None:
 async def test_a_decorated_function_called_without_a_request_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="'number' was called without a request"):
         await RateLimit("1/hour")(number)(3)
+
+
+@pytest.mark.parametrize("decorated", [False, True])
+@pytest.mark.parametrize("reads", ["form", "body", "json"])
+def test_a_form_that_fastapi_has_read_is_read_again_as_a_form_alone(
+    decorated: bool, reads: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def by_account(request: Request) -> str:
+        return str((await request.form())["account"] if reads == "form" else await getattr(request, reads)())
+
+    app, limit = FastAPI(), RateLimit("2/hour", key=by_account)
+
+    async def login(account: Annotated[str, Form()]) -> str:
+        return account
+
+    app.post("/login", dependencies=[] if decorated else [Depends(limit)])(limit(login) if decorated else login)
+    app.add_middleware(RateLimitMiddleware)
+    client = TestClient(app)
+    answers = [client.post("/login", data={"account": account}).status_code for account in "aaab"]
+    assert answers == [200, 200, 429, 200 if reads == "form" else 429]
+    assert ("write await request.form()" in caplog.text) is (reads != "form")
