@@ -20,8 +20,9 @@ from .stores.memory.store import MemoryStore
 from .web.bans import strike
 from .web.charges import charge, settle
 from .web.client_ip import client_ip
+from .web.decided import decision_of
 from .web.endpoints import RateLimit, rate_limit_exceeded
-from .web.exchange import client_key, decision_of
+from .web.exchange import client_key
 from .web.keys import combine, cookie, everyone, header, query, user
 from .web.lists import Networks
 from .web.mcp import mcp_tool

@@ -28,7 +28,8 @@ from ..limiter.aio import to_the_end
 from ..limiter.operators import operator_of
 from .callbacks import UserCallbacks
 from .client_ip import UNKNOWN_PEER, ClientAddress
-from .exchange import Exchange, decided_about
+from .decided import decided_about
+from .exchange import Exchange
 from .keys import Combined, Key, parts_of
 from .lists import AnyList, networks_of
 from .paths import PathIndex, RequestTexts, RulePath

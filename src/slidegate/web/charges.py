@@ -10,7 +10,7 @@ from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closest
 from ..limiter import Limiter, check_cost
 from ..limiter.aio import to_the_end
-from .exchange import decided_about
+from .decided import decided_about
 
 _UNCOUNTED: Final = Decision(True, Reason.EXEMPT)
 

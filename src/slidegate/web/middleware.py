@@ -35,8 +35,9 @@ from .checks import StartupChecks, about_building, about_request, about_routes, 
 from .client_ip import ClientAddress, client_ip
 from .clients import Clients
 from .decide import Decider
+from .decided import DECIDED_KEY, Decided
 from .default_limits import DefaultLimits
-from .exchange import DECIDED_KEY, EXCHANGE_KEY, Decided, Exchange
+from .exchange import EXCHANGE_KEY, Exchange
 from .headers import HeaderStyles, HeaderWriter
 from .hooks import hooks_of, hooks_of_limits
 from .keys import Key, KeyFunction, files_asked
