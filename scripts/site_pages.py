@@ -28,7 +28,7 @@ DOCS: Final = ROOT / "docs"
 PAGE: Final = re.compile(r"<!-- page: ([\w.]+) -->")
 BADGE: Final = re.compile(r"^\[!\[.*\n+", re.MULTILINE)
 PICTURE: Final = re.compile(r'\b(src|srcset)="docs/')
-PAGES: Final = {"CHANGELOG.md": "changelog.md", "README.md": "index.md"}
+PAGES: Final = {"README.md": "index.md"}
 """Files of the root, and the pages in `docs` that include them."""
 
 

@@ -16,6 +16,7 @@ import sys
 import tomllib
 import types
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,6 +30,7 @@ import slidegate
 import slidegate.core
 import slidegate.events
 import slidegate.testing
+from scripts import make_reference
 from slidegate import RateLimitMiddleware
 
 from .pages.anchors import broken, links
@@ -48,6 +50,12 @@ WALKED = {ROOT / "README.md", ROOT / "docs" / "first_steps.md"}
 TESTED = ROOT / "docs" / "how_to" / "testing_your_app.md"
 """tests/testing/test_plugin.py saves its files and has pytest run them."""
 RUN_HERE = [page for page in PAGES if page not in {*WALKED, TESTED}]
+IN_PROSE = (
+    *("slidegate.events.KINDS", "slidegate.httpx.GITHUB_STATUSES", "slidegate.core.Reason", "slidegate.core.compiled"),
+    *(f"slidegate.core.{name}" for name in ("BanSubject", "Check", "Clock", "EventListener", "NEVER", "OPEN")),
+    *("slidegate.core.WindowRef", "slidegate.core.WindowState"),
+)
+"""Public names that are no classes or functions, and have no docstring of their own."""
 # Anything else would be shown without being run: "py" and "sh" among others.
 SHOWN = {"text", "http", "caddyfile", "dockerfile", "ini", "java", "javascript", "lua", "nginx", "ruby", "yaml"}
 LANGUAGES = {"python", "json", "toml", *SHOWN, *SHELL}
@@ -63,6 +71,8 @@ def misused(block: Block) -> str | None:
         return f"line {block.line}: only toml blocks may be fragments, and say whose"
     if block.mark == "not run" and (block.language not in SHELL or not block.value):
         return f"line {block.line}: only shell blocks may be left out, and with a reason"
+    if block.mark == "needs" and (block.language != "python" or not block.value.isidentifier()):
+        return f"line {block.line}: only Python may need a module, and names it"
     if block.mark == "varies" and missing(block):
         return f"line {block.line}: {missing(block)} varies, and is not shown"
     return None
@@ -76,7 +86,7 @@ def run_page(text: str, name: str, directory: Path, module: types.ModuleType) ->
             (directory / block.value).write_text(block.code, encoding="utf-8")
     with asyncio.Runner() as runner:
         for block in found:
-            if block.language == "python":
+            if block.language == "python" and (block.mark != "needs" or find_spec(block.value)):
                 # As many empty lines as the page has above the block: a traceback then names the page's own line.
                 source = "\n" * block.line + block.code
                 code = compile(source, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
@@ -194,7 +204,9 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 
 def test_the_reference_lists_every_public_name() -> None:
-    listed = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "reference" / "api.md").read_text("utf-8"), re.MULTILINE)
+    text = make_reference.PAGE.read_text("utf-8")
+    listed = [*re.findall(r'<a id="([\w.]+)">', text), *IN_PROSE]
+    assert all(f"`{name}`" in text or f"`{name.removeprefix('slidegate.core.')}`" in text for name in IN_PROSE)
     wanted = [f"slidegate.{name}" for name in slidegate.__all__]
     elsewhere = {*slidegate.__all__, *slidegate.events.__all__}
     wanted += [f"slidegate.core.{name}" for name in slidegate.core.__all__ if name not in elsewhere]
@@ -207,3 +219,7 @@ def test_the_reference_lists_every_public_name() -> None:
     names = ("Statistics", "Stats", "Traffic", "Worker", "ClientTraffic", "LoggedEvent")
     wanted += [f"slidegate.ops.statistics.{name}" for name in names]
     assert sorted(listed) == sorted(wanted)
+
+
+def test_the_reference_says_what_the_docstrings_say() -> None:
+    assert make_reference.main(["--check"]) == 0, "run python -m scripts.make_reference"

@@ -17,7 +17,6 @@ LINK: Final = re.compile(r"\]\((?P<target>[^)\s]+)(?:\s+\"[^\"]*\")?\)")
 ATTRIBUTE: Final = re.compile(r"\b(?:href|src|srcset)=\"(?P<target>[^\"\s]+)")
 ID: Final = re.compile(r"\bid=\"([^\"]+)\"")
 PROSE: Final = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2$|`[^`\n]+`|<!--.*?-->", re.MULTILINE | re.DOTALL)
-OBJECT: Final = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
 
 @cache
@@ -43,10 +42,7 @@ def text_of(page: Path) -> str:
 def anchors(page: Path) -> frozenset[str]:
     """Return what may stand behind the # of a link to a page."""
     names, options = extensions()
-    # mkdocstrings puts what it documents under the dotted name.
-    return frozenset(ID.findall(Markdown(extensions=names, extension_configs=options).convert(text_of(page)))) | {
-        *OBJECT.findall(text_of(page))
-    }
+    return frozenset(ID.findall(Markdown(extensions=names, extension_configs=options).convert(text_of(page))))
 
 
 def links(text: str) -> list[str]:

@@ -3,6 +3,7 @@
 * ``<!-- file: NAME -->`` before a block saves it under that name.
 * ``<!-- fragment: WHOSE -->`` before a TOML block says that it is another program's.
 * ``<!-- not run: REASON -->`` before commands excuses them.
+* ``<!-- needs: MODULE -->`` before Python runs it only where that module is installed.
 * ``<!-- varies: 60 | 1.2 s -->`` before an output names the parts of which only the shape has to be the same.
 """
 
@@ -13,11 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 FENCE = re.compile(
-    r"^(?:<!--\s*(?P<mark>file|fragment|not run|varies):\s*(?P<value>[^>]*?)\s*-->\n+)?"
+    r"^(?:<!--\s*(?P<mark>file|fragment|needs|not run|varies):\s*(?P<value>[^>]*?)\s*-->\n+)?"
     r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
-MARKED = re.compile(r"<!--\s*(?:file|fragment|not run|varies)\b")
+MARKED = re.compile(r"<!--\s*(?:file|fragment|needs|not run|varies)\b")
 SHELL = {"bash", "console"}
 
 

@@ -17,10 +17,11 @@ from scripts.site_pages import DOCS, ROOT, RootFiles, placed
         ("#here", "docs/guides/rules.md", "guides/rules.md", "#here"),
         ("https://example.org/a/b", "docs/guides/rules.md", "guides/rules.md", "https://example.org/a/b"),
         ("../../examples/demo/", "docs/guides/rules.md", "guides/rules.md", None),
-        ("../CHANGELOG.md#unreleased", "docs/design.md", "design.md", "changelog.md#unreleased"),
+        ("../CHANGELOG.md", "docs/design.md", "design.md", None),
+        ("../README.md#two-commands", "docs/design.md", "design.md", "index.md#two-commands"),
         ("../../../../etc/passwd", "docs/guides/rules.md", "guides/rules.md", None),
-        ("docs/guides/bans.md#safety", "CHANGELOG.md", "changelog.md", "guides/bans.md#safety"),
-        ("tests/README.md", "CHANGELOG.md", "changelog.md", None),
+        ("docs/guides/bans.md#safety", "README.md", "index.md", "guides/bans.md#safety"),
+        ("tests/README.md", "README.md", "index.md", None),
     ],
 )
 def test_a_link_leads_to_the_same_page_or_nowhere(target: str, source: str, page: str, expected: str | None) -> None:

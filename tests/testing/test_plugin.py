@@ -62,7 +62,7 @@ def test_the_contract_of_stores_runs_where_it_is_copied_to(tmp_path: Path) -> No
     for folder in ("contract", "reference"):
         shutil.copytree(ROOT / "tests" / folder, tmp_path / "tests" / folder)
     (tmp_path / "tests" / "__init__.py").touch()
-    page = (ROOT / "docs" / "stores" / "own_store.md").read_text("utf-8")
+    page = (ROOT / "examples" / "own_store" / "README.md").read_text("utf-8")
     (code,) = re.findall(r"^<!-- file: test_my_store.py -->\n```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "tests" / "test_my_store.py").write_text(code, "utf-8")
     ended = pytest_of_its_own("-W", "error", "tests/test_my_store.py", path=tmp_path)

@@ -1,6 +1,6 @@
 """Findings: probable mistakes in the settings of a middleware, in the routes below it, or seen in the first requests.
 
-Each kind of finding has a permanent code and a heading in `docs/reference/findings.md`.
+Each kind of finding has a permanent code and a heading in `docs/reference/errors.md`.
 """
 
 from __future__ import annotations
