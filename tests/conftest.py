@@ -17,7 +17,7 @@ from hypothesis import settings
 from slidegate.core.store import Event
 from slidegate.testing import FakeClock
 
-from .events_page import DETAILS
+from .events_page import details
 from .redis_servers import RedisCluster, RedisServer
 
 POSIX_ALONE = re.compile(r"LmdbStore needs POSIX|No module named '(?:fcntl|grp|pty|pwd|resource|termios|tty)'")
@@ -74,7 +74,7 @@ def _look_at(event: Event) -> None:
     maker = sys._getframe(2).f_globals.get("__name__", "")  # behind the constructor that the dataclass has made
     if maker == "slidegate.limiter.observers":
         pass  # a copy with its time, also of an event that a test has made up
-    elif maker.startswith("slidegate.") and set(event.details) != DETAILS.get(event.kind):
+    elif maker.startswith("slidegate.") and details() and set(event.details) != details().get(event.kind):
         odd_events.append(f"{maker}: {event.kind} has {sorted(event.details)}")
     _finish(event)
 
