@@ -200,14 +200,16 @@ class Exchange:
 
     async def end(self, error: BaseException | None) -> None:
         """Call the hooks that were not called yet: the application has returned or raised."""
-        try:
-            if error is not None and is_failure(error) and not self.status:
+        if error is not None and is_failure(error) and not self.status:
+            try:
                 await self._call_starts(500)  # the server will answer so
-        finally:
-            hooks, self.hooks = self.hooks, ()
-            await self._call_ends(hooks, error)
+            except BaseException:
+                await self._call_ends(error)
+                raise
+        await self._call_ends(error)
 
-    async def _call_ends(self, hooks: Sequence[Hook], error: BaseException | None) -> None:
+    async def _call_ends(self, error: BaseException | None) -> None:
+        hooks, self.hooks = self.hooks, ()
         for hook in hooks:
             waiting = hook.end(self, error)
             if waiting is not None:
