@@ -1,4 +1,4 @@
-"""What all tests share: how hard Hypothesis tries, random numbers that say where they come from, and a server."""
+"""What all tests share: how hard Hypothesis tries, random numbers that say where they come from, texts, servers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import random
 import re
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ from slidegate.testing import FakeClock
 
 from .events_page import details
 from .redis_servers import RedisCluster, RedisServer
+from .texts import answered, compare
 
 POSIX_ALONE = re.compile(r"LmdbStore needs POSIX|No module named '(?:fcntl|grp|pty|pwd|resource|termios|tty)'")
 
@@ -26,6 +27,20 @@ settings.register_profile("default", deadline=None, print_blob=True)
 settings.register_profile("transport", max_examples=40, deadline=None, print_blob=True)
 settings.register_profile("deep", max_examples=10_000, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update", action="store_true", help="write the texts that tests compare whole")
+
+
+@pytest.fixture
+def texts(request: pytest.FixtureRequest) -> Callable[[Path, str, Callable[[str], str]], None]:
+    """Checks what each entry of a file gives: the path, the prompt, and the function that answers an entry."""
+
+    def check(path: Path, prompt: str, answer: Callable[[str], str]) -> None:
+        compare(path, answered(path.read_text("utf-8"), prompt, answer), update=request.config.getoption("--update"))
+
+    return check
 
 
 @pytest.fixture

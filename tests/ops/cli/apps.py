@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -76,3 +77,21 @@ def wsgi(environ: object, start_response: object) -> list[bytes]:
 UNKNOWN: dict[str, Any] = {"unknown": 1}
 # A mounted application creates its middlewares at its first request.
 unbuildable = Starlette(routes=[Mount("/v1", Starlette(middleware=[Middleware(CORSMiddleware, **UNKNOWN)]))])
+
+
+shop, bare_shop = FastAPI(), FastAPI()
+
+
+@shop.get("/items/{id}")
+def item(id: int) -> None:
+    raise AssertionError("the endpoint is called")
+
+
+@shop.post("/login")
+def login() -> None:
+    raise AssertionError("the endpoint is called")
+
+
+for app in (shop, bare_shop):
+    app.mount("/inner", RateLimitMiddleware(FastAPI(), limits="1/hour"))
+shop.add_middleware(RateLimitMiddleware, rules=[Rule("/health", exempt=True), Rule("*", "5/minute", name="all")])

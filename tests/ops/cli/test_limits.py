@@ -3,83 +3,16 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from slidegate import Limiter, RateLimitMiddleware, Rule
+from slidegate import Limiter
 
 from ... import served_by_workers
-from ...asgi import hello, statuses
 from ...redis_servers import until
 from ...served_by_workers import WORKERS
 from ...workers import ask, serving
 from .command import Command, use_store
-
-
-async def admitted(limiter: Limiter) -> int:
-    """Return how many of eight requests a newly started worker admits."""
-    app = RateLimitMiddleware(hello, rules=[Rule("*", "5/minute", name="api")], limiter=limiter)
-    await limiter.overrides()
-    await limiter.reset_all()
-    return (await statuses(app, 8)).count(200)
-
-
-def test_limit_is_set_listed_and_restored(url: str, slidegate: Command) -> None:
-    words = ("limits", "set", "api", "2/minute", "--for", "2h", "--reason", "slow\x1b[31m", "--by", "ann")
-    changed = slidegate(*words, "--store", url).out
-    assert changed.startswith("changed: api is 2/1m until 20")
-    assert changed.endswith(
-        "; no worker runs on this store, so the name was not checked; those that start until then take it\n"
-    )
-    (made,) = slidegate("limits", "set", "b", "7", "--for", "30d", "--store", url, "--json").rows
-    assert (made["name"], made["limit"], made["until_at"] - made["since_at"]) == ("b", "7", 30 * 86_400)
-    assert made["by"], "the user who runs the command"
-    first, second = slidegate("limits", "list", "--store", url, "--json").rows
-    assert second == made
-    assert (first["name"], first["limit"], first["by"]) == ("api", "2/1m", "ann")
-    shown = slidegate("limits", "list", "--store", url).out.splitlines()
-    assert shown[0].split() == ["name", "limit", "until", "workers", "by", "reason"]
-    assert "slow\\x1b[31m" in shown[1]
-    assert use_store(url, admitted) == 2
-    for name in ("api", "b"):
-        assert slidegate("limits", "restore", name, "--store", url) == (0, f"restored: {name}\n", "")
-    assert use_store(url, admitted) == 5
-    again = slidegate("limits", "restore", "api", "--store", url)
-    assert again.code == 1
-    assert "the limit api is not changed" in again.err
-    assert slidegate("limits", "list", "--store", url) == (0, "", "every limit is as configured in code\n")
-
-
-@pytest.mark.parametrize(
-    ("name", "limit", "span", "message"),
-    [
-        ("api", "5/minute", "31d", "expected 1s to 30d"),
-        ("api", "5/minute", "permanent", "override: duration"),
-        ("api", "5/minute", "1", '--for: 1 what? Write "1m", "1h" or "1d"'),
-        ("api", "5/minute", "0s", "must be greater than zero"),
-        ("api", "5 a minute", "1h", "limits: '5 a minute'"),
-        ("api", "5/minute; 6/hour", "1h", "limit: expected one"),
-        ("api", "0", "1h", "expected a whole number from 1"),
-        ("a;b", "5/minute", "1h", "limit name"),
-    ],
-)
-def test_change_that_no_worker_can_apply_is_wrong_usage(
-    name: str, limit: str, span: str, message: str, lmdb_url: str, slidegate: Command
-) -> None:
-    ended = slidegate("limits", "set", name, limit, "--for", span, "--store", lmdb_url)
-    assert ended.code == 2
-    assert message in ended.error
-    assert slidegate("limits", "list", "--store", lmdb_url).out == ""
-
-
-def test_memory_stores_are_refused_and_no_store_is_created(tmp_path: Path, slidegate: Command) -> None:
-    for words in (("list",), ("restore", "api"), ("set", "api", "5/minute", "--for", "1h")):
-        ended = slidegate("limits", *words, "--store", "memory://")
-        assert ended.code == 2
-        assert "no command can access" in ended.error
-        assert slidegate("limits", *words, "--store", f"lmdb://{tmp_path}/mistyped").code == 1
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.all

@@ -16,7 +16,7 @@ import slidegate as package
 from slidegate.ops.cli import run
 from slidegate.ops.cli.main import span_of, table
 
-from .command import HANG_S, ROOT, Command, ban_many, environment, killed_if_it_hangs, start, use_store
+from .command import HANG_S, Command, ban_many, environment, killed_if_it_hangs, start, use_store
 
 OPTIONS = {
     "bans add": "by for json reason store value",
@@ -40,38 +40,6 @@ def test_commands_and_options_are_those_of_today(slidegate: Command) -> None:
         found = set(re.findall(r"^  (?:-\w, )?--([a-z-]+)", shown.out, re.MULTILINE)) - {"help"}
         assert found == set(options.split()), name
         assert f"\n  Example: slidegate {name}" in shown.out
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (("sampel",), 2, "No such command 'sampel'"),
-        (("key", "show", "203.0.113.7"), 2, "No such command 'key'"),
-        (("--nothing\x1b[2J",), 2, "--nothing\\x1b[2J"),
-        (("bans", "list", "\x1b[2J\n", "--store", "memory://"), 2, "(\\x1b[2J\\n)"),
-        (("explain", "5/minute", "--format", "xml"), 2, "No such option"),
-        (("explain", "5/minit"), 2, "did you mean 'min'?"),
-        (("bans", "list"), 2, "SLIDEGATE_STORE"),
-        (("explain", "203.0.113.7"), 2, "SLIDEGATE_STORE"),
-        (("bans", "list", "--store", "memory://"), 2, "dashboard"),
-        (("bans", "list", "--store", "rediss:/x\x1b[2J"), 2, "store address"),
-        # Errors of the operating system, and files with the wrong content.
-        (("explain", str(ROOT / "LICENSE")), 1, "not TOML"),
-        (("explain", "no/such.toml"), 1, "cannot read no/such.toml: No such file"),
-        (("bans", "list", "--store", "lmdb:///no/such/store"), 1, "/no/such/store"),
-        (("limits", "restore", "api", "--store", "lmdb:///no/such/store"), 1, "/no/such/store"),
-        (("explain", "203.0.113.7", "--store", "lmdb:///no/such/store"), 1, "/no/such/store"),
-        (("bans", "list", "--store", "redis://localhost:1"), 1, "localhost:1"),
-    ],
-)
-def test_wrong_usage_ends_with_2_and_other_errors_with_1_and_one_sentence(
-    words: tuple[str, ...], code: int, message: str, slidegate: Command
-) -> None:
-    ended = slidegate(*words)
-    assert (ended.code, ended.out) == (code, "")
-    assert message in ended.error
-    assert ended.err.splitlines()[-1].startswith("Error: ")
-    assert all(line.isprintable() for line in ended.err.splitlines())
 
 
 def test_full_disk_is_an_error_of_the_system() -> None:

@@ -167,7 +167,8 @@ def _toml(headline: str, measures: Sequence[tuple[Measure, dict[str, Any]]]) -> 
 
 
 def _part(part: int, whole: int) -> str:
-    return f"{part:,} ({100 * part / whole:.2g} %)"
+    percent = 100 * part / whole
+    return f"{part:,} ({percent:.2g} %)" if percent < 99.5 else f"{part:,} (100 %)"
 
 
 # -- what both commands read -------------------------------------------------------------------------------------------
