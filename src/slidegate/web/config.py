@@ -59,12 +59,16 @@ _LIMITING: Final = frozenset({"limits", "rules", "default_limits", "bans"})
 _DEEP: Final = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _WORDS: Final[Mapping[str, keys.Key | None]] = {"client": None, "everyone": keys.everyone, "user": keys.user}
-_VALUES: Final[Mapping[str, Callable[..., keys.Key]]] = {**keys.SENT_BY_NAME, "path_param": path_param}
 BESIDE: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys(_VALUES, ("fallback",)),
+    **dict.fromkeys((*keys.SENT_BY_NAME, "path_param"), ("fallback",)),
     **{"client": (), "combine": (), "mcp_tool": ("validated",), "network": ("by",)},
 }
 """What the table of a key can name, each with what may stand beside it."""
+_MAKERS: Final[Mapping[str, Callable[..., keys.Key]]] = {
+    **keys.SENT_BY_NAME,
+    **{"path_param": path_param, "client": lambda client: client, "network": key_by},
+    **{"combine": lambda parts: keys.combine(*parts), "mcp_tool": lambda tools, **rest: mcp_tool(*tools, **rest)},
+}
 CONDITIONS: Final[Mapping[str, tuple[str, ...]]] = {"mcp_tool": ("is_in", "is_method"), "network": ("is_in",)}
 """The keys of which a rule can have a condition, with the methods that return it."""
 _MMDB: Final = 'for example "GeoLite2-ASN.mmdb"'
@@ -115,6 +119,25 @@ class ConfigReader:
         self._clock = clock
         self._client: ClientAddress = code.get("client") or client_ip()
         self._opened: dict[str, NetworkFile] = {}
+        self._readers: Mapping[str, Callable[[Any], Any]] = {
+            **dict.fromkeys(("limits", "default_limits", "fallback_limits"), self._limits),
+            **dict.fromkeys(("blocklist", "allowlist"), self._list),
+            **dict.fromkeys(("key", "fallback"), self._key),
+            "client": lambda table: self._made(client_ip, table),
+            "trusted": lambda given: self._in_file(given) if isinstance(given, str) else given,
+            "rules": self._rules,
+            "bans": self._policies,
+            "messages": lambda table: self._made(MessageLimits, table),
+            "headers": lambda style: None if style == "none" else tuple(style) if isinstance(style, list) else style,
+            "store": _store,
+            "networks": lambda names: [names] if isinstance(names, str) else check_list("", names, f"files, {_MMDB}"),
+            "network": self._network_file,
+            "combine": self._parts,
+            "mcp_tool": lambda tools: check_list("", tools, 'a list of tools such as ["search"]'),
+            "fair": self._key_or_client,
+            "when": self._condition,
+            "count_if": _one_of,
+        }
         self.of_limiter: dict[str, Any] = dict(OF_LIMITER)
         self.versions: dict[str, FileVersion | None] = {str(path): version_of(str(path))}
 
@@ -153,21 +176,19 @@ class ConfigReader:
         options = self.of_limiter.copy()
         store, names = options.pop("store"), options.pop("networks")
         variable = STORE_VARIABLE if store is None else store["env"] if isinstance(store, dict) else ""
-        found = os.environ.get(variable, "") if variable else store
-        if store is None:
-            found = found or "memory://"
+        found = address or (os.environ.get(variable, "") if variable else store) or ("" if store else "memory://")
         try:
-            if not (address or found):
+            if not found:
                 raise ConfigurationError(f"the environment variable {variable} is not set", "store")
-            networks = [key_by(self._network_file(name, "networks")) for name in names]
-            return Limiter.from_url(address or found, observers=observers, networks=networks, **options)
+            with about("networks"):
+                networks = [key_by(self._network_file(name)) for name in names]
+            return Limiter.from_url(found, observers=observers, networks=networks, **options)
         except ConfigurationError as error:
             if error.option in (*OF_LIMITER, SECRET_VARIABLE) or address:
                 raise self.located(error) from error.__cause__
-            if not variable:
-                raise self.located(ConfigurationError(str(error), "store")) from error.__cause__
-            text = str(error).replace(repr(found), "its value")  # which may contain a password
-            raise self.located(ConfigurationError(f"the environment variable {variable}: {text}")) from None
+            text = str(error).replace(repr(found), "its value") if variable else str(error)  # it may be a password
+            where = f"the environment variable {variable}" if variable else "store"
+            raise self.located(ConfigurationError(text, where)) from None
 
     # -- the tables ----------------------------------------------------------------------------------------------------
 
@@ -175,69 +196,46 @@ class ConfigReader:
         for name in data:
             if name not in OPTIONS:
                 raise ConfigurationError(unknown_option(name, OPTIONS))
+            if name in OF_LIMITER and "limiter" in self._code:
+                raise ConfigurationError(
+                    f"the limiter given in code has its own; remove {name}, or limiter= in code", name
+                )
         if not _LIMITING & {*data, *self._code}:
             raise ConfigurationError('expected limits = "100/minute", or rules, or default_limits')
-        if {"limits", "rules"} & self._code.keys():
-            data = {name: value for name, value in data.items() if name not in ("limits", "rules")}
-        readers: dict[str, Callable[[Any], Any]] = {
-            "client": self._client_of,
-            "key": self._key,
-            "limits": self._limits,
-            "default_limits": self._limits,
-            "rules": self._rules,
-            "bans": self._policies,
-            "blocklist": self._list,
-            "allowlist": self._list,
-            "messages": lambda table: self._made(MessageLimits, table, {"limits": self._limits}),
-            "headers": lambda style: None if style == "none" else tuple(style) if isinstance(style, list) else style,
-            "store": _store,
-            "networks": lambda names: [names] if isinstance(names, str) else check_list("", names, f"files, {_MMDB}"),
-        }
+        replaced = ("limits", "rules") if {"limits", "rules"} & self._code.keys() else ()
         options: dict[str, Any] = {}
-        for name in sorted(data, key=OPTIONS.index):
-            with about(name):
-                if name in OF_LIMITER and "limiter" in self._code:
-                    raise ConfigurationError(
-                        f"the limiter given in code has its own; remove {name}, or limiter= in code"
-                    )
-                options[name] = readers[name](data[name]) if name in readers else data[name]
-            if name == "client":
-                self._client = self._code.get("client") or options[name]
+        for name in OPTIONS:
+            if name in data and name not in replaced:
+                options[name] = self._read(name, data[name])
+            if name == "client" and not self._code.get("client"):
+                self._client = options.get("client", self._client)
         self.of_limiter = {name: options.pop(name, default) for name, default in OF_LIMITER.items()}
         return options
 
-    def _made(
-        self, call: Callable[..., T], table: object, readers: Mapping[str, Callable[[Any], Any]], **fixed: Any
-    ) -> T:
-        """Call a class or function with the keys of a table as its arguments.
+    def _read(self, name: str, value: Any) -> Any:
+        """Return an argument from the value of a key, which is written alike in every table."""
+        with about(name):
+            return self._readers[name](value) if name in self._readers else value
 
-        Args:
-            call: The class or function.
-            table: The table.
-            readers: Turn the values of some keys into arguments.
-            **fixed: Arguments that the table must not have.
-        """
+    def _made(self, call: Callable[..., T], table: object, **fixed: Any) -> T:
+        """Call a class or function with the keys of a table as its arguments, and with some that are fixed."""
         if not isinstance(table, dict):
             raise ConfigurationError(f"expected a table, not {quoted(table)}")
         parameters = {name: one for name, one in signature(call).parameters.items() if name not in fixed}
-        options: dict[str, Any] = {}
-        for name, value in table.items():
+        for name in table:
             if name not in parameters:
                 raise ConfigurationError(unknown_option(name, parameters))
-            with about(name):
-                options[name] = readers[name](value) if name in readers else value
+        options = {name: self._read(name, value) for name, value in table.items()}
         for name, parameter in parameters.items():
             if parameter.default is Parameter.empty and name not in options:
                 raise ConfigurationError("is missing", name)
         return call(**options, **fixed)
 
     def _rules(self, tables: object) -> list[Rule]:
-        readers = {"key": self._key, "fair": self._fair, "when": self._condition, "count_if": _one_of}
-        readers |= {"limits": self._limits, "fallback_limits": self._limits}
         rules: list[Rule] = []
         for number, table in enumerate(check_list("", tables, "tables [[rules]]")):
             with about(number):
-                rules.append(self._made(Rule, table, readers))
+                rules.append(self._made(Rule, table))
         return rules
 
     def _policies(self, tables: object) -> list[BanPolicy]:
@@ -246,14 +244,14 @@ class ConfigReader:
         policies: list[BanPolicy] = []
         for name, table in tables.items():
             with about(name):
-                policies.append(self._made(BanPolicy, table, {"key": self._key}, name=name))
+                policies.append(self._made(BanPolicy, table, name=name))
                 check_policy(policies[-1])
         return policies
 
     def _limits(self, given: Any) -> Any:
         """Return limits as code has them: a table is a quota."""
         if isinstance(given, dict):
-            return self._made(_quota, given, {})
+            return self._made(_quota, given)
         return [self._limits(one) for one in given] if isinstance(given, list) else given
 
     # -- keys and conditions -------------------------------------------------------------------------------------------
@@ -268,30 +266,19 @@ class ConfigReader:
         if len(kinds) != 1:
             raise ConfigurationError(f"expected one of {', '.join(BESIDE)}, not {quoted(given)}")
         (kind,) = kinds
-        rest = {name: value for name, value in given.items() if name != kind}
-        for name in rest:
-            if name not in BESIDE[kind]:
+        for name in given:
+            if name != kind and name not in BESIDE[kind]:
                 raise ConfigurationError(f"not an option of {kind}; remove it{closest(name, BESIDE[kind])}", name)
-        return self._key_of(kind, given[kind], rest)
+        options = {name: self._read(name, value) for name, value in given.items()}
+        value = options.pop(kind)
+        return _MAKERS[kind](value, **options)
 
-    def _key_of(self, kind: str, value: Any, rest: dict[str, Any]) -> keys.Key | None:
-        if "fallback" in rest:
-            with about("fallback"):
-                rest["fallback"] = self._key(rest["fallback"])
-        if kind in _VALUES:
-            return _VALUES[kind](value, **rest)
-        if kind == "network":
-            return key_by(self._network_file(value), **rest)
-        if kind == "mcp_tool":
-            return mcp_tool(*check_list(kind, value, 'a list of tools such as ["search"]'), **rest)
-        with about(kind):
-            if kind == "client":
-                return self._client_of(value)
-            parts = check_list("", value, 'a list of keys such as ["client", { header = "X-Tenant" }]')
-            return keys.combine(*[self._key(part) or self._client for part in parts])
-
-    def _fair(self, given: Any) -> keys.Key:
+    def _key_or_client(self, given: Any) -> keys.Key:
         return self._key(given) or self._client
+
+    def _parts(self, given: object) -> list[keys.Key]:
+        listed = check_list("", given, 'a list of keys such as ["client", { header = "X-Tenant" }]')
+        return [self._key_or_client(part) for part in listed]
 
     def _condition(self, given: Any) -> keys.KeyCondition:
         """Return the condition of a rule: is_in or is_method, of mcp_tool or network."""
@@ -311,21 +298,15 @@ class ConfigReader:
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def _client_of(self, table: object) -> ClientAddress:
-        return self._made(client_ip, table, {"trusted": self._trusted})
+    def _beside(self, path: str) -> str:
+        """Return the name of a file beside the configuration, whose version counts from before it is read."""
+        name = str(self._path.parent / path)
+        self.versions[name] = version_of(name)
+        return name
 
-    def _trusted(self, given: Any) -> Any:
-        """Return trusted networks; of a file that changes, the whole configuration is read again."""
-        return self._in_file(given) if isinstance(given, str) else given
-
-    def _list(self, given: Any) -> Networks:
-        """Return a blocklist or an allowlist: networks, or a file of them, which is followed by itself."""
-        if isinstance(given, list):
-            return Networks(given)
-        made = self._in_file(given) if isinstance(given, str) else self._made(self._networks, given, {})
-        if made.file is not None:
-            del self.versions[made.file.path]
-        return made
+    def _networks(self, path: str, strict: bool = True) -> Networks:
+        name = self._beside(path) if isinstance(path, str) else path
+        return Networks.from_file(name, strict=strict, clock=self._clock)
 
     def _in_file(self, path: str) -> Networks:
         try:
@@ -333,26 +314,27 @@ class ConfigReader:
         except ConfigurationError as error:  # the name of the file is the whole value, without a table
             raise ConfigurationError(error.text) from error.__cause__
 
-    def _networks(self, path: str, strict: bool = True) -> Networks:
-        if not isinstance(path, str):
-            raise ConfigurationError(f'expected a file, for example "blocked.netset", not {quoted(path)}', "path")
-        name = str(self._path.parent / path)
-        self.versions[name] = version_of(name)
-        return Networks.from_file(name, strict=strict, clock=self._clock)
+    def _list(self, given: Any) -> Networks:
+        """Return a blocklist or an allowlist: networks, or a file of them, which is followed by itself."""
+        if isinstance(given, list):
+            return Networks(given)
+        made = self._in_file(given) if isinstance(given, str) else self._made(self._networks, given)
+        if made.file is not None:
+            del self.versions[made.file.path]
+        return made
 
-    def _network_file(self, path: object, option: str = "network") -> NetworkFile:
+    def _network_file(self, path: object) -> NetworkFile:
         """Open a file in MaxMind's format, once for all keys; it is followed by itself."""
         if not isinstance(path, str) or not os.path.basename(path):
-            raise ConfigurationError(f"expected a file, {_MMDB}, not {quoted(path)}", option)
-        name = str(self._path.parent / path)
-        if name not in self._opened:
-            self.versions[name] = version_of(name)
+            raise ConfigurationError(f"expected a file, {_MMDB}, not {quoted(path)}")
+        if path not in self._opened:
+            name = self._beside(path)
             try:
-                self._opened[name] = NetworkFile(name, self._clock)
+                self._opened[path] = NetworkFile(name, self._clock)
             except ConfigurationError as error:
-                raise ConfigurationError(error.text, option) from error.__cause__
+                raise ConfigurationError(error.text) from error.__cause__
             del self.versions[name]
-        return self._opened[name]
+        return self._opened[path]
 
 
 def parsed(content: bytes) -> dict[str, Any]:

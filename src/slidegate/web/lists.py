@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
-from typing import Final, Self, TypeAlias
+from typing import Final, NamedTuple, Self, TypeAlias
 
 from ..core import networks as core
 from ..core.addresses import parse_address, parse_network
@@ -21,7 +21,7 @@ from ..core.arguments import check_flag, expect
 from ..core.errors import ConfigurationError, quoted
 from ..core.logs import logger
 from ..core.store import Event
-from .file_watcher import FileWatcher, read_whole, version_of
+from .file_watcher import FileVersion, FileWatcher, read_whole, version_of
 
 MAX_BYTES: Final = 32 << 20
 """The maximum size of a file: enough for more than a million networks, and it bounds the memory for reading."""
@@ -64,32 +64,32 @@ class Networks(core.Networks):
         if not isinstance(path, (str, PathLike)) or not os.path.basename(path):
             raise ConfigurationError(f'expected a file, for example "drop.netset", not {quoted(path)}', "path")
         check_flag("strict", strict)
-        file = ListFile(os.fspath(path), strict, clock)
+        file = ListFile(os.fspath(path), strict, clock, version_of(os.fspath(path)))
         made = cls.of_ranges(file.ranges())
         check_breadth(made, "path", file.path)
         object.__setattr__(made, "file", file)
         return made
 
 
-class ListFile:
-    """A file of networks.
+class ListFile(NamedTuple):
+    """A file of networks, as it was read.
 
-    Args:
+    Attributes:
         path: The file.
         strict: Whether host bits after the prefix are an error; otherwise they are cleared.
         clock: Returns the time in seconds, for the interval between two looks.
-
-    Attributes:
-        name: The name of the list.
-        versions: The version of the file, from before it is read first.
+        version: The version of the file, from before it was read.
     """
 
-    def __init__(self, path: str, strict: bool, clock: Callable[[], float]) -> None:
-        self.path = path
-        self.strict = strict
-        self.clock = clock
-        self.name = os.path.splitext(os.path.basename(path))[0]
-        self.versions = {path: version_of(path)}
+    path: str
+    strict: bool
+    clock: Callable[[], float]
+    version: FileVersion | None
+
+    @property
+    def name(self) -> str:
+        """The name of the list."""
+        return os.path.splitext(os.path.basename(self.path))[0]
 
     def ranges(self) -> Iterator[tuple[int, int, int]]:
         """Read the file, and yield its networks as (4 or 6, first address, last address).
@@ -119,7 +119,7 @@ class FollowedList(FileWatcher):
     """
 
     def __init__(self, file: ListFile, networks: core.Networks) -> None:
-        super().__init__(file.versions, self._read_file, file.clock)
+        super().__init__({file.path: file.version}, self._read_file, file.clock)
         self.file = file
         self.networks = networks
         self.generation = 0

@@ -121,11 +121,6 @@ class ReloadingMiddleware(FailsAtStartup):
         self._limiter.engine.overrides.register(self.app.limits_by_name())
 
     @property
-    def has_started(self) -> bool:
-        """Whether a first middleware is active."""
-        return "app" in vars(self)
-
-    @property
     def limiter(self) -> Limiter:
         """The limiter that counts."""
         return self._limiter
