@@ -135,7 +135,7 @@ async def test_however_many_values_clients_choose_few_of_them_are_remembered() -
         Rule("*", "9/hour", key=client_ip(ipv4_prefix=30), name="prefixes"),
         Rule("/{rest:path}", "9/hour", key=by_value, name="values"),
         Rule("*", lambda request: f"{10**6 + int(request.headers['X-API-Key'])}/hour", key=everyone, name="plans"),
-        Rule("*", lambda request: "nobody", key=by_value, shadow=True, name="hot"),
+        Rule("*", lambda request: "1/hour", key=by_value, shadow=True, name="hot"),
     ]
     limiter = Limiter(MemoryStore())
     middleware = RateLimitMiddleware(app, rules=rules, limiter=limiter)

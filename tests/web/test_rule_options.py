@@ -21,11 +21,10 @@ from .limited import AT, METHODS, answer, limited
 
 Asked = Callable[[Request], Any]
 HOUR, DAY = 3_600, 86_400
-PLANS: dict[str, tuple[str, dict[int, int] | None]] = {
+PLANS: dict[str, tuple[str, dict[int, int]]] = {
     "free": ("2/hour", {HOUR: 2}),
     "pro": ("4/hour; 6/day", {HOUR: 4, DAY: 6}),
     "staff": ("unlimited", {}),
-    "out": ("nobody", None),
 }
 FALLBACK = {HOUR: 3}
 
@@ -81,7 +80,7 @@ def plan(request: Request) -> str:
     return PLANS[request.headers["x-plan"]][0]
 
 
-def windows_of_plan(request: Request) -> dict[int, int] | None:
+def windows_of_plan(request: Request) -> dict[int, int]:
     return PLANS[request.headers["x-plan"]][1]
 
 
@@ -116,22 +115,22 @@ class Check:
     rule: Known
     key: str
     units: int
-    windows: dict[int, int] | None
+    windows: dict[int, int]
 
     @property
     def fits(self) -> bool:
-        return self.windows is not None and all(
+        return all(
             (spent := self.rule.spent[self.key, window]) < amount and spent + self.units <= amount
             for window, amount in self.windows.items()
         )
 
     def charge(self) -> None:
-        for window in self.windows or ():
+        for window in self.windows:
             self.rule.spent[self.key, window] += self.units
 
     @property
     def policy(self) -> set[str]:
-        windows = self.windows or {}
+        windows = self.windows
         suffix = len(windows) > 1
         return {f'"{self.rule.name}{f"_{one}" * suffix}";q={amount};w={one}' for one, amount in windows.items()}
 
@@ -244,7 +243,7 @@ async def site(scope: Scope, receive: Receive, send: Send) -> None:
 def request_of(dice: Random, path: str) -> Scope:
     headers = {
         "x-flags": dice.choice(["", "x", "xy", "y"]),
-        "x-plan": dice.choice(["free", "free", "pro", "pro", "staff", "out"]),
+        "x-plan": dice.choice(["free", "free", "pro", "pro", "staff"]),
         "x-cost": dice.choice("0112"),
         "x-status": dice.choice(["200", "401"]),
         "x-hit": dice.choice(["hit", "miss"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import permutations
 from typing import Any
 
@@ -14,7 +13,6 @@ from starlette.requests import HTTPConnection
 from starlette.routing import Route
 
 from slidegate import (
-    BanPolicy,
     ConfigurationError,
     Limiter,
     MemoryStore,
@@ -27,7 +25,7 @@ from slidegate import (
 )
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
+from ..asgi import call, hello, page, scope_of, send_scope, statuses
 
 
 async def charged(rules: list[Rule], path: str = "/", method: str = "GET", **more: Any) -> list[str]:
@@ -164,43 +162,17 @@ async def test_a_quota_stands_at_an_endpoint_and_comes_from_a_function() -> None
     assert [(await call(middleware, "/plan")).status for _ in range(2)] == [200, 429]
 
 
-NOBODY = [
-    "nobody", " Nobody ", "NOBODY", "0/minute", "00 / 1m", "0 per 2 hours", "-0/s", "5/minute; 0/hour", "x: 0/s @9",
-    ["5/minute", "0/hour"], ("nobody",), iter(["9/day", "0/minute"]),
-]  # fmt: skip
+NO_LIMITS: list[Any] = ["nobody", "0/minute", "5/minute; 0/hour", None, 7, (), ["9/day", "0/minute"], {"limit": 3}]
 
 
-@pytest.mark.parametrize("plan", NOBODY, ids=lambda plan: plan if isinstance(plan, str) else type(plan).__name__)
-async def test_nobody_passes_where_the_limits_function_says_so(plan: Any, caplog: pytest.LogCaptureFixture) -> None:
-    limiter = Limiter()
-    rules = [Rule("*", "9/hour", name="all"), Rule("*", lambda request: plan, name="plan")]
-    scope = scope_of()
-    answer = await send_scope(RateLimitMiddleware(hello, rules=rules, limiter=limiter), scope)
-    assert (answer.status, answer.headers["cache-control"]) == (429, "no-store")
-    assert "retry-after" not in answer.headers
-    problem = json.loads(answer.body)
-    assert (problem["violated-policies"], problem["unsatisfiable"]) == (["plan"], True)
-    assert problem["detail"] == "This client may make no requests; retrying will not help."
-    decision = scope["slidegate"].decision
-    assert (decision.allowed, decision.reason, decision.by, decision.retry_after) == (False, "nobody", "plan", None)
-    assert (await limiter.peek(PEER, "9/hour", 0, rule="all")).remaining == 9, "a refusal charges nothing"
-    assert caplog.records == []
-
-
-async def test_a_function_that_fails_can_leave_nobody() -> None:
-    rule = Rule("*", lambda request: 1 / 0, fallback_limits="nobody")  # type: ignore[arg-type, return-value]
-    assert await statuses(RateLimitMiddleware(hello, rules=[rule]), 2) == [429, 429]
-    for limits in ("nobody", "0/minute"):
-        with pytest.raises(ConfigurationError):
-            Rule("*", limits)
-        with pytest.raises(ConfigurationError):
-            Rule("*", "5/minute", fallback_limits=limits)
-
-
-async def test_a_ban_goes_before_nobody_and_refusals_strike() -> None:
-    policy = BanPolicy("3/10m", "1h", signals={"refused": 1})
-    middleware = RateLimitMiddleware(hello, rules=[Rule("*", lambda request: "nobody")], bans=policy)
-    assert await statuses(middleware, 5) == [429, 429, 429, 403, 403]
+@pytest.mark.parametrize("plan", NO_LIMITS, ids=repr)
+async def test_what_is_no_limits_is_a_failure_of_the_function_and_the_fall_back_applies(
+    plan: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    rule = Rule("*", lambda request: plan, fallback_limits="2/minute", name="plan")
+    assert await statuses(RateLimitMiddleware(hello, rules=[rule]), 3) == [200, 200, 429]
+    (line,) = {record.getMessage() for record in caplog.records}
+    assert "limits function of rule 'plan' failed" in line
 
 
 CUSTOMER = header("X-API-Key")
@@ -209,9 +181,8 @@ PLANS: dict[str, Any] = {
     "k-bob": "10/minute",
     "k-eve": ["3/minute", Quota("100/month")],
     "k-ops": "unlimited",
-    "k-out": "nobody",
 }
-SHOWN = {"k-ann": ["5/1m"], "k-bob": ["10/1m"], "k-eve": ["3/1m", "100/month"], "k-ops": [], "k-out": []}
+SHOWN = {"k-ann": ["5/1m"], "k-bob": ["10/1m"], "k-eve": ["3/1m", "100/month"], "k-ops": []}
 
 
 def plan(request: HTTPConnection) -> Any:

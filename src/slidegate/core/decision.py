@@ -39,8 +39,6 @@ class Reason(StrEnum):
     """A ban is in force: `Decision.ban`."""
     BLOCKED = "blocked"
     """The client's address is on the blocklist, or a rule blocks the request; `Decision.by` names the list or rule."""
-    NOBODY = "nobody"
-    """The limits function of a rule returned that no request may pass; nothing was counted."""
     ALLOWLISTED = "allowlisted"
     """The client's address is on the allowlist; nothing was counted."""
     EXEMPT = "exempt"

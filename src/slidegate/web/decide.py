@@ -119,13 +119,9 @@ class Decider:
         return question
 
     async def _ask(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
-        """Ask the limiter once. If a limits function allows no requests at all, refuse; a ban takes precedence."""
-        shut = next((bucket for bucket, _, _ in checks if not bucket.limits), None)
-        answer = self._engine.ask(self._engine.prepare(() if shut is not None else checks, subjects))
-        decision = answer if isinstance(answer, Decision) else await answer
-        if shut is None or not decision.allowed:
-            return decision
-        return Decision(False, Reason.NOBODY, by=shut.label)
+        """Ask the limiter once."""
+        answer = self._engine.ask(self._engine.prepare(checks, subjects))
+        return answer if isinstance(answer, Decision) else await answer
 
     def _uncounted(self, plan: Plan, scope: Scope, client: Client) -> Decision | Awaitable[Decision]:
         """Decide a request that no limit counts: only bans and blocking rules can refuse it."""

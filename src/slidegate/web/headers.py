@@ -6,7 +6,6 @@ limits in the order of the rules. Everything but the current numbers is rendered
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -31,14 +30,8 @@ Field: TypeAlias = Any
 Fields: TypeAlias = list[tuple[bytes, bytes]]
 """Fields that this package wrote or has checked."""
 
-NOT_STORED: Final = (b"cache-control", b"no-store")
-"""Keeps refusals out of caches."""
 MAX_FIELD: Final = 8_192
 """The most characters of a field that are read, counted from the right end, where trusted proxies append."""
-_NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-"""A token of RFC 9110, section 5.6.2."""
-_VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
-"""A value of RFC 9110, section 5.5. Servers reject control characters or, worse, send the field after a line break."""
 
 
 class Rendered:
@@ -206,24 +199,6 @@ def completed(headers: Iterable[Field], needed: Iterable[tuple[bytes, bytes]]) -
     if missing:  # or written in another type or case
         names = {lowered(name) for name, _ in present}
     return [*present, *[field for field in missing if field[0] not in names]]
-
-
-def sendable(headers: Iterable[Field]) -> tuple[Fields, list[object]]:
-    """Return the fields that can be sent, and those that cannot."""
-    good: Fields = []
-    bad: list[object] = []
-    for field in headers:
-        try:
-            name, value = (bytes(memoryview(part)) for part in field)
-        except (TypeError, ValueError):
-            bad.append(field)
-            continue
-        value = value.strip(b" \t")  # blanks around a value are not part of it, and h11 rejects them
-        if _NAME.fullmatch(name) and _VALUE.fullmatch(value):
-            good.append((name, value))
-        else:
-            bad.append(field)
-    return good, bad
 
 
 def _item(name: str, limit: AnyLimit) -> bytes:

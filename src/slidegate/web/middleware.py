@@ -345,11 +345,11 @@ class RateLimitMiddleware(FailsAtStartup):
             The refusal, whose retry-after includes a ban that it has caused, and the answer to it.
         """
         is_news = exchange.refuse() and not exchange.decided.has_left
-        is_limited = bool(decision.readings) or decision.reason is Reason.NOBODY
-        if self.signals.on_refusal and is_news and is_limited and not exchange.decided.is_exempt_from(self):
+        strikes = self.signals.on_refusal and is_news and decision.readings
+        if strikes and not exchange.decided.is_exempt_from(self):
             bans = await self.signals.strike_for("refused", scope, exchange)
             lengths = [ban.until_us - ban.since_us for ban in bans if ban.until_us is not None]
-            if lengths and decision.readings:
+            if lengths:
                 decision.at_least_us = max(lengths)
         answer = self.refusals.answer(decision)
         if is_news and self._observers.wants_information():

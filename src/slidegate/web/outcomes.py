@@ -16,7 +16,7 @@ from ..core.decision import Decision, Reason
 from ..limiter.engine import Engine
 from ..limiter.outcome import Ended, Outcome, refusing_rules
 from .exchange import Exchange, Hook, is_failure
-from .responses import label_where_refused
+from .responses import label_of_refusal
 from .routes import UNROUTED, RouteIndex
 
 _FAILED: Final = 500
@@ -78,7 +78,7 @@ class Report(Hook):
         if refusal is None:
             return self._routes.label(exchange.scope)
         route = self._routes.label(exchange.scope) if "endpoint" in exchange.scope else UNROUTED
-        return label_where_refused(refusal) if route == UNROUTED else route
+        return label_of_refusal(refusal) if route == UNROUTED else route
 
 
 def _ended(exchange: Exchange, error: BaseException | None) -> tuple[Ended, Any]:
@@ -99,8 +99,7 @@ def _reason(decisions: Sequence[Decision], refusal: Decision | None) -> Reason:
 
 
 def _refusing(refusal: Decision) -> Sequence[str]:
-    is_named = refusal.reason is Reason.NOBODY or refusal.status != 0
-    return (refusal.by,) if is_named else refusing_rules(refusal)
+    return (refusal.by,) if refusal.status else refusing_rules(refusal)
 
 
 def _number(status: Any) -> int:

@@ -1,4 +1,4 @@
-"""The responses to refused requests, and the event that reports a refusal.
+"""The responses to refused requests, and the events that report a refusal.
 
 The responses are problem details (RFC 9457) of the types that draft-ietf-httpapi-ratelimit-headers-11 registers.
 Everything in them but Retry-After is rendered once and cached.
@@ -7,6 +7,7 @@ Everything in them but Retry-After is rendered once and cached.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from functools import lru_cache
@@ -18,7 +19,6 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ..core.arguments import check_takes
-from ..core.bans.ban import Ban
 from ..core.bans.policy import BanPolicy
 from ..core.concurrency import Concurrency
 from ..core.decision import Decision, Reason, ceil_s
@@ -30,7 +30,7 @@ from ..core.store import Event
 from ..limiter import Limiter
 from .callbacks import UserCallbacks, request_of
 from .client_ip import ClientAddress
-from .headers import NOT_STORED, Fields, HeaderWriter, completed, sendable
+from .headers import Fields, HeaderWriter, completed
 from .routes import UNROUTED
 
 Refused: TypeAlias = Callable[[Any, Decision], Response | Awaitable[Response | None] | None]
@@ -48,6 +48,10 @@ _TITLES: Final = {
 }
 NEEDED: Final = frozenset({b"cache-control", b"retry-after"})
 """The names of the fields that every answer to a refused request must have."""
+_NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A token of RFC 9110, section 5.6.2."""
+_VALUE: Final = re.compile(rb"(?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?")
+"""A value of RFC 9110, section 5.5. Servers reject other characters or, worse, send the field after a line break."""
 _MAX_RENDERED: Final = 1_024
 """The most answers of one kind that are cached."""
 _MAX_METHOD: Final = 64
@@ -90,13 +94,13 @@ class Refusals:
     ) -> None:
         if on_refused is not None:
             check_takes("on_refused", on_refused, "request", "decision")
+        self._engine = limiter.engine
         self._observers = limiter.engine.observers
         self._client = client
         self._on_refused = on_refused
         self._calls = calls
         self._policies = dict(policies)
         self._writer = writer
-        self._engine = limiter.engine
         self._exceeded: dict[tuple[str, str], int] = {}
 
     async def send(self, decision: Decision, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,27 +115,21 @@ class Refusals:
         """
         status, _, body, fields = answer
         if scope["type"] == "websocket":
-            await refuse_websocket(scope, send, status, body, fields)
+            await _refuse_websocket(scope, send, status, body, fields)
             return
-        own = self._on_refused
-        if own is not None:
-            needed = [field for field in fields if field[0] in NEEDED]
-            shown = copy(decision)  # lists and rules give one object to all whom they refuse
-            shown.status = status
-            if await self._send_own(own, shown, needed, scope, receive, send):
-                return
+        if self._on_refused is not None and await self._send_own(decision, answer, scope, receive, send):
+            return
         await send({"type": "http.response.start", "status": status, "headers": [*fields]})
         await send({"type": "http.response.body", "body": b"" if scope.get("method") == "HEAD" else body})
 
     def answer(self, decision: Decision) -> Answer:
         """Return the answer to a refused request."""
         if not decision.readings:
-            ban = decision.ban
-            return _to_client(decision) if ban is None else self._to_banned(ban, decision.now_us)
+            return self._without_limit(decision)
         waits = [reading[3] for reading in decision.readings]
         rendered = decision.checks.rendered or self._writer.render(decision)
         known = decision.reason, *map(bool, waits)
-        answer = rendered.answers.get(known)
+        answer: Answer | None = rendered.answers.get(known)
         if answer is None:
             limits = zip(rendered.names, rendered.limits, waits, strict=True)
             violated = [(name, limit) for name, limit, wait_us in limits if wait_us]
@@ -141,6 +139,28 @@ class Refusals:
         if decision.at_least_us > 0:
             wait_us = decision.retry_after_us or wait_us
         return answer if wait_us < 0 else _later(answer, wait_us)
+
+    def _without_limit(self, decision: Decision) -> Answer:
+        """Return the answer to a refusal by a ban, a list or a rule, or because the store is unavailable."""
+        wait_us = decision.retry_after_us
+        ban = decision.ban
+        if ban is not None:  # the answer contains only that fact and the end of the ban
+            policy = self._policies.get(ban.by) if ban.level else None  # a manual ban may carry the name of a policy
+            status, names = (403, ()) if policy is None else (policy.status, (policy.name,))
+            detail = "This client is banned." if wait_us is None else "This client is temporarily banned."
+            answer = _problem(_ABUSE, status, detail, names)
+        elif decision.reason is Reason.UNAVAILABLE:
+            answer = _problem(
+                _CAPACITY, 503, "This service cannot count requests now; Retry-After says when to try again."
+            )
+            wait_us = wait_us or 0
+        elif decision.status:  # of a rule
+            detail = "This service does not accept such a request now."
+            detail = detail if decision.status >= 500 else "Such requests are not accepted."
+            answer = _problem("", decision.status, detail, (decision.by,))
+        else:
+            answer = _problem("", 403, "Requests from this address are not accepted.")
+        return answer if wait_us is None else _later(answer, wait_us)
 
     def report_exceeded(self, decision: Decision) -> None:
         """Emit the event ``exceeded`` for each key that has exceeded a limit, unless it did so within the last window.
@@ -175,14 +195,10 @@ class Refusals:
         if not self._observers.wants_refusals():
             return
         client, _ = self._client.locate(scope)
-        state, ban = refusal.binding, refusal.ban
+        state, ban, wait_us = refusal.binding, refusal.ban, refusal.retry_after_us
+        label = label_of_refusal(refusal)
+        rule, by = (label, "") if state is not None or refusal.status else ("", refusal.by)
         key = state.key if state is not None else client if ban is None else ban.key
-        wait_us = refusal.retry_after_us
-        rule, by = "", refusal.by
-        if state is not None:
-            rule = next((bucket.label for bucket, _, _ in refusal.checks if bucket.name == state.rule), state.rule)
-        elif refusal.status or refusal.reason is Reason.NOBODY:
-            rule, by = by, ""
         method = escaped(scope.get("method", _HANDSHAKE), _MAX_METHOD)
         path = escaped(str(scope.get("path", "")), _MAX_PATH)
         why = " ".join(filter(None, (str(refusal.reason), f"by {by}" if by else "", f"under {rule!r}" if rule else "")))
@@ -193,7 +209,7 @@ class Refusals:
             "limit": "" if state is None else str(state.limit),
             "reason": str(refusal.reason),
             "by": by,
-            "route": route if route != UNROUTED else label_where_refused(refusal),
+            "route": label if route == UNROUTED else route,
             "method": method,
             "path": path,
             "retry_after_s": None if wait_us is None else ceil_s(wait_us),
@@ -201,79 +217,61 @@ class Refusals:
         }
         self._observers.emit(Event("refused", f"{key} was refused: {why}, {method} {path}", details))
 
-    def _to_banned(self, ban: Ban, now_us: int) -> Answer:
-        """Return the answer to a banned client, which contains only that fact and the end of the ban."""
-        policy = self._policies.get(ban.by) if ban.level else None  # a manual ban may carry the name of a policy
-        wait_us = ban.left_us(now_us)
-        status, name = (403, "") if policy is None else (policy.status, policy.name)
-        rendered = _ban_answer(status, name, ends=wait_us is not None)
-        return rendered if wait_us is None else _later(rendered, wait_us)
-
-    async def _send_own(
-        self, on_refused: Refused, decision: Decision, needed: Fields, scope: Scope, receive: Receive, send: Send
-    ) -> bool:
+    async def _send_own(self, decision: Decision, answer: Answer, scope: Scope, receive: Receive, send: Send) -> bool:
         """Send the answer of `on_refused`; return False if there is none, or it failed before anything was sent."""
+        on_refused: Any = self._on_refused
+        needed = [field for field in answer[3] if field[0] in NEEDED]
+        shown = copy(decision)  # lists and rules give one object to all whom they refuse
+        shown.status = answer[0]
         started = False
-        rule = refused_by(decision)
 
         def send_completed(message: Message) -> Awaitable[None]:
             nonlocal started
             if message["type"] == "http.response.start":
-                message = self._checked(message, rule)
-                message = {**message, "headers": completed(message["headers"], needed)}
+                _check_sendable(message)
+                message = {**message, "headers": completed(message.get("headers", ()), needed)}
             started = True
             return send(message)
 
         try:
-            made = on_refused(request_of(scope), decision)
+            made = on_refused(request_of(scope), shown)
             response = await made if isawaitable(made) else made
             if response is not None:
                 await response(scope, receive, send_completed)
         except Exception as error:
-            self._calls.report("on_refused", rule, error, "the client gets the default answer")
+            self._calls.report("on_refused", label_of_refusal(decision), error, "the client gets the default answer")
             if started:
                 raise
         return started
 
-    def _checked(self, message: Message, rule: str) -> Message:
-        """Remove header fields that no server can send, so that one bad field does not cost the client its answer."""
-        status = message.get("status")
-        if not isinstance(status, int) or isinstance(status, bool) or not 200 <= status <= 999:
-            raise ConfigurationError(f"on_refused: expected a status such as 429, not {quoted(status)}")
-        good, bad = sendable(message.get("headers", ()))
-        for field in bad:
-            error = ConfigurationError(f"a header field cannot be sent: {quoted(field)}")
-            self._calls.report("on_refused", rule, error, "the field is left out")
-        return {**message, "headers": good}
+
+def _check_sendable(message: Message) -> None:
+    """Check that every server can send the first message of a response, so that no client is left without an answer.
+
+    Raises:
+        ConfigurationError: It has a status or a header field that cannot be sent.
+    """
+    status = message.get("status")
+    if not isinstance(status, int) or isinstance(status, bool) or not 200 <= status <= 999:
+        raise ConfigurationError(f"expected a status such as 429, not {quoted(status)}")
+    for field in message.get("headers", ()):
+        try:
+            name, value = field
+            is_good = _NAME.fullmatch(name) is not None and _VALUE.fullmatch(value) is not None
+        except (TypeError, ValueError):
+            is_good = False
+        if not is_good:
+            raise ConfigurationError(f"a header field cannot be sent: {quoted(field)}")
 
 
-def _to_client(decision: Decision) -> Answer:
-    """Return the answer to a refusal without readings: by a list or a rule, or because the store is unavailable."""
-    match decision.reason:
-        case Reason.UNAVAILABLE:
-            return _later(_unavailable(), decision.retry_after_us or 0)
-        case Reason.NOBODY:
-            return _for_nobody(decision.by)
-    if decision.status:
-        return _blocked(decision.status, decision.by)
-    return _listed()
-
-
-def refused_by(decision: Decision) -> str:
-    """Return the name of what refuses: the limit, else the list, rule or policy, else the reason."""
-    violated = decision.binding
-    return violated.name if violated is not None else decision.by or str(decision.reason)
-
-
-def label_where_refused(refusal: Decision) -> str:
-    """Return the label of a request that reached no route: the rule, list or policy that refused it, else the reason.
+def label_of_refusal(refusal: Decision) -> str:
+    """Return the label of the rule, list or policy that refuses, else the reason.
 
     There are no more labels than rules and lists, whatever paths clients invent.
     """
-    state = refusal.binding
+    state, ban = refusal.binding, refusal.ban
     if state is not None:
         return next((bucket.label for bucket, _, _ in refusal.checks if bucket.name == state.rule), state.rule)
-    ban = refusal.ban
     if ban is not None and not ban.level:  # one by hand, which names its author and no policy
         return str(refusal.reason)
     return refusal.by or str(refusal.reason)
@@ -285,7 +283,7 @@ def takes_answer(scope: Scope) -> bool:
     return scope["type"] == "http" or (isinstance(extensions, Mapping) and "websocket.http.response" in extensions)
 
 
-async def refuse_websocket(scope: Scope, send: Send, status: int, body: bytes, fields: Fields) -> None:
+async def _refuse_websocket(scope: Scope, send: Send, status: int, body: bytes, fields: Fields) -> None:
     """Refuse a handshake with the full answer if the server can send one, else by a close, which clients see as 403."""
     if takes_answer(scope):
         await send({"type": "websocket.http.response.start", "status": status, "headers": fields})
@@ -310,18 +308,20 @@ async def close_websocket(send: Send, code: int, reason: str = "") -> None:
         await send({**message, "code": _NORMAL})
 
 
-def _later(rendered: Answer, wait_us: int) -> Answer:
-    status, detail, body, fields = rendered
+def _later(answer: Answer, wait_us: int) -> Answer:
+    status, detail, body, fields = answer
     return status, detail, body, [*fields, (b"retry-after", b"%d" % ceil_s(wait_us))]
 
 
+@lru_cache(_MAX_RENDERED)
 def _problem(
-    kind: str, status: int, detail: str, violated: Sequence[str] = (), *, unsatisfiable: bool = False
+    kind: str, status: int, detail: str, violated: tuple[str, ...] = (), *, unsatisfiable: bool = False
 ) -> Answer:
     """Render problem details. If `kind` is empty, the type is about:blank and the title is the status phrase."""
+    phrases: dict[int, str] = {known.value: known.phrase for known in HTTPStatus}
     problem: dict[str, object] = {
         "type": f"{_TYPES}{kind}" if kind else "about:blank",
-        "title": _TITLES[kind] if kind else _phrase(status),
+        "title": _TITLES[kind] if kind else phrases.get(status, "Request not accepted"),
         "status": status,
         "detail": detail,
     }
@@ -331,47 +331,9 @@ def _problem(
         problem["violated-policies"] = violated
     # Escape "<", so that the text cannot end a script element into which a page embeds it.
     body = json.dumps(problem).replace("<", "\\u003c").encode()
-    length = (b"content-length", b"%d" % len(body))
-    return status, detail, body, [(b"content-type", b"application/problem+json"), length, NOT_STORED]
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "Request not accepted"
-
-
-@lru_cache
-def _unavailable() -> Answer:
-    """Return the answer while the store is unavailable."""
-    detail = "This service cannot count requests now; Retry-After says when to try again."
-    return _problem(_CAPACITY, 503, detail)
-
-
-def _for_nobody(rule: str) -> Answer:
-    detail = "This client may make no requests; retrying will not help."
-    return _problem(_QUOTA, 429, detail, [rule], unsatisfiable=True)
-
-
-@lru_cache
-def _listed() -> Answer:
-    """Return the answer to a client on a blocklist."""
-    return _problem("", 403, "Requests from this address are not accepted.")
-
-
-@lru_cache(_MAX_RENDERED)
-def _blocked(status: int, rule: str) -> Answer:
-    """Return the answer to a request that a blocking rule refuses."""
-    detail = "This service does not accept such a request now." if status >= 500 else "Such requests are not accepted."
-    return _problem("", status, detail, [rule])
-
-
-@lru_cache(_MAX_RENDERED)
-def _ban_answer(status: int, policy: str, *, ends: bool) -> Answer:
-    """Render the answer to a client that a policy has banned, "" for a manual ban, without Retry-After."""
-    detail = "This client is temporarily banned." if ends else "This client is banned."
-    return _problem(_ABUSE, status, detail, [policy] if policy else ())
+    length = b"content-length", b"%d" % len(body)
+    kept = b"cache-control", b"no-store"  # keeps refusals out of caches
+    return status, detail, body, [(b"content-type", b"application/problem+json"), length, kept]
 
 
 def _over_quota(violated: Sequence[tuple[str, AnyLimit]], *, too_large: bool) -> Answer:
@@ -383,4 +345,4 @@ def _over_quota(violated: Sequence[tuple[str, AnyLimit]], *, too_large: bool) ->
         detail = f"No more than {allowed}; try again when an earlier request has ended."
     else:
         detail = f"No more than {allowed}; Retry-After says when to try again."
-    return _problem(_QUOTA, 429, detail, [name for name, _ in violated], unsatisfiable=too_large)
+    return _problem(_QUOTA, 429, detail, tuple([name for name, _ in violated]), unsatisfiable=too_large)

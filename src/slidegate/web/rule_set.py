@@ -22,7 +22,7 @@ from .keys import Key, everyone, parts_of
 from .path_params import PathParam, PathParameters
 from .paths import PathIndex, PathReader, RequestTexts
 from .rule_list import check_apart
-from .rules import Limits, Rule, says_nobody
+from .rules import Limits, Rule
 
 if TYPE_CHECKING:
     from .bans import BanSignals, Signal
@@ -148,8 +148,6 @@ class BoundRule:
     def with_limits(self, limits: Limits) -> Bucket | None:
         """Return the bucket for the limits that a limits function returned; None for ``"unlimited"``.
 
-        The bucket has no limits if no request may pass.
-
         Raises:
             ConfigurationError: The limits cannot be parsed.
         """
@@ -159,7 +157,7 @@ class BoundRule:
                 return None
             if not isinstance(limits, (str, AnyLimit)) and isinstance(limits, Iterable):
                 limits = tuple(limits)  # an iterator can be consumed only once
-            parsed = () if says_nobody(limits) else parse_limits(limits)
+            parsed = parse_limits(limits)
             bucket = self._by_limits.get(parsed) or self._made(self.bucket.name, parsed)
             for key in (parsed, limits) if isinstance(limits, (str, AnyLimit)) else (parsed,):
                 remember(self._by_limits, key, bucket, _MEMO_LIMITS)

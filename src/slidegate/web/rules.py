@@ -5,7 +5,6 @@ All rules that match a request apply, in order, up to the first one that is `exe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from copy import copy
 from datetime import timedelta
@@ -39,8 +38,6 @@ built from a key such as `network`."""
 DEFAULT_WAIT_MAX: Final = 16
 MAX_LABEL: Final = 64
 """The maximum length of the label of an unnamed rule."""
-_NOTHING: Final = r"(?ai:(?:[^:]{0,64}:)?\s*[-+]?0+\s*(?:/|per\b))"
-
 
 _OF_LIMITS: Final = ("cost", "unit", "count_if", "count_denied", "shadow")
 _COUNTING: Final = ("limits", "concurrency", "key", "wait", "fair", "on_error", *_OF_LIMITS)
@@ -69,9 +66,9 @@ class Rule:
             their counts, or ``"*"`` for all. It is compared with the path below `root_path`: a limit applies if any
             reading of the request's path matches, `exempt` and `final` only if all readings match.
         limits: ``"5/minute; 50/hour"``, a `Limit`, a `Quota` or several; or, for limits that depend on the client, a
-            sync or async function of the request that returns them, ``"unlimited"`` or ``"nobody"``. Required unless
+            sync or async function of the request that returns them or ``"unlimited"``. Required unless
             `exempt`, `block` or `concurrency` is given.
-        fallback_limits: The limits that apply if the `limits` function fails; ``"nobody"`` refuses all requests then.
+        fallback_limits: The limits that apply if the `limits` function fails, or returns anything else.
         when: A sync or async function of the request (without its body): the rule applies only if it returns a true
             value; or a condition built from a key, such as ``network("GeoLite2-Country.mmdb").is_in("NL")``. If it
             fails, limits and blocks apply, and exemptions do not.
@@ -192,7 +189,7 @@ class Rule:
 
     def _read_limits(self, limits: Limits | LimitsFunction | None, fallback_limits: Limits) -> None:
         self.limits_function = check_takes("limits", limits, "request") if callable(limits) else None
-        fallback = () if callable(limits) and says_nobody(fallback_limits) else parse_limits(fallback_limits)
+        fallback = parse_limits(fallback_limits)
         self.limits = fallback if callable(limits) else () if limits is None else parse_limits(limits)
 
     def _read_cost(self, cost: int | CostFunction, cost_max: int | None) -> None:
@@ -339,10 +336,3 @@ def checked_count_if(count_if: CountIf) -> CountIf:
         )
     checked: CountIf = check_takes("count_if", count_if, "status")
     return checked
-
-
-def says_nobody(limits: object) -> bool:
-    """Return whether limits admit no requests: they are the word "nobody", or one of them has the amount 0."""
-    if isinstance(limits, str):
-        return limits.strip().lower() == "nobody" or any(re.match(_NOTHING, one) for one in limits.split(";"))
-    return not isinstance(limits, AnyLimit) and isinstance(limits, Iterable) and any(map(says_nobody, limits))
