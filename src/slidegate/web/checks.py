@@ -12,20 +12,24 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
+from itertools import zip_longest
 from multiprocessing import parent_process
 from operator import is_
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
-from starlette.routing import BaseRoute, Host, Match, Mount, compile_path
+from starlette.routing import compile_path
 from starlette.types import Scope
 
 from ..core.arguments import check_flag, check_list
+from ..core.decision import Decision
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import logger
-from .client_ip import UNKNOWN_PEER, ClientAddress, host_of
-from .routes import attribute_of, layers, root_of, routes_of, visible_app
+from .client_ip import UNKNOWN_PEER, host_of
+from .decided import DECIDED_KEY
+from .routes import attribute_of, mounted_routes, reach, root_of, routes_of, visible_app
 from .rules import Rule
 
 if TYPE_CHECKING:
@@ -45,14 +49,14 @@ CODES: Final = {
 REQUESTS_CHECKED: Final = 1_000
 """The number of requests that are checked."""
 _PROXY_HEADERS: Final = frozenset({b"x-forwarded-for", b"forwarded"})
-_SERVERS: Final = frozenset({"uvicorn", "gunicorn", "granian", "hypercorn", "fastapi"})
+_SERVER: Final = re.compile(r"(?:^|[/\\])(?:uvicorn|gunicorn|granian|hypercorn|fastapi)(?:[/\\]__main__)?(?:\.\w+)?$")
 _VARIABLES: Final = ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS")
 _WORKERS: Final = r"(?<!\S)(?:--workers(?:=| +)|-w ?)([0-9]{1,6})(?!\S)"
 _DIGITS: Final = re.compile(rb"[0-9]+")
 _MAX_NAMED: Final = 10
 """The most rules that findings of one kind name."""
-_MAX_DEPTH: Final = 64
-"""The most applications inside each other; one may be mounted in itself."""
+_compiled: Final = lru_cache(compile_path)
+_HOST: Final = re.compile("^//[^/]*")
 _BUILT_OFTEN: Final = 3
 _MAX_BUILT: Final = 256
 """How many middlewares are compared with a new one."""
@@ -158,14 +162,11 @@ def many_workers() -> str:
         value = os.environ.get(variable, "")
         if value.isascii() and value.isdigit() and int(value) > 1:
             return f"{variable}={value}"
-    directory, program = os.path.split(sys.argv[0]) if sys.argv else ("", "")
-    named = {os.path.basename(directory), os.path.splitext(program)[0]}
-    shown = shlex.join(sys.argv[1:]) if named & _SERVERS else ""
-    for where, words in (("GUNICORN_CMD_ARGS", os.environ.get("GUNICORN_CMD_ARGS", "")), ("the command line", shown)):
-        counts = re.findall(_WORKERS, words)
-        if counts and int(counts[-1]) > 1:
-            return f"--workers {counts[-1]} in {where}"
-    return ""
+    words = os.environ.get("GUNICORN_CMD_ARGS", "")
+    if sys.argv and _SERVER.search(sys.argv[0]):
+        words += f" {shlex.join(sys.argv[1:])}"
+    counts = re.findall(_WORKERS, words)
+    return f"--workers {counts[-1]}" if counts and int(counts[-1]) > 1 else ""
 
 
 def sibling_workers() -> str:
@@ -225,15 +226,11 @@ def _alike(options: tuple[object, ...]) -> list[tuple[object, ...]]:
     return [other for other in list(_built.values())[-_MAX_BUILT:] if all(map(is_, other, options))]
 
 
-def about_request(scope: Scope, client: ClientAddress, *, gone: bool) -> Iterator[Finding]:
-    """Yield the findings that a request shows.
-
-    Args:
-        scope: The request.
-        client: Determines the client's address for the middleware.
-        gone: Whether its connection was reset.
-    """
-    if gone:
+def about_request(middleware: RateLimitMiddleware, scope: Scope) -> Iterator[Finding]:
+    """Yield the findings that a request shows."""
+    yield from _about_shared_names(middleware, scope.get(DECIDED_KEY) or ())
+    client = middleware.client
+    if middleware.clients.is_gone(scope):
         return
     host = host_of(scope)
     if not host:
@@ -255,6 +252,23 @@ def about_request(scope: Scope, client: ClientAddress, *, gone: bool) -> Iterato
         )
 
 
+def _about_shared_names(middleware: RateLimitMiddleware, decided: Iterable[tuple[Any, Decision]]) -> Iterator[Finding]:
+    """Yield the finding about a limit that an outer middleware with the same limiter has charged already."""
+    outer = {
+        bucket.name: bucket.label
+        for other, decision in decided
+        if other is not middleware and other.limiter is middleware.limiter
+        for bucket, _, _ in decision.checks
+    }
+    for name in sorted({bucket.name for bucket in middleware.buckets()} & {*outer})[:1] if outer else ():
+        yield Finding(
+            "SG132",
+            f"two middlewares around each other have the limit {quoted(outer[name])} on one limiter, so a request "
+            "that passes both is counted twice; give one of the rules another name, or write "
+            'RateLimitMiddleware(..., name="outer")',
+        )
+
+
 def about_routes(middleware: RateLimitMiddleware, app: object) -> Iterator[Finding]:
     """Yield the findings that the routes and the other processes reveal when the application starts.
 
@@ -264,7 +278,6 @@ def about_routes(middleware: RateLimitMiddleware, app: object) -> Iterator[Findi
     """
     if not many_workers():
         yield from _about_workers(middleware, sibling_workers())
-    yield from _about_shared_names(middleware)
     behind = visible_app(middleware.app, {"app": app})
     if routes_of(behind) is not None:
         yield from _about_unmet_rules(middleware.rules, behind)
@@ -276,83 +289,38 @@ def about_routes(middleware: RateLimitMiddleware, app: object) -> Iterator[Findi
         )
 
 
-def _about_shared_names(middleware: RateLimitMiddleware) -> Iterator[Finding]:
-    """Yield the finding about rules of one name in a middleware and in one that it wraps, on the same limiter."""
-    own = {bucket.name: bucket.label for bucket in middleware.buckets()}
-    inside = list(layers(middleware.app))
-    for inner in middleware.limiter.middlewares:
-        shared = sorted({own[bucket.name] for bucket in inner.buckets() if bucket.name in own})
-        if shared and any(inner is layer for layer in inside):
-            yield Finding(
-                "SG132",
-                f"two middlewares around each other have the limit {quoted(shared[0])} on one limiter, so a request "
-                "that passes both is counted twice; give one of the rules another name, or write "
-                'RateLimitMiddleware(..., name="outer")',
-            )
-
-
 def _about_unmet_rules(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
     """Yield the findings about paths of rules that no route meets. Rules that block are meant for scanners."""
-    paths = [(path, rule) for rule in rules if rule.rule_paths and not rule.blocks for path in rule.paths]
-    unmet = [(path, rule) for path, rule in paths if not _is_met(app, path)]
-    for path, rule in unmet[:_MAX_NAMED]:
+    known = [_HOST.sub("", route.path) for route in mounted_routes(app)]
+    paths = [(path.path, rule.label) for rule in rules if not rule.blocks for path in rule.rule_paths]
+    unmet = [(path, label) for path, label in paths if not _is_met(app, path, known)]
+    for path, label in unmet[:_MAX_NAMED]:
         tails = [path[found.start() :] for found in re.finditer("/(?!{)", path)][1:]
-        below = next((tail for tail in tails if _is_met(app, tail)), "")
-        known = [attribute_of(route, "path", "") for route in routes_of(app) or ()]
-        remedy = (
-            f"; rules have no root_path: write {below!r}"
-            if below
-            else f"{closest(path, known)}; write it with the prefix of its router, or remove it"
-        )
-        yield Finding("SG123", f"path {path!r} of rule {rule.label!r} matches no route{remedy}")
+        below = next((tail for tail in tails if _is_met(app, tail, known)), "")
+        remedy = f"{closest(path, known)}; write it with the prefix of its router, or remove it"
+        if below:
+            remedy = f"; rules have no root_path: write {below!r}"
+        yield Finding("SG123", f"path {path!r} of rule {label!r} matches no route{remedy}")
     if len(unmet) > _MAX_NAMED:
         yield Finding("SG123", f"{len(unmet) - _MAX_NAMED} more paths of rules match no route")
 
 
-def _is_met(app: object, path: str) -> bool:
-    """Return whether some route may take a path of a rule; with parameters, if one may begin in the same way."""
-    if "{" not in path:
-        return _takes(app, {"path": path})
-    pattern, form, convertors = compile_path(path)
-    if any(_takes(app, {"path": form.format(**dict.fromkeys(convertors, value))}) for value in ("x", "1")):
-        return True
-    own = path.partition("{")[0]
-    for other, has_parameters in _beginnings(app):
-        if has_parameters and len(other) > 1 and (other.startswith(own) or own.startswith(other)):
+def _is_met(app: object, path: str, known: Sequence[str]) -> bool:
+    """Return whether a route may take a path: the routers decide, or if it has parameters, the paths of the routes."""
+    if "{" in path:
+        return any(_may_meet(path, other) for other in known)
+    scope = {"path": root_of(app) + path, "method": "GET", "headers": [], "root_path": ""}
+    return any(reach(app, {**scope, "type": kind}).route is not None for kind in ("http", "websocket"))
+
+
+def _may_meet(path: str, other: str) -> bool:
+    """Return whether a request may match two paths, compared segment by segment."""
+    for own, theirs in zip_longest(path.split("/"), other.split("/"), fillvalue=""):
+        if ":path}" in own + theirs:
             return True
-        if not has_parameters and pattern.match(other):
-            return True
-    return False
-
-
-def _takes(app: object, scope: Scope, depth: int = 0) -> bool:
-    """Return whether a route of an application takes a path, as the routers decide; an unknown application does."""
-    routes = routes_of(app)
-    if routes is None or depth > _MAX_DEPTH:
-        return True
-    if depth and root_of(app):
-        scope = {**scope, "root_path": root_of(app)}
-    return any(_route_takes(route, scope, depth) for route in routes)
-
-
-def _route_takes(route: BaseRoute, scope: Scope, depth: int) -> bool:
-    if isinstance(route, Host):
-        return _takes(route.app, scope, depth + 1)
-    for kind in ("http", "websocket"):
-        match, more = route.matches({"method": "GET", "headers": [], **scope, "type": kind})
-        if match is not Match.NONE:
-            return not isinstance(route, Mount) or _takes(route.app, {**scope, **more}, depth + 1)
-    return False
-
-
-def _beginnings(app: object, above: str = "", depth: int = 0) -> Iterator[tuple[str, bool]]:
-    """Yield the paths of the routes up to their first parameter, and whether there is one."""
-    routes = routes_of(app)
-    if routes is None or depth > _MAX_DEPTH:
-        yield above, True
-    for route in routes or ():
-        path = above + attribute_of(route, "path", "")
-        if isinstance(route, (Mount, Host)) and "{" not in path:
-            yield from _beginnings(route.app, path, depth + 1)
-        else:
-            yield path.partition("{")[0], "{" in path or isinstance(route, (Mount, Host))
+        one, two = ("{" in own, "{" in theirs)
+        if own != theirs and not (one and two):
+            pattern, text = (own, theirs) if one else (theirs, own)
+            if not (one or two) or _compiled(f"/{pattern}")[0].match(f"/{text}") is None:
+                return False
+    return True

@@ -45,7 +45,7 @@ from .lists import FollowedList, followed, networks_of
 from .outcomes import Report
 from .paths import PathReader
 from .responses import Answer, Refusals, Refused
-from .routes import UNROUTED, RouteIndex
+from .routes import UNROUTED, RouteLabels
 from .rule_list import all_rules
 from .rule_set import BoundRule, Plan, RuleSet
 from .rules import Limits, LimitsFunction, Rule
@@ -152,7 +152,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self._engine = self.limiter.engine
         self._observers = self._engine.observers
         self._calls = UserCallbacks()
-        self._routes = RouteIndex()
+        self._routes = RouteLabels()
         in_files = [listed for listed in self._lists.values() if isinstance(listed, FollowedList)]
         self._files: Sequence[FollowedList | NetworkLookup] = (*in_files, *self._engine.networks)
         self.signals = BanSignals(bans, self.limiter, self.client, self._lists["allowlist"], self._calls)
@@ -413,7 +413,7 @@ class RateLimitMiddleware(FailsAtStartup):
         """Check one of the first requests for probable mistakes."""
         if self._checks.left:
             self._checks.left -= 1
-            self._checks.report(about_request(scope, self.client, gone=self.clients.is_gone(scope)))
+            self._checks.report(about_request(self, scope))
         else:
             self._decided = _DECIDED
 

@@ -17,7 +17,7 @@ from ..limiter.engine import Engine
 from ..limiter.outcome import Ended, Outcome, refusing_rules
 from .exchange import Exchange, Hook, is_failure
 from .responses import label_of_refusal
-from .routes import UNROUTED, RouteIndex
+from .routes import UNROUTED, RouteLabels
 
 _FAILED: Final = 500
 """The status that a server sends if the application raises before it answers."""
@@ -34,7 +34,7 @@ class Report(Hook):
     starts = False
     ends = True
 
-    def __init__(self, engine: Engine, routes: RouteIndex) -> None:
+    def __init__(self, engine: Engine, routes: RouteLabels) -> None:
         self._engine = engine
         self._routes = routes
         self._began_us = engine.now_us()

@@ -1,4 +1,4 @@
-"""The routes below a middleware. They serve two purposes: finding the route of a request, and start-up findings.
+"""The routes below a middleware: those of requests, for `default_limits` and outcomes, and all of them, for a finding.
 
 Routers are not reimplemented: each route's own `matches` is called with a copy of the scope. Anything that raises, or
 is not a Starlette route, counts as an unknown application. FastAPI is never imported; its objects are recognised by
@@ -8,8 +8,6 @@ their attributes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from starlette.routing import PARAM_REGEX, BaseRoute, Host, Match, Mount
@@ -21,7 +19,6 @@ UNROUTED: Final = "(no route)"
 """The label of requests that match no route."""
 DEPTH: Final = 64
 """The maximum depth of nested applications; one may be mounted in itself."""
-_MAX_ROUTERS: Final = 64
 
 
 def attribute_of(thing: object, name: str, default: Any = None) -> Any:
@@ -49,7 +46,7 @@ def root_of(app: object) -> str:
     return next((root for root in roots if isinstance(root, str) and root), "")
 
 
-def router_of(app: object) -> Any:
+def _router_of(app: object) -> Any:
     """Return the router of an application; None if its routes are unknown."""
     shown = next((layer for layer in layers(app) if attribute_of(layer, "routes") is not None), None)
     return attribute_of(shown, "router", shown)
@@ -57,79 +54,57 @@ def router_of(app: object) -> Any:
 
 def routes_of(app: object) -> list[Any] | None:
     """Return the routes of an application, with included routers expanded in place; None if they are unknown."""
-    router = router_of(app)
-    listed = attribute_of(router, "routes")
+    listed = attribute_of(_router_of(app), "routes")
     if not isinstance(listed, Sequence) or not all(isinstance(route, BaseRoute) for route in listed):
         return None
-    return [*_listed(listed)]
+    return [*_expanded(listed)]
 
 
 def visible_app(app: object, scope: Scope) -> object:
     """Return an application; if a wrapper hides its routes, the application in the scope instead."""
-    return app if "router" in scope or router_of(app) is not None else scope.get("app", app)
+    return app if "router" in scope or _router_of(app) is not None else scope.get("app", app)
 
 
-def _listed(routes: Iterable[Any]) -> Iterator[Any]:
-    """Yield each route, with included routers expanded in place."""
+def _expanded(routes: Iterable[Any]) -> Iterator[Any]:
+    """Yield each route, with routers that FastAPI includes expanded in place."""
     for route in routes:
         if hasattr(route, "effective_candidates"):
-            yield from _listed(route.effective_candidates())
+            yield from _expanded(route.effective_candidates())
         else:
             yield getattr(route, "starlette_route", None) or route
 
 
-def is_by_path(app: object, above: tuple[object, ...] = ()) -> bool:
-    """Return whether type, method, path and root of a request determine its route, in an application and its mounts."""
-    try:
-        routes = routes_of(app) or ()
-        mounts = [route.app for route in routes if isinstance(route, Mount) and route.app not in above]
-        return all(map(_matches_by_path, routes)) and (
-            len(above) > DEPTH or all(is_by_path(mounted, (*above, mounted)) for mounted in mounts)
-        )
-    except Exception:
-        return False
-
-
-def _matches_by_path(route: Any) -> bool:
-    """Return whether a route matches only by path: `Host` and custom route classes may use other parts of a request."""
-    return type(route).__module__.partition(".")[0] in ("starlette", "fastapi") and not isinstance(route, Host)
-
-
-@dataclass(eq=False)  # Starlette's routes are not hashable
-class MountedRoute:
+class MountedRoute(NamedTuple):
     """A route at one of the paths where it is mounted.
 
     Attributes:
-        original: The route; None for an application without routes, such as a directory of files.
-        endpoint: Its endpoint, or that application.
+        endpoint: Its endpoint; for an application without visible routes, such as a directory of files, that.
         path: The full path, in Starlette's syntax.
-        connection: ``"http"`` or ``"websocket"``.
-        methods: The methods of the route; None for all, and for a websocket.
+        label: The display name: ``GET /items/{id}``; ``*`` for all methods, ``WS`` for a websocket.
     """
 
-    original: Any
     endpoint: Any
     path: str
-    connection: str = "http"
-    methods: frozenset[str] | None = None
-
-    @property
-    def template(self) -> str:
-        """The path with its parameters in braces, without their convertors."""
-        return PARAM_REGEX.sub(r"{\1}", self.path)
-
-    @cached_property
-    def label(self) -> str:
-        """The display name: ``GET /items/{id}``; ``*`` for all methods, ``WS`` for a websocket."""
-        names = ",".join(sorted(self.methods - ({"HEAD"} if "GET" in self.methods else set()))) if self.methods else "*"
-        return f"{names if self.connection == 'http' else 'WS'} {self.template}"
+    label: str
 
 
 def _mounted(route: Any, above: str) -> MountedRoute:
-    methods = getattr(route, "methods", None)
-    connection = "http" if hasattr(route, "methods") else "websocket"
+    methods = set(getattr(route, "methods", None) or ())
+    names = ",".join(sorted(methods - ({"HEAD"} if "GET" in methods else set()))) or "*"
     path = above + (getattr(route, "path", None) or route.path_format)
-    return MountedRoute(route, route.endpoint, path, connection, frozenset(methods) if methods else None)
+    kind = names if hasattr(route, "methods") else "WS"
+    return MountedRoute(route.endpoint, path, _label(kind, path))
+
+
+def _unknown(app: object, above: str) -> MountedRoute:
+    *_, end = layers(app)
+    path = f"{above}/{{path:path}}"
+    return MountedRoute(end, path, _label("*", path))
+
+
+def _label(kind: str, path: str) -> str:
+    template = PARAM_REGEX.sub(r"{\1}", path)
+    return f"{kind} {template}"
 
 
 def _below(mount: Mount | Host, siblings: Iterable[Any]) -> str:
@@ -140,27 +115,41 @@ def _below(mount: Mount | Host, siblings: Iterable[Any]) -> str:
     return f"//{mount.host}" if len(alike) == 1 else ""
 
 
-def mounted_routes(app: object) -> list[MountedRoute]:
-    """Return every route of an application, a router, or a wrapper around one, once for each path where it is mounted.
-
-    The walk ends at the first object that cannot be read.
-    """
-    routes: list[MountedRoute] = []
-    try:
-        routes.extend(_walk(app, "", ()))
-    except Exception:
-        return routes
-    return routes
-
-
-def _walk(app: object, above: str, inside: tuple[object, ...]) -> Iterator[MountedRoute]:
+def _walk(app: object, above: str = "", inside: tuple[object, ...] = ()) -> Iterator[tuple[Any, str]]:
+    """Yield every route of an application and its mounts, each with the path where its router is mounted."""
     routes = routes_of(app) or ()
     for route in routes:
-        if isinstance(route, (Mount, Host)):
-            if route.app not in inside and len(inside) < DEPTH:
-                yield from _walk(route.app, above + _below(route, routes), (*inside, route.app))
-        elif hasattr(route, "endpoint") and hasattr(route, "path_format"):
-            yield _mounted(route, above)
+        yield route, above
+        if isinstance(route, (Mount, Host)) and route.app not in inside and len(inside) < DEPTH:
+            yield from _walk(route.app, above + _below(route, routes), (*inside, route.app))
+
+
+def mounted_routes(app: object) -> list[MountedRoute]:
+    """Return every route below an application, once for each path where it is mounted; none if one cannot be read."""
+    found: list[MountedRoute] = []
+    try:
+        for route, above in _walk(app):
+            if isinstance(route, (Mount, Host)):
+                if routes_of(route.app) is None:
+                    found.append(_unknown(route.app, above + _below(route, ())))
+            elif hasattr(route, "endpoint") and hasattr(route, "path_format"):
+                found.append(_mounted(route, above))
+    except Exception:
+        return []
+    return found
+
+
+def is_by_path(app: object) -> bool:
+    """Return whether type, method, path and root of a request determine its route, in an application and its mounts.
+
+    `Host` and classes of routes that are not the frameworks' own may read other parts of a request.
+    """
+    try:
+        routes = [route for route, _ in _walk(app)]
+    except Exception:
+        return False
+    own = [type(route).__module__.partition(".")[0] in ("starlette", "fastapi") for route in routes]
+    return all(own) and not any(isinstance(route, Host) for route in routes)
 
 
 class Reached(NamedTuple):
@@ -190,10 +179,9 @@ def _reach(app: object, scope: Scope, above: str, depth: int = 0) -> Reached:
     root = root_of(app)
     if root:
         scope["root_path"] = root
-    router = router_of(app)
+    router = _router_of(app)
     if router is None:
-        *_, end = layers(app)
-        return Reached(MountedRoute(None, end, f"{above}/{{path:path}}") if above else None)
+        return Reached(_unknown(app, above) if above else None)
     route, child, answers = _first(router.routes, scope)
     if isinstance(route, (Mount, Host)):
         scope.update(child)
@@ -218,62 +206,25 @@ def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope, bool]:
     return found
 
 
-class RouteIndex:
-    """Finds the routes of requests, for limits at endpoints and for outcomes."""
+class RouteLabels:
+    """Names the routes that requests have reached, for outcomes and events."""
 
     def __init__(self) -> None:
-        self._routers: dict[int, tuple[Any, int, dict[int, list[MountedRoute]]]] = {}
-        self._strangers: dict[int, object] = {}
-        self._labels: dict[tuple[int, int], tuple[Any, object, int, str]] = {}
-
-    def find(self, scope: Scope) -> MountedRoute | None:
-        """Return the route of a request; None if no router reveals it."""
-        candidates = self._candidates(scope)
-        if len(candidates) > 1 and (route := scope.get("route")) is not None:  # set by routers since Starlette 1
-            candidates = [one for one in candidates if one.original is route] or candidates
-        if len(candidates) < 2:
-            return candidates[0] if candidates else None
-        root = scope.get("app_root_path", scope.get("root_path", ""))
-        reached = reach(scope["router"], {**scope, "root_path": root}).route
-        return next(
-            (one for one in candidates if reached and one.original is reached.original and one.label == reached.label),
-            None,
-        )
+        self._known: dict[tuple[int, int], tuple[Any, object, int, str]] = {}
 
     def label(self, scope: Scope) -> str:
         """Return the display name of a request's route; `UNROUTED` if it is unknown."""
         router: Any = scope.get("router")
         endpoint = scope.get("endpoint")
-        known = self._labels.get((id(router), id(endpoint)))
+        known = self._known.get((id(router), id(endpoint)))
         if known is not None and known[0] is router and known[1] is endpoint and known[2] == len(router.routes):
             return known[3]
-        candidates = self._candidates(scope)
-        if len(candidates) == 1:
-            label = candidates[0].label
-            known = router, endpoint, len(router.routes), label
-            return remember(self._labels, (id(router), id(endpoint)), known)[3]
-        route = self.find(scope)
-        return UNROUTED if route is None else route.label
-
-    def _candidates(self, scope: Scope) -> Sequence[MountedRoute]:
-        """Return the routes of the endpoint that a request reached; usually one."""
-        router, endpoint = scope.get("router"), scope.get("endpoint")
-        found = self._routes_below(router).get(id(endpoint))
-        if found is None and id(endpoint) not in self._strangers:
-            self._routers.pop(id(router), None)  # an included or mounted router may have a new route
-            found = self._routes_below(router).get(id(endpoint))
-            if found is None:
-                remember(self._strangers, id(endpoint), endpoint)
-        return found or ()
-
-    def _routes_below(self, router: Any) -> dict[int, list[MountedRoute]]:
-        """Return the routes below a router by the ids of their endpoints, which they keep alive."""
-        known = self._routers.get(id(router))
-        if known is not None and known[0] is router and known[1] == len(router.routes):
-            return known[2]
-        routes: dict[int, list[MountedRoute]] = {}
-        if isinstance(attribute_of(router, "routes"), Sequence):
-            for route in mounted_routes(router):
-                routes.setdefault(id(route.endpoint), []).append(route)
-            remember(self._routers, id(router), (router, len(router.routes), routes), _MAX_ROUTERS)
-        return routes
+        labels = {route.label for route in mounted_routes(router) if route.endpoint is endpoint}
+        if len(labels) > 1:  # an endpoint of several routes: ask the routers
+            root = scope.get("app_root_path", scope.get("root_path", ""))
+            route = reach(router, {**scope, "root_path": root}).route
+            return UNROUTED if route is None or route.label not in labels else route.label
+        label = labels.pop() if labels else UNROUTED
+        if isinstance(attribute_of(router, "routes"), Sequence):  # the memo keeps both alive, and their ids
+            remember(self._known, (id(router), id(endpoint)), (router, endpoint, len(router.routes), label))
+        return label
