@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import urlencode
@@ -27,6 +26,30 @@ NOW_US = 1_800_000_000_000_000
 TOKEN = "token-for-tests-0123456789abcdef"
 HOST = "ops.example.org"
 VIEWS = ("", "clients", "bans", "shadow", "configuration")
+BLOCKS = frozenset(
+    [
+        "div",
+        "dl",
+        "dt",
+        "footer",
+        "form",
+        "h1",
+        "h2",
+        "h3",
+        "header",
+        "li",
+        "main",
+        "nav",
+        "ol",
+        "p",
+        "section",
+        "table",
+        "tr",
+        "ul",
+    ]
+)
+FIELDS = frozenset(["input", "select", "button"])
+HIDDEN = frozenset(["option", "script", "style", "title", "text", "rect", "path"])
 HOSTILE = [
     "<script>alert(1)</script>",
     'user:"><img src=x onerror=alert(1)>',
@@ -96,7 +119,7 @@ class Site:
     async def page(self, path: str = "") -> Page:
         answer = await self.get(path)
         assert answer.status == 200, answer.body
-        return Page.of(answer)
+        return Page(answer)
 
     async def submit(self, view: str, **form: str) -> Answer:
         """Send a form of a view."""
@@ -117,48 +140,55 @@ def basic(token: str, user: str = "ann") -> str:
     return "Basic " + b64encode(f"{user}:{token}".encode()).decode()
 
 
-@dataclass
 class Page(HTMLParser):
-    """What a browser makes of a page: its elements and its text."""
+    """What a browser makes of a page: its elements, and its text in lines, with the cells of tables and the fields."""
 
-    tags: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
-    rows: list[list[str]] = field(default_factory=list)
-    text: str = ""
-    alerts: list[str] = field(default_factory=list)
-    in_row: bool = False
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.alerts: list[str] = []
+        self._lines = [""]
+        self.feed(answer.body.decode())
 
-    @classmethod
-    def of(cls, answer: Answer) -> Page:
-        page = cls()
-        HTMLParser.__init__(page)
-        page.feed(answer.body.decode())
-        return page
+    @property
+    def lines(self) -> list[str]:
+        return [line for text in self._lines if (line := " ".join(text.split()).strip(" |"))]
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.lines)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self.text += " "
-        if tag == "tr":
-            self.rows.append([])
-            self.in_row = True
-        elif tag in ("td", "th") and self.rows:
-            self.rows[-1].append("")
-        if dict(attrs).get("role") == "alert":
+        given = dict(attrs)
+        self.tags.append((tag, given))
+        if tag in BLOCKS:
+            self._lines.append("")
+        elif tag in ("td", "th"):
+            self._lines[-1] += " | "
+        elif tag in FIELDS:
+            bounds = f" {given['min']}..{given['max']}" if "min" in given else ""
+            value = ascii(given.get("value") or "")[1:-1]
+            self._lines[-1] += f" [{given.get('name', tag)}={value}{bounds}]"
+        elif tag == "svg" and given.get("role") == "img":
+            self._lines.append(f"({given['aria-label']})")
+        if given.get("role") == "alert":
             self.alerts.append("")
 
-    def handle_endtag(self, tag: str) -> None:
-        self.in_row = self.in_row and tag not in ("tr", "tbody")
-
     def handle_data(self, data: str) -> None:
-        if self.tags and self.tags[-1][0] not in ("script", "style"):
-            self.text += data
-        if self.in_row and self.rows[-1]:
-            self.rows[-1][-1] = f"{self.rows[-1][-1]} {data.strip()}".strip()
-        if self.alerts and self.tags[-1][1].get("role") == "alert":
+        tag, attrs = self.tags[-1] if self.tags else ("", {})
+        if tag not in HIDDEN:
+            self._lines[-1] += data
+        if attrs.get("role") == "alert":
             self.alerts[-1] += data.strip()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in BLOCKS:
+            self._lines.append("")
 
     def row(self, name: str) -> list[str]:
         """Return the other cells of the row that begins with `name`, or whose first cell begins with it."""
-        return next(cells[1:] for cells in self.rows if cells and cells[0].partition(" ")[0] == name)
+        rows = [line.split(" | ") for line in self.lines]
+        return next(cells[1:] for cells in rows if len(cells) > 1 and cells[0].partition(" ")[0] == name)
 
     def names(self, tag: str, attribute: str) -> list[str]:
         return [str(attrs[attribute]) for found, attrs in self.tags if found == tag and attribute in attrs]
