@@ -184,8 +184,10 @@ def test_waits_and_permits_of_a_file_are_left_out_and_named(tmp_path: Path) -> N
     assert replay.unwaited == ["slow"]
     results = play(replay, record(0), record(8, "192.0.2.8"), record(10.1))
     assert [(result.client, result.allowed) for result in results] == [
-        ("192.0.2.0/24", True), ("192.0.2.0/24", False), ("192.0.2.0/24", True)
-    ]  # fmt: skip
+        ("192.0.2.0/24", True),
+        ("192.0.2.0/24", False),
+        ("192.0.2.0/24", True),
+    ]
 
 
 def test_limits_of_each_route_count_by_the_key_of_the_middleware() -> None:

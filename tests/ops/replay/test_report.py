@@ -90,8 +90,11 @@ def test_round_numbers_refuse_less_and_less_up_to_nothing() -> None:
 def test_bars_count_each_client_once() -> None:
     bars = measure_of([1], [1], [1, 1], [1, 1, 1], [1] * 9).bars()
     assert [(bar["requests"], bar["clients"]) for bar in bars] == [
-        ("1 to 1", 2), ("2 to 3", 2), ("4 to 7", 0), ("8 to 15", 1)
-    ]  # fmt: skip
+        ("1 to 1", 2),
+        ("2 to 3", 2),
+        ("4 to 7", 0),
+        ("8 to 15", 1),
+    ]
     assert [len(bar[""]) for bar in bars] == [40, 40, 0, 20]
 
 
