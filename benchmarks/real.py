@@ -8,15 +8,24 @@ and follows every other once. The ratio of a row is to what its peer adds.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from typing import Final
 
-from . import rounds
-from .rounds import Row
+from . import chart, rounds
+from .rounds import Row, Times, over_processes
 
 BARE: Final = "bare Starlette"
 PEER: Final = "asgi-ratelimit"
 FIVE: Final = "asgi-ratelimit, five patterns"
 FASTAPI: Final = "bare FastAPI"
+CHART: Final = rounds.ROOT / "docs" / "images" / "added"
+BARS: Final = {
+    "default": "slidegate",
+    PEER: PEER,
+    "dependency": "slidegate, FastAPI dependency",
+    "fastapi-limiter": "fastapi-limiter, dependency",
+}
+"""The rows of the chart, with their labels."""
 
 
 def to_peer(name: str, target: str = "", peer: str = PEER) -> Row:
@@ -80,8 +89,22 @@ TABLES: Final = {
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=200, help="of each candidate in each round")
+    parser.add_argument("--chart", action="store_true", help="write the chart of docs/benchmarks.md; needs all rows")
     rounds.arguments(parser, TABLES)
 
 
 def main(options: Namespace) -> None:
-    rounds.main(options, TABLES, options.requests)
+    measured = rounds.main(options, TABLES, options.requests)
+    if options.chart:
+        chart.write(CHART, "Microseconds that a limit adds to a request", bars(measured))
+
+
+def bars(measured: Mapping[str, list[list[Times]]]) -> list[tuple[str, float]]:
+    """Return the bars of the chart: peers as they are in the processes of the source."""
+    rows = {row.name: row for table in TABLES.values() for row in table}
+    return [
+        (label if version == "source" else f"{label}, {version}", over_processes(rows[name].us, processes))
+        for name, label in BARS.items()
+        for version, processes in measured.items()
+        if version == "source" or label.startswith("slidegate")
+    ]

@@ -134,8 +134,8 @@ def measure(options: Namespace, names: Sequence[str], requests: int) -> dict[str
     return measured
 
 
-def main(options: Namespace, tables: Mapping[str, Sequence[Row]], requests: int = 0) -> None:
-    """Measure all rows, or those of ``--only``, and print their tables."""
+def main(options: Namespace, tables: Mapping[str, Sequence[Row]], requests: int = 0) -> Mapping[str, list[list[Times]]]:
+    """Measure all rows, or those of ``--only``, and print their tables; return the rounds, by version."""
     chosen = {
         title: [row for row in rows if not options.only or row.name in options.only] for title, rows in tables.items()
     }
@@ -145,6 +145,7 @@ def main(options: Namespace, tables: Mapping[str, Sequence[Row]], requests: int 
     for title, rows in chosen.items():
         if rows:
             show(title, ["what", *columns, "target"], [cells_of(row, measured) for row in rows])
+    return measured
 
 
 def cells_of(row: Row, measured: Mapping[str, list[list[Times]]]) -> list[str]:
