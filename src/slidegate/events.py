@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from .core.store import Event
-from .limiter.observers import KINDS, Observer, Subscription
-from .limiter.outcome import Outcome
+from .limiter.observers import KINDS, Observer, Outcome, Subscription
 from .web.checks import Finding
 
 __all__ = ["KINDS", "Event", "Finding", "Observer", "Outcome", "Subscription"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.core import BanStore, BanSubject, Check, Decision, Event, Store
 from slidegate.ops.statistics import Statistics
 from slidegate.stores import MemoryBans
@@ -59,7 +59,6 @@ async def test_what_a_store_does_not_say_itself_it_cannot_do(store: Smallest) ->
     assert (store.keep_deadline(1.0), store.answers_threads(), store.close()) == (False, False, None)
     bans = type("Bans", (BanStore,), dict.fromkeys(BAN_METHODS, lambda self: None))()
     assert bans.count() is None
-    assert bans.strike_later(BanPolicy("1/minute"), "user:ann", 1, "") is False
 
 
 async def test_a_limiter_does_without_it(store: Smallest) -> None:

@@ -15,8 +15,7 @@ import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore
 from slidegate.events import KINDS, Event, Observer, Outcome
-from slidegate.limiter.event_log import LOGGED_WHERE_MADE
-from slidegate.limiter.observers import FAILURE_EVERY_S
+from slidegate.limiter.observers import FAILURE_EVERY_S, LOGGED_WHERE_MADE
 from slidegate.stores.lmdb.store import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -40,8 +39,7 @@ def emit(limiter: Limiter, count: int, first: int = 0) -> None:
 @pytest.fixture
 def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now_s = [1000.0]
-    for module in ("observers", "event_log"):
-        monkeypatch.setattr(f"slidegate.limiter.{module}.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("slidegate.limiter.observers.monotonic", lambda: now_s[0])
     return now_s
 
 

@@ -18,7 +18,6 @@ from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddlew
 from slidegate.core import Store
 from slidegate.core.errors import StoreUnavailable
 from slidegate.events import Event, Observer
-from slidegate.limiter import rows
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
@@ -112,9 +111,8 @@ async def test_rows_are_those_written_last_that_have_not_expired(steps: list[Any
     clock = FakeClock()
     store = MemoryStore(clock=clock)
     workers = [Limiter(store), Limiter(store)]
-    shared = rows.Rows(workers[0].engine).shared  # two workers on the rows of one store
-    for worker in workers:
-        worker.engine.rows.shared = shared
+    shared = workers[0].engine.rows._stats  # two workers on the rows of one store
+    workers[1].engine.rows._stats = shared
     model: dict[tuple[str, int, int], tuple[bytes, int]] = {}
     for step in steps:
         if isinstance(step, int):

@@ -15,7 +15,7 @@ import anyio.lowlevel
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware
 from slidegate.testing import RecordingObserver
@@ -389,14 +389,18 @@ async def test_another_store_needs_a_restart(file: ConfigFile) -> None:
 async def test_the_lifespan_passes_untouched(file: ConfigFile) -> None:
     seen: list[object] = []
 
-    async def app(*arguments: object) -> None:
-        seen.append(arguments)
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.extend((scope, receive))
+        await send({"type": "lifespan.startup.complete"})
+
+    async def send(message: Message) -> None:
+        seen.append(message)
 
     file.rewrite(PLAIN)
     middleware = RateLimitMiddleware.from_file(app, file.path)
     scope: dict[str, Any] = {"type": "lifespan"}
-    await middleware(scope, anyio.sleep_forever, anyio.sleep_forever)  # type: ignore[arg-type]
-    assert seen == [(scope, anyio.sleep_forever, anyio.sleep_forever)]
+    await middleware(scope, anyio.sleep_forever, send)  # type: ignore[arg-type]
+    assert seen == [scope, anyio.sleep_forever, {"type": "lifespan.startup.complete"}]
 
 
 class Volume(ConfigFile):

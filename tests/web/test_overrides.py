@@ -42,7 +42,7 @@ from slidegate import (
     settle,
     strike,
 )
-from slidegate.limiter import ticker
+from slidegate.limiter import overrides
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
@@ -311,12 +311,6 @@ class Waits:
     async def raised(self, app: ASGIApp) -> None:
         await change(self.limiter, "api", "2/minute")
 
-    async def read_again_and_raised(self, app: ASGIApp) -> None:
-        self._files.write("slidegate.toml", RULE.format(3))
-        await self._files.visit(app)
-        assert app.app.rules[0].limits[0].amount == 3  # type: ignore[union-attr]
-        await self.raised(app)
-
     def alone(self) -> ASGIApp:
         return guarded(self.limiter, Rule("*", "1/minute", name="api", wait="2m"))
 
@@ -339,7 +333,7 @@ class Waits:
         (Waits.alone, Waits.raised),
         (Waits.endpoint_of_the_name, Waits.raised),
         (Waits.a_share, Waits.raised),
-        (Waits.of_a_file, Waits.read_again_and_raised),
+        (Waits.of_a_file, Waits.raised),
     ],
 )
 async def test_a_request_that_waits_is_let_in_by_the_amount_that_holds_by_now(
@@ -529,14 +523,12 @@ async def test_limits_without_a_name_are_changed_by_their_label_and_those_of_a_f
         limiter,
         Rule("/a", "5/minute"),
         Rule("/f", lambda request: "5/minute", name="plans", fallback_limits="9/minute", concurrency=4),
-        Rule("/cost", "50/minute", cost=5, name="dear"),
         app=Starlette(routes=[Route("/r", page)]),
         default_limits="7/minute",
     )
     await call(app, "/r")
     for name, says in (
         ("plans", "a function returns the limits"),
-        ("dear", "from 5 to 500, because a request costs 5"),
         ("plans-concurency", "no rule has a limit of this name.*did you mean 'plans_concurrency'"),
     ):
         with pytest.raises(ConfigurationError, match=says):
@@ -547,7 +539,6 @@ async def test_limits_without_a_name_are_changed_by_their_label_and_those_of_a_f
         "_a": 4,
         "plans": 9,
         "plans_concurrency": 1,
-        "dear": 50,
         "per_route_GET__r": 3,
     }
 
@@ -571,10 +562,10 @@ async def test_a_change_reaches_the_buckets_there_are_and_no_others(limiter: Lim
 async def test_the_first_request_of_a_worker_begins_to_look_and_its_end_stops_it(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ticker, "INTERVAL_S", 0.005)
+    monkeypatch.setattr(overrides, "INTERVAL_S", 0.005)
     limiter = workers.limiter()
     app = guarded(limiter, Rule("*", "5/minute", name="api"), app=Starlette(routes=[Route("/", page)]))
-    assert limiter.engine.ending == [], "nothing is done for a middleware that nobody has called"
+    assert limiter.engine.overrides.ticker.loop is None, "nothing is done for a middleware that nobody has called"
     await call(app)
     await change(workers.limiter(), "api", "1/minute")
 
@@ -609,7 +600,7 @@ async def becomes(app: RateLimitMiddleware, amount: int) -> None:
 def test_under_trio_a_worker_takes_what_others_change_until_it_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ticker, "INTERVAL_S", 0.005)
+    monkeypatch.setattr(overrides, "INTERVAL_S", 0.005)
     clock = FakeClock(1_800_000_000_000_000)
     limiters = [Limiter(LmdbStore(tmp_path, map_size=1 << 20, clock=clock), deadline="20s") for _ in range(2)]
     apps = [guarded(limiter, Rule("*", "5/minute", key=everyone, name="api")) for limiter in limiters]
@@ -634,7 +625,7 @@ def test_under_trio_a_worker_takes_what_others_change_until_it_is_over(
 def test_under_trio_another_run_looks_again_and_a_look_that_fails_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ticker, "INTERVAL_S", 0.005)
+    monkeypatch.setattr(overrides, "INTERVAL_S", 0.005)
     limiter = Limiter(LmdbStore(tmp_path, map_size=1 << 20), deadline="20s")
     app = guarded(limiter, Rule("*", "5/minute", name="api"))
     shared: Any = limiter.store.shared_stats
@@ -664,7 +655,7 @@ def test_under_trio_another_run_looks_again_and_a_look_that_fails_ends_nothing(
 
 
 def test_under_trio_a_store_of_one_process_ends_its_changes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ticker, "INTERVAL_S", 0.005)
+    monkeypatch.setattr(overrides, "INTERVAL_S", 0.005)
     clock = FakeClock(1_800_000_000_000_000)
     limiter = Limiter(MemoryStore(clock=clock))
     app = guarded(limiter, Rule("*", "5/minute", name="api"))
@@ -741,19 +732,16 @@ async def test_rules_that_are_read_again_count_as_those_of_a_worker_that_starts_
             assert again == await policy(RateLimitMiddleware.from_file(hello, path, limiter=starts), starts)
 
 
-async def test_limits_that_are_made_later_decide_which_changes_apply(limiter: Limiter) -> None:
-    """What cannot hold for all limits of a name holds for none, also where one of them was not known at first."""
-    dear = RateLimit("10/minute", name="api", cost=6)
-    app = guarded(limiter, Rule("/cheap", "10/minute", name="api"), app=Starlette(routes=[Route("/dear", dear(page))]))
+async def test_a_limit_that_is_met_later_takes_a_change_of_its_window_and_leaves_others_as_they_are(
+    limiter: Limiter,
+) -> None:
+    later = RateLimit("10/minute", name="api")
+    app = guarded(limiter, Rule("/soon", "10/minute", name="api"), app=Starlette(routes=[Route("/later", later(page))]))
     await change(limiter, "api", "5/minute")
-    assert (await call(app, "/cheap")).headers["ratelimit-policy"] == '"api";q=5;w=60'
-    for path in ("/dear", "/cheap"):
-        assert (await call(app, path)).headers["ratelimit-policy"] == '"api";q=10;w=60'
-    await change(limiter, "api", "7/minute")
-    for path in ("/cheap", "/dear"):
-        assert (await call(app, path)).headers["ratelimit-policy"] == '"api";q=7;w=60'
+    for path in ("/soon", "/later"):
+        assert (await call(app, path)).headers["ratelimit-policy"] == '"api";q=5;w=60'
     other = guarded(limiter, Rule("*", "1/second", name="api"))
-    assert (await call(app, "/cheap")).headers["ratelimit-policy"] == '"api";q=10;w=60'
+    assert (await call(app, "/soon")).headers["ratelimit-policy"] == '"api";q=5;w=60'
     assert (await call(other)).headers["ratelimit-policy"] == '"api";q=1;w=1'
 
 

@@ -101,16 +101,6 @@ class BanStore(ABC):
             reason: The reason of a ban, for the operator.
         """
 
-    def strike_later(self, policy: BanPolicy, key: str, weight: int, reason: str) -> bool:
-        """Count a strike in the background, if the store answers again within ten seconds.
-
-        A `Limiter` calls this instead of `strike` while the circuit breaker of a failed store is open.
-
-        Returns:
-            Whether the strike is kept; by default False, and the strike is lost.
-        """
-        return False
-
     @abstractmethod
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
         """Ban a key by hand, replacing a ban that it already has; a length of None means for ever.

@@ -7,8 +7,8 @@ from ..stores.system_clock import system_us
 from .failover import FailurePolicy, check_failure_policy
 from .inspect import KeyView
 from .limiter import Limiter, check_cost
-from .override import Override
-from .workers import Worker
+from .named_limits import Override
+from .rows import Worker
 
 __all__ = [
     "MAX_KEY_BYTES",

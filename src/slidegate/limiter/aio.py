@@ -67,6 +67,11 @@ async def in_turns(many: Iterable[T]) -> AsyncIterator[T]:
             await let_others_run()
 
 
+async def answer_of(answer: Awaitable[T] | T) -> T:
+    """Return an answer, which may have to be awaited."""
+    return await answer if isawaitable(answer) else answer
+
+
 async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_S, late: str = "") -> T:
     """Return an answer; if it is awaitable, wait no longer than `deadline_s`.
 

@@ -1,4 +1,4 @@
-"""The circuit breaker of a store: counts its calls, and decides when they amount to an outage.
+"""The circuit breaker of a store: counts its calls, decides when they amount to an outage, and reports what it finds.
 
 A *call* is what one iteration of an event loop asks: a store that batches sends it together, so 64 questions that one
 late answer leaves open are one late call. An outage begins with
@@ -13,20 +13,31 @@ During an outage the store is not asked, but for one probe a second::
     closed ---- outage ----> open ---- 1 s ----> half open: one probe ---- answered ----> closed
                               ^                     |
                               +------ failed -------+
+
+An outage has two events, ``store_failed`` and ``store_recovered``, and a line in the log for each, with one a minute
+between. Whether a failure begins an outage is not known at first: if an answer comes after it instead, it is reported
+as ``store_late`` or ``store_error``, at most once a minute.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Final
+
+from ..core.errors import StoreError, StoreTimeout
+from ..core.logs import Throttle, logger, written
+from ..core.store import Clock, Event
 
 FAILURES_TO_OPEN: Final = 3
 MIN_CALLS: Final = 10
 OPEN_US: Final = 1_000_000
+REPORT_EVERY_US: Final = 60_000_000
 SLOT_US: Final = 100_000
 SLOTS_PER_S: Final = 10
 SLOTS_PER_MINUTE: Final = 600
+_CONSEQUENCES: Final = {"local": "are counted in this process alone", "allow": "pass uncounted", "deny": "are refused"}
 
 
 class Call:
@@ -63,87 +74,124 @@ class _Slot:
 
 
 class Breaker:
-    """Counts the calls of a store, and is open during an outage. All times are microseconds of a monotonic clock.
+    """Counts the calls of a store, and is open during an outage.
 
     Args:
         deadline_us: How long a call may take.
+        on_error: What decides meanwhile.
+        emit: Receives the events.
+        clock: Returns monotonic time in microseconds.
 
     Attributes:
         failures: How many calls have failed.
         open_until_us: During an outage, until when the store is not asked; else 0.
+        late: A late call in words.
     """
 
-    def __init__(self, deadline_us: int) -> None:
+    def __init__(self, deadline_us: int, on_error: str, emit: Callable[[Event], None], clock: Clock) -> None:
         self.failures = self.open_until_us = 0
+        self.late = f"no answer within the deadline of {_shown(deadline_us)} (Limiter(deadline=...))"
         self._deadline_us = deadline_us
+        self._on_error = on_error
+        self._emit = emit
+        self._clock = clock
         self._ends = self._in_a_row = 0
         self._current: tuple[asyncio.AbstractEventLoop, Call] | None = None
         self._slots: deque[_Slot] = deque(maxlen=SLOTS_PER_MINUTE)
+        self._undecided: Exception | None = None
+        self._began_us = self._failures_before = self._next_line_us = 0
+        self._throttle = Throttle(REPORT_EVERY_US)
 
-    def may_ask(self, now_us: int) -> bool:
+    def may_ask(self) -> bool:
         """Return whether the store may be asked. During an outage, the first question after the pause is the probe."""
         if not self.open_until_us:
             return True
+        now_us = self._clock()
         if now_us < self.open_until_us:
             return False
         self.open_until_us = now_us + max(OPEN_US, self._deadline_us)  # nobody else asks while the probe runs
         return True
 
-    def call(self, now_us: int) -> Call:
+    def call(self) -> Call:
         """Return the call that a question belongs to which is asked now."""
         current, is_probe = self._current, bool(self.open_until_us)
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # in a thread, where each question is a call
-            return Call(now_us, self._ends, is_probe=is_probe)
+            return Call(self._clock(), self._ends, is_probe=is_probe)
         if current is not None and current[0] is loop and not is_probe:
             call = current[1]
             if not (call.answered or call.failed):
                 return call
-        call = Call(now_us, self._ends, is_probe=is_probe)
+        call = Call(self._clock(), self._ends, is_probe=is_probe)
         self._current = loop, call
         loop.call_soon(self._end_iteration)
         return call
 
-    def answered(self, call: Call | None, now_us: int) -> bool:
-        """Count an answer; return whether it ends an outage.
+    def answered(self, call: Call | None) -> None:
+        """Count an answer, which may end an outage.
 
         Args:
             call: The call; None if it was answered at once.
-            now_us: The time.
         """
-        took_us = 0
-        if call is not None:
-            if call.answered:
-                return False
-            call.answered = True
-            took_us = now_us - call.asked_us
+        if call is not None and call.answered:
+            return
+        now_us = self._clock()
         slot = self._slot(now_us)
         slot.calls += 1
+        self._ends += 1
+        self._in_a_row = took_us = 0
+        if call is not None:
+            call.answered, took_us = True, now_us - call.asked_us
         if slot.took_us is None:
             slot.took_us = took_us
-        self._ends += 1
-        self._in_a_row = 0
-        if not self.open_until_us or (call is not None and not call.is_probe):
-            return False
-        self.open_until_us = 0
-        self._slots = deque(maxlen=SLOTS_PER_MINUTE)  # not emptied: other threads may be in `_slot`
-        return True
+        if self.open_until_us and (call is None or call.is_probe):
+            self.open_until_us = 0
+            self._slots = deque(maxlen=SLOTS_PER_MINUTE)  # not emptied: other threads may be in `_slot`
+            failures, after_us = self.failures - self._failures_before, now_us - self._began_us
+            message = f"the store answers again after {_shown(after_us)}, in which {failures} calls failed"
+            self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
+            logger.warning("store_recovered: %s", message)
+        elif self._undecided is not None:
+            error, self._undecided = self._undecided, None
+            self._report(error, "failed once", now_us)
 
-    def answered_late(self, took_us: int, now_us: int) -> None:
-        """Record how long an answer took that came after the deadline."""
+    def answered_late(self, took_us: int) -> None:
+        """Record and report how long an answer took that came after the deadline, also during an outage."""
+        now_us = self._clock()
         slot = self._slot(now_us)
         if slot.took_us is None:
             slot.took_us = took_us
+        self._report(StoreTimeout(self.late), "", now_us)
 
-    def failed(self, call: Call, now_us: int, *, is_refused: bool) -> bool:
-        """Count a failure; return whether an outage begins with it.
+    def failed(self, call: Call | None, error: Exception) -> None:
+        """Count a failure, with which an outage may begin.
 
         Args:
-            call: The call; a second question of it that fails is not counted.
-            now_us: The time.
-            is_refused: Whether the server refused a connection.
+            call: The call, of which only the first failure is counted; None if it failed at once.
+            error: Its error.
         """
+        now_us = self._clock()
+        if isinstance(error, StoreError) and error.concerns != "server":  # the server answered
+            self.forget(call)
+            self.failures += 1
+            self._report(error, f"failed for a {error.concerns}", now_us)
+        elif self._begins(call or self.call(), now_us, is_refused=_is_refused(error)):
+            self._undecided, self._began_us, self._failures_before = None, now_us, self.failures - 1
+            self._emit(self._log(self._failure("store_failed", "failed", error), now_us))
+        elif not self.open_until_us:
+            self._undecided = error
+        elif now_us >= self._next_line_us:
+            lasts = f"has failed for {_shown(now_us - self._began_us)}"
+            self._log(self._failure("store_failed", lasts, error), now_us)
+
+    def forget(self, call: Call | None) -> None:
+        """Drop a call that says nothing about the server. If it was the probe, the next question is."""
+        if self.open_until_us and (call is None or call.is_probe):
+            self.open_until_us = max(min(self.open_until_us, self._clock()), 1)
+
+    def _begins(self, call: Call, now_us: int, *, is_refused: bool) -> bool:
+        """Count a failure; return whether an outage begins with it."""
         if call.failed:
             return False
         call.failed = True
@@ -154,22 +202,14 @@ class Breaker:
         if call.ends == self._ends:  # else another call has ended since it was asked
             self._ends += 1
             self._in_a_row += 1
-        if self.open_until_us:
-            if call.is_probe:
-                self.open_until_us = now_us + OPEN_US
-            return False
-        calls, failed, _ = self.recent(SLOTS_PER_S, now_us)
-        if is_refused or self._in_a_row >= FAILURES_TO_OPEN or (calls >= MIN_CALLS and 2 * failed >= calls):
+        was_open = self.open_until_us > 0
+        calls, failed, _ = self._recent(SLOTS_PER_S, now_us)
+        is_outage = is_refused or self._in_a_row >= FAILURES_TO_OPEN or (calls >= MIN_CALLS and 2 * failed >= calls)
+        if call.is_probe if was_open else is_outage:
             self.open_until_us = now_us + OPEN_US
-            return True
-        return False
+        return is_outage and not was_open
 
-    def forget(self, call: Call | None, now_us: int) -> None:
-        """Drop a call that says nothing about the server. If it was the probe, the next question is."""
-        if self.open_until_us and (call is None or call.is_probe):
-            self.open_until_us = max(min(self.open_until_us, now_us), 1)
-
-    def recent(self, slots: int, now_us: int) -> tuple[int, int, int | None]:
+    def _recent(self, slots: int, now_us: int) -> tuple[int, int, int | None]:
         """Return how many calls ended lately, how many of them failed, and the median answer time; None if unknown.
 
         Args:
@@ -190,3 +230,40 @@ class Breaker:
 
     def _end_iteration(self) -> None:
         self._current = None
+
+    def _report(self, error: Exception, what: str, now_us: int) -> None:
+        """Report a failure that is no outage."""
+        is_late = isinstance(error, StoreTimeout)
+        if self._throttle.left_out(is_late, now_us) is None:
+            return
+        if not is_late:
+            self._emit(self._failure("store_error", what, error))
+            return
+        calls, late, median_us = self._recent(SLOTS_PER_MINUTE, now_us)
+        median = "" if median_us is None else f"; the median answer took {_shown(median_us)}"
+        message = f"{late} of {calls} calls ({late / max(calls, 1):.1%}) of the last minute got {self.late}{median}"
+        self._emit(Event("store_late", message, {"calls": calls, "late": late, "median_us": median_us}))
+
+    def _failure(self, kind: str, what: str, error: Exception) -> Event:
+        """Return the event that the store has failed, with what happens to requests."""
+        text = written(error, str if isinstance(error, StoreTimeout) else repr)
+        who = f"(on_error={self._on_error!r}, but for rules with their own)"
+        message = f"the store {what}, so requests {_CONSEQUENCES[self._on_error]} {who}: {text}"
+        return Event(kind, message, {"on_error": self._on_error, "error": text})
+
+    def _log(self, failure: Event, now_us: int) -> Event:
+        self._next_line_us = now_us + REPORT_EVERY_US
+        logger.error("store_failed: %s", failure.message)
+        return failure
+
+
+def _shown(span_us: int) -> str:
+    """Return a span of time for a message: ``50 ms`` or ``61.2 s``."""
+    return f"{span_us / 1_000:.3g} ms" if span_us < 1_000_000 else f"{round(span_us / 1_000_000, 1):g} s"
+
+
+def _is_refused(error: BaseException | None) -> bool:
+    """Return whether an error is a refused connection, or was caused by one."""
+    while error is not None and not isinstance(error, ConnectionRefusedError):
+        error = error.__cause__ or error.__context__
+    return error is not None

@@ -12,10 +12,10 @@ from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
 from ..core.limits import MAX_NAME, check_name, check_whole, parse_duration_us, parse_limits
+from .aio import answer_of
 from .engine import Engine
 from .inspect import BucketCaller
 from .keys import Limits
-from .named_limits import named
 from .queues import may_wait
 from .sync import run_query
 
@@ -64,7 +64,6 @@ class Limited:
         """
         _check_function(function)
         caller = self._caller(_name_of(function))
-        self._engine.callers.add(caller)  # a weak reference: it is known as long as the limited function exists
         if not _is_async(function):
 
             @wraps(function)
@@ -105,11 +104,11 @@ class Limited:
         if self._engine.overrides.ticker.due:
             self._engine.overrides.start()
         spelled, subjects = self._engine.keys.learn(key)
-        checks, queues, name = ((bucket, spelled, self._cost),), self._engine.queues, (bucket.name, spelled)
+        question = self._engine.prepare(((bucket, spelled, self._cost),), subjects)
+        queues, name = self._engine.queues, (bucket.name, spelled)
 
         async def ask() -> Decision:
-            answer = self._engine.decide(checks, subjects)
-            return answer if isinstance(answer, Decision) else await answer
+            return await answer_of(self._engine.ask(question))
 
         decision: Decision | None = None
         if not (self._wait_us and queues.is_queued(name)):
@@ -140,10 +139,10 @@ class Limited:
         return self._caller(DEFAULT_RULE)
 
     def _caller(self, rule: str) -> BucketCaller:
-        """Return a caller whose limits operators can change."""
-        bucket = Bucket(self._rule or rule, self._limits)
-        caller = BucketCaller(bucket, named(bucket.names, bucket.limits, self._limits, bucket.name, self._cost or 1))
-        self._engine.overrides.register(caller.named)
+        """Return a caller whose limits operators can change, as long as this object or the limited function exists."""
+        caller = BucketCaller(Bucket(self._rule or rule, self._limits), self._limits)
+        self._engine.callers.add(caller)
+        self._engine.overrides.register(caller.limits_by_name())
         return caller
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
-from inspect import isawaitable
 from itertools import count
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 from weakref import WeakSet, ref
@@ -22,19 +21,18 @@ from weakref import WeakSet, ref
 from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Check, Decision, Reason
-from ..core.errors import ConfigurationError, StoreUnavailable
-from ..core.question import Question
+from ..core.errors import ConfigurationError
 from ..core.reservation import Reservation
-from ..core.store import BanStore, Clock, Event, Store, closed
+from ..core.store import Clock, Store, closed
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, monotonic_us, system_us
-from .aio import COMMAND_DEADLINE_S, within
+from .aio import COMMAND_DEADLINE_S, answer_of, within
 from .failover import Failover, OnError, check_failure_policy
 from .inspect import Callers, Guard
 from .keys import Keys
-from .observers import AnyObserver, ObserverHub, listed_observers
+from .named_limits import NamedLimit
+from .observers import AnyObserver, ObserverHub, outcome_of_question
 from .operators import NetworkLookup
-from .outcome import outcome_of_question
 from .overrides import Overrides
 from .queues import Queues
 from .rows import Rows
@@ -42,9 +40,6 @@ from .rows import Rows
 T = TypeVar("T")
 _NS_PER_US: Final = 1_000
 
-
-Decide: TypeAlias = Callable[[Sequence[Check], Sequence[BanSubject]], Decision | Awaitable[Decision]]
-"""A function that charges every check or none, as `Store.hit` does."""
 Ask: TypeAlias = Callable[[Any], Decision | Awaitable[Decision]]
 """A function that charges every check of a prepared question or none, as `Store.ask` does."""
 
@@ -68,7 +63,6 @@ class Engine:
         prepare: Returns a question in a form that the store answers faster; see `Store.prepare`.
         ask: Charges every check of such a question or none; its decision refers to the question. Not a coroutine, so a
             synchronous store's decision is returned directly.
-        decide: Does the same for checks that are asked once.
         unix_us: Returns Unix time in microseconds, by the system clock.
         observers: The observers.
         emit: Emits an event of the limiter or a middleware.
@@ -78,10 +72,8 @@ class Engine:
         failover: Queries a store that can fail; None for a memory store.
         queues: The queues of waiting requests.
         callers: The middlewares, functions and transports that use this limiter.
-        ending: Coroutine functions to await when the application ends or the limiter is closed.
-        forgetting: Functions that `forget` calls.
-        overrides: The limits that operators have changed temporarily.
         rows: What the workers of the store keep for each other.
+        overrides: The limits that operators have changed temporarily.
 
     Raises:
         ConfigurationError: The secret, the deadline or `on_error` is invalid.
@@ -101,25 +93,19 @@ class Engine:
         self.store = store
         self.networks = networks
         self.prepare = store.prepare
-        check_failure_policy(deadline, on_error)
+        policy = check_failure_policy(deadline, on_error)
         memory = store if isinstance(store, MemoryStore) else None
         self.per_process = memory is not None
         self.unix_us: Clock = system_us if memory is None else memory.unix_us
-        self.ending: list[Callable[[], Awaitable[None]]] = []
-        self.forgetting: list[Callable[[], object]] = []
-        self.observers = ObserverHub(self.unix_us, self.ending, self.forgetting)
-        for observer in listed_observers(observers):
-            self.observers.subscribe(observer)
-        self.emit: Callable[[Event], None] = self.observers.emit
+        self.now_us: Clock = _steady_clock() if memory is None or memory.clock is None else memory.clock
+        self.observers = ObserverHub(self.unix_us, observers)
+        self.emit = self.observers.emit
         store.observe(self.emit)
-        self.callers = Callers()
-        self.failover: Failover | None = None
-        if memory is None:  # a memory store never waits or fails
-            self.failover = Failover(store, deadline, on_error, self.emit, buckets=self.callers.all_buckets)
+        # A memory store never waits or fails.
+        self.failover = None if memory is not None else Failover(store, *policy, self.emit)
         self.keys = Keys(secret)
-        clock = None if memory is None else memory.clock
-        self.now_us: Clock = clock or _steady_clock()
         self.queues = Queues(self.refund)
+        self.callers = Callers()
         self.rows = Rows(self)
         self.overrides = Overrides(self)
         self._counts_permits = store.permits_held() is not None  # read once: counting them may be slow
@@ -154,40 +140,48 @@ class Engine:
         owners[number] = ref(owner)
         return rule if number == 1 else f"{rule}#{number}"
 
+    def limits(self) -> list[NamedLimit]:
+        """Return the limits with which this process counts, of equal names in a rule the latest."""
+        return list({(one.rule, one.name): one for one in self.callers.limits()}.values())
+
     async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
-        """Return what `decide` would return now. Changes nothing."""
-        self._expect_open()
-        answer = self._backend.peek(checks, subjects)
-        return answer if isinstance(answer, Decision) else await answer
+        """Return what `ask` would return now. Changes nothing."""
+        return await answer_of(self._backend.peek(checks, subjects))
 
     async def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost, whatever the limits."""
-        self._expect_open()
-        answer = self._backend.charge(checks)
-        return answer if isinstance(answer, Decision) else await answer
+        return await answer_of(self._backend.charge(checks))
 
     async def refund(self, reservations: Sequence[Reservation]) -> bool:
         """Refund what a decision charged; False if nothing could be refunded, or the limiter is closed."""
         if self._closed or not reservations:
             return False
         try:
-            answer = (self.failover or self.store).refund(reservations)
-            return answer if isinstance(answer, bool) else await answer
+            return await answer_of((self.failover or self.store).refund(reservations))
         finally:
             self.queues.refunded(reservations)
+
+    async def find_ban(self, subjects: Sequence[BanSubject]) -> Ban | None:
+        """Return a ban that refuses one of `subjects`; None if none is known."""
+        return await answer_of(self._bans.find(subjects))
+
+    def strike(self, key: str, policy: BanPolicy, weight: int, reason: str) -> Ban | Awaitable[Ban | None] | None:
+        """Count a strike. The caller has normalized `key`, cleaned `reason` and checked `may_ban`."""
+        return self._bans.strike(policy, key, weight, reason)  # type: ignore[no-any-return]
 
     async def command(self, ask: Callable[[], T | Awaitable[T]], deadline_s: float = COMMAND_DEADLINE_S) -> T:
         """Return the store's answer to a command of an operator, which has a longer deadline than a request.
 
         Args:
             ask: Queries the store.
-            deadline_s: The deadline of the whole command; each of its steps has `COMMAND_DEADLINE_S`.
+            deadline_s: The deadline of the whole command; each of its steps has at most `COMMAND_DEADLINE_S`.
 
         Raises:
             StoreError: The store does not answer.
         """
-        self._expect_open()
-        self.store.keep_deadline(COMMAND_DEADLINE_S)
+        if self._closed:
+            raise closed(self._name)
+        self.store.keep_deadline(min(deadline_s, COMMAND_DEADLINE_S))
         return await within(ask(), deadline_s)
 
     def expect_permits(self) -> None:
@@ -199,44 +193,27 @@ class Engine:
         if not self._counts_permits:
             raise ConfigurationError(f"concurrency: {self.store!r} counts no permits; use MemoryStore(), for example")
 
-    async def find_ban(self, subjects: Sequence[BanSubject]) -> Ban | None:
-        """Return a ban that refuses one of `subjects`; None if none is known."""
-        self._expect_open()
-        answer = self._bans.find(subjects)
-        return await answer if isawaitable(answer) else answer
-
-    def strike(self, key: str, policy: BanPolicy, weight: int, reason: str) -> Ban | Awaitable[Ban | None] | None:
-        """Count a strike. The caller has normalized `key`, cleaned `reason` and checked `may_ban`."""
-        self._expect_open()
-        return self._bans.strike(policy, key, weight, reason)
-
     def unanswered(self) -> Decision:
         """Return the refusal of a request whose query failed, with ``on_error="deny"``."""
-        self._expect_open()
         assert self.failover is not None, "a memory store never fails"
         return self.failover.decide("hit", ())
 
     async def close(self) -> None:
-        """Run `end`, and close the store.
-
-        From then on there is no failover: all queries raise `StoreUnavailable`.
-        """
+        """Run `end`, and close the store. From then on all queries raise `StoreUnavailable`."""
         try:
             await self.end()
-            waiting = self.store.close()
-            if waiting is not None:
-                await waiting
+            await answer_of(self.store.close())
         finally:
             self._closed = True
             self.rebuild()
             self.observers.log.rest()
 
     async def end(self) -> None:
-        """Await the cleanup functions in `ending`, which must not raise. After `close` there is nothing to clean up."""
-        if self._closed:
-            return
-        for end in [*self.ending]:
-            await end()
+        """Let observers and overrides finish, because the application ends or the limiter is being closed."""
+        if not self._closed:
+            for subscription in self.observers.subscriptions:
+                await subscription.end()
+            await self.overrides.end()
 
     def forget(self) -> None:
         """Clear windows, bans and stats of a memory store. For tests.
@@ -247,8 +224,10 @@ class Engine:
             if not self.store.closed:
                 self.store.reset_all()
             self.store.bans.forget_all()
-            for forget in self.forgetting:
-                forget()
+            self.rows.forget()
+            self.overrides.forget()
+            for subscription in self.observers.subscriptions:
+                subscription.forget()
 
     @property
     def counts(self) -> bool:
@@ -268,30 +247,23 @@ class Engine:
                 caller.begin_anew()
 
     def rebuild(self) -> None:
-        """Set what answers: the store; after `close`, nothing; `_NoLimits` while nothing counts."""
-        self._backend: Store | Failover | _NoLimits = self.failover or self.store
-        self._bans: BanStore | Failover | _NoLimits = self.failover or self.store.bans
+        """Set what answers: the store; while nothing counts, `_NoLimits`; after `close`, `_Closed`."""
+        self._backend: Any = self.failover or self.store
+        self._bans: Any = self.failover or self.store.bans
         if not self.counts:
             self._backend = self._bans = _NoLimits()
-        self.decide: Decide = self._backend.hit
+        elif self._closed:
+            self._backend = self._bans = _Closed(self._name)
         self.ask: Ask = self._backend.ask
-        if self._closed and self.counts:
-            self.decide = self.ask = self._raise_closed
 
     def report_outcome(self, decision: Decision) -> None:
         """Pass the outcome of a question without HTTP to the observers of requests, if there are any."""
         if self.observers.requests:
             self.observers.request(outcome_of_question(decision, self.now_us()))
 
-    def _expect_open(self) -> None:
-        if self._closed and self.counts:
-            raise self._closed_error()
-
-    def _closed_error(self) -> StoreUnavailable:
-        return closed(f"the limiter on {self.store!r}")
-
-    def _raise_closed(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
-        raise self._closed_error()
+    @property
+    def _name(self) -> str:
+        return f"the limiter on {self.store!r}"
 
 
 _every: WeakSet[Engine] = WeakSet()
@@ -311,20 +283,23 @@ def _steady_clock() -> Clock:
 class _NoLimits:
     """Answers in place of a store while nothing counts: exempts every question, and bans nobody."""
 
-    def ask(self, question: Question) -> Decision:
+    def ask(self, *question: object) -> Decision:
         return Decision(True, Reason.EXEMPT)
 
-    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
-        return Decision(True, Reason.EXEMPT)
-
-    def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
-        return Decision(True, Reason.EXEMPT)
-
-    def charge(self, checks: Sequence[Check]) -> Decision:
-        return Decision(True, Reason.EXEMPT)
-
-    def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
+    def find(self, *question: object) -> None:
         return None
 
-    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
-        return None
+    peek = charge = ask
+    strike = find
+
+
+class _Closed:
+    """Answers in place of the store of a closed limiter: raises."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def ask(self, *question: object) -> Decision:
+        raise closed(self._name)
+
+    peek = charge = find = strike = ask

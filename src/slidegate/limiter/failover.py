@@ -13,23 +13,22 @@ decides:
 * ``"deny"``: everything is refused, with 503 over HTTP.
 
 Of the rules of one question, the strictest decides: ``"deny"``, then ``"local"``, then ``"allow"``. During an outage
-the store is not queried; `breaker` counts its calls, and `outages` reports them. An error that concerns a single key or
+the store is not queried; `breaker` counts its calls, and reports outages. An error that concerns a single key or
 slot (`StoreError.concerns`) is no failure of the server.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
-from ..core.decision import Bucket, Check, Decision, Reason
+from ..core.decision import Check, Decision, Reason
 from ..core.errors import ConfigurationError, StoreUnavailable, closest, quoted
-from ..core.limits import parse_duration_us, parse_span_us
+from ..core.limits import parse_span_us
 from ..core.question import Question
 from ..core.reservation import Reservation, end_permits
 from ..core.store import Clock, Event, Store
@@ -37,7 +36,6 @@ from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import monotonic_us, system_us
 from .aio import Deadline, to_the_end, within
 from .breaker import Breaker, Call
-from .outages import Outages, shown
 
 OnError: TypeAlias = Literal["local", "allow", "deny"]
 FailurePolicy: TypeAlias = tuple[str, OnError]
@@ -49,8 +47,6 @@ MIN_RETRY_US: Final = 1_000_000
 SWEEP_EVERY_US: Final = 100_000
 """How often, after an outage, the memory is reclaimed of some windows that this process has counted in."""
 _STRICTEST_FIRST: Final[tuple[OnError, ...]] = ("deny", "local", "allow")
-_MIN_US: Final = 1_000
-_MAX_US: Final = 60_000_000
 _UNANSWERED: Final[Any] = object()
 
 T = TypeVar("T")
@@ -61,85 +57,60 @@ class Failover:
 
     Args:
         store: The store.
-        deadline: How long a query may take, 1 ms to 60 s.
+        deadline_us: How long a query may take.
         on_error: What decides after that.
         emit: Receives the events ``store_failed``, ``store_recovered``, ``store_late`` and ``store_error``.
         clock: Returns monotonic time in microseconds.
-        buckets: Returns the buckets of all callers; some have their own `on_error`.
 
     Attributes:
         on_error: What decides if the store does not answer.
         deadline_us: How long a query may take.
+        breaker: Whether there is an outage.
         local: Counts in this process. Its windows expire by themselves, so that several outages admit an amount once.
     """
 
     def __init__(
         self,
         store: Store,
-        deadline: str | float | timedelta,
+        deadline_us: int,
         on_error: OnError,
         emit: Callable[[Event], None],
         clock: Clock = monotonic_us,
-        buckets: Callable[[], Iterable[Bucket]] = tuple,
     ) -> None:
         self._store = store
-        self.deadline_us = parse_duration_us(deadline, "deadline")
-        self._deadline_s = self.deadline_us / 1_000_000
-        self._late = f"no answer within the deadline of {shown(self.deadline_us)} (Limiter(deadline=...))"
-        self._deadline = Deadline(self._deadline_s, self._late)
+        self.deadline_us = deadline_us
+        self.on_error: OnError = on_error
+        self._deadline_s = deadline_us / 1_000_000
         # A timer for each request would cost as much as a hit on an LMDB store.
         self._keeps_deadline = store.keep_deadline(self._deadline_s)
         self._caches = False
-        self.on_error: OnError = on_error
         self._clock = clock
-        self._breaker = Breaker(self.deadline_us)
-        self._outages = Outages(self._breaker, self._late, on_error, emit, buckets)
-        store.observe_late(lambda took_us: self._outages.answered_late(took_us, self._clock()))
+        self.breaker = Breaker(deadline_us, on_error, emit, lambda: self._clock())
+        self._deadline = Deadline(self._deadline_s, self.breaker.late)
+        store.observe_late(self.breaker.answered_late)
         self.local = MemoryStore(clock=lambda: self._clock(), wall_clock=system_us)
         self.local.observe(emit)
         self._sweep_us = 0
 
-    @property
-    def is_failing(self) -> bool:
-        """Whether there is an outage."""
-        return self._breaker.open_until_us > 0
-
-    @property
-    def failures(self) -> int:
-        """How many calls of the store have failed or came late."""
-        return self._breaker.failures
-
     # -- questions ---------------------------------------------------------------------------------------------------
-
-    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
-        """Charge every check or none; see `Store.hit`."""
-        return self.ask(self._store.prepare(checks, subjects))
 
     def ask(self, question: Question) -> Decision | Awaitable[Decision]:
         """Charge every check of a question or none; see `Store.ask`. The decision refers to the question."""
-        breaker = self._breaker
-        if breaker.open_until_us and not breaker.may_ask(self._clock()):
-            return self._decide_hit(question)
-        try:
-            self._store.keep_deadline(self._deadline_s)
-            answer = self._store.ask(question)
-        except ConfigurationError:
-            raise
-        except Exception as error:
-            self._failed(None, error, question.checks)
+        answer = self._begin(self._store.ask, question)
+        if answer is _UNANSWERED:
             return self._decide_hit(question)
         if not isinstance(answer, Decision):
             self._caches = not self._keeps_deadline
-            return self._answer_later(answer, breaker.call(self._clock()), question)
+            return self._answer_later(answer, self.breaker.call(), question)
         if self._caches:  # a server has to be awaited, so it did not give this answer
-            breaker.forget(None, self._clock())
+            self.breaker.forget(None)
         else:
             self._answered(None)
         answer.checks = question
         return answer
 
     async def _answer_later(self, answer: Awaitable[Decision], call: Call, question: Question) -> Decision:
-        decision: Decision = await self._wait(answer, call, _UNANSWERED, question.checks)
+        decision: Decision = await self._wait(answer, call)
         if decision is _UNANSWERED:
             return self._decide_hit(question)
         decision.checks = question
@@ -150,22 +121,82 @@ class Failover:
         decision.checks = question
         return decision
 
-    async def _wait(self, answer: Awaitable[T] | T, call: Call | None, default: T, checks: Sequence[Check]) -> T:
-        """Return an answer, or `default` if it does not come in time."""
+    async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
+        """Return what `ask` would return now."""
+        decision = await self._query(self._store.peek, checks, subjects)
+        return self.decide("peek", checks, subjects) if decision is _UNANSWERED else decision
+
+    async def charge(self, checks: Sequence[Check]) -> Decision:
+        """Record every cost, whatever the limits."""
+        decision = await self._query(self._store.charge, checks)
+        return self.decide("charge", checks) if decision is _UNANSWERED else decision
+
+    async def refund(self, reservations: Sequence[Reservation]) -> bool:
+        """Refund what a decision charged, in the store that charged it; False if the store does not answer."""
+        if reservations and (local := reservations[0].store) is not None:
+            return await within(local.refund(reservations))
+        end_permits(reservations)  # during an outage the store is not asked
+        return await self._query(self._store.refund, reservations) is True
+
+    async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
+        """Count a strike; during an outage, with ``on_error="local"``, in the local store.
+
+        Raises:
+            StoreUnavailable: The store did not answer, and `on_error` is ``"deny"``.
+        """
+        ban: Ban | None = await self._query(self._store.bans.strike, policy, key, weight, reason)
+        if ban is not _UNANSWERED:
+            return ban
+        if self.on_error == "deny":
+            raise StoreUnavailable("the store did not answer a strike, so it is unknown whether it bans")
+        if self.on_error == "allow":
+            return None
+        self._sweep_us = 1
+        return self.local.bans.strike(policy, key, weight, reason) or self.local.bans.find((key,))
+
+    async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
+        """Return a ban that refuses one of `subjects`; during an outage, only local bans are known."""
+        ban: Ban | None = await self._query(self._store.bans.find, subjects)
+        return self.local.bans.find(subjects) if ban is _UNANSWERED else ban
+
+    # -- the store -----------------------------------------------------------------------------------------------------
+
+    async def _query(self, ask: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the store's answer, or `_UNANSWERED` if none comes in time."""
+        answer = self._begin(ask, *arguments)
+        if answer is _UNANSWERED:
+            return answer
+        return await self._wait(answer, self.breaker.call() if isawaitable(answer) else None)
+
+    def _begin(self, ask: Callable[..., Any], *arguments: Any) -> Any:
+        """Query the store; return its answer, an awaitable of it, or `_UNANSWERED`."""
+        if self.breaker.open_until_us and not self.breaker.may_ask():
+            return _UNANSWERED
+        try:
+            self._store.keep_deadline(self._deadline_s)
+            return ask(*arguments)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            self.breaker.failed(None, error)
+            return _UNANSWERED
+
+    async def _wait(self, answer: Awaitable[T] | T, call: Call | None) -> T:
+        """Return an answer, or `_UNANSWERED` if it does not come in time."""
         try:
             if isinstance(answer, asyncio.Future):
                 if not self._keeps_deadline:
                     self._deadline.watch(answer)  # one timer for all futures of an event loop
                 found: T = await answer
             else:
-                found = await within(answer, self._deadline_s, self._late)
+                found = await within(answer, self._deadline_s, self.breaker.late)
         except (ConfigurationError, asyncio.CancelledError):
-            self._breaker.forget(call, self._clock())
+            self.breaker.forget(call)
             await self._release(answer)
             raise
         except Exception as error:
-            self._failed(call, error, checks)
-            return default
+            self.breaker.failed(call, error)
+            return _UNANSWERED  # type: ignore[no-any-return]
         self._answered(call)
         return found
 
@@ -180,69 +211,11 @@ class Failover:
         if isinstance(decision, Decision) and (held := decision.take_back(held=True)):
             await to_the_end(self.refund(held))
 
-    async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
-        """Return what `hit` would return now."""
-        decision = await self._ask(lambda: self._store.peek(checks, subjects), _UNANSWERED, checks)
-        return self.decide("peek", checks, subjects) if decision is _UNANSWERED else decision
-
-    async def charge(self, checks: Sequence[Check]) -> Decision:
-        """Record every cost, whatever the limits."""
-        decision = await self._ask(lambda: self._store.charge(checks), _UNANSWERED, checks)
-        return self.decide("charge", checks) if decision is _UNANSWERED else decision
-
-    async def refund(self, reservations: Sequence[Reservation]) -> bool:
-        """Refund what a decision charged, in the store that charged it; False if the store does not answer."""
-        if reservations and (local := reservations[0].store) is not None:
-            return await within(local.refund(reservations))
-        end_permits(reservations)  # during an outage the store is not asked
-        return await self._ask(lambda: self._store.refund(reservations), False, [one.check for one in reservations])
-
-    async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
-        """Count a strike; during an outage, with ``on_error="local"``, in the local store.
-
-        A strike for which the store is not asked is sent later, if the store supports that.
-
-        Raises:
-            StoreUnavailable: The store did not answer, and `on_error` is ``"deny"``.
-        """
-        bans, struck = self._store.bans, (policy, key, weight, reason)
-        if self._clock() < self._breaker.open_until_us:  # it will not be asked now
-            bans.strike_later(*struck)
-        ban: Ban | None = await self._ask(lambda: bans.strike(*struck), _UNANSWERED)
-        if ban is not _UNANSWERED:
-            return ban
-        if self.on_error == "deny":
-            raise StoreUnavailable("the store did not answer a strike, so it is unknown whether it bans")
-        if self.on_error == "allow":
-            return None
-        self._sweep_us = 1
-        return self.local.bans.strike(*struck) or self.local.bans.find((key,))  # it may be banned by now
-
-    async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
-        """Return a ban that refuses one of `subjects`; during an outage, only local bans are known."""
-        ban = await self._ask(lambda: self._store.bans.find(subjects), _UNANSWERED)
-        return self.local.bans.find(subjects) if ban is _UNANSWERED else ban
-
-    async def _ask(self, question: Callable[[], T | Awaitable[T]], default: T, checks: Sequence[Check] = ()) -> T:
-        """Return the answer to a query, or `default` if none comes in time.
-
-        Args:
-            question: Queries the store.
-            default: The value to return if the store does not answer.
-            checks: The checks of the query; empty for a query about bans.
-        """
-        if not self._breaker.may_ask(self._clock()):
-            return default
-        try:
-            self._store.keep_deadline(self._deadline_s)
-            answer = question()
-        except ConfigurationError:
-            raise
-        except Exception as error:
-            self._failed(None, error, checks)
-            return default
-        call = self._breaker.call(self._clock()) if isawaitable(answer) else None
-        return await self._wait(answer, call, default, checks)
+    def _answered(self, call: Call | None) -> None:
+        self.breaker.answered(call)
+        if self._sweep_us and self._sweep_us <= (now_us := self._clock()):
+            self.local.hit(())  # drops some of what has expired
+            self._sweep_us = now_us + SWEEP_EVERY_US if self.local.stats().keys else 0
 
     # -- answers in place of the store -------------------------------------------------------------------------------
 
@@ -262,31 +235,17 @@ class Failover:
             banned = self.local.peek((), [*subjects, *(key for _, key, _ in checks)])
             if not banned.allowed:  # the rules let everything pass; local bans apply nevertheless
                 return banned
-        wait_us = max(self._breaker.open_until_us - self._clock(), MIN_RETRY_US)
+        wait_us = max(self.breaker.open_until_us - self._clock(), MIN_RETRY_US)
         return Decision(choice == "allow" or what == "charge", Reason.UNAVAILABLE, checks=checks, at_least_us=wait_us)
 
-    def _answered(self, call: Call | None) -> None:
-        now_us = self._clock()
-        if self._breaker.answered(call, now_us):
-            self._outages.end(now_us)
-        elif self._outages.undecided is not None:
-            self._outages.decide(now_us)
-        if 0 < self._sweep_us <= now_us:
-            self.local.hit(())  # drops some of what has expired
-            self._sweep_us = now_us + SWEEP_EVERY_US if self.local.stats().keys else 0
 
-    def _failed(self, call: Call | None, error: Exception, checks: Sequence[Check]) -> None:
-        self._outages.failed(call, error, checks, self._clock())
-
-
-def check_failure_policy(deadline: Any, on_error: object) -> None:
-    """Validate a deadline and an `on_error`.
+def check_failure_policy(deadline: Any, on_error: object) -> tuple[int, OnError]:
+    """Return a deadline in microseconds, and an `on_error`.
 
     Raises:
         ConfigurationError: One of them is invalid.
     """
-    parse_span_us(deadline, "deadline", _MIN_US, _MAX_US, "50ms")
-    check_on_error(on_error)
+    return parse_span_us(deadline, "deadline", 1_000, 60_000_000, "50ms"), check_on_error(on_error)
 
 
 def check_on_error(on_error: object) -> OnError:
@@ -298,5 +257,5 @@ def check_on_error(on_error: object) -> OnError:
     for choice in _STRICTEST_FIRST:
         if on_error == choice:
             return choice
-    expected, similar = '"local", "allow", "deny"', closest(str(on_error), _STRICTEST_FIRST)
-    raise ConfigurationError(f"expected one of {expected}, not {quoted(on_error)}{similar}", "on_error")
+    similar = closest(str(on_error), _STRICTEST_FIRST)
+    raise ConfigurationError(f'expected one of "local", "allow", "deny", not {quoted(on_error)}{similar}', "on_error")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from threading import Lock
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
-from weakref import ref
+from weakref import WeakValueDictionary
 
 from ..core.decision import Bucket
+from ..core.limits import AnyLimit
 from ..core.views import WindowView, view_of
-from ..stores.forks import hold_over_fork
 from .aio import let_others_run
+from .named_limits import NamedLimit, named
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .named_limits import NamedLimit
 
 TOGETHER: Final = 32
 """How many buckets are queried in one step: a few milliseconds of work for the store and for this process."""
@@ -24,13 +23,13 @@ MAX_BUCKETS: Final = 4_096
 
 
 class Caller(Protocol):
-    """A user of a limiter: a middleware, a limited function, a transport."""
+    """A user of a limiter: a middleware, a limited function or block, a transport."""
 
     def buckets(self) -> Iterable[Bucket]:
         """Return the known buckets in which it counts."""
 
-    def fallbacks(self) -> Iterable[Bucket]:
-        """Return those of them whose limits apply only if a limits function fails."""
+    def limits_by_name(self) -> Iterable[NamedLimit]:
+        """Return their limits."""
 
 
 @runtime_checkable
@@ -42,62 +41,48 @@ class Guard(Protocol):
 
 
 class BucketCaller:
-    """A caller with a single bucket. Its owner must keep a reference, because `Callers` keeps a weak one.
+    """A caller with a single bucket. Its owner must keep a reference, because `Callers` keeps a weak one."""
 
-    Args:
-        bucket: The bucket.
-        named: Its limits by name, which are changeable as long as this object exists.
-    """
-
-    def __init__(self, bucket: Bucket, named: Sequence[NamedLimit] = ()) -> None:
+    def __init__(self, bucket: Bucket, configured: Sequence[AnyLimit]) -> None:
         self.bucket = bucket
-        self.named = named
+        self._named = named(bucket.names, bucket.limits, configured, bucket.name)
 
     def buckets(self) -> tuple[Bucket]:
         """See `Caller.buckets`."""
         return (self.bucket,)
 
-    def fallbacks(self) -> tuple[Bucket, ...]:
-        """See `Caller.fallbacks`."""
-        return ()
+    def limits_by_name(self) -> list[NamedLimit]:
+        """See `Caller.limits_by_name`."""
+        return self._named
 
 
 class Callers:
     """The callers of one limiter, in order of registration, as weak references."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        hold_over_fork(self._lock)
-        self._known: list[ref[Caller]] = []
+        self._known: WeakValueDictionary[int, Caller] = WeakValueDictionary()
 
     def add(self, caller: Caller) -> None:
         """Register a caller, or move a registered one to the end."""
-        with self._lock:
-            alive = [
-                reference for reference in self._known if (other := reference()) is not None and other is not caller
-            ]
-            self._known = [*alive, ref(caller)]
+        self.remove(caller)
+        self._known[id(caller)] = caller
 
-    def replace(self, before: Caller, after: Caller) -> None:
-        """Replace a registered caller by another one."""
-        with self._lock:
-            self._known = [ref(after) if reference() is before else reference for reference in self._known]
+    def remove(self, caller: Caller) -> None:
+        """Forget a caller, which another one replaces."""
+        self._known.pop(id(caller), None)
 
     def listed(self) -> list[Caller]:
         """Return the callers that are still alive."""
-        return [caller for reference in self._known if (caller := reference()) is not None]
+        return [caller for reference in self._known.valuerefs() if (caller := reference()) is not None]
 
-    def all_buckets(self) -> list[Bucket]:
-        """Return the buckets of all callers."""
-        return [bucket for caller in self.listed() for bucket in caller.buckets()]
-
-    def fallbacks(self) -> set[Bucket]:
-        """Return the buckets of all callers whose limits apply only if a limits function fails."""
-        return {bucket for caller in self.listed() for bucket in caller.fallbacks()}
+    def limits(self) -> list[NamedLimit]:
+        """Return their limits."""
+        return [one for caller in self.listed() for one in caller.limits_by_name()]
 
     def buckets_and(self, others: Iterable[Bucket]) -> list[Bucket]:
         """Return the buckets of all callers and `others`, of those that have the same windows one."""
-        found = {_windows_of(bucket): bucket for bucket in self.all_buckets() if bucket.limits}
+        own = [bucket for caller in self.listed() for bucket in caller.buckets() if bucket.limits]
+        found = {_windows_of(bucket): bucket for bucket in own}
         for bucket in others:
             found.setdefault(_windows_of(bucket), bucket)
         return [*found.values()]
@@ -136,7 +121,8 @@ async def inspect_key(engine: Engine, key: str, buckets: Sequence[Bucket]) -> Ke
     Raises:
         StoreError: The store does not answer.
     """
-    looked_at, fallbacks = buckets[:MAX_BUCKETS], engine.callers.fallbacks()
+    looked_at = buckets[:MAX_BUCKETS]
+    fallbacks = {id(one.limit) for one in engine.callers.limits() if one.fixed}
     views: list[WindowView] = []
     for first in range(0, max(len(looked_at), 1), TOGETHER):  # without buckets, only the time is queried
         if first:
@@ -147,5 +133,5 @@ async def inspect_key(engine: Engine, key: str, buckets: Sequence[Bucket]) -> Ke
         for (bucket, place), window in zip(places, windows, strict=True):
             limit = bucket.limits[place]
             view = view_of(bucket.name, bucket.label, bucket.names[place], limit, window, now_us, unix_us)
-            views.append(view._replace(fallback=bucket in fallbacks))
+            views.append(view._replace(fallback=id(limit) in fallbacks))
     return KeyView(key, now_us, unix_us, tuple(views), len(buckets) - len(looked_at))

@@ -6,7 +6,6 @@ import json
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from inspect import isawaitable
 from typing import Any, Final, Self
 
 from ..core.addresses import parse_network
@@ -29,20 +28,17 @@ from ..core.memo import remember
 from ..core.question import Question
 from ..core.store import BanStore, Store
 from ..stores.memory.store import MemoryStore
-from .aio import COMMAND_DEADLINE_S, in_turns
+from .aio import COMMAND_DEADLINE_S, answer_of, in_turns
 from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .inspect import Guard, KeyView, inspect_key
 from .keys import AnyKey, KeyOf, Limits, keyed
-from .named_limits import LimitInForce
+from .named_limits import NamedLimit, Override
 from .observers import AnyObserver, Subscription
 from .operators import NetworkKey, check_ban, files_of, operator_of
-from .override import Override
-from .portal import PORTAL
-from .rows import Row
-from .sync import DEFAULT_RULE, SyncLimiter
-from .workers import Worker
+from .rows import Row, Worker
+from .sync import DEFAULT_RULE, PORTAL, SyncLimiter
 
 ONE_UNIT: Final = 1
 PERMANENT: Final = "permanent"
@@ -236,8 +232,7 @@ class Limiter:
         """
         if self.engine.overrides.ticker.due:
             self.engine.overrides.start()
-        answer = self.engine.decide(_checked(checks), subjects)
-        decision = answer if isinstance(answer, Decision) else await answer
+        decision = await answer_of(self.engine.ask(self.engine.prepare(_checked(checks), subjects)))
         self.engine.report_outcome(decision)
         return decision
 
@@ -344,15 +339,15 @@ class Limiter:
         Args:
             name: The name of the limit in response headers: that of its rule, ``name-<seconds>`` if the rule has
                 several, or ``name-concurrency``. ``"*"`` stands for all limits.
-            limit: The limit with another amount, from 1 to ten times that in code: ``"50/minute"``; for a concurrency
-                limit ``"4"``; for ``"*"`` the word ``"off"``.
+            limit: The limit with another amount: ``"50/minute"``; for a concurrency limit ``"4"``; for ``"*"`` the word
+                ``"off"``.
             duration: How long, from a second to 30 days.
             reason: For operators, truncated to 256 printable characters.
             by: The person or program that changes it.
 
         Raises:
-            ConfigurationError: No worker has this limit, a function returns it, the window differs, or a value is out
-                of range. Nothing is changed then.
+            ConfigurationError: No worker has this limit, a function returns it, the window differs, or a value is
+                invalid. Nothing is changed then.
             StoreError: The store does not answer.
         """
         length_us = override_length_us(duration)
@@ -457,8 +452,7 @@ class Limiter:
         spelled = self._ban_key(key)
         if not may_ban(policy, spelled, protected):
             return None
-        answer = self.engine.strike(spelled, policy, weight, clean_reason(reason))
-        return await answer if isawaitable(answer) else answer
+        return await answer_of(self.engine.strike(spelled, policy, weight, clean_reason(reason)))
 
     async def export_bans(self) -> AsyncIterator[str]:
         """Yield the bans in force as lines of JSON, to write to a file. Strikes are not exported.
@@ -517,12 +511,12 @@ class Limiter:
     @property
     def is_failing(self) -> bool:
         """Whether there is an outage of the store, so that `on_error` decides; always False for a memory store."""
-        return self.engine.failover is not None and self.engine.failover.is_failing
+        return self.engine.failover is not None and self.engine.failover.breaker.open_until_us > 0
 
     @property
     def failures(self) -> int:
         """How many calls of the store by this process have failed, or were answered after the deadline."""
-        return 0 if self.engine.failover is None else self.engine.failover.failures
+        return 0 if self.engine.failover is None else self.engine.failover.breaker.failures
 
     @property
     def queued(self) -> int:
@@ -539,9 +533,9 @@ class Limiter:
         """What decides when the store fails; None for a memory store, which cannot."""
         return None if self.engine.failover is None else self.engine.failover.on_error
 
-    def limits(self) -> list[LimitInForce]:
+    def limits(self) -> list[NamedLimit]:
         """Return the limits of this process: those of rules, and of routes, functions and transports used so far."""
-        return list(self.engine.overrides.in_force())
+        return self.engine.limits()
 
     async def workers(self) -> list[Worker]:
         """Return the other workers that share the store, with their limits; none for a memory store.
@@ -552,7 +546,7 @@ class Limiter:
         Raises:
             StoreError: The store does not answer.
         """
-        return await self.engine.overrides.workers()
+        return await self.engine.rows.others()
 
     async def now_us(self) -> int:
         """Return the time of the store in microseconds, the same for all workers that share it.

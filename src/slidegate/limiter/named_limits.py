@@ -1,134 +1,62 @@
-"""Limits by their names on the wire, and which text changes one: with the same window, and another amount."""
+"""Limits by their names on the wire, and what changes them: the text of a limit with the same window."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Final
 
 from ..core.concurrency import Concurrency
 from ..core.errors import ConfigurationError, closest, quoted
-from ..core.limits import MAX_AMOUNT, AnyLimit, Limit, parse_limits
+from ..core.limits import AnyLimit, Limit, check_name, parse_limits
 from ..core.quotas import Quota
+from ..core.store import Event
 
-MOST: Final = 10
-"""The largest ratio of a changed amount to the one in code."""
+ALL: Final = "*"
+"""The name that stands for all limits, of all workers."""
+OFF: Final = "off"
 _LISTED: Final = 10
 """How many names an error lists."""
 
 
-@dataclass(eq=False, slots=True, weakref_slot=True)
+@dataclass(eq=False, slots=True)
 class NamedLimit:
-    """A limit that something in this process counts by, with its name in response headers.
+    """A limit that this process counts with.
 
     Attributes:
-        name: The name.
-        limit: The bucket's own copy, whose amount changes.
+        name: Its name in response headers.
+        limit: The limit in force, as an operator has changed it; ``str(limit)`` is ``100/1m``.
         configured: The limit as configured in code.
         rule: The label of its rule.
-        cost: The largest known cost of one request.
         fixed: Why its amount cannot be changed; empty if it can.
-        shadow: Whether its rule only reports.
-        listed: Whether it is one of the active limits; a reloaded file's earlier ones are not.
+        shadow: Whether its rule reports and never refuses.
     """
 
     name: str
     limit: AnyLimit
     configured: AnyLimit
     rule: str = ""
-    cost: int = 1
     fixed: str = ""
     shadow: bool = False
-    listed: bool = True
 
-    def amount_in(self, text: str) -> int:
-        """Return the amount that a text sets for this limit.
-
-        Raises:
-            ConfigurationError: The text has another window, its amount is out of range, or the limit is fixed.
-        """
-        if self.fixed:
-            raise ConfigurationError(f"limit {self.name!r}: {self.fixed}")
-        now, amount = self.configured.amount, _amount_in(self.configured, text)
-        if amount is None:
-            raise ConfigurationError(
-                f"limit {self.name!r}: in the code it is {written(self.configured, now)!r}, and its amount alone can "
-                f"change; write for example {self._example(text)}, not {quoted(text)}"
-            )
-        most = min(now * MOST, MAX_AMOUNT)
-        if not self.cost <= amount <= most:
-            why = f"a request costs {self.cost}, and " if self.cost > 1 else ""
-            raise ConfigurationError(
-                f"limit {self.name!r}: expected an amount from {self.cost} to {most}, because {why}in the code it is "
-                f"{now}, of which {MOST} times as much is allowed; not {amount}"
-            )
-        return amount
-
-    def _example(self, text: str) -> str:
-        """Return what to write in place of a text; in place of an amount alone, the same amount in both spellings."""
-        digits = text.strip()
-        if not re.fullmatch("[0-9]{1,10}", digits) or not 1 <= int(digits) <= MAX_AMOUNT:
-            return repr(written(self.configured, max(self.configured.amount // 2, 1)))
-        example = written(self.configured, int(digits))
-        return f"{example!r} or {example.replace('/', ' per ')!r}"
-
-
-class LimitInForce(NamedTuple):
-    """A limit that this process counts with."""
-
-    name: str
-    """Its name in response headers."""
-    rule: str
-    """The label of its rule."""
-    limit: AnyLimit
-    """The limit in force, as an operator has changed it; ``str(limit)`` is ``100/1m``."""
-    configured: AnyLimit
-    """The limit as configured in code."""
-    changeable: bool
-    """Whether `Limiter.override` can change it."""
-    shadow: bool
-    """Whether its rule reports and never refuses."""
+    @property
+    def changeable(self) -> bool:
+        """Whether `Limiter.override` can change it."""
+        return not self.fixed
 
 
 def named(
-    names: Sequence[str], limits: Sequence[AnyLimit], configured: Sequence[AnyLimit], rule: str, cost: int = 1
+    names: Sequence[str], limits: Sequence[AnyLimit], configured: Sequence[AnyLimit], rule: str
 ) -> list[NamedLimit]:
     """Return the limits of a bucket by their names."""
-    return [NamedLimit(*one, rule, cost) for one in zip(names, limits, configured, strict=True)]
+    return [NamedLimit(*one, rule) for one in zip(names, limits, configured, strict=True)]
 
 
-def by_name(limits: Iterable[NamedLimit]) -> dict[str, list[NamedLimit]]:
-    """Return limits by name; fixed ones only if no other limit has that name."""
-    found: dict[str, list[NamedLimit]] = {}
-    for one in limits:
-        found.setdefault(one.name, []).append(one)
-    return {name: [one for one in those if not one.fixed] or those for name, those in found.items()}
-
-
-def amount_for(limits: Iterable[NamedLimit], text: str) -> int:
-    """Return the amount that a text sets for all limits of one name.
-
-    Raises:
-        ConfigurationError: One of them does not take it, so none does.
-    """
-    return max((one.amount_in(text) for one in limits), default=0)
-
-
-def unknown(name: str, limits: Mapping[str, Sequence[NamedLimit]]) -> ConfigurationError:
-    """Return the error for a name that no limit has."""
-    free = [other for other, those in limits.items() if not those[0].fixed]
-    hint = closest(name, free)
-    if not hint and free:
-        more = ", ..." if len(free) > _LISTED else ""
-        hint = f"; there are {', '.join(map(repr, sorted(free)[:_LISTED]))}{more}"
-    return ConfigurationError(
-        f"limit {name!r}: no rule has a limit of this name, as response headers show it{hint or '; there are none'}"
-    )
-
-
-def check_text(text: object) -> str:
-    """Return a text of one limit of any kind in its canonical form: ``50/1m``, ``100/month``, ``4``.
+def parse_one(text: object) -> AnyLimit:
+    """Return the limit of any kind that a text describes: ``50/1m``, ``100/month``, ``4``.
 
     Raises:
         ConfigurationError: It is no such text.
@@ -136,51 +64,142 @@ def check_text(text: object) -> str:
     if not isinstance(text, str):
         raise ConfigurationError(f'limit: expected text such as "50/minute", not {quoted(text)}')
     if text.strip().isdigit():
-        return str(Concurrency(text).amount)
-    quota = _quota(text)
-    if quota is not None:
-        return written(quota, quota.amount)
+        return Concurrency(text)
+    with suppress(ConfigurationError):
+        return Quota(text)
     limits = parse_limits(text)
     if len(limits) != 1:
         raise ConfigurationError(f'limit: expected one, for example "50/minute", not {quoted(text)}')
-    return written(limits[0], limits[0].amount)
+    return limits[0]
 
 
-def written(limit: AnyLimit, amount: int) -> str:
-    """Return the text of a limit with another amount, as `Limiter.override` takes it."""
+def written(limit: AnyLimit, amount: int | None = None) -> str:
+    """Return the text of a limit as `parse_one` reads it, with another amount if one is given."""
+    amount = limit.amount if amount is None else amount
     if isinstance(limit, Limit):
         return str(limit.with_amount(amount)).rpartition(": ")[2]
     return f"{amount}/{limit.unit}" if isinstance(limit, Quota) else str(amount)
 
 
-def read_limit(kind: str, text: str) -> AnyLimit:
-    """Return the limit that `written` wrote, of a kind as its class is called.
+def amount_in(text: str, name: str, configured: AnyLimit, fixed: str) -> int:
+    """Return the amount that a text sets for a limit.
 
     Raises:
-        ConfigurationError: It is no limit of this kind.
+        ConfigurationError: The text is of another kind or window, or the limit is fixed.
     """
-    if kind == "Quota":
-        return Quota(text)
-    return Concurrency(text) if kind == "Concurrency" else parse_limits(text)[0]
+    if fixed:
+        raise ConfigurationError(f"limit {name!r}: {fixed}")
+    other = parse_one(text)
+    is_same = isinstance(other, type(configured)) and written(other, 1) == written(configured, 1)
+    if isinstance(other, Limit) and isinstance(configured, Limit) and "@" not in text:
+        is_same = other.window_us == configured.window_us
+    if not is_same:
+        example = repr(written(configured, max(configured.amount // 2, 1)))
+        if isinstance(other, Concurrency):  # an amount alone
+            same = written(configured, other.amount)
+            example = f"{same!r} or {same.replace('/', ' per ')!r}"
+        raise ConfigurationError(
+            f"limit {name!r}: in the code it is {written(configured)!r}, and its amount alone can change; "
+            f"write for example {example}, not {quoted(text)}"
+        )
+    return other.amount
 
 
-def _amount_in(limit: AnyLimit, text: str) -> int | None:
-    """Return the amount of a text that is a limit of the same kind and window as `limit`; None if it is another."""
-    if isinstance(limit, Quota):
-        quota = _quota(text)
-        return quota.amount if quota is not None and quota.unit == limit.unit else None
-    if isinstance(limit, Concurrency):
-        return Concurrency(text).amount if text.strip().isdigit() else None
+def unknown(name: str, names: Iterable[str]) -> ConfigurationError:
+    """Return the error for a name that no limit has; `names` are those that limits have."""
+    free = sorted(set(names))
+    hint = closest(name, free)
+    if not hint and free:
+        hint = f"; there are {', '.join(map(repr, free[:_LISTED]))}{', ...' if len(free) > _LISTED else ''}"
+    return ConfigurationError(
+        f"limit {name!r}: no rule has a limit of this name, as response headers show it{hint or '; there are none'}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A temporary change of a limit's amount.
+
+    Attributes:
+        name: The name of the limit in response headers; ``*`` if all workers are switched off.
+        limit: The limit that replaces the one in code: ``"50/1m"``; ``"off"`` with the name ``*``.
+        by: The person or program that changed it.
+        reason: The reason, for operators.
+        made_us: When it was changed, in microseconds of Unix time.
+        length_us: How long it applies, in microseconds.
+        until_us: When it ends, in microseconds of the store's time.
+        workers: How many workers had this limit when this was returned; each applies a change within a second.
+    """
+
+    name: str
+    limit: str
+    by: str
+    reason: str
+    made_us: int
+    length_us: int
+    until_us: int
+    workers: int = field(default=0, compare=False)
+
+    @property
+    def since(self) -> datetime:
+        """When it was made."""
+        return datetime.fromtimestamp(self.made_us / 1_000_000, UTC)
+
+    @property
+    def until(self) -> datetime:
+        """When it ends."""
+        return datetime.fromtimestamp((self.made_us + self.length_us) / 1_000_000, UTC)
+
+    def packed(self) -> bytes:
+        """Return the value of a row."""
+        return json.dumps({**asdict(self), "workers": 0}).encode()
+
+
+def unpacked(value: bytes) -> Override | None:
+    """Return the override in a row; None if it cannot be parsed, for example one of a later version."""
     try:
-        (other,) = parse_limits(text)
-    except (ConfigurationError, ValueError):
+        found = Override(**json.loads(value))
+        checked(found.name, found.limit)
+    except (ValueError, TypeError, RecursionError, ConfigurationError):
         return None
-    same = isinstance(limit, Limit) and other.window_us == limit.window_us
-    return other.amount if same and (other.resolution == limit.resolution or "@" not in text) else None
+    return found
 
 
-def _quota(text: str) -> Quota | None:
-    try:
-        return Quota(text)
-    except ConfigurationError:
-        return None
+def checked(name: str, limit: str) -> str:
+    """Return the text of a change in its canonical form.
+
+    Raises:
+        ConfigurationError: It is wrong, as far as that shows without the limits in code.
+    """
+    if name == ALL:
+        if limit != OFF:
+            raise ConfigurationError(f'limit "*": it stands for all limits and can only be "off", not {quoted(limit)}')
+        return OFF
+    if limit == OFF:
+        raise ConfigurationError(
+            f'limit {quoted(name)}: one limit cannot be "off"; the name "*" switches all of them off'
+        )
+    check_name(name, "limit name")
+    return written(parse_one(limit))
+
+
+def event_of(name: str, was: int, amount: int, applied: Override | None, latest: Override) -> Event:
+    """Return the event of a changed amount.
+
+    Args:
+        name: The name of the limit.
+        was: The amount before.
+        amount: The amount in force.
+        applied: The override that sets it; None if it is that in code.
+        latest: The override that has changed or ended.
+    """
+    until, author = f"until {latest.until:%Y-%m-%dT%H:%M:%SZ}", f"; changed by {latest.by}" if latest.by else ""
+    author += f": {latest.reason}" if latest.reason else ""
+    details = {"by": latest.by, "reason": latest.reason, "until": latest.until}
+    if name == ALL:
+        if applied is None:
+            return Event("switched_on", "slidegate is on again", details)
+        return Event("switched_off", f"slidegate is off {until}: every request passes{author}", details)
+    kind, how = ("limit_restored", "again") if applied is None else ("limit_overridden", until)
+    message = f"limit {name!r} is {amount} {how}, and was {was}{author}"
+    return Event(kind, message, {"limit": name, "amount": amount, "was": was, **details})

@@ -1,28 +1,40 @@
-"""Observers of a limiter: they receive its events, and the outcome of each request.
+"""Observers of a limiter: they receive its events, and the outcome of each request. The log is written here, too.
 
 An observer is called in the thread of the event, after all locks and transactions have ended, and so must not block.
-Every limiter also has an `EventLog`, which writes the log.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date
 from inspect import iscoroutine, iscoroutinefunction
 from threading import Lock
 from time import monotonic
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from ..core.arguments import check_list, check_takes
+from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, quoted
-from ..core.logs import Throttle, logger
+from ..core.logs import Throttle, escaped, logger
 from ..core.store import Clock, Event
 from ..stores.forks import hold_over_fork
-from .event_log import EventLog
-from .outcome import Outcome
 
 FAILURE_EVERY_S: Final = 10.0
 """The least time between two tracebacks of a failing observer, which may fail at every refusal of a flood."""
+LINE_EVERY_S: Final = 1.0
+"""The least time between two log lines of the same kind and rule."""
+LOGGED_WHERE_MADE: Final = frozenset(
+    {
+        *("store_failed", "store_recovered"),
+        *("list_reloaded", "list_rejected", "config_reloaded", "config_rejected", "windows_restarted"),
+    }
+)
+"""Kinds that are logged where they are emitted, with their own levels and rates."""
+_INFORMATION: Final = frozenset({"refused", "exceeded", "shadow_refused", "pause_ignored", "pause_unshared"})
+"""Kinds that are logged as INFO; all others are warnings."""
+_MAX_VALUE: Final = 256
+
 
 KINDS: Final = (
     *("refused", "exceeded", "shadow_refused", "banned", "unbanned", "shadow_banned", "bans_full", "strikes_dropped"),
@@ -36,7 +48,61 @@ KINDS: Final = (
 )
 """All kinds of events; docs/guides/metrics.md describes when each is emitted, and its details."""
 
+
 T = TypeVar("T")
+
+Ended: TypeAlias = Literal["refused", "success", "exception", "cancelled"]
+
+
+class Outcome(NamedTuple):
+    """The outcome of one request, or of one call of the limiter without HTTP.
+
+    Attributes:
+        allowed: Whether it was admitted.
+        reason: Why it was admitted or refused: the reason of its most significant decision.
+        rules: The names of the rules that counted it; for a refusal, of those that refused it.
+        shadow_rules: The names of the shadow rules that would have refused it.
+        route: The methods and the template of the route, for example ``GET /items/{id}``; ``(no route)`` if no route
+            was found, None without HTTP. For a request refused before, the label of the rule, list or policy that
+            refused it.
+        status: The status code of the response; 0 if none was sent, or without HTTP.
+        ended: ``refused``; or, if admitted, ``success``, ``exception`` or ``cancelled``. A client that disconnects
+            while it waits for room is ``cancelled``, and not allowed.
+        began_us: When it arrived, in microseconds of Unix time.
+        duration_us: The time until the last byte of its response was sent, in microseconds.
+        waited_us: How long it waited for room, in microseconds; None if it did not wait.
+        decisions: Its decisions, those of outer middlewares first.
+    """
+
+    allowed: bool
+    reason: Reason
+    rules: tuple[str, ...]
+    shadow_rules: tuple[str, ...]
+    route: str | None
+    status: int
+    ended: Ended
+    began_us: int
+    duration_us: int
+    waited_us: int | None
+    decisions: Sequence[Decision]
+
+
+def outcome_of_question(decision: Decision, now_us: int) -> Outcome:
+    """Return the outcome of a call of the limiter without HTTP, made at `now_us`."""
+    ended: Ended = "success" if decision.allowed else "refused"
+    waited_us = 0 if decision.reason is Reason.WAITED else None
+    rules = tuple([bucket.label for bucket, _, _ in decision.checks]) if decision.allowed else refusing_rules(decision)
+    return Outcome(decision.allowed, decision.reason, rules, (), None, 0, ended, now_us, 0, waited_us, (decision,))
+
+
+def refusing_rules(refusal: Decision) -> tuple[str, ...]:
+    """Return the names of the rules that had no room; empty for a refusal for another reason."""
+    if not refusal.readings:
+        return ()
+    if len(refusal.checks) == 1:
+        return (refusal.checks[0][0].label,)
+    violated = {state.rule for state in refusal.violated}
+    return tuple([bucket.label for bucket, _, _ in refusal.checks if bucket.name in violated])
 
 
 class Observer:
@@ -75,8 +141,6 @@ class Subscription:
         observer: The observer.
         event: Its method for events; None if it has none.
         request: Its method for outcomes; None if it has none.
-        ends: Contains the function that awaits its method `end` and logs exceptions, if it has one.
-        forgets: Contains its method `forget`, if it has one.
 
     Raises:
         ConfigurationError: The observer has neither method for events nor for outcomes, or one is a coroutine function.
@@ -88,22 +152,19 @@ class Subscription:
         if event is None and self.request is None and callable(observer):
             event = observer
         self.event: Final = event
-        if isinstance(observer, type) or (self.event is None and self.request is None):
+        if isinstance(observer, type) or (event is None and self.request is None):
             raise ConfigurationError(
                 "observers: expected functions of an event, or objects with a method event(event) or request(outcome), "
                 f"not {quoted(observer)}"
             )
-        _check_method(self.event, "event")
+        _check_method(event, "event")
         _check_method(self.request, "outcome")
-        forget = _own(observer, "forget") if isinstance(observer, Observer) else None
-        self.forgets: Final = () if forget is None else (forget,)
-        self.ends: Final = (self._end,) if isinstance(observer, Observer) and _own(observer, "end") else ()
         self._hub = hub
         self._throttle = Throttle(FAILURE_EVERY_S)
 
     def remove(self) -> None:
         """Stop calling the observer. A second call does nothing."""
-        self._hub.leave(self)
+        self._hub.remove(self)
 
     def call(self, method: Callable[[T], object], what: T) -> None:
         """Call a method of the observer, and log its exceptions."""
@@ -115,11 +176,18 @@ class Subscription:
         except Exception as error:
             self._log(error)
 
-    async def _end(self) -> None:
+    async def end(self) -> None:
+        """Await its method `end`, and log its exceptions."""
         try:
-            await self.observer.end()
+            if isinstance(self.observer, Observer):
+                await self.observer.end()
         except Exception as error:
             self._log(error)
+
+    def forget(self) -> None:
+        """Call its method `forget`."""
+        if isinstance(self.observer, Observer):
+            self.observer.forget()
 
     def _log(self, error: Exception) -> None:
         left_out = self._throttle.left_out(None, monotonic())
@@ -160,8 +228,7 @@ class ObserverHub:
 
     Args:
         unix_us: Returns Unix time in microseconds, for the time of events.
-        ending: Receives the methods `end` of observers.
-        forgetting: Receives their methods `forget`.
+        observers: The first observers.
 
     Attributes:
         subscriptions: Those in force, oldest first.
@@ -169,35 +236,24 @@ class ObserverHub:
         requests: Whether any observer receives outcomes; if not, no `Outcome` is created.
     """
 
-    def __init__(
-        self, unix_us: Clock, ending: list[Callable[[], Awaitable[None]]], forgetting: list[Callable[[], object]]
-    ) -> None:
+    def __init__(self, unix_us: Clock, observers: Iterable[AnyObserver]) -> None:
         self._unix_us = unix_us
-        self._ending = ending
-        self._forgetting = forgetting
         self._lock = Lock()
         hold_over_fork(self._lock)
         self.log = EventLog()
-        self._set(())
+        self._set(tuple(Subscription(observer, self) for observer in listed_observers(observers)))
 
     def subscribe(self, observer: AnyObserver) -> Subscription:
         """Subscribe an observer; see `Limiter.observe`."""
         subscription = Subscription(observer, self)
         with self._lock:
             self._set((*self.subscriptions, subscription))
-            self._ending.extend(subscription.ends)
-            self._forgetting.extend(subscription.forgets)
         return subscription
 
-    def leave(self, subscription: Subscription) -> None:
+    def remove(self, subscription: Subscription) -> None:
         """End a subscription."""
         with self._lock:
-            if subscription in self.subscriptions:
-                self._set(tuple(other for other in self.subscriptions if other is not subscription))
-                for end in subscription.ends:
-                    self._ending.remove(end)
-                for forget in subscription.forgets:
-                    self._forgetting.remove(forget)
+            self._set(tuple(other for other in self.subscriptions if other is not subscription))
 
     def wants_refusals(self) -> bool:
         """Return whether events of refused requests are needed, by an observer or the log."""
@@ -225,3 +281,44 @@ class ObserverHub:
         self._refusals = [one for one in self._events if getattr(one[0].observer, "refused_events", True)]
         self._requests = [(one, one.request) for one in subscriptions if one.request is not None]
         self.requests = bool(self._requests)
+
+
+class EventLog:
+    """Writes events to the log: at most one line a second for each kind and rule, with the number of omitted events.
+
+    A record has the fields `kind` and `details`, for structlog and JSON formatters.
+    """
+
+    def __init__(self) -> None:
+        self._throttle = Throttle(LINE_EVERY_S)
+
+    def event(self, event: Event) -> None:
+        """Log an event, or count it as omitted."""
+        level = _level(event.kind)
+        if event.kind in LOGGED_WHERE_MADE or not logger.isEnabledFor(level):
+            return
+        rule = event.details.get("rule") or event.details.get("by")
+        left_out = self._throttle.left_out(f"{event.kind} under {rule}" if rule else event.kind, monotonic())
+        if left_out is None:
+            return
+        more = f" (and {left_out} more since the last such line)" if left_out else ""
+        fields = {"kind": event.kind, "details": {name: _shown(value) for name, value in event.details.items()}}
+        logger.log(level, "%s: %s%s", event.kind, event.message, more, extra=fields)
+
+    def rest(self) -> None:
+        """Log the number of events omitted since the last line of each kind and rule."""
+        for subject, left_out in self._throttle.rest():
+            kind, _, rule = str(subject).partition(" under ")
+            message = f"{left_out} more{f' under {rule}' if rule else ''} since the last such line"
+            logger.log(_level(kind), "%s: %s", kind, message, extra={"kind": kind, "details": {}})
+
+
+def _level(kind: str) -> int:
+    return logging.INFO if kind in _INFORMATION else logging.WARNING
+
+
+def _shown(value: object) -> object:
+    """Return a value as a field of a log record: a number, or printable text."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return value.isoformat() if isinstance(value, date) else escaped(str(value), _MAX_VALUE)

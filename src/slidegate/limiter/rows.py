@@ -1,25 +1,41 @@
-"""Rows: small values that the workers of a store keep for each other, such as statistics.
+"""Rows: small values that the workers of a store keep for each other, and what each worker says of itself in one.
 
 A row has a kind, a number and the worker that wrote it, and it expires by the store's time. Stores with `SharedStats`
-keep the rows of all workers; for others, this process keeps its own.
+keep the rows of all workers; for others, this process keeps its own. Of kind ``limits`` there are two numbers::
+
+    0    digest of a limit's name    JSON: an override, see `overrides`
+    1    worker                      JSON: {"version": 2, "secret": "fingerprint#9f8", "limits": {"api": ["50/1m", ""]}}
+
+A worker writes its own row every ten seconds, kept for thirty: its limits by name, as configured, and why one cannot be
+changed. The secret is a digest of a constant that is keyed with it: it shows only whether two secrets are the same.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import check_whole
-from ..core.store import Clock, SharedStats, StatsRow
+from ..core.store import CHANGED_LIMITS, Clock, Event, SharedStats, StatsRow
 from ..stores.forks import begin_anew_in_child
+from .aio import COMMAND_DEADLINE_S
+from .named_limits import NamedLimit, parse_one, written
 
 if TYPE_CHECKING:
     from .engine import Engine
 
 MAX_BYTES: Final = 1 << 20
+VERSION: Final = 2
+NUMBER: Final = 1
+EVERY_S: Final = 10.0
+KEPT_US: Final = 30_000_000
+MAX_LIMITS: Final = 4_000
+"""The most limits in a worker's row; 100 bytes each are well below the largest row."""
 _KIND: Final = re.compile("[a-z0-9_-]{1,40}")
 
 
@@ -31,6 +47,17 @@ class Row(NamedTuple):
     value: bytes
 
 
+class Worker(NamedTuple):
+    """A worker that has said within the last 30 seconds that it uses the store."""
+
+    limits: dict[str, str]
+    """Its limits as configured in code, by their names in response headers: ``{"api": "50/1m"}``."""
+    fixed: dict[str, str]
+    """Why some of them cannot be changed."""
+    same_secret: bool
+    """Whether its digests of API keys and similar values are those of this limiter."""
+
+
 class Rows:
     """The rows of one limiter's store.
 
@@ -38,25 +65,29 @@ class Rows:
         engine: Queries the store.
 
     Attributes:
-        shared: Where the rows are: in the store, or in this process.
+        is_shared: Whether the store keeps them.
         worker: The identity of this worker.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        own = _OwnRows(engine.now_us)
-        self.shared: SharedStats = engine.store.shared_stats or own
-        engine.forgetting.append(own.forget)
+        self._own = _OwnRows(engine.now_us)
+        self._stats = engine.store.shared_stats or self._own
+        self.is_shared = self._stats is not self._own
+        self.forget = self._own.forget
+        self._has_differed = False
         self.begin_anew()
         begin_anew_in_child(self.begin_anew)
 
     def begin_anew(self) -> None:
         """Become a new worker, as a child of `fork` is."""
         self.worker = os.urandom(8)
+        self._due_s = 0.0
+        self._has_written = False
 
-    async def time(self) -> int:
+    async def time(self, deadline_s: float = COMMAND_DEADLINE_S) -> int:
         """Return the time of the store in microseconds."""
-        return await self._engine.command(self.shared.time)
+        return await self._engine.command(self._stats.time, deadline_s)
 
     async def keep(self, kind: str, number: int, value: bytes, kept_us: int) -> None:
         """Write a row of this worker; see `Limiter.keep_row`."""
@@ -65,14 +96,101 @@ class Rows:
         if not isinstance(value, bytes) or len(value) > MAX_BYTES:
             size = f"{len(value):,} bytes" if isinstance(value, bytes) else quoted(value)
             raise ConfigurationError(f"row: expected at most {MAX_BYTES:,} bytes, for example b'...', not {size}")
-        row = StatsRow(kind, number, value, kept_us)
-        await self._engine.command(lambda: self.shared.write(self.worker, [row]))
+        await self.write(self.worker, StatsRow(kind, number, value, kept_us))
 
-    async def read(self, kind: str, first: int, last: int) -> list[Row]:
+    async def write(self, worker: bytes, row: StatsRow, deadline_s: float = COMMAND_DEADLINE_S) -> None:
+        """Write a row under the name of a worker, or of what else has one row of its kind and number."""
+        await self._engine.command(lambda: self._stats.write(worker, [row]), deadline_s)
+
+    async def read(self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S) -> list[Row]:
         """Return the rows of all workers; see `Limiter.rows`."""
         _check(kind, first)
-        found = await self._engine.command(lambda: self.shared.read(kind, first, last))
+        found = await self._engine.command(lambda: self._stats.read(kind, first, last), deadline_s)
         return [Row(*row) for row in found]
+
+    # -- workers -------------------------------------------------------------------------------------------------------
+
+    def hurry(self) -> None:
+        """Write the row of this worker with the next look, because its limits have changed."""
+        self._due_s = 0.0
+
+    async def keep_own(self, limits: Iterable[NamedLimit], deadline_s: float) -> None:
+        """Write the row of this worker every ten seconds, and report once if other workers have another secret.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        if not self.is_shared or monotonic() < self._due_s:
+            return
+        self._due_s = monotonic() + EVERY_S
+        self._has_written = True
+        await self._write_own(packed(limits, self._engine.keys.fingerprint), KEPT_US, deadline_s)
+        others = await self.others(deadline_s)
+        differing = sum(not other.same_secret for other in others)
+        if differing and not self._has_differed:
+            self._has_differed = True
+            message = (
+                f"{differing} of {len(others)} other workers on this store have another secret, so their digests of "
+                "API keys and similar values differ; set the same SLIDEGATE_SECRET, or secret=, for all"
+            )
+            self._engine.emit(Event("secret_differs", message, {"workers": differing}))
+
+    async def end(self, deadline_s: float) -> None:
+        """Delete the row of this worker, if it has written one.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        if self._has_written:
+            self._due_s, self._has_written = 0.0, False
+            await self._write_own(b"", 0, deadline_s)
+
+    async def others(self, deadline_s: float = COMMAND_DEADLINE_S) -> list[Worker]:
+        """Return the other workers; those of other versions are left out.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        rows = await self.read(CHANGED_LIMITS, NUMBER, NUMBER, deadline_s) if self.is_shared else []
+        found = [unpacked(row.value, self._engine.keys.fingerprint) for row in rows if row.worker != self.worker]
+        return [worker for worker in found if worker is not None]
+
+    def this_worker(self, limits: Iterable[NamedLimit]) -> Worker:
+        """Return what the row of this worker says."""
+        return _worker(described(limits), same_secret=True)
+
+    async def _write_own(self, value: bytes, kept_us: int, deadline_s: float) -> None:
+        await self.write(self.worker, StatsRow(CHANGED_LIMITS, NUMBER, value, kept_us), deadline_s)
+
+
+def packed(limits: Iterable[NamedLimit], secret: str) -> bytes:
+    """Return the value of a worker's row."""
+    return json.dumps({"version": VERSION, "secret": secret, "limits": described(limits)}).encode()
+
+
+def unpacked(value: bytes, secret: str) -> Worker | None:
+    """Return the worker of a row; None if it cannot be parsed, for example one of a later version."""
+    try:
+        row = json.loads(value)
+        if row["version"] != VERSION:
+            return None
+        worker = _worker(row["limits"], same_secret=row["secret"] == secret)
+        for text in worker.limits.values():
+            parse_one(text)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigurationError):
+        return None
+    return worker
+
+
+def described(limits: Iterable[NamedLimit]) -> dict[str, tuple[str, str]]:
+    """Return the text of limits by name, and why one cannot be changed; of equal names, of one that can."""
+    found = {one.name: (written(one.configured), one.fixed) for one in sorted(limits, key=lambda one: one.changeable)}
+    return dict(list(found.items())[:MAX_LIMITS])
+
+
+def _worker(limits: dict[str, tuple[str, str]], *, same_secret: bool) -> Worker:
+    texts = {name: text for name, (text, _) in limits.items()}
+    return Worker(texts, {name: why for name, (_, why) in limits.items() if why}, same_secret)
 
 
 def _check(kind: object, number: object) -> None:

@@ -257,10 +257,6 @@ class RateLimitMiddleware(FailsAtStartup):
         messages = () if self._sockets.bucket is None else (self._sockets.bucket,)
         return [*(bucket for bound in self.bound() for bucket in bound.buckets()), *messages]
 
-    def fallbacks(self) -> list[Bucket]:
-        """Return those of them whose limits apply only if a limits function fails."""
-        return [bucket for bound in self.bound() for bucket in bound.fallbacks()]
-
     def limits_by_name(self) -> list[NamedLimit]:
         """Return the limits that operators can change."""
         return [one for bound in self.bound() for one in bound.named]
@@ -421,7 +417,7 @@ class RateLimitMiddleware(FailsAtStartup):
 def _ending(limiter: Limiter, send: Send) -> Send:
     """Return a lifespan `send` that stops the limiter's background work before it reports the shutdown.
 
-    Many applications never close their limiter. `send` is returned unchanged if there is nothing to stop.
+    Many applications never close their limiter.
     """
 
     async def end_first(message: Message) -> None:
@@ -429,4 +425,4 @@ def _ending(limiter: Limiter, send: Send) -> Send:
             await limiter.engine.end()
         await send(message)
 
-    return end_first if limiter.engine.ending else send
+    return end_first

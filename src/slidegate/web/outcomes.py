@@ -14,7 +14,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from ..core.decision import Decision, Reason
 from ..limiter.engine import Engine
-from ..limiter.outcome import Ended, Outcome, refusing_rules
+from ..limiter.observers import Ended, Outcome, refusing_rules
 from .exchange import Exchange, Hook, is_failure
 from .responses import label_of_refusal
 from .routes import UNROUTED, RouteLabels

@@ -168,8 +168,8 @@ class ReloadingMiddleware(FailsAtStartup):
     def _activate(self, reader: ConfigReader, made: RateLimitMiddleware) -> None:
         self._watcher.versions = reader.versions
         engine, before = self._limiter.engine, self.app
-        engine.callers.replace(before, made)
-        engine.overrides.retire(before.limits_by_name())
+        engine.callers.remove(before)
+        engine.callers.add(made)
         engine.overrides.register(made.limits_by_name())
         self.app = made
         self._report(logging.INFO, "config_reloaded", f"{self.file}: active rules: {len(made.rules)}")

@@ -90,9 +90,8 @@ class BoundRule:
 
     def _named(self) -> list[NamedLimit]:
         rule, found = self.rule, []
-        cost = rule.cost if isinstance(rule.cost, int) else rule.cost_max or 1
         if self.counts is not None:
-            found = named(self.counts.names, self.counts.limits, rule.limits, rule.label, max(cost, 1))
+            found = named(self.counts.names, self.counts.limits, rule.limits, rule.label)
         for one in found if rule.limits_function is not None else ():
             one.fixed = "a function returns the limits of its rule for each request; change them there"
         if self.permits is not None and rule.concurrency is not None:
@@ -140,10 +139,6 @@ class BoundRule:
         """Return its buckets; if a function returns the limits, that of the fallback limits."""
         own = [bucket for bucket in (self.counts, self.permits) if bucket is not None]
         return own if self._preflights is None else [*own, *self._preflights.buckets()]
-
-    def fallbacks(self) -> list[Bucket]:
-        """Return the buckets whose limits apply only if the limits function fails."""
-        return [] if self.rule.limits_function is None or self.counts is None else [self.counts]
 
     def with_limits(self, limits: Limits) -> Bucket | None:
         """Return the bucket for the limits that a limits function returned; None for ``"unlimited"``.

@@ -166,7 +166,7 @@ class Page(HTMLParser):
         elif tag in ("td", "th"):
             self._lines[-1] += " | "
         elif tag in FIELDS:
-            bounds = f" {given['min']}..{given['max']}" if "min" in given else ""
+            bounds = f" {given['min']}.." if "min" in given else ""
             value = ascii(given.get("value") or "")[1:-1]
             self._lines[-1] += f" [{given.get('name', tag)}={value}{bounds}]"
         elif tag == "svg" and given.get("role") == "img":

@@ -148,7 +148,6 @@ def methods_of(store: RedisStore) -> dict[str, Callable[[], Any]]:
         "read": lambda: store.shared_stats.read("5s", 0, 0),
         "ban": lambda: bans.ban("user:3", 60_000_000, "", ""),
         "strike": lambda: bans.strike(policy, "user:4", 1, ""),
-        "strike_later": lambda: bans.strike_later(policy, "user:6", 1, ""),
         "find": lambda: bans.find(("user:5", (4, 7))),
         "active": bans.active,
         "dump": bans.dump,

@@ -52,9 +52,9 @@ def list_limits(store: str, as_json: bool) -> None:
 def set_limit(name: str, limit: str, store: str, duration: str, reason: str, by: str, as_json: bool) -> None:
     """Temporarily change the amount of the limit NAME to that of LIMIT, such as 50/minute.
 
-    NAME is the name in response headers. A name that no worker has, another window, or more than ten times the
-    configured amount is refused, and nothing is changed. If no worker runs on the store, the name is not checked. A
-    later change of the same limit replaces an earlier one.
+    NAME is the name in response headers. A name that no worker has, or another window, is refused, and nothing
+    is changed. If no worker runs on the store, the name is not checked. A later change of the same limit replaces an
+    earlier one.
 
     \b
     Example: slidegate limits set api 50/minute --for 2h --reason "the database is slow"

@@ -44,8 +44,6 @@ MAX_CLIENTS: Final = 24
 MAX_WINDOWS: Final = 5_000
 """How many windows are read for that at most."""
 MAX_EVENTS: Final = 500
-MOST: Final = 10
-"""The largest ratio of a changed amount to the configured one."""
 _SHORT: Final = frozenset({"1m", "5m", "10m"})
 _S: Final = 1_000_000
 _DETAILS: Final = ("key", "client", "rule", "reason", "by", "status", "policy")
@@ -220,7 +218,6 @@ class Service:
                 "limit": str(one.limit),
                 "configured": str(one.configured),
                 "amount": one.limit.amount,
-                "most": one.configured.amount * MOST,
                 "change": changed.get(one.name),
             }
             for one in self.limiter.limits()

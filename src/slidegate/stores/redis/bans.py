@@ -134,11 +134,6 @@ class RedisBans(BanStore):
             made, _ = await self._strike(Strike(policy, key, reason), weight, new_name())
         return made
 
-    def strike_later(self, policy: BanPolicy, key: str, weight: int, reason: str) -> bool:
-        """Count a strike as soon as Redis answers again, if that is within ten seconds; False if it is lost."""
-        # With a test clock strikes are not queued.
-        return self._time.is_real and self._sums.add(self._batcher().loop, Strike(policy, key, reason), weight)
-
     @sensible
     async def _strike(self, strike: Strike, weight: int, name: str) -> tuple[Ban | None, int]:
         """Count strikes in Redis, once per `name`; return the ban they caused, and how many more trigger one."""

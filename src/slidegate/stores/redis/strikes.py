@@ -1,8 +1,8 @@
 """Strikes, batched for 100 ms: a flood of one client costs one command for each key and batch.
 
 A batch that could trigger a ban is sent immediately, and awaited. A batch without an answer is resent for
-`AGAIN_FOR_S`; Redis recognises it by its name and counts it once. Strikes during an outage are resent in the same way.
-Strikes that are unsent when a process ends are lost.
+`AGAIN_FOR_S`; Redis recognises it by its name and counts it once. Strikes for which Redis is not asked during an
+outage, and those that are unsent when a process ends, are lost.
 """
 
 from __future__ import annotations
@@ -147,14 +147,6 @@ class StrikeSums:
         known.next.waiting.append(answer)
         known.hurry.set()
         return await answer
-
-    def add(self, loop: asyncio.AbstractEventLoop, strike: Strike, weight: int) -> bool:
-        """Count strikes `AGAIN_S` later, because Redis has just failed; False if there is no room for them."""
-        if len(self._sums) >= MAX_UNHEARD and (loop, strike.policy.name, strike.key) not in self._sums:
-            return False
-        known = self._noted(loop, strike, weight)
-        known.next_s = max(known.next_s, monotonic() + AGAIN_S)
-        return True
 
     def forget(self, key: str) -> bool:
         """Discard the unsent strikes of a key; False if there were none."""
