@@ -25,7 +25,7 @@ from anyio.to_thread import run_sync
 from trio.testing import MockClock
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, SlidegateError
-from slidegate.core import Concurrency, StoreUnavailable
+from slidegate.core import StoreUnavailable
 from slidegate.httpx import GITHUB_STATUSES, LimitedTransport, SyncLimitedTransport, TurnTimeout
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -452,24 +452,3 @@ async def test_closing_closes_the_transport_and_an_own_limiter_alone(scene: Make
         await made.call(client.close if made.kind == "sync" else client.aclose)
         assert made.server.closed == count
         assert (await made.limiter.hit("k", "5/minute")).allowed
-
-
-@pytest.mark.parametrize("transport", [LimitedTransport, SyncLimitedTransport])
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"transport": object()}, r"transport: expected one with handle_(async_)?request, not <"),
-        ({"limits": "ten a second"}, "limits: "),
-        ({"limits": Concurrency(4)}, "limits: "),
-        ({"key": "host"}, "key: expected a function"),
-        ({"limiter": MemoryStore()}, "limiter: expected Limiter"),
-        ({"wait": 0}, "wait: must be greater than zero"),
-        ({"retries": -1}, "retries: expected a whole number from 0 to 10"),
-        ({"statuses": 429}, r"statuses: expected a list of status codes such as \(429, 503\), not 429"),
-        ({"statuses": ["429"]}, "statuses: expected a whole number from 400 to 599"),
-        ({"name": ""}, "name: expected 1 to 64 characters"),
-    ],
-)
-def test_a_value_that_cannot_work_is_named(transport: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"^{message}"):
-        transport(**{"limits": "9/second", **options})

@@ -98,7 +98,9 @@ async def test_what_was_meant_as_an_address_is_refused_by_each_command(limiter: 
             with pytest.raises(ConfigurationError) as raised:
                 await rng.choice(commands(limiter))(typed)
             refused += 1
-            example = f'write for example "192.0.2.7", "192.0.2.0/24" or "user:42", or "key:{typed}" if it is a key'
+            example = (
+                f'write for example "192.0.2.7", "192.0.2.0/24" or "user:42", or {f"key:{typed}"!r} if it is a key'
+            )
             assert str(raised.value) == f"ban: {typed!r} is not an address or network; {example}"
     assert refused > 1_500
     assert await keys(limiter) == []

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.ops.metrics import BOUNDS_S
 from slidegate.otel import OtelMetrics
 from slidegate.testing import FakeClock
@@ -110,16 +110,3 @@ async def test_times_of_requests_can_be_left_out() -> None:
     await call(site.app, "/items/1")
     assert site.collect().value("slidegate.rule.requests", outcome="passed") == 1
     assert site.collect().points("slidegate.request.duration") == []
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"limiter": 5}, r"limiter: expected a Limiter, for example Limiter\(\), not 5"),
-        ({"durations": None}, "durations: expected True or False, not None"),
-        ({"meter_provider": "mine"}, "meter_provider: expected a MeterProvider of opentelemetry, not 'mine'"),
-    ],
-)
-def test_what_cannot_work_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        OtelMetrics(**{"limiter": Limiter(), **options})

@@ -235,18 +235,6 @@ async def test_gauges_of_several_processes_are_set_every_five_seconds_and_once_a
     site.metrics.close()
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"limiter": "redis://"}, r"limiter: expected a Limiter, for example Limiter\(\), not 'redis://'"),
-        ({"registry": "mine"}, "registry: expected a CollectorRegistry of prometheus_client, not 'mine'"),
-    ],
-)
-def test_what_cannot_work_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        PrometheusMetrics(**{"limiter": Limiter(), "registry": CollectorRegistry(), **options})
-
-
 async def test_a_gauge_that_a_store_does_not_know_is_not_a_number() -> None:
     site = Site()
 

@@ -284,12 +284,6 @@ def test_a_limiter_has_one_statistics_which_lives_as_long() -> None:
     assert gone() is None
 
 
-@pytest.mark.parametrize("wrong", [None, "limiter", Limiter])
-def test_statistics_of_anything_but_a_limiter_are_an_error(wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"limiter: expected a Limiter, for example Limiter\(\), not"):
-        Statistics.of(wrong)
-
-
 async def test_calls_without_http_are_not_counted() -> None:
     limiter = Limiter()
     statistics = Statistics.of(limiter)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
-import pytest
-
-from slidegate.core import ConfigurationError, Event
+from slidegate.core import Event
 from slidegate.testing import FakeClock, RecordingObserver
 
 
@@ -19,22 +16,10 @@ def test_a_fake_clock_stands_still_until_it_is_told_to_move() -> None:
     clock.advance(us=7)
     clock.advance("1s", us=-2)
     assert clock() == 31_001_004
-    with pytest.raises(ConfigurationError, match="span: expected a number and a unit"):
-        clock.advance("a while")
-    with pytest.raises(ConfigurationError, match=r'for example advance\("60s"\) or advance\(us=60\), not '):
-        clock.advance(60)  # type: ignore[arg-type]
     clock.set(12)
     assert (clock(), repr(clock)) == (12, "<FakeClock 12>")
     clock.set(datetime(1970, 1, 1, 1, 0, 7, tzinfo=timezone(timedelta(hours=1))))
     assert clock() == 7_000_000
-
-
-@pytest.mark.parametrize("moment", [datetime(2030, 1, 31), 1.5, True])
-def test_a_fake_clock_is_set_to_no_moment_that_means_several(moment: Any) -> None:
-    clock = FakeClock(5)
-    with pytest.raises(ConfigurationError, match=r"set: expected microseconds or a datetime with a time zone, for "):
-        clock.set(moment)
-    assert clock() == 5
 
 
 def test_a_recording_observer_keeps_events_in_their_order() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import re
 import tracemalloc
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -16,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate import ConfigurationError
 from slidegate.ops.replay import AccessLogs, AccessRecord, line_parser
 from slidegate.ops.replay import logs as logs_module
 from slidegate.ops.replay.logs import PRESETS, Preset, parse_line
@@ -251,22 +249,6 @@ def test_named_groups_read_any_line(regex: str, line: str, record: AccessRecord)
 def test_a_preset_reads_the_lines_of_one_server_alone() -> None:
     assert line_parser(preset="caddy")(f"web-1 | {changed({**CADDY, **NGINX})}") == LATER
     assert line_parser(preset="caddy")(changed(NGINX)) == "it contains no address of a client"
-
-
-@pytest.mark.parametrize(
-    ("regex", "words"),
-    [
-        ("(?P<time>", "regex: '(?P<time>' is no regular expression"),
-        (
-            "(?P<time>.)(?P<clinet>.)",
-            "(?P<client>...) and (?P<request>...) or (?P<path>...), not '(?P<time>",
-        ),
-        ("(?P<time>.)(?P<client>.)", "expected groups"),
-    ],
-)
-def test_a_format_that_cannot_work_is_refused(regex: str, words: str) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(words)):
-        AccessLogs([str(SAMPLES / "common.log")], regex=regex)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

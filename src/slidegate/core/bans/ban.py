@@ -117,8 +117,9 @@ def ban_key(key: object) -> str:
     spelled = canonical_key(key)
     network = network_place(spelled)
     if network is None and len(key) <= _LONGEST_ADDRESS and _was_meant_as_address(key.strip()):
+        named = quoted(f"key:{key}")
         raise InvalidKey(
-            f'ban: {quoted(key)} is not an address or network; write {example}, or "key:{key}" if it is a key', expected
+            f"ban: {quoted(key)} is not an address or network; write {example}, or {named} if it is a key", expected
         )
     if network is not None and network[1] == 0:
         raise InvalidKey(
