@@ -56,7 +56,6 @@ app = Starlette(
         Route("/search", page),
         Route("/login", page, methods=["POST"]),
         Mount("/slidegate", Dashboard(limiter, token=TOKEN)),
-        Mount("/shown", Dashboard(limiter, token=None, changes=False)),
     ],
     lifespan=lifespan,
 )
@@ -65,7 +64,7 @@ app.add_middleware(
     limiter=limiter,
     client=behind,
     rules=[
-        Rule(["/slidegate/{rest:path}", "/shown/{rest:path}"], exempt=True),
+        Rule("/slidegate/{rest:path}", exempt=True),
         Rule("/login", "5/minute; 20/hour", methods=["POST"], name="login"),
         Rule("/reports", "200/10m", key=header("X-API-Key"), name="reports"),
         Rule("/search", "60/minute", key=everyone, name="search"),

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Mount, Route
+from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
@@ -22,7 +22,6 @@ from starlette.websockets import WebSocketDisconnect
 from slidegate import (
     BanPolicy,
     Limiter,
-    MemoryStore,
     Networks,
     RateLimit,
     RateLimitExceeded,
@@ -30,35 +29,21 @@ from slidegate import (
     Rule,
 )
 from slidegate.ops.statistics import Statistics, Stats, Traffic
-from slidegate.testing import FakeClock
 
 from ..asgi import page, scope_of, send_scope
 from ..virtual_time import turns
 from .shared_rows import SharedRows, worker_of
+from .site import Site
 
 MS = 1_000
 
 
-class Site:
-    def __init__(self, *, inner: ASGIApp | None = None, **options: Any) -> None:
-        self.clock = FakeClock(1_000_000_000)
-        self.limiter = Limiter(MemoryStore(clock=self.clock))
+class Recorded(Site):
+    """A site with statistics."""
+
+    def __init__(self, rules: list[Rule] | None = None, **options: Any) -> None:
+        super().__init__(rules, **options)
         self.statistics = Statistics.of(self.limiter)
-        routes = [
-            Route("/items/{id}", self.item),
-            Route("/limited", RateLimit("1/day", name="tight")(self.item)),
-            Mount("/sub", app=inner or Starlette(routes=[Route("/{name}", self.item, methods=["POST"])])),
-        ]
-        options.setdefault("rules", [Rule("*", "1000/day", name="all")])
-        middleware = Middleware(RateLimitMiddleware, limiter=self.limiter, **options)
-        self.app = Starlette(routes=routes, middleware=[middleware])
-
-    async def item(self, request: Request) -> Response:
-        self.clock.advance(us=30 * MS)
-        return PlainTextResponse("x")
-
-    async def ask(self, path: str, **more: Any) -> int:
-        return (await send_scope(self.app, scope_of(path, **more))).status
 
     async def read(self) -> Stats:
         return await self.statistics.read("5m")
@@ -69,9 +54,8 @@ def counts(traffic: Traffic) -> tuple[int, int, int, int]:
 
 
 async def test_a_request_counts_for_its_rules_and_its_route() -> None:
-    site = Site(rules=[Rule("*", "1000/day", name="all"), Rule("/items/{id}", "9/day", name="items")])
-    for number in range(12):
-        await site.ask(f"/items/{number}")
+    site = Recorded([Rule("*", "1000/day", name="all"), Rule("/items/{id}", "9/day", name="items")])
+    await site.visit(*(f"/items/{number}" for number in range(12)))
     stats = await site.read()
     assert {name: counts(one) for name, one in stats.routes.items()} == {
         "GET /items/{id}": (9, 0, 0, 0),
@@ -85,10 +69,9 @@ async def test_a_request_counts_for_its_rules_and_its_route() -> None:
 
 async def test_bans_and_lists_are_counted_apart() -> None:
     policy = BanPolicy(after="2/10m", duration="1h", ban_private=True)
-    site = Site(rules=[Rule("*", "1/day", name="all")], bans=policy, blocklist=Networks(["192.0.2.0/24"]))
-    for _ in range(5):
-        await site.ask("/items/1")
-    await site.ask("/items/1", client=("192.0.2.1", 1))
+    site = Recorded([Rule("*", "1/day", name="all")], bans=policy, blocklist=Networks(["192.0.2.0/24"]))
+    await site.visit(*["/items/1"] * 5)
+    await site.visit("/items/1", client=("192.0.2.1", 1))
     stats = await site.read()
     assert (stats.total.passed, stats.total.refused, stats.total.banned, stats.total.blocked) == (1, 5, 2, 1)
     assert counts(stats.rules["all"]) == (1, 2, 0, 0)
@@ -101,9 +84,8 @@ async def test_bans_and_lists_are_counted_apart() -> None:
 
 
 async def test_a_shadow_rule_shows_what_it_would_have_refused() -> None:
-    site = Site(rules=[Rule("*", "4/minute", name="now"), Rule("*", "2/minute", shadow=True, name="stricter")])
-    for _ in range(6):
-        await site.ask("/items/1")
+    site = Recorded([Rule("*", "4/minute", name="now"), Rule("*", "2/minute", shadow=True, name="stricter")])
+    await site.visit(*["/items/1"] * 6)
     stats = await site.read()
     assert (stats.rules["stricter"].shadow_refused, *counts(stats.rules["now"])[:2]) == (2, 4, 2)
     assert (stats.total.shadow_refused, stats.total.passed) == (2, 4)
@@ -184,16 +166,16 @@ async def test_a_limit_that_refuses_after_the_response_began_is_an_exception() -
 
 
 async def test_a_refusal_at_an_endpoint_counts_for_its_route() -> None:
-    site = Site()
-    assert [await site.ask("/limited") for _ in range(2)] == [200, 429]
+    site = Recorded()
+    assert await site.visit("/limited", "/limited") == [200, 429]
     stats = await site.read()
     assert counts(stats.routes["GET /limited"]) == (1, 1, 0, 0)
     assert stats.route_steps["GET /limited"][-1] == (1, 1)
 
 
 async def test_a_client_that_leaves_while_it_waits_was_not_admitted() -> None:
-    site = Site(rules=[Rule("*", "1/1h", name="all", wait="2h", wait_max=1)])
-    await site.ask("/items/1")
+    site = Recorded([Rule("*", "1/1h", name="all", wait="2h", wait_max=1)])
+    await site.visit("/items/1")
     left: list[Message] = [{"type": "http.request", "body": b""}, {"type": "http.disconnect"}]
 
     async def receive() -> Message:
@@ -204,7 +186,7 @@ async def test_a_client_that_leaves_while_it_waits_was_not_admitted() -> None:
 
     gone = asyncio.create_task(site.app(scope_of("/items/1"), receive, send))
     await turns(20)
-    task = asyncio.create_task(site.ask("/items/1"))  # it finds the queue full, and takes the place of who has left
+    task = asyncio.create_task(site.visit("/items/1"))  # it finds the queue full, and takes the place of who has left
     await turns(20)
     await gone
     task.cancel()
@@ -222,18 +204,18 @@ async def test_routes_are_those_that_a_router_has_found_or_the_rules_that_refuse
             middleware=[Middleware(RateLimitMiddleware, limits="1/day")],
         )
 
-    outside, inside = Site(rules=[Rule("*", "1/day", name="all")]), Site(inner=inner())
+    outside, inside = Recorded([Rule("*", "1/day", name="all")]), Recorded(inner=inner())
     for site, routes in ((outside, ["POST /sub/{name}", "all"]), (inside, ["POST /sub/{name}", "default"])):
         for path, method in (("/sub/ann", "POST"), ("/sub/ann", "POST"), ("/sub/bob", "POST")):
-            await site.ask(path, method=method)
+            await site.visit(path, method=method)
         stats = await site.read()
         assert sorted(stats.routes) == routes
         assert (stats.total.passed, stats.total.refused) == (1, 2)
 
 
 async def test_a_wrong_method_counts_for_the_route_of_its_path() -> None:
-    site = Site(rules=[Rule("*", "1/day", name="all")])
-    assert [await site.ask("/items/1", method="PUT") for _ in range(2)] == [405, 429]
+    site = Recorded([Rule("*", "1/day", name="all")])
+    assert await site.visit("/items/1", "/items/1", method="PUT") == [405, 429]
     assert sorted((await site.read()).routes) == ["GET /items/{id}", "all"]
 
 
@@ -245,8 +227,8 @@ async def test_an_inner_middleware_of_the_same_or_another_limiter_counts_nothing
         rules=[Rule("*", "1/day", name="in")],
         limiter=limiter,
     )
-    site = Site(inner=inner)
-    assert [await site.ask("/sub/x", method="POST") for _ in range(3)] == [200, 429, 429]
+    site = Recorded(inner=inner)
+    assert await site.visit(*["/sub/x"] * 3, method="POST") == [200, 429, 429]
     stats = await site.read()
     assert counts(stats.total) == counts(stats.rules["in"]) == (1, 2, 0, 0)
     assert counts((await statistics.read()).total) == (1, 2, 0, 0), "each limiter counts each request once"

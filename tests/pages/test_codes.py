@@ -17,7 +17,6 @@ from slidegate.ops.cli.check import CODES as SUBJECTS
 from slidegate.ops.cli.main import INTERRUPTED
 from slidegate.web.checks import CODES
 
-from ..test_docs import SKILL
 from .anchors import ROOT, leads_somewhere
 
 ERRORS = ROOT / "docs" / "reference" / "errors.md"
@@ -51,12 +50,6 @@ def test_every_finding_has_its_heading_in_order() -> None:
     assert not set(SUBJECTS) & set(CODES)
 
 
-def test_every_finding_that_the_skill_names_is_there() -> None:
-    named = set(re.findall(r"\bSG\d+", SKILL.read_text("utf-8")))
-    assert named
-    assert named <= {*CODES, *SUBJECTS}
-
-
 def test_every_exception_reason_and_exit_has_its_row() -> None:
     assert len(exceptions()) >= 8
     assert set(rows(ERRORS, "Exceptions")) == exceptions()
@@ -79,9 +72,3 @@ def test_every_page_that_the_source_names_is_there() -> None:
     }
     assert named
     assert {(path, page) for path, page in named if not leads_somewhere(ROOT / "README.md", page)} == set()
-
-
-def test_every_example_stands_in_the_list_once() -> None:
-    text = (ROOT / "examples" / "README.md").read_text("utf-8")
-    listed = re.findall(r"^\| \[(\w+)\]\(\1(?:/README\.md)?\) \| .+ \| `.+` \|$", text, re.MULTILINE)
-    assert sorted(listed) == sorted(path.parent.name for path in (ROOT / "examples").glob("*/__init__.py"))

@@ -1,0 +1,119 @@
+"""Each benchmark runs with small numbers and prints a table, and its candidates count as their rows say."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from benchmarks import apps, limiter, real, rounds
+from benchmarks.__main__ import NAMES
+from benchmarks.traffic import Client, CountingLoop, client_of
+
+SMALL = {
+    "bytecodes": ["--only", "default", "--functions"],
+    "limiter": ["--processes", "1", "--rounds", "1", "--only", "slidegate"],
+    "networks": ["--count", "50", "--rounds", "1"],
+    "real": ["--processes", "1", "--rounds", "1", "--requests", "2", "--only", "default"],
+    "startup": ["--rounds", "1"],
+}
+LONGER = {
+    "lmdb": ["--rounds", "1", "--hits", "640"],
+    "redis": ["--rounds", "1", "--hits", "100"],
+    "server": ["--rounds", "1", "--workers", "2"],
+}
+LONGEST = {"memory": ["--keys", "20000"]}
+WRK = """#!{python}
+import sys
+from urllib.request import urlopen
+
+for _ in range(20):
+    assert urlopen(sys.argv[-1]).status == 200
+print("Requests/sec:   1234.5")
+"""
+"""A replacement for wrk: twenty requests."""
+CEILINGS: dict[str, tuple[int, int]] = {"default": (545, 11), "two windows": (725, 12), "everything": (670, 12)}
+"""How many bytecodes and Python calls one request may cost on CPython 3.11; what it costs was a twentieth below."""
+KNOWN = apps.candidates()
+FEW = apps.Allowed(3, "hour")
+UNLIMITED = {name for name in KNOWN if name.startswith("bare ")} | {"concurrency", "refused by a ban"}
+PEERS = ("asgi-ratelimit", "fastapi-limiter")
+Result = TypeVar("Result")
+
+
+def run(name: str, flags: list[str], program: Path) -> str:
+    """Run a benchmark with a program first on PATH; return its output."""
+    # A separate process, because benchmarks fork, disable logging and change the garbage collector.
+    paths = {"PYTHONPATH": [rounds.ROOT / "src", rounds.ROOT], "PATH": [program.parent, os.environ["PATH"]]}
+    environment = {**os.environ, **{name: os.pathsep.join(map(str, found)) for name, found in paths.items()}}
+    line = [sys.executable, "-m", "benchmarks", name, *flags]
+    ended = subprocess.run(line, cwd=rounds.ROOT, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        *SMALL.items(),
+        *(pytest.param(name, flags, marks=pytest.mark.all) for name, flags in LONGER.items()),
+        *(pytest.param(name, flags, marks=pytest.mark.deep) for name, flags in LONGEST.items()),
+    ],
+)
+def test_a_small_run_of_a_benchmark_ends_well(name: str, flags: list[str], tmp_path: Path) -> None:
+    assert {*SMALL, *LONGER, *LONGEST} == {*NAMES}
+    wrk = tmp_path / "wrk"
+    wrk.write_text(WRK.format(python=sys.executable), "utf-8")
+    wrk.chmod(0o755)
+    shown = run(name, flags, wrk)
+    assert re.search(r"^\| -", shown, re.MULTILINE)
+    assert f"`python3 dev.py bench {name}" in shown
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="each version has bytecodes of its own")
+@pytest.mark.skipif(any(name.startswith("COVERAGE_PROCESS") for name in os.environ), reason="coverage counts, too")
+@pytest.mark.parametrize("row", CEILINGS)
+def test_one_request_costs_no_more_bytecodes_and_calls_than_it_should(row: str, tmp_path: Path) -> None:
+    found = run("bytecodes", ["--only", row], tmp_path / "wrk")
+    ((bytecodes, calls),) = re.findall(rf"^\| {row} \| ([0-9,]+) \| ([0-9]+) \|$", found, re.MULTILINE)
+    most_bytecodes, most_calls = CEILINGS[row]
+    assert (int(bytecodes.replace(",", "")) <= most_bytecodes, int(calls) <= most_calls) == (True, True), found
+
+
+def on_counting_loop(work: Coroutine[Any, Any, Result]) -> Result:
+    with asyncio.Runner(loop_factory=CountingLoop) as runner:
+        return runner.run(work)
+
+
+def test_every_row_is_made_of_candidates_and_every_candidate_has_a_row() -> None:
+    for tables, known in ((real.TABLES, KNOWN), (limiter.TABLES, limiter.ROUNDS)):
+        assert {name for rows in tables.values() for row in rows for name in row[:4] if name} == {*known}
+
+
+@pytest.mark.parametrize("name", limiter.ROUNDS)
+def test_each_limiter_admits_a_hundred_hits_of_a_key_and_refuses_the_next(name: str) -> None:
+    assert on_counting_loop(limiter.ROUNDS[name](0)) > 0
+
+
+# asgi-ratelimit asks asyncio for it, and Python 3.14 wants inspect asked.
+@pytest.mark.filterwarnings("ignore:.*iscoroutinefunction:DeprecationWarning")
+@pytest.mark.parametrize("name", sorted({*KNOWN} - UNLIMITED))
+def test_each_candidate_counts_each_client_and_says_so(name: str) -> None:
+    async def answers() -> tuple[list[int], int, dict[bytes, bytes]]:
+        app, client = KNOWN[name], Client()
+        made = await app.make(FEW)
+        own = [await client.ask(made, app.traffic.scope(5, client_of(0))) for _ in range(FEW.amount + 2)]
+        fields = client.headers
+        return own, await client.ask(made, app.traffic.scope(5, client_of(1), 1)), fields
+
+    own, other, fields = on_counting_loop(answers())
+    assert own == [200] * FEW.amount + [429] * 2
+    assert other == (429 if name.startswith("fastapi-limiter") else 200)
+    assert name.startswith(PEERS) or {b"ratelimit", b"ratelimit-policy", b"retry-after"} <= {*fields}
