@@ -43,7 +43,7 @@ SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
     (Traffic(passed=3, refused=1), ("passed", "refused")),
     (Worker("host:7:1f3a", "host", 7, 0.5), ("name", "host", "pid", "age_s")),
     (
-        Stats(5, 0, Traffic(3), {"api": Traffic(3)}, {}, [Traffic(3)], [], {}, {}),
+        Stats(5, 0, Traffic(3), {"api": Traffic(3)}, {}, [Traffic(3)], []),
         ("step_us", "rules", "routes", "total"),
     ),
     (MemoryStore().stats(), ("keys", "evictions", "shared_hits")),

@@ -178,8 +178,6 @@ class Stats(NamedTuple):
             before a route was found are not among them.
         steps: The counts of each step, oldest first; the last step is still running.
         workers: The workers that have written in the last five minutes.
-        rule_steps: For each rule (passed, refused) of each step.
-        route_steps: For each route (passed, refused) of each step.
     """
 
     step_us: int
@@ -189,8 +187,6 @@ class Stats(NamedTuple):
     routes: dict[str, Traffic]
     steps: list[Traffic]
     workers: list[Worker]
-    rule_steps: dict[str, list[tuple[int, int]]]
-    route_steps: dict[str, list[tuple[int, int]]]
 
 
 class ClientTraffic(NamedTuple):
@@ -424,7 +420,7 @@ class Statistics(Observer):
         await self.publish()
         last = await self._limiter.now_us() // step_us
         first = max(last - count + 1, 0)
-        stats = Stats(step_us, first * step_us, Traffic(), {}, {}, [Traffic() for _ in range(count)], [], {}, {})
+        stats = Stats(step_us, first * step_us, Traffic(), {}, {}, [Traffic() for _ in range(count)], [])
         for number, _, row in await self._limiter.rows(kind, first, last):
             for name, traffic in _unpacked(row):
                 if (rule is None or rule in name[0]) and (route is None or route == name[1]):
@@ -538,15 +534,11 @@ def _steps_of(window: str | float | timedelta) -> tuple[str, int, int]:
 def _include(stats: Stats, step: int, name: SeriesName, traffic: Traffic) -> None:
     """Add a series of one step to the sums."""
     rules, route = name
-    stats.total.add(traffic)
-    stats.steps[step].add(traffic)
-    sums = [(stats.rules, stats.rule_steps, rule) for rule in dict.fromkeys(rules)]
+    sums = [stats.total, stats.steps[step], *(stats.rules.setdefault(rule, Traffic()) for rule in dict.fromkeys(rules))]
     if route:
-        sums.append((stats.routes, stats.route_steps, route))
-    for by_name, steps_by_name, one in sums:
-        by_name.setdefault(one, Traffic()).add(traffic)
-        steps = steps_by_name.setdefault(one, [(0, 0)] * len(stats.steps))
-        steps[step] = steps[step][0] + traffic.passed, steps[step][1] + traffic.refused
+        sums.append(stats.routes.setdefault(route, Traffic()))
+    for one in sums:
+        one.add(traffic)
 
 
 def _entry_of(event: Event | Outcome) -> Entry:

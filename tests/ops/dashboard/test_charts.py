@@ -69,19 +69,6 @@ def test_areas_are_stacked_in_the_order_of_the_legend(steps: list[dict[str, Any]
         assert all(high <= low + 0.01 for low, high in zip(below, above, strict=True))
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=400))
-def test_trend_has_few_points_and_ends_with_the_last_complete_step(steps: list[tuple[int, int]]) -> None:
-    drawing = ET.fromstring(str(charts.trend(steps)))
-    paths = {path.attrib["class"]: points(path.attrib["d"]) for path in drawing.iter("path")}
-    found = paths.get("area s0", [])[1:]  # the first point is the corner
-    assert len(found) <= charts.MAX_TREND
-    if len(steps) > 1:
-        size = -(-(len(steps) - 1) // charts.MAX_TREND)
-        assert len(steps) - 1 - len(found) * size in range(size)
-        last = steps[-size - 1 : -1]
-        assert (found[-1][1] == 20) == (sum(passed for passed, _ in last) == 0)
-
-
 @given(st.floats(0.001, 10**12))
 def test_axis_has_round_steps_and_reaches_the_largest_value(most: float) -> None:
     step = {"p50_ms": None, "p95_ms": most}

@@ -87,17 +87,6 @@ def test_round_numbers_refuse_less_and_less_up_to_nothing() -> None:
     assert [(row["limits"], row["clients"]) for row in rows] == [("50/1m", 39), ("100/1m", 0)]
 
 
-def test_bars_count_each_client_once() -> None:
-    bars = measure_of([1], [1], [1, 1], [1, 1, 1], [1] * 9).bars()
-    assert [(bar["requests"], bar["clients"]) for bar in bars] == [
-        ("1 to 1", 2),
-        ("2 to 3", 2),
-        ("4 to 7", 0),
-        ("8 to 15", 1),
-    ]
-    assert [len(bar[""]) for bar in bars] == [40, 40, 0, 20]
-
-
 @given(RECORDS)
 def test_counts_of_a_simulation_are_those_of_its_requests(gaps: list[AccessRecord]) -> None:
     records = at_times(gaps)

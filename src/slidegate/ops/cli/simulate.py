@@ -132,11 +132,9 @@ def suggest(log: tuple[str, ...], app: str | None, as_toml: bool, as_json: bool,
 
 
 def _suggested_text(measures: Sequence[tuple[Measure, dict[str, Any]]]) -> Iterator[str]:
-    for measure, value in measures:
+    for _, value in measures:
         yield from ("", f"{value['route']}: {value['requests']:,} requests of {value['clients']:,} clients", "")
         yield from table(tuple(value["busiest"][0]), value["busiest"])
-        yield from ("", "Requests of clients in their busiest minute")
-        yield from table(("requests", "clients", ""), measure.bars())
         rows = [
             {
                 "limit": row["limits"],

@@ -16,7 +16,6 @@ HEIGHT: Final = 150
 NOTHING: Final = "\u2013"
 """What is shown for no value."""
 MAX_TICKS: Final = 5
-MAX_TREND: Final = 30
 _STEPS_S: Final = (10, 15, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200, 10_800, 21_600)
 """The distances of ticks on the time axis."""
 
@@ -58,22 +57,6 @@ def times(stats: Mapping[str, Any], text: Callable[[float | None], str]) -> Char
     fields = {"median": "p50_ms", "p95": "p95_ms"}
     series = {name: [step[field] for step in stats["steps"][:-1]] for name, field in fields.items()}
     return _chart("Time to the last byte, in ms", stats, series, text, is_stacked=False)
-
-
-def trend(steps: Sequence[Sequence[int]]) -> Markup:
-    """Return a sparkline of (passed, refused) for each step, without the running one: refused above passed."""
-    size = max(1, -(-(len(steps) - 1) // MAX_TREND))
-    done = steps[(len(steps) - 1) % size : -1]
-    passed = [sum(step[0] for step in done[first : first + size]) for first in range(0, len(done), size)]
-    total = [sum(map(sum, done[first : first + size])) for first in range(0, len(done), size)]
-    most = max(total, default=0) or 1
-    paths = []
-    for name, values in (("s1", total if total != passed else []), ("s0", passed)):
-        points = "".join(f"L{place} {20 - 19 * value / most:.3g}" for place, value in enumerate(values))
-        if points:
-            paths.append(f'<path class="area {name}" d="M0 20{points}V20z"/>')
-    view = f'viewBox="0 0 {max(len(passed) - 1, 1)} 20"'
-    return Markup(f'<svg class="trend" {view} preserveAspectRatio="none" aria-hidden="true">{"".join(paths)}</svg>')
 
 
 def meter(used: float, amount: float) -> Markup:

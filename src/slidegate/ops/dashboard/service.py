@@ -9,7 +9,7 @@ import heapq
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -313,8 +313,8 @@ class Service:
             "start_at": (stats.start_us + ahead_us) / _S,
             "workers": [worker._asdict() for worker in stats.workers],
             "total": _traffic(stats.total),
-            "rules": {name: _traffic(one, stats.rule_steps[name]) for name, one in stats.rules.items()},
-            "routes": {name: _traffic(one, stats.route_steps[name]) for name, one in stats.routes.items()},
+            "rules": {name: _traffic(one) for name, one in stats.rules.items()},
+            "routes": {name: _traffic(one) for name, one in stats.routes.items()},
             "steps": [_merged(steps[first : first + size]) for first in range(0, len(steps), size)],
         }
 
@@ -361,14 +361,13 @@ class Service:
             return False  # no network
 
 
-def _traffic(traffic: Traffic, trend: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
+def _traffic(traffic: Traffic) -> dict[str, Any]:
     counts = _named(traffic, "passed", "refused", "banned", "blocked", "shadow_refused", "exceptions", "cancelled")
     times = {"p50_ms": traffic.p50_us, "p95_ms": traffic.p95_us, "p99_ms": traffic.p99_us}
     return {
         **counts,
         "limited": traffic.refused - traffic.banned - traffic.blocked,
         **{name: None if us is None else us / 1_000 for name, us in times.items()},
-        **({"trend": trend} if trend else {}),
     }
 
 

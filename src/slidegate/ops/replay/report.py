@@ -30,7 +30,6 @@ HEADROOM: Final = 2
 """Suggested limits are this many times what 99.9 % of the clients do not exceed."""
 MAX_TRIED: Final = 7
 _ROUND: Final = (0, *(digit * 10**power for power in range(8) for digit in (1, 2, 5)))
-_BAR: Final = 40
 _BOUNDLESS: Final = Limit(2**31 - 1, "1s")
 ALL: Final = "all"
 _PER_ROUTE: Final = "per-route "
@@ -239,18 +238,6 @@ class Measure:
         refused = [refusals(times, limits) for times in self._times_us if len(times) > lowest]
         clients = sum(1 for requests in refused if requests)
         return {"limits": "; ".join(map(str, limits)), "clients": clients, "requests": sum(refused)}
-
-    def bars(self) -> list[Json]:
-        """Return the rows of a bar chart: how many clients made how many requests in their busiest minute."""
-        clients = Counter(count.bit_length() - 1 for count in self.peaks["1m"])
-        return [
-            {
-                "requests": f"{1 << power:,} to {(2 << power) - 1:,}",
-                "clients": clients[power],
-                "": "#" * ceil(_BAR * clients[power] / max(clients.values())),
-            }
-            for power in range(max(clients) + 1)
-        ]
 
 
 def peak(times_us: Sequence[int], window_us: int) -> int:
