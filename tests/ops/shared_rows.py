@@ -23,8 +23,8 @@ class SharedRows(SharedStats):
         writes: How many rows were written.
     """
 
-    def __init__(self) -> None:
-        self.clock = FakeClock(START_US)
+    def __init__(self, clock: FakeClock | None = None) -> None:
+        self.clock = FakeClock(START_US) if clock is None else clock
         self.rows: dict[tuple[str, int, bytes], tuple[bytes, int]] = {}
         self.is_failing = False
         self.failing_writes = self.writes = 0

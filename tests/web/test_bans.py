@@ -212,17 +212,6 @@ async def test_what_a_rule_exempts_is_never_struck_and_refuses_the_banned_all_th
     assert await site.status("/health/200") == 403
 
 
-async def test_the_order_is_allowlist_blocklist_ban_limits() -> None:
-    both, blocked = "192.0.2.1", "192.0.2.2"
-    site = Site(limits="1/day", allowlist=Networks([both]), blocklist=Networks([both, blocked]))
-    for address in (both, blocked, PEER):
-        await site.limiter.ban(address, "1h")
-    allowed, listed, banned = [await site.ask(**peer(address)) for address in (both, blocked, PEER)]
-    assert (allowed.status, listed.status, banned.status) == (200, 403, 403)
-    assert (json.loads(listed.body)["type"], "retry-after" in listed.headers) == ("about:blank", False)
-    assert (banned.headers["retry-after"], "ratelimit" in banned.headers) == ("3600", False)
-
-
 @pytest.mark.parametrize("status", [403, 429])
 async def test_the_answer_is_a_problem_that_says_no_more_than_until_when(status: int) -> None:
     site = Site(limits="1/day", bans=policy("1/10m", status=status, name="abuse"))

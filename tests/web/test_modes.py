@@ -21,9 +21,7 @@ from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddl
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, attempt, call, hello, scope_of, send_scope, statuses
-from .limited import AT, limited
-
-everywhere = pytest.mark.parametrize("at", AT)
+from .limited import limited
 
 
 def rules(*given: Rule, **options: Any) -> RateLimitMiddleware:
@@ -125,47 +123,6 @@ async def test_a_count_if_with_one_parameter_that_it_needs_gets_the_status_alone
     assert await statuses(rules(Rule("*", "1/hour", count_if=count_if)), 2) == [200, 429]
 
 
-@everywhere
-async def test_refusals_count_where_they_are_said_to(at: str) -> None:
-    clock = FakeClock()
-    middleware = limited(at, "2/minute", limiter=Limiter(MemoryStore(clock=clock)), count_denied=True)
-    assert await statuses(middleware, 3) == [200, 200, 429]
-    clock.advance("50s")
-    assert await statuses(middleware, 2) == [429, 429]
-    clock.advance("15s")
-    assert await statuses(middleware, 1) == [429]
-
-
-async def test_a_hot_key_is_reported_once_when_it_exceeds_the_limit_and_again_after_it_has_cooled() -> None:
-    hot: list[str] = []
-    clock = FakeClock(10**15)
-    limiter = Limiter(MemoryStore(clock=clock))
-    limiter.observe(lambda event: hot.append(event.details["key"]) if event.kind == "exceeded" else None)
-    app = rules(Rule("*", "100/5s", shadow=True), limiter=limiter)
-    assert await statuses(app, 100) == [200] * 100
-    assert hot == []
-    assert await statuses(app, 50) == [200] * 50
-    assert hot == [PEER]
-    clock.advance("11s")
-    await statuses(app, 90)
-    assert len(hot) == 1
-    await statuses(app, 20)
-    assert len(hot) == 2
-    await statuses(app, 101, client=("192.0.2.1", 1))
-    assert hot[2:] == ["192.0.2.1"]
-
-
-@everywhere
-@pytest.mark.parametrize("options", [{"shadow": True}, {"concurrency": 1}, {"count_if": lambda status: status == 200}])
-async def test_what_it_is_not_about_takes_nothing_of_any_kind(options: Any, at: str) -> None:
-    store = MemoryStore(clock=FakeClock())
-    app = limited(at, "2/hour", limiter=Limiter(store), methods=["POST"], when=lambda request: False, **options)
-    for method in ("GET", "POST"):
-        answer = await call(app, "/", method)
-        assert (answer.status, "ratelimit" in answer.headers) == (200, False)
-    assert store.stats().keys == 0
-
-
 async def test_a_condition_at_an_endpoint_may_read_the_body() -> None:
     async def has_large_body(request: Any) -> bool:
         return len(await request.body()) > 3
@@ -189,51 +146,6 @@ async def test_a_condition_is_asked_once_for_each_request_and_middleware() -> No
     for path in ("/a", "/b", "/b"):
         assert await statuses(app, 1, path) == [200]
     assert asked == ["/a", "/b", "/b"]
-
-
-CURL = {"user-agent": "curl/8.5"}
-PREFLIGHT = {"origin": "https://a.example", "access-control-request-method": "GET"}
-
-
-def is_curl(request: Any) -> bool:
-    return "curl" in request.headers.get("user-agent", "")
-
-
-@pytest.mark.parametrize(
-    ("status", "title"), [(None, "Forbidden"), (503, "Service Unavailable"), (499, "Request not accepted")]
-)
-async def test_a_block_refuses_with_its_status_and_a_problem(status: int | None, title: str) -> None:
-    app = rules(Rule("/admin/{rest:path}", block=True, status=status, name="closed"))
-    answer = await call(app, "/admin/users")
-    assert (answer.status, answer.headers["content-type"]) == (status or 403, "application/problem+json")
-    assert answer.headers["cache-control"] == "no-store"
-    assert "retry-after" not in answer.headers
-    assert f'"title": "{title}"'.encode() in answer.body
-    assert b'"violated-policies": ["closed"]' in answer.body
-    assert (await call(app, "/admin/users", "HEAD")).body == b""
-
-
-async def test_a_block_does_not_strike_and_on_refused_is_told_which_rule_it_was() -> None:
-    told: list[Any] = []
-
-    def on_refused(request: Any, decision: Any) -> PlainTextResponse:
-        told.append((decision.reason, decision.by, decision.retry_after))
-        return PlainTextResponse("no", 418)
-
-    bans = BanPolicy("2/minute", signals={"refused": 1, "4xx": 1})
-    app = rules(Rule("*", block=True, when=is_curl, name="agents"), bans=bans, on_refused=on_refused)
-    assert await statuses(app, 9, headers=CURL) == [418] * 9
-    assert told == [("blocked", "agents", None)] * 9
-    assert await statuses(app, 2) == [200, 200]
-
-
-@pytest.mark.parametrize("when", [None, is_curl])
-async def test_a_block_refuses_websockets_and_preflights(when: Any) -> None:
-    app = rules(Rule("*", block=True, when=when))
-    scope = scope_of(headers=CURL, type="websocket")
-    assert [message["type"] for message in (await send_scope(app, scope)).messages] == ["websocket.close"]
-    assert await statuses(app, 1, method="OPTIONS", headers=CURL | PREFLIGHT) == [403]
-    assert await statuses(app, 1, method="OPTIONS", headers=PREFLIGHT) == [200 if when else 403]
 
 
 def raising(request: Any, *more: Any) -> Any:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import Depends, FastAPI
-from hypothesis import given, note
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.exceptions import WebSocketException
@@ -29,169 +27,10 @@ from slidegate import (
     RateLimitMiddleware,
     Rule,
     everyone,
-    header,
 )
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import FakeClock
 
 from ..asgi import call, hello, page, statuses
-
-KEYS = {"client": None, "user": header("X-User"), "everyone": everyone}
-LIMITS = ("1/hour", "2/hour", "2/hour; 5/day", "3/hour; 4/day")
-ADDRESSES = ("192.0.2.1", "192.0.2.2")
-
-
-@dataclass(frozen=True)
-class Held:
-    """One limit of a program: a rule of a middleware, or a limit at the endpoint."""
-
-    name: str | None
-    key: str
-    limits: str
-    by_function: bool = False
-    """Whether its limits are those that a function returns: the start cannot see them."""
-    shadow: bool = False
-    free: bool = False
-    """Whether its units are handed back when the answer is known."""
-    form: str = "dependency"
-
-    def options(self) -> dict[str, Any]:
-        given: dict[str, Any] = {"key": KEYS[self.key], "name": self.name, "shadow": self.shadow}
-        if self.free:
-            given["count_if"] = lambda status: status >= 500
-        return given
-
-    def written(self) -> Any:
-        return (lambda request: self.limits) if self.by_function else self.limits
-
-    @property
-    def amounts(self) -> dict[str, int]:
-        return {window: int(amount) for amount, window in (one.strip().split("/") for one in self.limits.split(";"))}
-
-
-@dataclass(frozen=True)
-class Program:
-    """Limits of one or two middlewares, which may have a limiter each, and of an endpoint."""
-
-    outer: Held | None
-    inner: Held | None
-    endpoint: tuple[Held, ...]
-    apart: bool
-    two: bool
-
-
-HELD = st.builds(
-    Held,
-    st.sampled_from(["a", "a", "b", None]),
-    st.sampled_from([*KEYS]),
-    st.sampled_from(LIMITS),
-    st.booleans(),
-    st.sampled_from([False, False, True]),
-    st.sampled_from([False, False, True]),
-    st.sampled_from(["dependency", "decorator", "sync"]),
-).map(lambda held: replace(held, free=held.free and not held.shadow))
-PROGRAMS = st.builds(
-    Program,
-    st.none() | HELD,
-    st.none() | HELD,
-    st.lists(HELD, max_size=3).map(
-        lambda limits: tuple([replace(one, name=one.name or f"at {at}") for at, one in enumerate(limits)])
-    ),
-    st.booleans(),
-    st.booleans(),
-)
-REQUESTS = st.lists(
-    st.tuples(st.sampled_from(ADDRESSES), st.sampled_from(["", "", "ann", "bob"])), min_size=1, max_size=10
-)
-
-
-class Model:
-    """What each limit has counted, in plain numbers: what was charged further out stays charged after a refusal.
-
-    Each middleware, with the limits at endpoints within, counts a request once in the windows of a name and key.
-    """
-
-    def __init__(self, program: Program) -> None:
-        middlewares = [(program.outer, 0)]
-        if program.two:
-            middlewares.append((program.inner, 1 if program.apart else 0))
-        dependencies = [held for held in program.endpoint if held.form == "dependency"]
-        decorators = [held for held in program.endpoint if held.form != "dependency"]
-        nearest, limiter = len(middlewares) - 1, middlewares[-1][1]
-        way = [(held, number, limiter) for number, (held, limiter) in enumerate(middlewares)]
-        way += [(held, nearest, limiter) for held in [*dependencies, *decorators]]
-        self.way = [(*one, place) for place, one in enumerate(way) if one[0] is not None]
-        self.counts: dict[object, int] = {}
-
-    def ask(self, address: str, user: str) -> tuple[bool, list[str]]:
-        """Return whether a request passes, and the keys that shadows would have refused."""
-        would_refuse: list[str] = []
-        charged: set[object] = set()
-        reserved: list[object] = []
-        try:
-            return self.walk(address, user, would_refuse, charged, reserved), would_refuse
-        finally:
-            for window in reserved:  # handed back when the answer is known
-                self.counts[window] -= 1
-
-    def walk(
-        self, address: str, user: str, would_refuse: list[str], charged: set[object], reserved: list[object]
-    ) -> bool:
-        for held, middleware, limiter, place in self.way:
-            key = {"client": address, "user": user or address, "everyone": "everyone"}[held.key]
-            window = limiter, held.name or place, held.shadow, key
-            if (middleware, window, *held.amounts.items()) in charged:
-                continue
-            charged.add((middleware, window, *held.amounts.items()))
-            if any(self.counts.get((window, one), 0) >= most for one, most in held.amounts.items()):
-                if held.shadow:
-                    would_refuse.append(key)
-                    continue
-                return False
-            for one in held.amounts:
-                self.counts[window, one] = self.counts.get((window, one), 0) + 1
-                reserved += [(window, one)] if held.free else []
-        return True
-
-
-def built(program: Program, limiters: Sequence[Limiter]) -> ASGIApp:
-    limits = [(held, RateLimit(limits=held.written(), **held.options())) for held in program.endpoint]
-    endpoint: Callable[..., Any] = lambda: "page"  # noqa: E731
-    if "sync" not in [held.form for held in program.endpoint]:
-
-        async def endpoint() -> str:
-            return "page"
-
-    for held, limit in reversed(limits):
-        if held.form != "dependency":
-            endpoint = limit(endpoint)
-    inside = FastAPI()
-    inside.get("/", dependencies=[Depends(limit) for held, limit in limits if held.form == "dependency"])(endpoint)
-    app: ASGIApp = inside
-    around = [(program.outer, limiters[0])]
-    if program.two:
-        around.insert(0, (program.inner, limiters[program.apart]))
-    for held, limiter in around:
-        rules = [] if held is None else [Rule("*", held.written(), **held.options())]
-        app = RateLimitMiddleware(app, rules=rules, limiter=limiter)
-    return app
-
-
-@given(PROGRAMS, REQUESTS)
-async def test_each_middleware_charges_a_window_once_on_a_request_and_every_other_counts_by_itself(
-    program: Program, requests: list[tuple[str, str]]
-) -> None:
-    note(repr(program))
-    clock, heard, model = FakeClock(), RecordingObserver(), Model(program)
-    limiters = [Limiter(MemoryStore(clock=clock), observers=[heard]) for _ in range(2)]
-    keys = {limiter.key_for(header("X-User").of(name)): name for name in ("ann", "bob") for limiter in limiters}
-    app = built(program, limiters)
-    for address, user in requests:
-        heard.events.clear()
-        answer = await call(app, client=(address, 1), headers={"X-User": user} if user else {})
-        passes, would_refuse = model.ask(address, user)
-        assert answer.status == (200 if passes else 429)
-        found = [str(event.details["key"]) for event in heard.events if event.kind == "shadow_refused"]
-        assert [keys.get(key, key) for key in found] == would_refuse
 
 
 async def test_two_middlewares_write_lines_of_their_own_each_refuses_and_a_shared_name_is_charged_by_both() -> None:

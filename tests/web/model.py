@@ -1,0 +1,495 @@
+"""The middleware in plain words: which rules count a request, what each window has counted, and what is told of it.
+
+`Model` knows middlewares around each other, limits at an endpoint, functions of the user's that may fail, overrides,
+and workers that share a store. It knows no time but whole days: a window is full until it is over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from types import FunctionType
+from typing import Any, TypeAlias
+
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from slidegate import everyone, header
+
+from ..asgi import PEER
+
+HOUR, DAY = 3_600, 86_400
+METHODS = ("GET", "HEAD", "POST", "PUT")
+PATHS = ("/a", "/b", "/c")
+Windows: TypeAlias = dict[int, int]
+"""Amounts by the length of their window in seconds."""
+
+
+def spelled(windows: Windows) -> str:
+    return "; ".join(f"{amount}/{'hour' if length == HOUR else 'day'}" for length, amount in windows.items())
+
+
+# -- functions of the user's -------------------------------------------------------------------------------------------
+
+PLANS: dict[str, Windows] = {"free": {HOUR: 2}, "pro": {HOUR: 4, DAY: 6}, "staff": {}}
+FALLBACK = {HOUR: 3}
+
+
+def fails(*given: Any) -> Any:
+    raise LookupError("no such country")
+
+
+def flagged(request: Request) -> bool:
+    return "x" in request.headers["x-flags"]
+
+
+def tenant(request: Request) -> str | None:
+    return request.headers.get("x-tenant")
+
+
+def cost(request: Request) -> int:
+    return int(request.headers["x-cost"])
+
+
+def plan(request: Request) -> str:
+    return spelled(PLANS[request.headers["x-plan"]]) or "unlimited"
+
+
+def windows_of_plan(request: Request) -> Windows:
+    return PLANS[request.headers["x-plan"]]
+
+
+def is_wrong(status: int) -> bool:
+    return status == 401
+
+
+def never(status: int) -> bool:
+    return False
+
+
+class Odd:
+    """A function that equals everything and cannot be hashed, as an instance of a data class may."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *given: Any) -> Any:
+        return self.function(*given)
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def written(function: Callable[..., Any], how: str) -> Callable[..., Any]:
+    """Return a function as some user might write it."""
+
+    def plain(*given: Any) -> Any:
+        return function(*given)
+
+    async def later(*given: Any) -> Any:
+        return function(*given)
+
+    made: dict[str, Callable[..., Any]] = {"plain": plain, "later": later, "odd": Odd(function)}
+    return made[how]
+
+
+WRONG: dict[str, tuple[Any, ...]] = {
+    "limits": (None, "nobody", "5/minut", 5, []),
+    "key": (42, b"k"),
+    "cost": ("7", None, True, 7.5, -1),
+}
+"""What a function may answer that cannot be used: as if it had failed."""
+
+# -- rules and limits at endpoints -------------------------------------------------------------------------------------
+
+
+class Short:
+    """Shows the fields that are not as by default."""
+
+    def __repr__(self) -> str:
+        kept = [one for one in fields(self) if getattr(self, one.name) != one.default]  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(f'{one.name}={shown(getattr(self, one.name))}' for one in kept)})"
+
+
+def shown(value: object) -> str:
+    return value.__name__ if isinstance(value, FunctionType) else repr(value)
+
+
+@dataclass(frozen=True, repr=False)
+class Given(Short):
+    """A function of the user's as an option: what it does, and how it is written."""
+
+    function: Callable[..., Any]
+    how: str = "plain"
+    answers: tuple[Any] | None = None
+
+    def option(self) -> Callable[..., Any]:
+        if self.answers is not None:
+            return written(lambda *given: self.answers[0], self.how)  # type: ignore[index]
+        return written(plan if self.function is windows_of_plan else self.function, self.how)
+
+
+@dataclass(frozen=True, repr=False)
+class Limited(Short):
+    """A rule, or a limit at an endpoint in one of its forms."""
+
+    name: str
+    kind: str = "limit"
+    path: str = "*"
+    methods: tuple[str, ...] | None = None
+    limits: tuple[tuple[int, int], ...] | Given = ((HOUR, 2),)
+    key: Given | str | None = None
+    cost: Given | None = None
+    when: Given | None = None
+    count_if: Callable[[int], bool] | None = None
+    form: str = "dependency"
+
+    @property
+    def windows(self) -> Windows | None:
+        """Its amounts; None where a function returns them or it has none."""
+        return None if isinstance(self.limits, Given) or self.kind in ("exempt", "block") else dict(self.limits)
+
+    def options(self) -> dict[str, Any]:
+        """Return what a user writes."""
+        given: dict[str, Any] = {"name": self.name, "methods": self.methods and [*self.methods]}
+        if self.when:
+            given["when"] = self.when.option()
+        if self.kind != "limit":
+            given[self.kind] = True
+        if self.kind in ("exempt", "block"):
+            return given
+        if isinstance(self.limits, Given):
+            given |= {"limits": self.limits.option(), "fallback_limits": spelled(FALLBACK)}
+        else:
+            given["limits"] = spelled(dict(self.limits))
+        if self.key is not None:
+            given["key"] = KEYS[self.key] if isinstance(self.key, str) else self.key.option()
+        if self.cost:
+            given["cost"] = self.cost.option()
+        if self.count_if:
+            given["count_if"] = self.count_if
+        return given
+
+    def is_about(self, path: str, method: str) -> bool:
+        taken = set(map(str.upper, self.methods or METHODS))
+        return self.path in (path, "*", "/{rest:path}") and (method in taken or (method == "HEAD" and "GET" in taken))
+
+
+KEYS = {"user": header("X-User"), "everyone": everyone}
+HOW = st.sampled_from(["plain", "later", "odd"])
+
+
+def given_or_wrong(what: str, function: Callable[..., Any]) -> st.SearchStrategy[Given]:
+    wrong = st.sampled_from(WRONG[what]).map(lambda answer: (answer,))
+    return st.builds(Given, st.just(function), HOW) | st.builds(Given, st.just(fails), HOW, st.none() | wrong)
+
+
+AMOUNTS = st.sampled_from([1, 2, 3, 5])
+HOURLY = st.builds(lambda amount: ((HOUR, amount),), AMOUNTS)
+FIXED = HOURLY | HOURLY | st.just(((HOUR, 3), (DAY, 4)))
+LIMITED = st.builds(
+    Limited,
+    name=st.sampled_from("abcdefgh"),
+    kind=st.sampled_from([*["limit"] * 4, "shadow", "shadow", "final", "exempt", "block"]),
+    path=st.sampled_from(["*", "*", "*", "/{rest:path}", "/a"]),
+    methods=st.sampled_from([None, None, None, ("POST",), ("get", "PUT")]),
+    limits=FIXED | FIXED | FIXED | given_or_wrong("limits", windows_of_plan),
+    key=st.none() | st.none() | st.sampled_from(["user", "everyone"]) | given_or_wrong("key", tenant),
+    cost=st.none() | st.none() | given_or_wrong("cost", cost),
+    when=st.none() | st.none() | st.builds(Given, st.sampled_from([flagged, fails]), HOW),
+    count_if=st.sampled_from([None, None, is_wrong, never, fails]),
+    form=st.sampled_from(["dependency", "router", "decorator"]),
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Layer(Short):
+    """A middleware: its rules, and the number of the limiter that it counts with."""
+
+    rules: tuple[Limited, ...]
+    limiter: int = 0
+
+
+def as_rule(one: Limited) -> Limited:
+    return replace(one, count_if=None) if one.kind == "shadow" else one
+
+
+RULES = st.lists(LIMITED.map(as_rule), max_size=3, unique_by=lambda one: one.name).map(tuple)
+ENDPOINT_KINDS = {"final": "limit", "exempt": "limit", "block": "shadow"}
+AT_ENDPOINT = LIMITED.map(lambda one: as_rule(replace(one, kind=ENDPOINT_KINDS.get(one.kind, one.kind), path="*")))
+
+
+@dataclass(frozen=True, repr=False)
+class Program(Short):
+    """Middlewares, the innermost first, and limits of the endpoint in the order in which they are asked."""
+
+    layers: tuple[Layer, ...]
+    endpoint: tuple[Limited, ...] = ()
+    endpoint_kind: str = "async"
+    """A function, sync or not, or a class, which has decorators alone."""
+
+    @property
+    def asked(self) -> list[Limited]:
+        order = ["router", "dependency", "decorator"]
+        if self.endpoint_kind == "class":
+            return [replace(one, form="decorator") for one in self.endpoint]
+        return sorted((one for one in self.endpoint), key=lambda one: order.index(one.form))
+
+
+PROGRAMS = st.builds(
+    Program,
+    st.lists(st.builds(Layer, RULES, st.sampled_from([0, 0, 1])), min_size=1, max_size=3).map(tuple),
+    st.lists(AT_ENDPOINT, max_size=2).map(tuple),
+    st.sampled_from(["async", "sync", "class"]),
+)
+REQUESTS = st.fixed_dictionaries(
+    {
+        "path": st.sampled_from(PATHS),
+        "method": st.sampled_from(METHODS),
+        "client": st.sampled_from([(PEER, 1), (PEER, 2), ("192.0.2.1", 1)]),
+        "headers": st.fixed_dictionaries(
+            {
+                "x-flags": st.sampled_from(["", "x", "xy", "y"]),
+                "x-plan": st.sampled_from(["free", "free", "pro", "pro", "staff"]),
+                "x-cost": st.sampled_from("0112"),
+                "x-status": st.sampled_from(["200", "401"]),
+            },
+            optional={"x-tenant": st.sampled_from(["", "a", "b"]), "x-user": st.sampled_from(["ann", "bob"])},
+        ),
+    }
+)
+
+# -- what becomes of a request -----------------------------------------------------------------------------------------
+
+Window: TypeAlias = tuple[int, str, bool, str]
+"""The number of a limiter, a name, whether it only reports, and a key."""
+
+
+@dataclass
+class Check:
+    rule: Limited
+    window: Window
+    units: int
+    windows: Windows
+    spelling: object = None
+    left: Windows = field(default_factory=dict)
+    """What its windows had left when it was charged."""
+
+
+@dataclass
+class Passed:
+    """What a middleware and the limits within have let a request pass so far."""
+
+    charged: dict[object, int] = field(default_factory=dict)
+    reported: dict[object, int] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+
+
+@dataclass
+class Told:
+    """What becomes of a request, and what observers hear and the log says of it."""
+
+    status: int = 0
+    refused_by: set[str] = field(default_factory=set)
+    """The names of those rules of which one may be shown as what refuses: all with the longest wait."""
+    retry_after_s: int | None = None
+    policies: list[tuple[str, int, int, int]] = field(default_factory=list)
+    """Name, amount, window and what is left, of each middleware, the innermost first."""
+    events: list[tuple[str, str, str]] = field(default_factory=list)
+    failed: set[tuple[object, ...]] = field(default_factory=set)
+
+
+class Refused(Exception):
+    def __init__(self, names: set[str], status: int) -> None:
+        self.names, self.status = names, status
+
+
+class Model:
+    """Counts as the stack of middlewares of each worker does."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.spent: Counter[tuple[Window, int]] = Counter()
+        self.changed: dict[tuple[int, str], int] = {}
+        self.exceeded: set[object] = set()
+        self.worker = 0
+
+    # -- operators and time --------------------------------------------------------------------------------------------
+
+    def changeable(self) -> list[tuple[int, str]]:
+        """Return the limiters and names of limits that can take another amount an hour."""
+        found: dict[tuple[int, str], bool] = {}
+        for number, one, is_rule in self._named():
+            fits = one.windows is not None and [*one.windows] == [HOUR]
+            known = found.get((number, one.name), True)
+            found[number, one.name] = known and fits and is_rule
+        return sorted(name for name, fits in found.items() if fits)
+
+    def _named(self) -> list[tuple[int, Limited, bool]]:
+        layers = [(layer.limiter, one, True) for layer in self.program.layers for one in layer.rules]
+        # Limits at endpoints are known when they are met.
+        ends = [(self.program.layers[0].limiter, one, False) for one in self.program.endpoint]
+        return [named for named in (*layers, *ends) if named[1].kind not in ("exempt", "block")]
+
+    def days_pass(self) -> None:
+        self.spent.clear()
+        self.exceeded.clear()
+        self.changed.clear()
+
+    # -- one request ---------------------------------------------------------------------------------------------------
+
+    def decide(self, request: Request, status: int, key_of: Callable[[str], str]) -> Told:
+        self.told, self.key_of = Told(), key_of
+        passed = [Passed() for _ in self.program.layers]
+        try:
+            for depth in reversed(range(len(self.program.layers))):
+                self._enter(depth, request, passed[depth])
+            for one in self.program.asked:
+                self._ask(0, [one], request, passed[0]) if one.kind != "shadow" else self._look(0, one, request, passed)
+        except Refused as refused:
+            status, self.told.refused_by = refused.status, refused.names
+        for depth, within in enumerate(passed):
+            self._settle(depth, within, status)
+        self.told.status = status
+        return self.told
+
+    def _enter(self, depth: int, request: Request, passed: Passed) -> None:
+        counting = self._counting(depth, request)
+        self._ask(depth, [one for one in counting if one.kind != "shadow"], request, passed, rules=True)
+        for one in counting:
+            if one.kind == "shadow":
+                self._report(depth, one, request, passed)
+
+    def _counting(self, depth: int, request: Request) -> list[Limited]:
+        found: list[Limited] = []
+        for one in self.program.layers[depth].rules:
+            if not one.is_about(request.url.path, request.method):
+                continue
+            holds = self._asked(depth, "when", one, one.when, request, None) if one.when else True
+            if holds is False or (holds is None and one.kind == "exempt"):
+                continue
+            if one.kind == "block":
+                raise Refused({one.name}, 403)
+            if one.kind == "exempt":
+                break
+            found.append(one)
+            if one.kind == "final" and holds:
+                break
+        return found
+
+    def _asked(self, depth: int, what: str, one: Limited, given: Given, request: Any, otherwise: Any) -> Any:
+        if given.function is fails:
+            self.told.failed.add((self.worker, depth, what, one.name))
+            return otherwise
+        return given.function(request)
+
+    def _check(self, depth: int, one: Limited, request: Request) -> Check | None:
+        """Return what is asked under a rule; None where it does not count the request."""
+        limiter = self.program.layers[depth].limiter
+        windows = one.windows or {}
+        if isinstance(one.limits, Given):
+            windows = self._asked(depth, "limits", one, one.limits, request, FALLBACK)
+        elif (limiter, one.name) in self.changed:
+            windows = {HOUR: self.changed[limiter, one.name]}
+        if not windows:
+            return None
+        key: str | None = ""
+        if isinstance(one.key, str):
+            name = request.headers.get("x-user")
+            key = one.key if one.key == "everyone" else self.key_of(name) if name else ""
+        elif one.key is not None:
+            key = self._asked(depth, "key", one, one.key, request, "")
+        if key is None:
+            return None
+        units = self._asked(depth, "cost", one, one.cost, request, 1) if one.cost else 1
+        assert request.client
+        units = min([units, *windows.values()])
+        window = limiter, one.name, one.kind == "shadow", key or request.client.host
+        return Check(one, window, units, windows, tuple(windows.items()))
+
+    def _left(self, check: Check | None, charged: dict[object, int]) -> Check | None:
+        """Return what of a check is not charged yet: the same limits of a key count once, with the larger cost."""
+        if check is None:
+            return None
+        before = charged.get((check.window, check.spelling))
+        if before is None or before < check.units:
+            return replace(check, units=check.units - (before or 0))
+        return None
+
+    def _full(self, check: Check) -> int:
+        """Return the longest of its windows in which it finds no room; 0 if there is none."""
+        found = 0
+        for length, amount in check.windows.items():
+            spent = self.spent[check.window, length]
+            if spent >= amount or spent + check.units > amount:
+                found = max(found, length)
+        return found
+
+    def _ask(
+        self, depth: int, limited: list[Limited], request: Request, passed: Passed, *, rules: bool = False
+    ) -> None:
+        """Charge all or none."""
+        if not rules:
+            (one,) = limited
+            if not one.is_about(request.url.path, request.method):
+                return
+            if one.when and self._asked(depth, "when", one, one.when, request, None) is False:
+                return
+        asked = [self._left(self._check(depth, one, request), passed.charged) for one in limited]
+        checks = [check for check in asked if check is not None]
+        beyond = [check for check in checks if self._full(check)]
+        if beyond:
+            self._exceed(depth, beyond)
+            longest = self.told.retry_after_s = max(map(self._full, beyond))
+            raise Refused({check.rule.name for check in beyond if self._full(check) == longest}, 429)
+        for check in checks:
+            self._charge(check, passed.charged)
+        passed.checks += checks
+
+    def _charge(self, check: Check, charged: dict[object, int]) -> None:
+        charged[check.window, check.spelling] = charged.get((check.window, check.spelling), 0) + check.units
+        for length, amount in check.windows.items():
+            self.spent[check.window, length] += check.units
+            check.left[length] = amount - self.spent[check.window, length]
+
+    def _look(self, depth: int, one: Limited, request: Request, passed: list[Passed]) -> None:
+        if not one.is_about(request.url.path, request.method):
+            return
+        if one.when and self._asked(depth, "when", one, one.when, request, None) is False:
+            return
+        self._report(depth, one, request, passed[depth])
+
+    def _report(self, depth: int, one: Limited, request: Request, passed: Passed) -> None:
+        check = self._left(self._check(depth, one, request), passed.reported)
+        if check is None:
+            return
+        if not self._full(check):
+            self._charge(check, passed.reported)
+            return
+        key = (check.window, check.spelling)
+        passed.reported[key] = passed.reported.get(key, 0) + check.units
+        self.told.events.append(("shadow_refused", one.name, check.window[3]))
+        self._exceed(depth, (check,))
+
+    def _exceed(self, depth: int, checks: Sequence[Check]) -> None:
+        for check in checks:
+            known = self.worker, depth, check.window
+            if known not in self.exceeded:
+                self.exceeded.add(known)
+                self.told.events.append(("exceeded", check.rule.name, check.window[3]))
+
+    def _settle(self, depth: int, passed: Passed, status: int) -> None:
+        for check in passed.checks:
+            judge = check.rule.count_if
+            if judge is fails:
+                self.told.failed.add((self.worker, depth, "count_if", check.rule.name))
+            elif judge is not None and not judge(status):
+                for length in check.windows:
+                    self.spent[check.window, length] -= check.units
+                    check.left[length] += check.units
+            for length, amount in check.windows.items():
+                name = check.rule.name + (f"_{length}" if len(check.windows) > 1 else "")
+                self.told.policies.append((name, amount, length, check.left[length]))

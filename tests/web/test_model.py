@@ -1,0 +1,188 @@
+"""Middlewares around each other and limits at an endpoint decide, count and tell as the model does, in every worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI
+from hypothesis import note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, header
+from slidegate.events import Outcome
+from slidegate.testing import FakeClock, RecordingObserver
+
+from ..asgi import Answer, scope_of, send_scope
+from ..ops.shared_rows import SharedRows
+from .limited import answer, class_of, page
+from .model import METHODS, PATHS, PROGRAMS, REQUESTS, Model, Program, Told
+from .test_responses import fields
+
+WORKERS = 2
+
+
+def endpoint_of(program: Program) -> ASGIApp:
+    """Return an application whose endpoint has the limits of a program, each in its form."""
+    limits = [(one.form, RateLimit(**without_path(one.options()))) for one in program.asked]
+
+    def of(form: str) -> list[Any]:
+        return [Depends(limit) for at, limit in limits if at == form]
+
+    endpoint: Any = {"class": class_of(page, lambda method: method), "sync": sync_page}.get(program.endpoint_kind, page)
+    for form, limit in reversed(limits):
+        endpoint = limit(endpoint) if form == "decorator" else endpoint
+    app, router = FastAPI(), APIRouter(dependencies=of("router"))
+    for path in PATHS:
+        if program.endpoint_kind == "class":
+            app.router.routes.append(Route(path, endpoint))
+        else:
+            router.api_route(path, methods=[*METHODS], dependencies=of("dependency"))(endpoint)
+    app.include_router(router)
+    return app
+
+
+def without_path(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "path"}
+
+
+def sync_page(request: Request) -> Response:
+    return answer(request)
+
+
+class Listener(RecordingObserver):
+    """Hears events and outcomes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outcomes: list[Outcome] = []
+
+    def request(self, outcome: Outcome, /) -> None:
+        self.outcomes.append(outcome)
+
+
+class Log(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed: Counter[tuple[str, str]] = Counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found = re.search(r"(\w+) function of rule '(\w+)' failed", record.getMessage())
+        if found:
+            self.failed[found[1], found[2]] += 1
+
+
+class Middleware(RuleBasedStateMachine):
+    """Two workers with the same middlewares, and the model of them."""
+
+    @initialize(program=PROGRAMS)
+    def start(self, program: Program) -> None:
+        note(repr(program))
+        self.model, self.listener, self.log = Model(program), Listener(), Log()
+        self.failed: set[tuple[object, ...]] = set()
+        logging.getLogger("slidegate").addHandler(self.log)
+        self.runner = asyncio.Runner()
+        self.clock = FakeClock(1_800_000_000_000_000)
+        stores = [MemoryStore(clock=self.clock) for _ in range(2)]
+        for store in stores:
+            store.shared_stats = SharedRows(self.clock)
+        self.workers = [[Limiter(store, observers=[self.listener]) for store in stores] for _ in range(WORKERS)]
+        self.apps = [self.stack(program, limiters) for limiters in self.workers]
+
+    def stack(self, program: Program, limiters: list[Limiter]) -> ASGIApp:
+        app = endpoint_of(program)
+        for layer in program.layers:
+            rules = [Rule(one.path, **one.options()) for one in layer.rules]
+            app = RateLimitMiddleware(app, rules=rules, limiter=limiters[layer.limiter])
+        return app
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        return self.runner.run(work())
+
+    @rule(worker=st.integers(0, WORKERS - 1), asked=st.lists(REQUESTS, min_size=1, max_size=6))
+    def requests(self, worker: int, asked: list[dict[str, Any]]) -> None:
+        for one in asked:
+            self.request(worker, one)
+
+    def request(self, worker: int, asked: dict[str, Any]) -> None:
+        self.listener.events.clear()
+        self.listener.outcomes.clear()
+        scope = scope_of(asked["path"], asked["method"], client=asked["client"], headers=asked["headers"])
+        self.model.worker = worker
+        key_of = self.workers[worker][0].key_for
+        told = self.model.decide(
+            Request(scope), int(asked["headers"]["x-status"]), lambda name: key_of(header("X-User").of(name))
+        )
+        self.failed |= told.failed
+        found = self.run(lambda: send_scope(self.apps[worker], scope))
+        assert found.status == told.status
+        self.check_fields(found, told)
+        self.check_events(told)
+
+    def check_fields(self, found: Answer, told: Told) -> None:
+        if told.status in (403, 429):
+            assert found.headers.get("retry-after") == (told.retry_after_s and str(told.retry_after_s))
+            return
+        policy, left = (fields(found.headers.get(name, "")) for name in ("ratelimit-policy", "ratelimit"))
+        shown = sorted(
+            (name, one["q"], one["w"], rest["r"]) for (name, one), (_, rest) in zip(policy, left, strict=True)
+        )
+        assert shown == sorted(told.policies)
+
+    def check_events(self, told: Told) -> None:
+        heard = [(event.kind, event.details["rule"], event.details["key"]) for event in self.listener.events]
+        assert [one for one in heard if one[0] != "refused"] == told.events
+        refused = [name for kind, name, _ in heard if kind == "refused"]
+        assert len(refused) == bool(told.refused_by)
+        assert {*refused} <= told.refused_by
+
+    @precondition(lambda self: self.model.changeable())
+    @rule(data=st.data(), amount=st.sampled_from([1, 2, 4, 7]))
+    def operator_changes_a_limit(self, data: st.DataObject, amount: int) -> None:
+        limiter, name = data.draw(st.sampled_from(self.model.changeable()))
+        self.run(lambda: self.workers[0][limiter].override(name, f"{amount}/hour", "1d"))
+        self.model.changed[limiter, name] = amount
+        self.look()
+
+    @precondition(lambda self: self.model.changed)
+    @rule(data=st.data())
+    def operator_restores_a_limit(self, data: st.DataObject) -> None:
+        limiter, name = data.draw(st.sampled_from(sorted(self.model.changed)))
+        assert self.run(lambda: self.workers[1][limiter].restore(name))
+        del self.model.changed[limiter, name]
+        self.look()
+
+    @precondition(lambda self: self.model.exceeded)
+    @rule()
+    def days_pass(self) -> None:
+        self.clock.advance("3d")
+        self.look()
+        self.model.days_pass()
+
+    def look(self) -> None:
+        """Have every worker look at what operators have changed, as its timer does twice a second."""
+        for limiters in self.workers:
+            for limiter in limiters:
+                self.run(limiter.engine.overrides.refresh)
+
+    def teardown(self) -> None:
+        logging.getLogger("slidegate").removeHandler(self.log)
+        expected = Counter((what, name) for _, _, what, name in self.failed)
+        self.runner.close()
+        assert self.log.failed == expected, "once for each function of each middleware"
+
+
+def test_the_middleware_does_what_the_model_does() -> None:
+    run_state_machine_as_test(
+        Middleware,
+        settings=settings(max_examples=100, stateful_step_count=20, deadline=None, report_multiple_bugs=False),
+    )

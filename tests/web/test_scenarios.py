@@ -1,0 +1,242 @@
+"""What requests are answered, as readable scenarios: how a site is made, what comes, and what becomes of it.
+
+A scenario begins with ``site``, or with ``everywhere``, which is one limit in each place where it may stand::
+
+    > site bans=BanPolicy("3/10m", "1h")      the options of the middleware
+    > rule "/a", "2/hour", name="a"           one of its rules
+    > endpoint /a RateLimit("1/hour")         an endpoint, what decorates it, and what it depends=[...] on
+    > around limits="9/hour"                  a middleware around the others; with `other` by a limiter of its own
+    > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,200
+    > GET /a times=5 show=retry-after         the same five times, and a field of the last answer
+    > +30s                                    time goes by
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from itertools import cycle, groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import Depends, FastAPI
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+import slidegate
+from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate.testing import FakeClock, RecordingObserver
+
+from ..asgi import PEER, Answer, scope_of, send_scope
+from .limited import AT, METHODS, answer, limited, page
+from .middlewares import charged
+
+SCENARIOS = Path(__file__).with_name("scenarios")
+PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "GET"}
+NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "Text": PlainTextResponse}
+METHODS_SENT = {*METHODS, "DELETE", "OPTIONS", "FOO", "get", "post", "SOCKET", "PREFLIGHT"}
+
+
+def evaluated(text: str) -> dict[str, Any]:
+    """Return the arguments that are written in a text; those without a name are under ``""``."""
+    given: tuple[tuple[Any, ...], dict[str, Any]] = eval(f"(lambda *given, **named: (given, named))({text})", NAMES)
+    return {"": given[0], **given[1]}
+
+
+def an_endpoint() -> Any:
+    """Return another function of the same name at each call."""
+
+    async def endpoint(request: Request) -> Any:
+        return await page(request)
+
+    return endpoint
+
+
+async def anything(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer on every path, and accept every websocket."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.accept"})
+    else:
+        await answer(Request(scope))(scope, receive, send)
+
+
+class Stage:
+    """Carries out the lines of a scenario."""
+
+    def __init__(self, place: str = "") -> None:
+        self.place = place
+        self.clock = FakeClock(1_800_000_000_000_000)
+        self.heard = RecordingObserver(without=["store_late"])
+        self.limiter = self._limiter()
+        self.options: dict[str, Any] = {}
+        self.rules: list[Rule] = []
+        self.around: list[dict[str, Any]] = []
+        self.inside: FastAPI | None = None
+        self.functions: dict[str, Any] = {"page": page}
+        self._app: Any = None
+
+    def _limiter(self) -> Limiter:
+        return Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
+
+    # -- how the site is made ------------------------------------------------------------------------------------------
+
+    def _site(self, text: str) -> None:
+        self.options = evaluated(text)
+        del self.options[""]
+
+    def _everywhere(self, text: str) -> None:
+        given = evaluated(text)
+        self._app = limited(self.place, *given.pop(""), limiter=self.limiter, **given)
+
+    def _rule(self, text: str) -> None:
+        given = evaluated(text)
+        self.rules.append(Rule(*given.pop(""), **given))
+
+    def _around(self, text: str) -> None:
+        given = evaluated(text)
+        given["limiter"] = self._limiter() if given.pop("") else self.limiter
+        self.around.append(given)
+
+    def _endpoint(self, text: str) -> None:
+        path, _, written = text.partition(" ")
+        given = evaluated(written)
+        endpoint = self.functions.setdefault(given.get("function", path), an_endpoint())
+        for decorate in reversed(given[""]):
+            endpoint = decorate(endpoint)
+        self.inside = self.inside or FastAPI()
+        dependencies = [Depends(limit) for limit in given.get("depends", ())]
+        self.inside.api_route(path, methods=[*METHODS], dependencies=dependencies)(endpoint)
+
+    @property
+    def app(self) -> Any:
+        if self._app is None:
+            options = {**self.options, "limiter": self.limiter}
+            if self.rules or options.keys().isdisjoint({"limits", "default_limits"}):
+                options["rules"] = self.rules
+            self._app = RateLimitMiddleware(self.inside or anything, **options)
+            for one in self.around:
+                self._app = RateLimitMiddleware(self._app, **one)
+        return self._app
+
+    # -- what comes ----------------------------------------------------------------------------------------------------
+
+    async def answer(self, line: str) -> str:
+        verb, _, rest = line.partition(" ")
+        if verb[0] == "+":
+            self.clock.advance(verb[1:])
+            return ""
+        if verb in METHODS_SENT:
+            return await self._requests(verb, *shlex.split(rest))
+        try:
+            said = getattr(self, f"_{verb}")(*([rest] if verb in AS_IN_CODE else rest.split()))
+            return (said if said is None or isinstance(said, str) else await said) or ""
+        except ConfigurationError as error:
+            return f"ConfigurationError: {error}"
+
+    async def _requests(self, method: str, path: str, *words: str) -> str:
+        given = dict(word.split("=", 1) for word in words)
+        statuses = given.pop("answers", "200").split(",")
+        times = int(given.pop("times", len(statuses)))
+        show = [name for name in given.pop("show", "").split(",") if name]
+        clients = cycle(given.pop("client", PEER).split(","))
+        more: dict[str, Any] = {name: given.pop(name) for name in ("root_path",) if name in given}
+        headers = {**given, **(PREFLIGHT if method == "PREFLIGHT" else {})}
+        found: list[str] = []
+        for _, status, client in zip(range(times), cycle(statuses), clients, strict=False):
+            scope = scope_of(path, "OPTIONS" if method == "PREFLIGHT" else method, client=(client, 1), **more)
+            scope["headers"] = [*scope_of(headers={**headers, "X-Status": status})["headers"]]
+            if method == "SOCKET":
+                scope["type"] = "websocket"
+                del scope["method"]
+            last = await send_scope(self.app, scope)
+            found.append(self._status(last))
+        return "\n".join([" ".join(self._counted(found)), *(self._shown(name, last, scope) for name in show)])
+
+    def _status(self, given: Answer) -> str:
+        kind = given.messages[0]["type"].removeprefix("websocket.")
+        return kind if kind in ("accept", "close") else str(given.status)
+
+    def _counted(self, statuses: list[str]) -> Iterator[str]:
+        for status, same in groupby(statuses):
+            count = len([*same])
+            yield from [status] * count if count < 4 else [f"{status}*{count}"]
+
+    def _shown(self, name: str, given: Answer, scope: Scope) -> str:
+        if name == "charged":
+            return f"charged: {', '.join(charged(scope))}"
+        if name == "body":
+            return given.body.decode()
+        return f"{name}: {given.headers.get(name, 'none')}"
+
+    # -- what operators do and see -------------------------------------------------------------------------------------
+
+    async def _override(self, name: str, limit: str, duration: str = "1h") -> None:
+        await self.limiter.override(name, limit, duration)
+
+    async def _restore(self, name: str) -> str:
+        return "" if await self.limiter.restore(name) else "there is none"
+
+    async def _ban(self, key: str, duration: str = "1h") -> None:
+        await self.limiter.ban(key, duration, reason="by hand", by="ann")
+
+    async def _unban(self, key: str) -> str:
+        return "" if await self.limiter.unban(key) else "there is none"
+
+    async def _reset(self, key: str) -> str:
+        return "" if await self.limiter.reset(key) else "there is none"
+
+    async def _bans(self) -> str:
+        return "\n".join([f"{ban.key} by {ban.by}, level {ban.level}" async for ban in self.limiter.bans()] or ["none"])
+
+    async def _left(self, name: str, key: str = PEER) -> str:
+        rule = next(one for one in self.app.rules if one.label == name)
+        return str((await self.limiter.peek(key, rule.limits, 0, rule=name)).remaining)
+
+    def _events(self, *kinds: str) -> str:
+        said = [event for event in self.heard.events if not kinds or event.kind in kinds]
+        self.heard.events.clear()
+        return "\n".join(
+            " ".join(str(one) for one in (event.kind, event.details.get("rule"), event.details.get("key")) if one)
+            for event in said
+        )
+
+    def _keys(self) -> str:
+        return str(self.limiter.store.stats().keys)
+
+    def _findings(self) -> str:
+        return " ".join(finding.code for finding in self.app.findings)
+
+
+AS_IN_CODE = ("site", "everywhere", "rule", "around", "endpoint")
+"""Verbs of which the rest is written as in code."""
+
+
+def lines_of(path: Path) -> list[str]:
+    return [line[2:] for line in path.read_text("utf-8").splitlines() if line.startswith("> ")]
+
+
+async def played(scenario: list[str]) -> list[str]:
+    """Return the answers to the lines of one scenario; where places differ, those of each."""
+    places = AT if scenario[0].startswith("everywhere") else ("",)
+    found = []
+    for place in places:
+        stage = Stage(place)
+        found.append([await stage.answer(line) for line in scenario])
+    return [
+        answers[0] if len(set(answers)) == 1 else "\n".join(map("{}: {}".format, places, answers))
+        for answers in zip(*found, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.txt")), ids=lambda path: path.stem)
+async def test_scenarios(path: Path, texts: Callable[..., None]) -> None:
+    answers: list[str] = []
+    scenario: list[str] = []
+    for line in [*lines_of(path), "site"]:
+        if line.split(" ", 1)[0] in ("site", "everywhere") and scenario:
+            answers += await played(scenario)
+            scenario = []
+        scenario.append(line)
+    texts(path, "> ", lambda _: answers.pop(0))
