@@ -123,11 +123,17 @@ async def is_exact(limiter: Limiter, clock: LogClock, refusal: Decision) -> bool
     if wait_us is None:  # it costs more than the limit, and can never pass
         return True
     clock.now_us = now_us + wait_us - 1
-    early = await limiter.peek_all(refusal.checks)
+    early = await admits(limiter, refusal)
     clock.now_us = now_us + wait_us
-    then = await limiter.peek_all(refusal.checks)
+    then = await admits(limiter, refusal)
     clock.now_us = now_us
-    return then.allowed and not early.allowed
+    return then and not early
+
+
+async def admits(limiter: Limiter, refusal: Decision) -> bool:
+    """Return whether each limit of a refused request has room for it now."""
+    asked = [await limiter.peek(key, bucket.limits, cost, rule=bucket.name) for bucket, key, cost in refusal.checks]
+    return all(decision.allowed for decision in asked)
 
 
 async def send(app: ASGIApp, request: Request) -> None:

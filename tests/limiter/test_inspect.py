@@ -63,7 +63,7 @@ async def test_given_rules_are_asked_in_the_place_of_those_of_middlewares(clock:
     assert [(window.rule, window.used) for window in shown.windows] == [("api", 2), ("other", 0), ("other", 0)]
     with pytest.raises(ConfigurationError):
         await limiter.inspect("ann", {"api": "five"})
-    with pytest.raises(ConfigurationError, match=r"inspect: rules: expected limits by rule.*, not \['5/minute'\]"):
+    with pytest.raises(ConfigurationError, match=r"inspect: rules: expected a dict, for .*, not \['5/minute'\]"):
         await limiter.inspect("ann", ["5/minute"])  # type: ignore[arg-type]
 
 

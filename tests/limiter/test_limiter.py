@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slidegate import header
-from slidegate.core import Bucket, ConfigurationError, parse_limits
+from slidegate.core import ConfigurationError
 from slidegate.core.addresses import canonical_key
 from slidegate.limiter import MAX_KEY_BYTES, Limiter
 from slidegate.stores.memory.store import MemoryStore
@@ -167,28 +167,12 @@ async def test_a_key_that_is_no_text_is_named(limiter: Limiter, key: object, met
 
 @pytest.mark.parametrize("cost", [-1, 1.0, 1.5, True, "1", None, float("nan")])
 async def test_a_cost_that_is_no_whole_number_is_named_whatever_was_asked_before(limiter: Limiter, cost: Any) -> None:
-    check = (Bucket("rule", parse_limits("100/minute")), "ann", cost)
     for _ in range(3):
         assert await limiter.hit("ann", "100/minute")
         for asked in (limiter.hit("ann", "100/minute", cost), limiter.peek("ann", "100/minute", cost)):
             with pytest.raises(ConfigurationError, match="cost: expected a whole number, 0 or more, for example 1, "):
                 await asked
-        for asked in (limiter.hit_all([check]), limiter.peek_all([check])):
-            with pytest.raises(ConfigurationError, match="cost: expected a whole number"):
-                await asked
     assert (await limiter.hit("ann", "100/minute", 2)).remaining == 95
-
-
-@pytest.mark.parametrize("method", ["hit_all", "peek_all", "charge_all"])
-async def test_what_is_no_check_is_named_and_nothing_is_charged(limiter: Limiter, method: str) -> None:
-    bucket = Bucket("rule", parse_limits("5/minute"))
-    ask_all, good = getattr(limiter, method), (bucket, "ann", 1)
-    for wrong in (None, 5, "checks", good, [good, 5], [good, (bucket, "ann")], [("rule", "ann", 1)], [(bucket, 5, 1)]):
-        with pytest.raises(ConfigurationError, match=r"checks: expected \(bucket, key, cost\) each, for .*, not "):
-            await ask_all(wrong)
-    assert (await ask_all(iter([good, (bucket, "ann", 2)]))).remaining == 3, (
-        "a window counts once, with the larger cost"
-    )
 
 
 @pytest.mark.parametrize("rule", ["", "a:b", "x" * 65, "caf\u00e9", 5, None, ["a"], "a\n"])

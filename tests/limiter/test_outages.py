@@ -19,6 +19,7 @@ from slidegate.core import Bucket, Event, StoreUnavailable, parse_limits
 from slidegate.core.decision import Decision
 from slidegate.testing import FakeClock, RecordingObserver
 
+from ..questions import hit_all
 from ..remote_stores import SickStore
 from ..virtual_time import VirtualTime
 
@@ -128,7 +129,7 @@ class Outages(RuleBasedStateMachine):
             expected = self.model.hit(self.weather, asked, self.clock)
             checks = [(BUCKETS[name, own], "ann", 1) for name, own in asked.items()]
             calls = self.store.asked
-            decision = self.loop.run_until_complete(self.limiter.hit_all(checks))
+            decision = self.loop.run_until_complete(hit_all(self.limiter, checks))
             assert (decision.allowed, str(decision.reason)) == expected
             assert self.store.asked - calls == is_asked, "but for a probe a second, the store is left alone"
             if is_asked:

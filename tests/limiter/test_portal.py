@@ -18,7 +18,7 @@ import pytest
 
 from slidegate import Decision, Limiter, MemoryStore
 from slidegate.core import StoreUnavailable
-from slidegate.limiter.sync import PORTAL
+from slidegate.limiter.portal import PORTAL
 from slidegate.stores.lmdb import LmdbStore
 
 from ..redis_servers import AT_REDIS, BOUND_S, until
@@ -132,7 +132,7 @@ from contextlib import suppress
 sys.path[:0] = [{root!r}, {source!r}]
 from slidegate import Limiter
 from slidegate.core import StoreUnavailable
-from slidegate.limiter.sync import PORTAL
+from slidegate.limiter.portal import PORTAL
 from tests.remote_stores import SlowStore
 
 class Hanging(SlowStore):

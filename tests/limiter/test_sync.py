@@ -166,7 +166,7 @@ def test_a_writer_that_is_stopped_hangs_no_thread(tmp_path: Path, monkeypatch: p
 
 
 def test_a_loop_that_stands_still_hangs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slidegate.limiter.sync.GRACE_S", 0.05)
+    monkeypatch.setattr("slidegate.limiter.portal.GRACE_S", 0.05)
     released = threading.Event()
 
     class StrikeRecord(SlowStore):

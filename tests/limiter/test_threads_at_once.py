@@ -12,6 +12,7 @@ from slidegate import BanPolicy, Decision, Limiter
 from slidegate.core import Bucket, Concurrency
 
 from ..hurry import at_once, hurried
+from ..questions import hit_all
 from ..redis_servers import AT_REDIS
 
 THREADS = 4
@@ -34,7 +35,7 @@ async def any_call(limiter: Limiter, rng: random.Random, held: list[Decision]) -
         held.append(await limiter.hit(key, f"{rng.randrange(1, 90)}/minute", rule=f"rule {rng.randrange(900)}"))
     elif name == "place":
         bucket = Bucket(f"places {rng.randrange(9)}", (Concurrency(3),))
-        held.append(await limiter.hit_all([(bucket, key, 1)]))
+        held.append(await hit_all(limiter, [(bucket, key, 1)]))
     elif name == "back" and held:
         await limiter.refund(held.pop(rng.randrange(len(held))))
     elif name == "peek":

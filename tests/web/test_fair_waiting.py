@@ -36,6 +36,7 @@ from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 
 from ..asgi import Answer, call
+from ..questions import hit_all
 from ..redis_servers import RedisServer
 from ..remote_stores import RemoteStore, SickStore
 
@@ -253,7 +254,7 @@ async def test_who_becomes_first_by_a_permit_of_another_asks_although_nobody_her
 
     store.answer = later  # type: ignore[method-assign]
     model = Model(2, limiter=Limiter(store, deadline="60s"), name="model")
-    elsewhere = await Limiter(store.inner).hit_all([(Bucket("model", (Concurrency(2),)), "everyone", 1)])
+    elsewhere = await hit_all(Limiter(store.inner), [(Bucket("model", (Concurrency(2),)), "everyone", 1)])
     first = asyncio.create_task(call(model.app, headers={"X-Tenant": "big"}))
     await settled()
     await model.ask("big", "small")

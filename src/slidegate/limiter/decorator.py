@@ -16,8 +16,8 @@ from .aio import answer_of
 from .engine import Engine
 from .inspect import BucketCaller
 from .keys import Limits
+from .portal import run_query
 from .queues import may_wait
-from .sync import run_query
 
 P = ParamSpec("P")
 R = TypeVar("R")

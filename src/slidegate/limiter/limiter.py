@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
 from ..core.addresses import parse_network
 from ..core.arguments import check_list, names_checked
-from ..core.bans.ban import Ban, BanSubject, ban_key, clean_reason
+from ..core.bans.ban import Ban, ban_key, clean_reason
 from ..core.bans.policy import BanPolicy, NetworkSet, hand_ban_key, may_ban
-from ..core.decide import merged
-from ..core.decision import Bucket, Check, Decision
+from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import (
     MAX_WINDOW_US,
@@ -37,46 +36,27 @@ from .keys import AnyKey, KeyOf, Limits, keyed
 from .named_limits import NamedLimit, Override
 from .observers import AnyObserver, Subscription
 from .operators import NetworkKey, check_ban, files_of, operator_of
+from .portal import PORTAL
 from .rows import Row, Worker
-from .sync import DEFAULT_RULE, PORTAL, SyncLimiter
 
+if TYPE_CHECKING:
+    from .sync import SyncLimiter
+
+DEFAULT_RULE: Final = "hit"
 ONE_UNIT: Final = 1
 PERMANENT: Final = "permanent"
-_SHORTEST_OVERRIDE_US: Final = 1_000_000
-_LONGEST_OVERRIDE_US: Final = 30 * 86_400_000_000
 _ROWS_PER_DEADLINE: Final = 10_000
 """LMDB writes this many bans in about 3 s under contention."""
 
 
-def override_length_us(duration: str | float | timedelta, what: str = "override: duration") -> int:
-    """Return the duration of an override in microseconds.
+class LimiterOptions(TypedDict, total=False):
+    """The options of a `Limiter` beside its store."""
 
-    Args:
-        duration: A duration from a second to 30 days.
-        what: The name of the value in the error message.
-
-    Raises:
-        ConfigurationError: The value is not such a duration.
-    """
-    return parse_span_us(duration, what, _SHORTEST_OVERRIDE_US, _LONGEST_OVERRIDE_US, "2h")
-
-
-def ban_length_us(duration: str | float | timedelta, what: str = "ban: duration") -> int | None:
-    """Return the duration of a ban in microseconds; None for a permanent one.
-
-    Args:
-        duration: A duration up to 400 days, or ``"permanent"``.
-        what: The name of the value in the error message.
-
-    Raises:
-        ConfigurationError: The value is neither.
-    """
-    if duration == PERMANENT:
-        return None
-    length_us = parse_duration_us(duration, what)
-    if length_us > MAX_WINDOW_US:
-        raise ConfigurationError(f'{what}: expected at most 400 days or "permanent", not {quoted(duration)}')
-    return length_us
+    secret: str | bytes | None
+    observers: Iterable[AnyObserver]
+    deadline: str | float | timedelta
+    on_error: OnError
+    networks: Iterable[NetworkKey]
 
 
 class Limiter:
@@ -143,29 +123,15 @@ class Limiter:
         self._closed = False
 
     @classmethod
-    def from_url(
-        cls,
-        url: str,
-        *,
-        secret: str | bytes | None = None,
-        observers: Iterable[AnyObserver] = (),
-        deadline: str | float | timedelta = DEADLINE,
-        on_error: OnError = ON_ERROR,
-        networks: Iterable[NetworkKey] = (),
-        read_only: bool = False,
-    ) -> Limiter:
+    def from_url(cls, url: str, *, read_only: bool = False, **options: Unpack[LimiterOptions]) -> Limiter:
         """Create a limiter from an address.
 
         Args:
             url: ``"memory://"``, ``"lmdb:///var/lib/app/slidegate"``, ``"redis://localhost:6379/0"`` or another Redis
                 address; with options ``"memory://?max_keys=50000&max_bans=1000"``.
-            secret: As for the constructor.
-            observers: As for the constructor.
-            deadline: As for the constructor.
-            on_error: As for the constructor.
-            networks: As for the constructor.
             read_only: Whether the store must already exist and is only read: for tools. Commands that change rows which
                 exist still work on Redis.
+            options: As for the constructor.
 
         Raises:
             ConfigurationError: The scheme or an option is unknown, or a value is invalid.
@@ -173,16 +139,9 @@ class Limiter:
         """
         from ..stores.open_store import open_store  # most limiters are created from a store object
 
-        check_failure_policy(deadline, on_error)
-        keyed(secret)
-        return cls(
-            open_store(url, read_only=read_only),
-            secret=secret,
-            observers=observers,
-            deadline=deadline,
-            on_error=on_error,
-            networks=networks,
-        )
+        check_failure_policy(options.get("deadline", DEADLINE), options.get("on_error", ON_ERROR))
+        keyed(options.get("secret"))
+        return cls(open_store(url, read_only=read_only), **options)
 
     # -- limits --------------------------------------------------------------------------------------------------------
 
@@ -217,33 +176,10 @@ class Limiter:
         self.engine.report_outcome(decision)
         return decision
 
-    async def hit_all(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
-        """Charge several buckets and keys together: all of them or none.
-
-        It never waits.
-
-        Args:
-            checks: Tuples (bucket, key, cost); the keys are at most 64 bytes long.
-            subjects: Further keys whose bans refuse the question; or addresses, as `parse_address` returns them, so
-                that bans of their networks refuse it too.
-
-        Raises:
-            ConfigurationError: An item is not a check, or its cost is not a whole number, 0 or more.
-        """
-        if self.engine.overrides.ticker.due:
-            self.engine.overrides.start()
-        decision = await answer_of(self.engine.ask(self.engine.prepare(_checked(checks), subjects)))
-        self.engine.report_outcome(decision)
-        return decision
-
     async def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
         """Return what `hit` would return now. Changes nothing."""
         question = self._question(key, limits, rule, cost)
         return await self.engine.peek(question.checks, question.subjects)
-
-    async def peek_all(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
-        """Return what `hit_all` would return now. Changes nothing."""
-        return await self.engine.peek(_checked(checks), subjects)
 
     async def charge(self, key: AnyKey, limits: Limits, units: int, *, rule: str = DEFAULT_RULE) -> Decision:
         """Record units that are known only now, even beyond the limit; the excess refuses the next requests.
@@ -255,10 +191,6 @@ class Limiter:
             An allowed decision, which has the key's state after the charge and can be refunded.
         """
         return await self.engine.charge(self._question(key, limits, rule, units, "units").checks)
-
-    async def charge_all(self, checks: Sequence[Check]) -> Decision:
-        """Record units under several buckets and keys atomically; see `charge`."""
-        return await self.engine.charge(_checked(checks, "units"))
 
     async def refund(self, decision: Decision) -> bool:
         """Refund the units that `decision` charged.
@@ -318,7 +250,7 @@ class Limiter:
             buckets = self.engine.callers.buckets_and([*self._buckets.values(), *asked])
         elif not isinstance(rules, Mapping):
             raise ConfigurationError(
-                f'inspect: rules: expected limits by rule, for example {{"api": "5/minute"}}, not {quoted(rules)}'
+                f'inspect: rules: expected a dict, for example {{"api": "5/minute"}}, not {quoted(rules)}'
             )
         else:
             buckets = [Bucket(check_name(rule, "rule"), parse_limits(limits)) for rule, limits in rules.items()]
@@ -350,7 +282,7 @@ class Limiter:
                 invalid. Nothing is changed then.
             StoreError: The store does not answer.
         """
-        length_us = override_length_us(duration)
+        length_us = parse_span_us(duration, "override: duration", 1_000_000, 30 * 86_400_000_000, "2h")
         return await self.engine.overrides.set(name, limit, length_us, clean_reason(reason), clean_reason(by))
 
     async def restore(self, name: str) -> bool:
@@ -384,7 +316,9 @@ class Limiter:
                 or a network wider than an IPv4 /8 or an IPv6 /19; the duration is invalid; or 1,000 networks are banned
                 already.
         """
-        length_us = ban_length_us(duration)
+        length_us = None if duration == PERMANENT else parse_duration_us(duration, "ban: duration")
+        if length_us is not None and length_us > MAX_WINDOW_US:
+            raise ConfigurationError(f'ban: duration: expected at most 400 days or "permanent", not {quoted(duration)}')
         if not isinstance(key, KeyOf):
             check_ban(key, self.engine.networks)
         known, why, who = self._ban_key(key), clean_reason(reason), clean_reason(by)
@@ -587,6 +521,8 @@ class Limiter:
     @property
     def sync(self) -> SyncLimiter:
         """The blocking interface of this limiter, for threads without an event loop: scripts, WSGI, Celery."""
+        from .sync import SyncLimiter  # it is made of the methods of this class
+
         return SyncLimiter(self)
 
     def limited(
@@ -687,22 +623,6 @@ def _network(key: str) -> tuple[int, int, int] | None:
         return parse_network(key) if "/" in key else None
     except ConfigurationError:
         return None
-
-
-def _checked(checks: object, what: str = "cost") -> Sequence[Check]:
-    """Validate checks, and return them without windows that are checked twice.
-
-    Raises:
-        ConfigurationError: An item is not a check.
-    """
-    expected = '(bucket, key, cost) each, for example (Bucket("api", limits), "user:42", 1)'
-    given: tuple[Any, ...] = tuple(check_list("checks", checks, expected))
-    for check in given:
-        is_check = isinstance(check, tuple) and len(check) == 3
-        if not is_check or not isinstance(check[0], Bucket) or not isinstance(check[1], str):
-            raise ConfigurationError(f"checks: expected {expected}, not {quoted(check)}")
-        check_cost(check[2], what)
-    return merged(given)
 
 
 def check_cost(cost: object, what: str = "cost") -> int:

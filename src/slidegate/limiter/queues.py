@@ -27,10 +27,10 @@ from typing import Final, TypeAlias
 
 import anyio
 
-from ..core.decision import Check, Decision, Reason
+from ..core.decision import Decision, Reason
 from ..core.quotas import Quota
 from ..core.reservation import Reservation
-from ..core.ring import NEVER, OPEN, WindowState
+from ..core.ring import NEVER, OPEN
 from ..stores.forks import begin_anew_in_child, hold_over_fork
 from .aio import on_asyncio, to_the_end
 
@@ -54,6 +54,7 @@ class _Waiter:
         decision: Its last decision; None before it has asked.
         has_slept: Whether it has slept at all, so that its last decision is out of date.
         is_removed: Whether it was removed from its queue to make room for another request.
+        is_cancelled: Whether the task of the request was cancelled.
     """
 
     def __init__(self, tenant: str, is_gone: Callable[[], bool], wait_us: int, decision: Decision | None) -> None:
@@ -61,7 +62,7 @@ class _Waiter:
         self.is_gone = is_gone
         self.until_s = anyio.current_time() + wait_us / 1_000_000 + LATE_S
         self.decision = decision
-        self.has_slept = self.is_removed = False
+        self.has_slept = self.is_removed = self.is_cancelled = False
         self._event = anyio.Event()
         self._call_soon: Callable[[Callable[[], object]], object]
         if on_asyncio():
@@ -87,26 +88,25 @@ class _Queue:
 
     Attributes:
         waiters: The waiters.
-        refusal: The last refusal of the first waiter; None before there is one.
-        asks_s: The earliest moment at which room is expected, by the clock of the first waiter's event loop; 0 if the
-            one who has asked last has left.
+        asker: The waiter that has asked last, while it is here.
+        asks_s: When it expects room for its own cost, by the clock of its event loop; 0 if it has left.
+        refusal: What it was told; None before anybody has asked.
     """
 
     def __init__(self) -> None:
         self.waiters: list[_Waiter] = []
-        self.refusal: Decision | None = None
+        self.asker: _Waiter | None = None
         self.asks_s = 0.0
-        self._asker: _Waiter | None = None
-
-    def expect(self, asker: _Waiter, refusal: Decision, asks_s: float) -> None:
-        """Note the refusal of the first waiter, and when it expects room."""
-        self._asker, self.refusal, self.asks_s = asker, refusal, asks_s
+        self.refusal: Decision | None = None
 
     def remove(self, waiter: _Waiter) -> None:
-        """Remove a waiter. What it has expected, for its own cost, says nothing about those behind it."""
+        """Remove a waiter, unless it was removed before."""
+        if waiter.is_removed:
+            return
+        waiter.is_removed = True
         self.waiters.remove(waiter)
-        if waiter is self._asker:
-            self._asker, self.asks_s = None, 0.0
+        if waiter is self.asker:
+            self.asker, self.asks_s = None, 0.0
 
     def make_room(self, tenant: str) -> bool:
         """Remove waiters whose clients have left, else the newest one of the tenant with the most.
@@ -123,31 +123,23 @@ class _Queue:
             gone = [next(waiter for waiter in reversed(self.waiters) if waiting[waiter.tenant] == most)]
         for waiter in gone:
             self.remove(waiter)
-            waiter.is_removed = True
             waiter.wake()
         return True
 
     def refusal_of(self, name: Name) -> Decision | None:
-        """Return the refusal of a request that never asked: what the last refusal says about the rule and its key.
-
-        Returns:
-            None if no refusal is known, or if it says nothing about them.
-        """
+        """Return the refusal of a request that never asked: what the last refusal says about the rule and its key."""
         last = self.refusal
         if last is None:
             return None
         left_us = max(round((self.asks_s - anyio.current_time()) * 1_000_000), 1)
-        readings = iter(last.readings)
-        own: list[Check] = []
-        own_readings: list[WindowState] = []
-        for check in last.checks:
-            bucket, key, _ = check
-            spent = [next(readings) for _ in bucket.limits]
-            if (bucket.name, key) == name:
-                own.append(check)
-                wait_us = OPEN if bucket.is_permit else left_us
-                own_readings += [(*reading[:3], wait_us) for reading in spent]
-        return Decision(False, Reason.LIMITED, last.now_us, own, own_readings) if own else None
+        asked = [check for check in last.checks for _ in check[0].limits]
+        readings = [
+            (*reading[:3], OPEN if check[0].is_permit else left_us)
+            for check, reading in zip(asked, last.readings, strict=True)
+            if (check[0].name, check[1]) == name
+        ]
+        own = [check for check in last.checks if (check[0].name, check[1]) == name]
+        return Decision(False, Reason.LIMITED, last.now_us, own, readings) if own else None
 
 
 class Queues:
@@ -215,7 +207,7 @@ class Queues:
         wait_max: int,
         tenant: str = "",
         is_gone: Callable[[], bool] = lambda: False,
-        begins: Callable[[], object] | None = None,
+        begins: Callable[[], object] = lambda: None,
     ) -> Decision:
         """Wait until `ask` admits a request, or its time is over.
 
@@ -240,64 +232,61 @@ class Queues:
             if joins:
                 self._queues[name] = queue
                 queue.waiters.append(waiter)
-        if joins:
-            try:
+        try:
+            if joins:
                 await self._take_turns(name, queue, waiter, ask, begins)
-            finally:
+            decision = waiter.decision if waiter.decision is not None else queue.refusal_of(name)
+            if decision is None:  # the first waiter is still asking for the first time
+                decision = await self._ask(waiter, ask)
+        except BaseException:
+            waiter.is_cancelled = True
+            if waiter.decision is not None:
+                await to_the_end(self._refund(waiter.decision.take_back()))
+            raise
+        finally:
+            if joins:
                 self._leave(name, queue, waiter)
-        decision = waiter.decision if waiter.decision is not None else queue.refusal_of(name)
-        if decision is None:  # the first waiter is still asking for the first time
-            decision = await self._ask(ask)
         if decision.reason is Reason.OK and waiter.has_slept:
             decision.reason = Reason.WAITED
         return decision
 
     async def _take_turns(
-        self, name: Name, queue: _Queue, waiter: _Waiter, ask: Ask, begins: Callable[[], object] | None
+        self, name: Name, queue: _Queue, waiter: _Waiter, ask: Ask, begins: Callable[[], object]
     ) -> None:
         """Sleep, and ask as the first waiter, until there is an answer or the time is over."""
         while not waiter.is_removed and not waiter.is_gone():
             asks_s = waiter.until_s
             if self._first(name) is waiter:
                 if waiter.decision is None or waiter.has_slept:
-                    waiter.decision = await self._ask(ask)
+                    await self._ask(waiter, ask)
                 waits = _waits_us(waiter.decision)
                 if not waits:
                     return
                 asks_s = anyio.current_time() + max(*waits, 0) / 1_000_000
-                queue.expect(waiter, waiter.decision, asks_s)
+                queue.asker, queue.refusal, queue.asks_s = waiter, waiter.decision, asks_s
                 if OPEN in waits:
                     asks_s = max(asks_s, anyio.current_time() + PAUSE_S)
             if max(queue.asks_s, anyio.current_time()) >= waiter.until_s:
                 return
-            if begins is not None and not waiter.has_slept:
+            if not waiter.has_slept:
                 begins()
             await waiter.sleep_until(asks_s)
 
-    async def _ask(self, ask: Ask) -> Decision:
-        """Ask once. If the caller is cancelled meanwhile, an admission is refunded."""
-        is_cancelled, decision = False, None
+    async def _ask(self, waiter: _Waiter, ask: Ask) -> Decision:
+        """Ask once, to the end: what is admitted for a request that was cancelled meanwhile is refunded."""
 
         async def question() -> Decision:
-            nonlocal decision
-            decision = await ask()
-            if is_cancelled:
-                await self._refund(decision.take_back())
-            return decision
+            waiter.decision = await ask()
+            if waiter.is_cancelled:
+                await self._refund(waiter.decision.take_back())
+            return waiter.decision
 
-        try:
-            return await to_the_end(question())
-        except BaseException:
-            is_cancelled = True
-            if decision is not None:
-                await to_the_end(self._refund(decision.take_back()))
-            raise
+        return await to_the_end(question())
 
     def _leave(self, name: Name, queue: _Queue, waiter: _Waiter) -> None:
         """Remove a waiter from its queue, and wake the new first one."""
         with self._lock:
-            if not waiter.is_removed:
-                queue.remove(waiter)
+            queue.remove(waiter)
             if not queue.waiters and self._queues.get(name) is queue:
                 del self._queues[name]
         self._wake(name)
@@ -321,20 +310,16 @@ def may_wait(decision: Decision) -> bool:
     return bool(_waits_us(decision))
 
 
-def _waits_us(decision: Decision) -> list[int]:
+def _waits_us(decision: Decision | None) -> list[int]:
     """Return how long each limit without room refuses: microseconds, or OPEN for a permit.
 
     Returns:
         An empty list if waiting is of no use: the request is admitted, was not refused by limits, costs more than a
         limit allows, or has spent a quota, whose next period is not waited for.
     """
-    if decision.allowed or not decision.readings:
+    if decision is None or decision.allowed or not decision.readings:
         return []
-    waits: list[int] = []
     limits = [limit for bucket, _, _ in decision.checks for limit in bucket.limits]
-    for limit, (*_, wait_us) in zip(limits, decision.readings, strict=True):
-        if wait_us == NEVER or (wait_us and isinstance(limit, Quota)):
-            return []
-        if wait_us:
-            waits.append(wait_us)
-    return waits
+    waits = [(limit, wait_us) for limit, (*_, wait_us) in zip(limits, decision.readings, strict=True) if wait_us]
+    is_useless = any(wait_us == NEVER or isinstance(limit, Quota) for limit, wait_us in waits)
+    return [] if is_useless else [wait_us for _, wait_us in waits]

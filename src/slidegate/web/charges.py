@@ -40,7 +40,7 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
         return _UNCOUNTED
     limiter, decision, index = counted
     bucket, key, _ = decision.checks[index]
-    return await limiter.charge_all(((bucket, key, units),))
+    return await limiter.engine.charge(((bucket, key, units),))
 
 
 async def settle(request: HTTPConnection, used: int, *, rule: str | None = None) -> bool:
@@ -76,7 +76,7 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
     for reservation in own:
         reservation.ended = True
     if used > estimate:
-        await to_the_end(limiter.charge_all(((bucket, key, used - estimate),)))
+        await to_the_end(limiter.engine.charge(((bucket, key, used - estimate),)))
     elif unused:
         await to_the_end(limiter.engine.refund(unused))
     return True

@@ -29,6 +29,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from ...asgi import PEER, call, hello
 from ...contract.player import settle
 from ...fault_proxy import FaultProxy
+from ...questions import hit_all
 from ...redis_servers import ReplicaPair, needs_redis
 from .faults import FAULTS, Place
 from .stores import fresh_prefix, struck
@@ -389,7 +390,7 @@ async def test_requests_given_up_on_a_slow_wire_are_charged_at_most_once_and_hol
 ) -> None:
     async with Site(place.url, "deny", 10 * SLACK_S).limiter as limiter:
         await limiter.peek("key", LIMIT)
-        askers = Askers(limiter.hit_all, rng)
+        askers = Askers(partial(hit_all, limiter), rng)
         place.proxy.delay_s = 0.05
         for _ in range(10):
             await askers.ask_and_give_up(100, 1.0, 0.06)

@@ -1,0 +1,174 @@
+"""Where coroutines of the limiter run for threads without an event loop.
+
+The methods of a limiter are coroutines. With a synchronous store they never suspend, so the calling thread runs them to
+completion: a memory store always, and LMDB unless each commit waits for a disk. All other stores, and calls that queue,
+use an event loop in a thread of its own, the portal. One portal serves all limiters of a process, from the first call
+to the end of the last limiter that used it. A forked child, which has no copy of the thread, starts its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+from collections.abc import Coroutine
+from concurrent.futures import CancelledError, wait
+from contextlib import suppress
+from threading import TIMEOUT_MAX, Lock, Thread, current_thread
+from typing import Any, Final, TypeVar
+from weakref import WeakSet
+
+from ..core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
+from ..stores.forks import begin_anew_in_child, hold_over_fork
+from .aio import COMMAND_DEADLINE_S, on_loop
+from .engine import Engine
+
+T = TypeVar("T")
+
+STEPS: Final = 3
+"""The most deadlines that one call may wait for in sequence: a query, a refund, and another query."""
+GRACE_S: Final = 5.0
+"""The additional time for a busy event loop."""
+JOIN_S: Final = 2.0
+"""How long the end of the portal's thread may take."""
+_COMMAND_S: Final = STEPS * COMMAND_DEADLINE_S + GRACE_S
+
+
+def run_query(engine: Engine, work: Coroutine[Any, Any, T], wait_us: int = 0) -> T:
+    """Run a query of a request, within the limiter's deadline.
+
+    Args:
+        engine: The engine of the limiter.
+        work: The coroutine.
+        wait_us: How long it may also wait for room, in microseconds.
+
+    Raises:
+        ConfigurationError: An event loop runs in this thread.
+        StoreTimeout: No answer comes.
+    """
+    deadline_us = 0 if engine.failover is None else engine.failover.deadline_us
+    return _run(engine, work, GRACE_S + (STEPS * deadline_us + wait_us) / 1_000_000, suspends=wait_us > 0)
+
+
+def run_command(engine: Engine, work: Coroutine[Any, Any, T]) -> T:
+    """Run a command of an operator; see `run_query`."""
+    return _run(engine, work, _COMMAND_S)
+
+
+def _run(engine: Engine, work: Coroutine[Any, Any, T], max_s: float, *, suspends: bool = False) -> T:
+    """Run a coroutine: in this thread if it never suspends, else in the portal."""
+    if on_loop():
+        work.close()
+        raise ConfigurationError(
+            "limiter.sync blocks, and would block the event loop that runs in this thread; write `await "
+            "limiter.hit(...)`, or with limiter.limited `async with` or `async def`, or call it in a thread, for "
+            "example with asyncio.to_thread"
+        )
+    if suspends or not engine.store.answers_threads():
+        return PORTAL.run(engine, work, min(max_s, TIMEOUT_MAX))
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    work.close()
+    raise ConfigurationError("store: answers_threads() returns True, so the store must not await anything")
+
+
+class SharedPortal:
+    """The portal of this process."""
+
+    def __init__(self) -> None:
+        self._of_parents: list[object] = []
+        self._running: tuple[asyncio.AbstractEventLoop, Thread] | None = None
+        self._users: WeakSet[object] = WeakSet()
+        self._lock = Lock()
+        hold_over_fork(self._lock)
+        begin_anew_in_child(self.begin_anew)
+
+    def begin_anew(self) -> None:
+        """Begin without a portal, as in a child after `fork`: the thread exists only in the parent."""
+        # Keep the loop: collecting it in the child would unregister the shared file descriptors for the parent.
+        self._of_parents.append(self._running)
+        self._running = None
+        self._users = WeakSet()
+
+    def run(self, user: object, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """Run a coroutine on the loop, and return its result. An interrupt of the caller, as by Ctrl-C, cancels it.
+
+        Args:
+            user: The portal runs until `release` is called for every user that is still alive.
+            work: The coroutine.
+            timeout_s: How long to wait. Stores have their own deadlines, so only a blocked loop takes longer.
+
+        Raises:
+            StoreTimeout: No result came in time.
+            StoreUnavailable: The thread cannot be started, or has ended.
+        """
+        try:
+            with self._lock:
+                if self._running is None or not self._running[1].is_alive():
+                    self._running = _started()
+                self._users.add(user)
+                # Within the lock, so that the end of the portal comes later, and cancels it.
+                future = asyncio.run_coroutine_threadsafe(work, self._running[0])
+        except (RuntimeError, OSError) as error:
+            work.close()
+            raise StoreUnavailable(f"the event loop for threads does not run: {error}") from error
+        try:
+            # Not `result(timeout_s)`: its TimeoutError could not be told from one that a signal handler raises.
+            if not wait([future], timeout_s).done:
+                raise StoreTimeout(f"the event loop for threads has been blocked for {timeout_s:g} s")
+            return future.result()
+        except CancelledError:
+            raise StoreUnavailable("the event loop for threads has ended") from None
+        finally:
+            future.cancel()
+
+    def release(self, user: object) -> None:
+        """End the portal if no other user needs it; in its own thread, another thread has to do that afterwards."""
+        with self._lock:
+            self._users.discard(user)
+            if self._users or self._running is None or self._running[1] is current_thread():
+                return
+            running, self._running = self._running, None
+        _end(*running)
+
+    def end(self) -> None:
+        """End the portal, because the interpreter exits."""
+        if self._running is not None:
+            _end(*self._running)
+
+
+def _started() -> tuple[asyncio.AbstractEventLoop, Thread]:
+    """Start an event loop in a thread."""
+    # Few processes need it. It is not left to that thread: a fork waits for the lock of the portal, but for no import,
+    # and a child that is forked during an import could wait for its end for ever.
+    import anyio._backends._asyncio  # noqa: F401
+
+    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+    loop = runner.get_loop()
+
+    def serve() -> None:
+        with runner:  # its end cancels all tasks
+            loop.run_forever()
+
+    # A daemon, because the interpreter joins other threads before it runs the `atexit` handlers.
+    thread = Thread(target=serve, name="slidegate-loop", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        runner.close()
+        raise
+    return loop, thread
+
+
+def _end(loop: asyncio.AbstractEventLoop, thread: Thread) -> None:
+    """End a thread and its loop."""
+    with suppress(RuntimeError):  # it has already ended
+        loop.call_soon_threadsafe(loop.stop)
+    thread.join(JOIN_S)
+
+
+PORTAL: Final = SharedPortal()
+"""The portal of this process."""
+
+atexit.register(PORTAL.end)
