@@ -30,6 +30,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ..ops.shared_rows import SharedRows
 from ..redis_servers import needs_redis
+from ..virtual_time import turns
 
 HOUR_US = 3_600_000_000
 LIMITS: dict[str, str | AnyLimit] = {
@@ -208,7 +209,6 @@ async def test_workers_are_counted_by_their_rows_until_they_end_or_have_been_gon
     running = [Worker(script.rows, api="10/minute") for _ in range(3)]
     other = Worker(script.rows, else_="10/minute")
     for one in (*running, other):
-        one.changes.start()
         await one.changes.look()
     assert (await script.change()).workers == 3
     assert (await running[0].change()).workers == 3, "one of them asks"
@@ -498,16 +498,14 @@ async def test_each_limit_of_a_name_takes_a_change_of_its_window_and_one_that_is
 
 
 async def look(worker: Worker) -> None:
-    """Wait for one look of the timer."""
-    await worker.changes.end()
-    worker.changes.start()
-    await anyio.lowlevel.checkpoint()
-    assert worker.changes.ticker.task is not None
-    await worker.changes.ticker.task
+    """Wait for the look that a question begins."""
+    worker.changes._next_s = 0.0
+    await worker.limiter.hit("k", "5/minute")
+    await turns(20)
 
 
 async def until(holds: Callable[[], object]) -> None:
-    """Wait for what a timer does."""
+    """Wait for what questions begin."""
     with anyio.fail_after(60):
         while not holds():  # noqa: ASYNC110 - nothing tells of it
             await anyio.sleep(0.001)
@@ -536,37 +534,43 @@ async def test_it_is_over_by_the_time_of_the_store_also_while_that_is_away(worke
     assert worker.known() == {}
 
 
-async def test_the_timer_takes_what_others_write_and_ends_with_the_limiter(
+async def test_a_worker_looks_twice_a_second_while_it_is_asked_and_never_after_its_end(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overrides, "INTERVAL_S", 0.001)
+    now_s = [100.0]
+    monkeypatch.setattr(overrides, "monotonic", lambda: now_s[0])
     other = Worker(worker.rows, **LIMITS)
-    await other.limiter.hit("k", "5/minute")  # the first question starts it
+    await other.limiter.hit("k", "5/minute")
+    await turns(20)
     await worker.change()
-    await until(lambda: other.known() == {"api": "20/1m"})
+    for now_s[0], expected in ((100.4, {}), (100.5, {"api": "20/1m"})):
+        await other.limiter.hit("k", "5/minute")
+        await turns(20)
+        assert other.known() == expected
     worker.rows.clock.advance("1h")
-    await until(lambda: not other.known())
+    now_s[0] = 101.0
+    await other.limiter.hit("k", "5/minute")
+    await turns(20)
+    assert other.known() == {}
     await other.limiter.close()
-    task = other.changes.ticker.task
-    await anyio.sleep(0.05)
-    assert other.changes.ticker.task is task, "nobody looks any more"
+    assert len(await worker.limiter.workers()) == 0, "its row has ended with it"
 
 
-async def test_a_store_of_one_process_keeps_changes_there_and_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overrides, "INTERVAL_S", 0.001)
+async def test_a_store_of_one_process_keeps_changes_there_and_ends_them() -> None:
     clock = FakeClock(1_800_000_000_000_000)
     limiter = Limiter(MemoryStore(clock=clock))
     configured = parse_limits("10/minute")[0]
     caller = BucketCaller(Bucket("api", [configured]), [configured])
     limiter.engine.callers.add(caller)
     (own,) = caller.limits_by_name()
-    limiter.engine.overrides.start()
-    assert limiter.engine.overrides.ticker.loop is None, "nothing is looked at where nothing is changed"
+    assert not limiter.engine.overrides.may_change, "nothing is looked at where nothing is changed"
     for amount in (5, 6):
         assert (await limiter.override("api", f"{amount}/minute", "1h")).workers == 1
         assert own.limit.amount == amount
     clock.advance("1h")
-    await until(lambda: own.limit.amount == 10)
+    limiter.engine.overrides._next_s = 0.0
+    await limiter.hit("k", "5/minute")
+    assert own.limit.amount == 10
     assert await limiter.overrides() == await limiter.workers() == []
     await limiter.override("api", "7/minute", "1h")
     limiter.engine.forget()
@@ -662,40 +666,21 @@ async def test_a_change_is_over_in_time_although_what_the_store_says_is_odd(
     assert "changed limits cannot be read" in caplog.text
 
 
-async def test_a_change_by_the_short_loop_of_a_thread_is_ended_by_that_of_the_application(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(overrides, "INTERVAL_S", 0.001)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+async def test_a_child_of_fork_is_another_worker(worker: Worker) -> None:
+    await worker.changes.look()
+    worker.limiter.engine.rows.begin_anew()  # as in the child
+    await look(worker)
+    assert len({identity for _, number, identity in worker.rows.rows if number == rows.NUMBER}) == 2
+
+
+def test_a_script_changes_limits_of_its_own_process_without_an_event_loop() -> None:
     clock = FakeClock(1_800_000_000_000_000)
     limiter = Limiter(MemoryStore(clock=clock))
-    limiter.engine.overrides.start()  # as the first request does
-
-    async def change() -> None:
-        await limiter.override("api", "5/minute", "1h")
-
-    await anyio.to_thread.run_sync(lambda: asyncio.run(change()))
+    with pytest.raises(StopIteration):
+        limiter.override("api", "5/minute", "1h").send(None)
     assert list(limiter.engine.overrides.known) == ["api"]
     clock.advance("1h")
-    await until(lambda: not limiter.engine.overrides.known)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-async def test_a_child_of_fork_is_another_worker_and_looks_by_a_loop_of_its_own(worker: Worker) -> None:
-    worker.changes.start()
-    await worker.changes.look()
-    assert worker.changes.ticker.loop is not None
-    assert not worker.changes.ticker.due
-    worker.limiter.engine.rows.begin_anew()  # as in the child
-    worker.changes.begin_anew()
-    assert worker.changes.ticker.loop is None
-    assert worker.changes.ticker.due
-    await worker.limiter.hit("k", "5/minute")
-    await until(lambda: len({identity for _, number, identity in worker.rows.rows if number == rows.NUMBER}) == 2)
-
-
-def test_without_an_event_loop_nothing_is_changed_that_nobody_would_end() -> None:
-    limiter = Limiter(MemoryStore())
-    changing = limiter.override("api", "5/minute", "1h")
-    with pytest.raises(ConfigurationError, match="is ended by a timer of an event loop, and none runs here"):
-        changing.send(None)
+    limiter.engine.overrides._next_s = 0.0
+    limiter.sync.hit("k", "5/minute")
     assert limiter.engine.overrides.known == {}

@@ -101,8 +101,6 @@ class Limited:
 
     async def _decide(self, bucket: Bucket, key: str) -> Decision:
         """Charge the cost of a call, after waiting if necessary and allowed."""
-        if self._engine.overrides.ticker.due:
-            self._engine.overrides.start()
         spelled, subjects = self._engine.keys.learn(key)
         question = self._engine.prepare(((bucket, spelled, self._cost),), subjects)
         queues, name = self._engine.queues, (bucket.name, spelled)

@@ -254,7 +254,13 @@ class Engine:
             self._backend = self._bans = _NoLimits()
         elif self._closed:
             self._backend = self._bans = _Closed(self._name)
-        self.ask: Ask = self._backend.ask
+        self.ask: Ask = self._look_and_ask if self.overrides.may_change and not self._closed else self._backend.ask
+
+    def _look_and_ask(self, question: Any) -> Decision | Awaitable[Decision]:
+        """Answer as the store does, after a look for changed limits if it is due."""
+        self.overrides.look_if_due()
+        answer: Decision | Awaitable[Decision] = self._backend.ask(question)
+        return answer
 
     def report_outcome(self, decision: Decision) -> None:
         """Pass the outcome of a question without HTTP to the observers of requests, if there are any."""

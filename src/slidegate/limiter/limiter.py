@@ -169,8 +169,6 @@ class Limiter:
         Raises:
             ConfigurationError: The limits, the key or the cost are invalid.
         """
-        if self.engine.overrides.ticker.due:
-            self.engine.overrides.start()
         answer = self.engine.ask(self._question(key, limits, rule, cost))
         decision = answer if isinstance(answer, Decision) else await answer
         self.engine.report_outcome(decision)
@@ -261,12 +259,12 @@ class Limiter:
     ) -> Override:
         """Change the amount of one limit for a while, for all workers that share the store; counts are kept.
 
-        Every worker applies it within a second; when it expires, the amount in code applies again. A later call for the
-        same limit replaces it. ``limiter.override("*", "off", "10m")`` switches all workers off: every request passes,
-        and nothing is counted.
+        Every worker applies it within a second, an idle one from its second request on; when it expires, the amount in
+        code applies again. A later call for the same limit replaces it. ``limiter.override("*", "off", "10m")``
+        switches all workers off: every request passes, and nothing is counted.
 
         The name is checked against the limits of this process and of all other workers, which keep a row with theirs in
-        a shared store. If no worker runs, any name is accepted, and `Override.workers` is 0.
+        a shared store. If there is none, any name is accepted, and `Override.workers` is 0.
 
         Args:
             name: The name of the limit in response headers: that of its rule, ``name-<seconds>`` if the rule has
@@ -474,8 +472,8 @@ class Limiter:
     async def workers(self) -> list[Worker]:
         """Return the other workers that share the store, with their limits; none for a memory store.
 
-        A worker writes a row every ten seconds, from its first request or the start of its application on, and deletes
-        it when it ends. The row of a worker that was killed lasts for up to 30 seconds.
+        A worker writes a row every ten seconds while it has requests, from the start of its application on, and deletes
+        it when it ends. The row of a worker that is idle or was killed lasts for up to 30 seconds.
 
         Raises:
             StoreError: The store does not answer.

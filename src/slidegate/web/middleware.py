@@ -378,8 +378,8 @@ class RateLimitMiddleware(FailsAtStartup):
         """Check the routes in the first call. Return True if the call is to be decided; otherwise pass it on."""
         if self.error is not None:
             await end_start(self.error, scope, receive, send)
-        if self._enabled and self._engine.counting:
-            self._engine.overrides.start()
+        if self._enabled and self._engine.overrides.may_change:
+            self._engine.overrides.look_if_due()
         if self._enabled and self._engine.counts:
             if not self._has_checked_routes:
                 self._has_checked_routes = True
