@@ -3,7 +3,7 @@
 The servers of all candidates run at the same time, and wrk sends requests to one after the other. Every round starts
 new servers, because speed varies by a few percent with the memory layout of a process. The ratio is to the rate of the
 peer in the same round, the median over the rounds. Several workers of slidegate share a store, by default LMDB; those
-of the peer share nothing, and admit their limit each.
+of the peer share nothing, and admit their limit each. A last table compares limiters that share one count.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.request import urlopen
 
 from starlette.types import ASGIApp
 
 from . import rounds
 from .apps import PLENTY, STORE, candidates
-from .redis import free_port
+from .redis import free_port, redis_server
 
 SERVERS: Final = {
     "uvicorn": ("uvicorn", "--ws", "none", "--no-access-log", "--log-level", "critical", "--no-proxy-headers"),
@@ -45,27 +45,50 @@ HOST: Final = "127.0.0.1"
 PATIENCE_S: Final = 120
 PEER: Final = "asgi-ratelimit"
 FIVE: Final = "asgi-ratelimit, five patterns"
+HEAD: Final = ("what", "requests/s", "ratio to the peer")
 PEERS: Final = {PEER: "", "asgi-ratelimit, once more": PEER, FIVE: ""}
 OURS: Final = {"default": PEER, "everything": FIVE}
 """Candidates, each with the peer to which it is compared."""
+SHARING: Final = ("slowapi", "fastapi-limiter")
+"""Peers whose workers share a count on Redis."""
+
+
+class Served(NamedTuple):
+    """One candidate behind a server.
+
+    Attributes:
+        name: The name of its application.
+        folder: The directory from which slidegate is imported.
+        store: The address of the store that its workers share; ``{}`` is a new directory. Empty for memory.
+        peer: The label of the candidate to which it is compared; empty for none.
+    """
+
+    name: str
+    folder: Path
+    store: str = ""
+    peer: str = ""
 
 
 def app() -> ASGIApp:
     """Return the application of one worker."""
     logging.disable()
-    make = candidates()[os.environ[APP]].make
+    if (name := os.environ[APP]) in SHARING:
+        from .shared_peers import PEERS as known
+    else:
+        known = candidates()
+    make = known[name].make
     with ThreadPoolExecutor(1) as pool:  # the event loop of the worker may already be running
         return pool.submit(lambda: asyncio.run(make(PLENTY))).result()
 
 
 @contextmanager
-def served(name: str, folder: Path, server: str, workers: int, store: str) -> Iterator[str]:
+def served(one: Served, server: str, workers: int) -> Iterator[str]:
     """Start the server of a candidate, and yield the address of a page when it answers."""
     port = free_port()
     command = [*SERVERS[server], "--host", HOST, "--port", str(port), "--workers", str(workers)]
     with TemporaryDirectory() as place:
-        variables = {APP: name, "PYTHONPATH": f"{folder}{os.pathsep}{rounds.ROOT}"}
-        variables |= {STORE: store.format(place)} if workers > 1 else {}
+        variables = {APP: one.name, "PYTHONPATH": f"{one.folder}{os.pathsep}{rounds.ROOT}"}
+        variables |= {STORE: one.store.format(place)} if one.store else {}
         process = subprocess.Popen(
             [sys.executable, "-m", *command, "--factory", "benchmarks.server:app"],
             env={**os.environ, **variables},
@@ -106,24 +129,38 @@ def arguments(parser: ArgumentParser) -> None:
     rounds.other_argument(parser)
 
 
-def measure(options: Namespace, server: str, workers: int) -> Iterator[list[str]]:
-    """Measure all candidates behind one server; yield the rows of their table."""
+def in_memory_or_shared(options: Namespace, workers: int) -> dict[str, Served]:
+    """Return slidegate, whose workers share a store if there are several, and the peer, whose workers share nothing."""
     versions = rounds.versions(options)
-    apps = {name: (name, versions["source"], peer) for name, peer in PEERS.items()}
+    apps = {name: Served(name, versions["source"], peer=peer) for name, peer in PEERS.items()}
     for (name, peer), (version, folder) in product(OURS.items(), versions.items()):
-        apps[f"{name}, {version}"] = (name, folder, peer)
+        apps[f"{name}, {version}"] = Served(name, folder, options.store if workers > 1 else "", peer)
+    return apps
+
+
+def sharing(options: Namespace, redis: str) -> dict[str, Served]:
+    """Return limiters whose workers share one count."""
+    versions = rounds.versions(options)
+    apps = {f"{name}, Redis": Served(name, versions["source"], redis) for name in SHARING}
+    for (version, folder), (kind, store) in product(versions.items(), (("LMDB", "lmdb://{}"), ("Redis", redis))):
+        apps[f"default, {version}, {kind}"] = Served("default", folder, store, f"{SHARING[0]}, Redis")
+    return apps
+
+
+def measure(options: Namespace, apps: Mapping[str, Served], server: str, workers: int) -> Iterator[list[str]]:
+    """Measure all candidates behind one server; yield the rows of their table."""
     rates: dict[str, list[float]] = {label: [] for label in apps}
     for number in range(options.rounds):
         print(f"{server}, {workers}: round {number + 1} of {options.rounds} ...", file=sys.stderr, flush=True)
         with ExitStack() as stack:
             urls = {}
-            for label, (name, folder, _) in apps.items():
-                urls[label] = stack.enter_context(served(name, folder, server, workers, options.store))
+            for label, one in apps.items():
+                urls[label] = stack.enter_context(served(one, server, workers))
                 load(urls[label], 1)  # warms up
             for label in reversed(urls) if number % 2 else urls:
                 rates[label].append(load(urls[label], options.seconds))
-    for label, (_, _, peer) in apps.items():
-        ratios = [own / other for own, other in zip(rates[label], rates.get(peer, ()), strict=False)]
+    for label, one in apps.items():
+        ratios = [own / other for own, other in zip(rates[label], rates.get(one.peer, ()), strict=False)]
         yield [label, f"{median(rates[label]):,.0f}", f"{median(ratios):.2f}" if ratios else ""]
 
 
@@ -132,4 +169,9 @@ def main(options: Namespace) -> None:
         sys.exit("this needs wrk: sudo apt install wrk")
     for workers, server in product(options.workers or (1, 4), options.server or SERVERS):
         title = f"{server}, {workers} worker{'s' if workers > 1 else ''}"
-        rounds.show(title, ["what", "requests/s", "ratio to the peer"], measure(options, server, workers))
+        rounds.show(title, HEAD, measure(options, in_memory_or_shared(options, workers), server, workers))
+    workers = max(options.workers or (4,))
+    if workers > 1:
+        with redis_server() as redis:
+            title = f"uvicorn, {workers} workers that share one count"
+            rounds.show(title, HEAD, measure(options, sharing(options, redis), "uvicorn", workers))
