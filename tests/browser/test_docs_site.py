@@ -1,8 +1,7 @@
-"""The built documentation site in a browser, at desktop and phone width, in light and dark."""
+"""The built documentation site in a browser, at the widths of a desk and a phone."""
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import sys
@@ -15,19 +14,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
 
 from .conftest import OpenPage
 from .served import PATIENCE_S, ROOT
-from .test_views import violations
 
 pytestmark = pytest.mark.all
 
 WIDTHS = {"desk": 1280, "phone": 375}
-LOOKED_AT = ("", "guides/bans/", "reference/api/", "guides/configuration/")
-"""Pages to check with axe: prose, code, wide tables."""
-TOGGLES = (("default", "light"), ("default", "dark"), ("slate", "the system"), ("default", "light"))
-"""The initial colour scheme of a light system, and those that the button switches to."""
 
 
 @pytest.fixture(scope="module")
@@ -87,23 +80,3 @@ def test_no_page_is_too_wide_lacks_an_image_or_asks_another_place(built: Path, s
         if found:
             faults[path] = found
     assert faults == {}
-
-
-@pytest.mark.parametrize(("scheme", "named", "width"), [("light", "default", 1280), ("dark", "slate", 375)])
-def test_axe_finds_nothing(scheme: str, named: str, width: int, site: Any, opened: OpenPage) -> None:
-    found = {}
-    page = opened(site, None, at="/", viewport={"width": width, "height": 812}, color_scheme=scheme)
-    for path in LOOKED_AT:
-        page.goto(f"{site.url}/{path}")
-        expect(page.locator("body")).to_have_attribute("data-md-color-scheme", named)
-        found[path] = violations(page)
-    assert {path: faults for path, faults in found.items() if faults} == {}
-
-
-def test_the_toggle_changes_the_colours_and_pictures_follow_the_page(site: Any, opened: OpenPage) -> None:
-    shown = "document.querySelector('picture img').currentSrc.includes('-dark')"
-    page = opened(site, None, at="/guides/operating/", color_scheme="light")
-    for scheme, offered in TOGGLES:
-        expect(page.locator("body")).to_have_attribute("data-md-color-scheme", scheme)
-        page.wait_for_function(f"{shown} === {str(scheme == 'slate').lower()}")
-        page.get_by_title(re.compile(f"Switch to .*{offered}")).click()

@@ -246,46 +246,35 @@ async def test_a_request_that_is_cancelled_under_way_stays_charged_from_its_send
     assert made.time.passed_s == pytest.approx(1 + 0.4)
 
 
-@pytest.mark.parametrize(
-    ("status", "fields", "statuses"),
-    [
-        (429, {"Retry-After": "7"}, [200]),
-        (429, {"RateLimit": '"a";r=0;t=7'}, [200]),
-        (429, {"X-RateLimit-Reset": "7"}, [200]),
-        (429, {}, [429, 200]),
-        (503, {"Retry-After": "7"}, [503, 200]),
-        (403, {"Retry-After": "7"}, [200]),
-        (403, {"X-RateLimit-Remaining": "9", "X-RateLimit-Reset": "7"}, [403, 200]),
-        (403, {}, [403, 200]),
-        (500, {"Retry-After": "7"}, [500, 200]),
-    ],
-)
-async def test_a_refused_request_is_sent_again_after_the_pause_and_an_overloaded_server_gets_its_pause_only(
-    scene: MakeScene, status: int, fields: dict[str, str], statuses: list[int]
-) -> None:
-    made = scene((status, fields), OK, statuses=GITHUB_STATUSES)
+WAIT_7, SOME_REMAIN = {"Retry-After": "7"}, {"X-RateLimit-Remaining": "9", "X-RateLimit-Reset": "7"}
+GITHUB = {"statuses": GITHUB_STATUSES}
+SENT: dict[str, tuple[dict[str, Any], list[Answer], list[int], list[float]]] = {
+    "a refusal": ({}, [(429, WAIT_7)], [200], [7]),
+    "a refusal by RateLimit": ({}, [(429, {"RateLimit": '"a";r=0;t=7'})], [200], [7]),
+    "a refusal by X-RateLimit-Reset": ({}, [(429, {"X-RateLimit-Reset": "7"})], [200], [7]),
+    "a refusal that says no time": ({}, [(429, {})], [429, 200], [0]),
+    "an overloaded server, which gets its pause only": ({}, [(503, WAIT_7)], [503, 200], [7]),
+    "another error": ({}, [(500, WAIT_7)], [500, 200], [0]),
+    "a forbidden request": ({}, [(403, WAIT_7)], [403, 200], [0]),
+    "a forbidden request of GitHub": (GITHUB, [(403, WAIT_7)], [200], [7]),
+    "one of which requests remain": (GITHUB, [(403, SOME_REMAIN)], [403, 200], [0]),
+    "one that says no time": (GITHUB, [(403, {})], [403, 200], [0]),
+    "no retries": ({"retries": 0}, [(429, WAIT_7)] * 2, [429, 429], [7]),
+    "one retry": ({"retries": 1}, [(429, WAIT_7)] * 2, [429, 200], [7, 7]),
+    "three retries": ({"retries": 3}, [(429, WAIT_7)] * 3, [200], [7, 7, 7]),
+    "pauses beyond the wait": ({"retries": 3, "wait": "10s"}, [(429, WAIT_7)] * 4, [429], [7]),
+    "more than an hour": ({"wait": "2h"}, [(429, {"Retry-After": "3601"})], [429, 200], [0]),
+}
+"""Options, answers before those of 200, the statuses that the client gets, and the seconds between requests."""
+
+
+@pytest.mark.parametrize("name", SENT)
+async def test_a_request_is_sent_again_after_a_pause(scene: MakeScene, name: str) -> None:
+    options, answers, statuses, gaps_s = SENT[name]
+    made = scene(*answers, OK, **options)
     assert await made.statuses(len(statuses)) == statuses
-    pauses = "7" in str(fields) and status != 500 and "X-RateLimit-Remaining" not in fields
-    assert made.server.gaps_s == [7 if pauses else 0]
-
-
-async def test_by_default_a_forbidden_request_pauses_nothing(scene: MakeScene) -> None:
-    made = scene((403, {"Retry-After": "7"}), OK)
-    assert await made.statuses(2) == [403, 200]
-    assert made.server.gaps_s == [0]
-
-
-@pytest.mark.parametrize(("retries", "answers"), [(0, [429, 429]), (1, [429, 200]), (3, [200])])
-async def test_a_request_is_sent_again_as_often_as_it_may(scene: MakeScene, retries: int, answers: list[int]) -> None:
-    made = scene(*[(429, {"Retry-After": "1"})] * 3, OK, retries=retries)
-    assert await made.statuses(len(answers)) == answers
-
-
-async def test_a_pause_of_more_than_an_hour_is_not_observed(scene: MakeScene) -> None:
-    made = scene((429, {"Retry-After": "3601"}), OK, wait="2h")
-    assert await made.statuses(2) == [429, 200]
-    assert made.server.gaps_s == [0]
-    assert made.observer.kinds == ["pause_ignored"]
+    assert made.server.gaps_s == gaps_s
+    assert ("pause_ignored" in made.observer.kinds) == (name == "more than an hour")
 
 
 async def test_a_pause_longer_than_the_wait_returns_the_response_and_still_counts(scene: MakeScene) -> None:
@@ -295,12 +284,6 @@ async def test_a_pause_longer_than_the_wait_returns_the_response_and_still_count
         await made.get()
     made.clock.advance("60s")
     assert await made.statuses() == [200]
-
-
-async def test_all_pauses_of_a_request_together_are_within_its_wait(scene: MakeScene) -> None:
-    made = scene((429, {"Retry-After": "7"}), wait="10s", retries=3)
-    assert await made.statuses() == [429]
-    assert made.server.gaps_s == [7]
 
 
 async def test_clients_that_share_a_limiter_pause_together_and_spend_together(scene: MakeScene) -> None:

@@ -1,4 +1,4 @@
-"""Four real uvicorn workers on one store: their statistics equal the counts of the client."""
+"""Four real uvicorn workers on one store: their statistics and their metrics equal the counts of the client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +17,9 @@ from slidegate.ops.statistics import EVERY_S
 
 from ..redis_servers import AT_REDIS
 from ..workers import PATIENCE_S, ask, serving
-from . import served_statistics
-from .served_statistics import AMOUNT, WORKERS
+from . import served
+from .exposition import Exposition, parsed
+from .served import AMOUNT, NAME, WORKERS
 
 pytestmark = pytest.mark.all
 
@@ -42,30 +45,49 @@ class Sent:
         return [self.statuses[200], self.statuses[429]]
 
 
+def when(read: Callable[[], Any], is_there: Callable[[Any], bool], within_s: float = PATIENCE_S) -> Any:
+    """Return what is read as soon as it is there: a request counts after its answer was sent, and is written later."""
+    until_s = time.monotonic() + within_s
+    while not is_there(found := read()):
+        assert time.monotonic() < until_s, found
+        time.sleep(0.1)
+    return found
+
+
 def figures(site: str, window: str = "24h") -> Any:
     """Return the statistics of all workers as one of them reads them, when one is up."""
-    until_s = time.monotonic() + PATIENCE_S
-    while True:
-        answer = ask(f"{site}/stats/{window}")
-        if answer is not None and answer.status_code == 200:
-            return answer.json()
-        assert time.monotonic() < until_s, answer and answer.text
-        time.sleep(0.05)
+    answer = when(lambda: ask(f"{site}/stats/{window}"), lambda answer: answer and answer.status_code == 200)
+    return answer.json()
 
 
 def figures_of(site: str, counted: list[int], window: str = "24h") -> Any:
     """Return the statistics when all workers have written; a write is due within five seconds."""
-    until_s = time.monotonic() + 4 * EVERY_S
-    while (found := figures(site, window))["counted"] != counted:
-        assert time.monotonic() < until_s, (found, counted)
-        time.sleep(0.2)
+    return when(lambda: figures(site, window), lambda found: found["counted"] == counted, 4 * EVERY_S)
+
+
+def refusals(found: Exposition) -> float:
+    return found.value("slidegate_rule_requests_total", rule=NAME, outcome="refused")
+
+
+def scraped(site: str, refused: int) -> Exposition:
+    """Scrape one worker for all when so many refusals are counted."""
+
+    def read() -> Exposition:
+        answer = ask(f"{site}/metrics/")
+        assert answer is not None
+        return parsed(answer.text)
+
+    found: Exposition = when(read, lambda found: refusals(found) >= refused)
     return found
 
 
 @pytest.mark.parametrize("kind", ["lmdb", AT_REDIS])
-def test_sums_equal_the_counts_of_the_client_and_a_killed_worker_loses_five_seconds(url: str) -> None:
+def test_sums_equal_the_counts_of_the_client_and_a_killed_worker_loses_five_seconds(url: str, tmp_path: Path) -> None:
     sent = Sent()
-    with serving(served_statistics.__name__, url) as site:
+    shared = [str(tmp_path / name) for name in ("first", "second")]
+    for directory in shared:
+        os.mkdir(directory)
+    with serving(served.__name__, url, PROMETHEUS_MULTIPROC_DIR=shared[0]) as site:
         figures(site)
         sent.send(site, AMOUNT + 100)
         assert sent.counted == [AMOUNT, 100]
@@ -75,8 +97,12 @@ def test_sums_equal_the_counts_of_the_client_and_a_killed_worker_loses_five_seco
         assert {*found["workers"]} >= sent.pids.keys()
         assert len(found["workers"]) <= WORKERS
         assert found["clients"][0] == sent.statuses.total()
+        metrics = scraped(site, 100)
+        assert refusals(metrics) == metrics.value("slidegate_refusals_total") == 100
+        assert metrics.value("slidegate_request_duration_seconds_count", route="GET /item") == AMOUNT
+        assert (metrics.value("slidegate_store_up"), metrics.value("slidegate_active_permits")) == (1, 0)
     # At the end of the server every worker has written, and none is listed any more.
-    with serving(served_statistics.__name__, url) as site:
+    with serving(served.__name__, url, PROMETHEUS_MULTIPROC_DIR=shared[1]) as site:
         found = figures(site)
         assert found["counted"] == sent.counted
         assert not {*found["workers"]} & sent.pids.keys()
@@ -92,3 +118,6 @@ def test_sums_equal_the_counts_of_the_client_and_a_killed_worker_loses_five_seco
         assert admitted == sent.statuses[200] == AMOUNT
         # The killed worker has lost at most what it had counted since its last write: a part of the flood.
         assert before["counted"][1] + 50 <= refused <= sent.statuses[429] + sent.statuses[0]
+        # Its metrics are in files: nothing is lost, and it is counted once after it was replaced.
+        answered = sent.statuses[429] - 100
+        assert answered <= refusals(scraped(site, answered)) <= answered + sent.statuses[0]

@@ -1,4 +1,4 @@
-"""An application with statistics for four workers: ``python -m tests.ops.served_statistics STORE`` prints its port.
+"""An application for four workers, with statistics and metrics: ``python -m tests.ops.served STORE`` prints its port.
 
 ``/item`` is limited and answers with the id of its worker; ``/stats/{window}`` has the statistics of all workers.
 Nobody closes the limiter: the middleware ends its observers when the server ends.
@@ -12,10 +12,11 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from slidegate import Limiter, RateLimitMiddleware, Rule, everyone
 from slidegate.ops.statistics import Statistics
+from slidegate.prometheus import PrometheusMetrics
 
 from ..served_by_workers import serve, worker
 
@@ -41,12 +42,16 @@ async def figures(request: Request) -> JSONResponse:
 def make() -> Starlette:
     limiter = Limiter.from_url(os.environ["STORE"], deadline="10s")
     rules = [
-        Rule("/stats/{window}", exempt=True),
+        Rule(["/stats/{window}", "/metrics/{rest:path}"], exempt=True),
         Rule("/item", f"{AMOUNT}/day", key=everyone, name=NAME),
         Rule("/item", "1000/second", name="each"),
     ]
     middleware = Middleware(RateLimitMiddleware, limiter=limiter, rules=rules)
-    routes = [Route("/item", worker), Route("/stats/{window}", figures)]
+    routes = [
+        Route("/item", worker),
+        Route("/stats/{window}", figures),
+        Mount("/metrics", PrometheusMetrics(limiter).app),
+    ]
     app = Starlette(routes=routes, middleware=[middleware])
     app.state.statistics = Statistics.of(limiter)
     return app
