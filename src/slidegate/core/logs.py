@@ -129,11 +129,6 @@ class Throttle:
         self._next[subject] = now + self._pause, 0
         return left_out
 
-    def rest(self) -> list[tuple[object, int]]:
-        """Return the subjects with suppressed lines, and the number of these lines, and forget all subjects."""
-        known, self._next = self._next, {}
-        return [(subject, left_out) for subject, (_, left_out) in known.items() if left_out]
-
 
 logger: Final = logging.getLogger("slidegate")
 """The logger of the whole package."""

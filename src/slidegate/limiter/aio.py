@@ -116,51 +116,48 @@ class Deadline:
     def __init__(self, span_s: float, late: str = "no answer within the deadline") -> None:
         self._span_s = span_s
         self._late = late
-        self._queues: dict[asyncio.AbstractEventLoop, _Queue] = {}
+        self._waiting: dict[asyncio.AbstractEventLoop, _Waiting] = {}
 
     def watch(self, future: asyncio.Future[Any]) -> None:
         """Set a StoreTimeout on `future` if it is not done in time."""
         loop = future.get_loop()
-        queue = self._queues.get(loop)
-        if queue is None:
-            for closed in [other for other in self._queues.copy() if other.is_closed()]:
-                self._queues.pop(closed, None)
-            queue = self._queues[loop] = _Queue(loop, self._span_s, self._late)
-        queue.add(future)
+        waiting = self._waiting.get(loop)
+        if waiting is None:
+            for closed in [other for other in self._waiting.copy() if other.is_closed()]:
+                self._waiting.pop(closed, None)
+            waiting = self._waiting[loop] = _Waiting()
+        until_s = loop.time() + self._span_s
+        waiting.add(until_s, future)
+        if not waiting.has_timer:
+            waiting.has_timer = True
+            loop.call_at(until_s, self._give_up, loop, waiting)
 
-
-class _Queue:
-    """The futures of one event loop, by deadline. Finished ones are removed when they outnumber the others."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, span_s: float, late: str) -> None:
-        self._loop = loop
-        self._span_s = span_s
-        self._late = late
-        self._waiting: deque[tuple[float, asyncio.Future[Any]]] = deque()
-        self._full = MAX_DONE
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, future: asyncio.Future[Any]) -> None:
-        """Keep a future until its deadline, or until it is removed as finished."""
-        self._waiting.append((self._loop.time() + self._span_s, future))
-        if len(self._waiting) > self._full:
-            self._waiting = deque(one for one in self._waiting if not one[1].done())
-            self._full = 2 * len(self._waiting) + MAX_DONE
-        self._set_timer()
-
-    def _give_up(self) -> None:
-        """Time out the futures that are due."""
-        self._timer = None
-        now_s = self._loop.time()
-        while self._waiting and self._waiting[0][0] <= now_s:
-            _, future = self._waiting.popleft()
+    def _give_up(self, loop: asyncio.AbstractEventLoop, waiting: _Waiting) -> None:
+        """Time out the futures that are due, and set the timer for the next one."""
+        now_s, futures = loop.time(), waiting.futures
+        while futures and futures[0][0] <= now_s:
+            _, future = futures.popleft()
             if not future.done():
                 future.set_exception(StoreTimeout(self._late))
-        self._set_timer()
+        waiting.has_timer = bool(futures)
+        if futures:
+            loop.call_at(futures[0][0], self._give_up, loop, waiting)
 
-    def _set_timer(self) -> None:
-        if self._timer is None and self._waiting:
-            self._timer = self._loop.call_at(self._waiting[0][0], self._give_up)
+
+class _Waiting:
+    """The futures of one event loop, by deadline. Finished ones are removed when they outnumber the others."""
+
+    def __init__(self) -> None:
+        self.futures: deque[tuple[float, asyncio.Future[Any]]] = deque()
+        self.has_timer = False
+        self._full = MAX_DONE
+
+    def add(self, until_s: float, future: asyncio.Future[Any]) -> None:
+        """Keep a future until its deadline, or until it is removed as finished."""
+        self.futures.append((until_s, future))
+        if len(self.futures) > self._full:
+            self.futures = deque(one for one in self.futures if not one[1].done())
+            self._full = 2 * len(self.futures) + MAX_DONE
 
 
 def in_background(work: Coroutine[Any, Any, object]) -> None:
@@ -183,19 +180,12 @@ async def to_the_end(work: Awaitable[T]) -> T:
             return await work
     task = _begun(work)
     try:
-        return await result_of(task)
+        # Not `asyncio.shield`: from Python 3.14 on, asyncio logs what such a task raises later, as it is, with any text
+        # that a client has sent.
+        await asyncio.wait([task])
     except asyncio.CancelledError:
         task.add_done_callback(_log_failure)
         raise
-
-
-async def result_of(task: asyncio.Future[T]) -> T:
-    """Return the result of a task that goes on if the caller is cancelled.
-
-    `asyncio.shield` does so, too. But from Python 3.14 on, asyncio logs what such a task raises later, as it is, with
-    any text that a client has sent.
-    """
-    await asyncio.wait([task])
     return task.result()
 
 

@@ -206,7 +206,6 @@ class Engine:
         finally:
             self._closed = True
             self.rebuild()
-            self.observers.log.rest()
 
     async def end(self) -> None:
         """Let observers and overrides finish, because the application ends or the limiter is being closed."""

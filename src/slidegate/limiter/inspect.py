@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 TOGETHER: Final = 32
 """How many buckets are queried in one step: a few milliseconds of work for the store and for this process."""
-MAX_BUCKETS: Final = 4_096
-"""The most buckets to inspect. Limits at routes have one for each route."""
 
 
 class Caller(Protocol):
@@ -106,8 +104,6 @@ class KeyView(NamedTuple):
     """The store's Unix time at that moment."""
     windows: tuple[WindowView, ...]
     """One for each limit of each rule, empty windows included."""
-    left_out: int
-    """The number of rules that were not inspected: 0 unless there are more than 4,096."""
 
 
 async def inspect_key(engine: Engine, key: str, buckets: Sequence[Bucket]) -> KeyView:
@@ -121,17 +117,16 @@ async def inspect_key(engine: Engine, key: str, buckets: Sequence[Bucket]) -> Ke
     Raises:
         StoreError: The store does not answer.
     """
-    looked_at = buckets[:MAX_BUCKETS]
     fallbacks = {id(one.limit) for one in engine.callers.limits() if one.fixed}
     views: list[WindowView] = []
-    for first in range(0, max(len(looked_at), 1), TOGETHER):  # without buckets, only the time is queried
+    for first in range(0, max(len(buckets), 1), TOGETHER):  # without buckets, only the time is queried
         if first:
             await let_others_run()
-        part = looked_at[first : first + TOGETHER]
+        part = buckets[first : first + TOGETHER]
         now_us, unix_us, windows = await engine.command(partial(engine.store.inspect, key, part))
         places = [(bucket, place) for bucket in part for place in range(len(bucket.limits))]
         for (bucket, place), window in zip(places, windows, strict=True):
             limit = bucket.limits[place]
             view = view_of(bucket.name, bucket.label, bucket.names[place], limit, window, now_us, unix_us)
             views.append(view._replace(fallback=id(limit) in fallbacks))
-    return KeyView(key, now_us, unix_us, tuple(views), len(buckets) - len(looked_at))
+    return KeyView(key, now_us, unix_us, tuple(views))

@@ -305,13 +305,6 @@ class EventLog:
         fields = {"kind": event.kind, "details": {name: _shown(value) for name, value in event.details.items()}}
         logger.log(level, "%s: %s%s", event.kind, event.message, more, extra=fields)
 
-    def rest(self) -> None:
-        """Log the number of events omitted since the last line of each kind and rule."""
-        for subject, left_out in self._throttle.rest():
-            kind, _, rule = str(subject).partition(" under ")
-            message = f"{left_out} more{f' under {rule}' if rule else ''} since the last such line"
-            logger.log(_level(kind), "%s: %s", kind, message, extra={"kind": kind, "details": {}})
-
 
 def _level(kind: str) -> int:
     return logging.INFO if kind in _INFORMATION else logging.WARNING
