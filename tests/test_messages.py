@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -33,13 +33,14 @@ NAMES = {
     "HEAD": {"slidegate": "bans", "version": 4},
     "ROW": {"key": "user:eve", "reason": "", "by": "ann", "level": 0, "since_us": 0, "until_us": None},
 }
-WORDS = "expected|example|name each|write|did you mean|use |keep|needs|shorter|unknown|is no|cannot be|there are no"
+WORDS = "expected|example|name each|write|did you mean|use |keep|needs|shorter|unknown|is no|cannot be|there are no|"
+WORDS += "give |remove|call it|do not|has no|could never|must be|cannot read"
 
 
-def message_of(expression: str) -> str:
+def message_of(expression: str, names: Mapping[str, object] = NAMES) -> str:
     """Return the message of the error that an expression raises."""
     with pytest.raises(ConfigurationError) as caught:
-        eval(expression, dict(NAMES))
+        eval(expression, dict(names))
     assert isinstance(caught.value, ValueError)
     message = re.sub(r" at 0x\w+", "", str(caught.value))
     assert len(message) < 500

@@ -18,8 +18,8 @@ from scripts.make_configuration import json_schema
 from slidegate import ConfigurationError, RateLimitMiddleware, Rule, everyone
 
 from ..asgi import hello
-from .test_config import BAD
 from .test_config_errors import toml
+from .test_messages import mistaken_files
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = jsonschema.Draft202012Validator(json_schema())
@@ -53,7 +53,7 @@ def test_what_is_shown_is_accepted(text: str) -> None:
     assert accepts(tomllib.loads(text))
 
 
-@pytest.mark.parametrize("document", [found for text, _ in BAD if (found := parsed(text)) is not None])
+@pytest.mark.parametrize("document", [found for text in mistaken_files() if (found := parsed(text)) is not None])
 def test_what_the_editor_accepts_is_wrong_by_the_meaning_of_a_value(document: dict[str, Any], tmp_path: Path) -> None:
     """A wrong type, an unknown key, and keys that exclude each other, the editor shows."""
     said = mistake(document, tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import pytest
@@ -375,39 +375,6 @@ def test_without_a_middleware_above_the_error_names_the_line_to_add() -> None:
     with pytest.raises(ConfigurationError, match=r"app\.add_middleware\(RateLimitMiddleware\), with rules"):
         TestClient(app).get("/x/1")
     assert TestClient(app, raise_server_exceptions=False).get("/x/1").status_code == 500
-
-
-async def rows() -> AsyncIterator[str]:
-    yield "a"
-
-
-class Application:
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        (rows, r"'rows' is a generator.*Depends\(RateLimit"),
-        (Application, r"a class such as HTTPEndpoint.*Middleware\(RateLimitMiddleware"),
-        ("5/second", r"expected a function or class to limit, for example @RateLimit\(.*, not '5/second'"),
-    ],
-)
-def test_what_cannot_be_decorated_is_an_error_where_it_is_written(target: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        RateLimit("1/hour")(target)
-
-
-@pytest.mark.parametrize("target", [page, next_number, Page, functools.partial(more, "hi"), lambda request: "1/hour"])
-def test_without_parentheses_it_is_an_error_where_it_is_written(target: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"write @RateLimit\(\"5/minute\"\) above .*RateLimit\(limits="):
-        RateLimit(target)
-
-
-def test_limits_are_given_by_position_or_by_name_and_once() -> None:
-    assert str(RateLimit(limits="5/minute")) == str(RateLimit("5/minute")) == "<RateLimit 5/1m>"
-    with pytest.raises(ConfigurationError, match=r"limits: is given twice; write RateLimit\('5/minute'\)"):
-        RateLimit("5/minute", limits="5/minute")
 
 
 async def test_a_decorated_function_called_without_a_request_is_an_error() -> None:

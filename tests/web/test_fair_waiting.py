@@ -20,7 +20,6 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from slidegate import (
-    ConfigurationError,
     Limiter,
     MemoryStore,
     RateLimit,
@@ -28,7 +27,6 @@ from slidegate import (
     Rule,
     everyone,
     header,
-    user,
 )
 from slidegate.core import Bucket, Concurrency, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
@@ -300,22 +298,3 @@ async def test_every_store_hands_permits_out_fairly(kind: str, tmp_path: Path, s
     await model.until({"big": 1, "small": 1})
     assert set(await model.end_all()) == {200}
     await model.limiter.close()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"limits": "5/minute", "wait": "1s", "fair": user}, "fair: requires concurrency"),
-        ({"concurrency": 2, "fair": user}, 'fair: requires wait; add wait="30s"'),
-        ({"concurrency": 2, "wait": "1s", "fair": "tenant"}, "fair: expected client_ip"),
-        ({"concurrency": 2, "wait": "1s", "fair": header}, "fair: .* returns a key; call it"),
-        ({"exempt": True, "fair": user}, "exempt: cannot be combined with fair"),
-        (
-            {"limits": "5/minute", "wait": "1s", "count_denied": True},
-            "wait: cannot be combined with count_denied: nothing is charged for a request before its turn; remove one",
-        ),
-    ],
-)
-def test_what_cannot_work_is_refused_where_it_is_written(options: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        Rule("/", **options)

@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, everyone
+from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware, Rule, everyone
 from slidegate.core.errors import StoreUnavailable
 from slidegate.limiter.breaker import FAILURES_TO_OPEN
 from slidegate.testing import FakeClock, RecordingObserver
@@ -135,15 +135,3 @@ async def test_who_exceeds_a_limit_is_told_of_once_for_each_window_whichever_sto
             expected += is_news and (error is None or own == "local")
             assert len(told) == expected, (error, pause)
             clock.advance(pause)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"limits": "1/hour", "on_error": "open"}, "on_error: expected one of"),
-        ({"exempt": True, "on_error": "deny"}, "exempt: cannot be combined with on_error"),
-    ],
-)
-def test_what_cannot_work_is_refused_where_it_is_written(options: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        Rule("/", **options)

@@ -22,7 +22,6 @@ from websockets.sync.client import connect
 
 from slidegate import (
     BanPolicy,
-    ConfigurationError,
     Limiter,
     MemoryStore,
     MessageLimits,
@@ -203,14 +202,6 @@ async def test_whoever_is_let_through_uncounted_has_no_message_limit_and_no_ban(
         client.coming.put_nowait(message)
     await ends
     assert (app.received, client.closes) == ([*texts(5), *texts(1), BYE], [])
-
-
-def test_what_message_limits_do_not_take_is_an_error_where_it_is_written() -> None:
-    assert repr(MessageLimits("10/second; 100/minute")) == "<MessageLimits 10/1s; 100/1m>"
-    with pytest.raises(ConfigurationError, match="not 'secnd'; did you mean 'second'"):
-        MessageLimits("10/secnd")
-    with pytest.raises(ConfigurationError, match="MessageLimits: unknown option 'beyond'"):
-        MessageLimits("10/second", beyond="drop")  # type: ignore[call-arg]
 
 
 # -- bans --------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,163 @@
+"""What cannot work is refused where it is written: messages.txt has each message whole, as its user reads it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from starlette.applications import Starlette
+
+import slidegate
+from slidegate import BanPolicy, ConfigurationError, MessageLimits, RateLimit, RateLimitMiddleware, Rule
+from slidegate.core import Store
+from slidegate.httpx import LimitedTransport
+
+from ..asgi import hello, page, statuses
+from ..remote_stores import RemoteStore
+from ..test_messages import message_of
+
+MESSAGES = Path(__file__).with_name("messages.txt")
+FILE_MESSAGES = Path(__file__).with_name("file_messages.txt")
+TABLE = '[[rules]]\npath = "/a"\nlimits = "5/minute"\n'
+TABLES = {"RULE": TABLE, "NAMED": f'{TABLE}name = "x"\n', "BANS": "[bans.s]\n"}
+
+
+def mistaken_files() -> list[Any]:
+    """Return the contents of the files that are refused, as text or bytes."""
+    lines = FILE_MESSAGES.read_text("utf-8").splitlines()
+    return [eval(line.removeprefix("toml "), dict(TABLES)) for line in lines if line.startswith("toml ")]
+
+
+def middleware(**options: Any) -> RateLimitMiddleware:
+    return RateLimitMiddleware(hello, **options)
+
+
+def from_file(path: Any) -> object:
+    return RateLimitMiddleware.from_file(hello, path)
+
+
+def bans(**options: Any) -> RateLimitMiddleware:
+    return middleware(bans=BanPolicy(**options))
+
+
+async def never(status: int) -> bool:
+    return False
+
+
+async def rows() -> Any:
+    yield "a"
+
+
+class Application:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...
+
+
+class Windows(RemoteStore):
+    """A store that counts no permits."""
+
+    permits_held = Store.permits_held  # type: ignore[assignment]
+
+
+OWN = [middleware, from_file, bans, never, rows, page, Application, Windows, Starlette, FastAPI, LimitedTransport]
+NAMES = {
+    **{name: getattr(slidegate, name) for name in slidegate.__all__},
+    **{known.__name__: known for known in OWN},
+    "RULE": Rule("*", "5/minute"),
+    "TOOLS": slidegate.mcp_tool("search", "export", validated=True),
+}
+
+
+def test_each_value_that_cannot_work_is_refused_with_what_would(texts: Callable[..., None]) -> None:
+    texts(MESSAGES, ">>> ", lambda expression: message_of(expression, NAMES))
+
+
+def test_each_mistake_in_a_file_is_answered_with_its_key_and_what_was_expected(
+    tmp_path: Path, texts: Callable[..., None]
+) -> None:
+    file = tmp_path / "slidegate.toml"
+
+    def read(written: str) -> str:
+        text = eval(written, dict(TABLES))
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        with pytest.raises(ConfigurationError) as caught:
+            from_file(file)
+        message = str(caught.value)
+        assert message.startswith(str(file))
+        assert message.count(str(file)) == 1, "a place is said once"
+        assert "\n" not in message
+        return re.sub(f"{re.escape(str(tmp_path))}/", "", message)
+
+    texts(FILE_MESSAGES, "toml ", read)
+
+
+SHAPES: list[tuple[Callable[..., object], int]] = [
+    (lambda: None, 0),
+    (lambda a: None, 1),
+    (lambda a, b: None, 2),
+    (lambda a, b, c: None, 3),
+    (lambda a, *, b: None, 0),
+    (partial(lambda a, b: None, b=1), 1),
+    (partial(lambda a, b, c: None, 1), 2),
+]
+
+
+async def plenty(first: object, second: object = None, *rest: object, more: object = None) -> None:
+    """Take one or more."""
+
+
+class Two:
+    def __call__(self, first: object, second: object = None) -> None:
+        """Take one or two."""
+
+
+TAKES = {"limits": 1, "key": 1, "cost": 1, "when": 1}
+
+
+@pytest.mark.parametrize("make", [partial(Rule, "/a"), RateLimit], ids=["rule", "endpoint"])
+@pytest.mark.parametrize("option", TAKES)
+def test_a_function_that_does_not_take_what_it_will_be_given_is_refused_where_it_is_given(
+    option: str, make: Callable[..., object]
+) -> None:
+    for function, takes in SHAPES:
+        if takes == TAKES[option]:
+            make(**{"limits": "5/minute", option: function})
+            continue
+        with pytest.raises(ConfigurationError, match=f"^{option}: expected a function of .* which takes "):
+            make(**{"limits": "5/minute", option: function})
+    for fitting in (plenty, Two(), partial(plenty, more=1), lambda *given: None, print):
+        make(**{"limits": "5/minute", option: fitting})
+
+
+FOREIGN = r"""
+/\d+ /items/\w+ /items/<id> /items/<int:id> /items/:id /:tenant/items /(a|b) /api/(v1|v2)/x /api/.+$ /api/.* /api/(.*)
+/files/.*\.js /api/v1\.0 /..\windows /api/.+ /api$ /items/[id] /items/[0-9]+ /(?P<id>\d+) /^api
+"""
+
+
+@pytest.mark.parametrize("path", FOREIGN.split())
+def test_a_path_in_the_language_of_another_library_is_refused(path: str) -> None:
+    for make in (
+        lambda: Rule(path, "5/minute"),
+        lambda: Rule(["/a", path], exempt=True),
+        lambda: middleware(rules=[], bans=BanPolicy(signals={path: "ban"})),
+    ):
+        with pytest.raises(ConfigurationError, match=r"is not in Starlette's syntax, where .* write for example"):
+            make()
+
+
+ODD = "/$metadata /v1/items:batch /v1/things:batchGet /wiki/A_(b) /a+b /~me /a;b=1 /@x /a|b /P({id})"
+
+
+@pytest.mark.parametrize("path", ODD.split())
+async def test_a_path_with_odd_letters_that_clients_send_is_taken(path: str) -> None:
+    assert await statuses(middleware(rules=[Rule(path, "1/hour")]), 2, path) == [200, 429]
+
+
+def test_limits_are_shown_as_they_count() -> None:
+    assert repr(MessageLimits("10/second; 100/minute")) == "<MessageLimits 10/1s; 100/1m>"
+    assert str(RateLimit(limits="5/minute")) == str(RateLimit("5/minute")) == "<RateLimit 5/1m>"
