@@ -146,19 +146,6 @@ class Own:
         await self.app(scope, receive, send)
 
 
-async def test_a_limit_at_the_endpoint_counts_beside_the_defaults() -> None:
-    app = site(Route("/a", RateLimit("3/minute")(page)), Route("/b", RateLimit("1/minute")(other)))
-    assert await statuses(app, 3, "/a") == [200, 200, 429]
-    assert await statuses(app, 2, "/b") == [200, 429]
-
-
-async def test_rules_that_end_the_list_end_it_before_the_defaults() -> None:
-    rules = [Rule("/a", exempt=True), Rule("/b", "3/minute", final=True)]
-    app = site(Route("/a", page), Route("/b", other), rules=rules)
-    assert await statuses(app, 4, "/a") == [200] * 4
-    assert await statuses(app, 4, "/b") == [200, 200, 200, 429]
-
-
 async def test_names_in_the_header_fields_say_the_route_in_short_printable_text() -> None:
     routes = [Route(f"/{path}", page) for path in ("items/{item:int}", "h\u00e9llo", "a" * 80 + "/x", "a" * 80 + "/y")]
     app = site(*routes, default_limits="2/minute; 20/hour")

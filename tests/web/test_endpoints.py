@@ -23,17 +23,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from slidegate import (
     ConfigurationError,
     Limiter,
-    MemoryStore,
-    Networks,
     RateLimit,
     RateLimitMiddleware,
-    Rule,
     everyone,
-    header,
 )
-from slidegate.testing import FakeClock
 
-from ..asgi import PEER, call, page, statuses
+from ..asgi import call, page
 from .limited import wrapping
 
 MIDDLEWARE = Middleware(RateLimitMiddleware)
@@ -167,50 +162,6 @@ async def other(request: Request) -> Response:
     return PlainTextResponse("other")
 
 
-def of_routes(**endpoints: Any) -> Starlette:
-    return starlette(*(Route(f"/{path}", endpoint) for path, endpoint in endpoints.items()))
-
-
-def of_routers(limit: RateLimit) -> FastAPI:
-    app, router = fastapi(), APIRouter(dependencies=[Depends(limit)])
-    for name in ("a", "b"):
-        router.get(f"/{name}")(made(name))
-    app.include_router(router)
-    return app
-
-
-def with_a_rule(limit: RateLimit) -> Starlette:
-    middleware = Middleware(RateLimitMiddleware, rules=[Rule("/b", "2/hour", name="both")])
-    return Starlette(routes=[Route("/a", limit(page)), Route("/b", page)], middleware=[middleware])
-
-
-SHARED = RateLimit("2/hour")
-ONE, TWO = [200, 200, 429, 429], [200, 200, 200, 200]
-COUNTS: dict[str, tuple[ASGIApp, list[int]]] = {
-    "one function at two routes": (of_routes(a=RateLimit("2/hour")(page), b=RateLimit("2/hour")(page)), ONE),
-    "two functions": (of_routes(a=RateLimit("2/hour")(page), b=RateLimit("2/hour")(other)), TWO),
-    "two functions of one name": (of_routes(a=RateLimit("2/hour")(made("a")), b=RateLimit("2/hour")(made("b"))), TWO),
-    "two functions, one object": (of_routes(a=SHARED(page), b=SHARED(other)), TWO),
-    "two partials of one function": (
-        of_routes(**{name: RateLimit("2/hour")(functools.partial(more, name)) for name in "ab"}),
-        TWO,
-    ),
-    "two functions, one name": (
-        of_routes(a=RateLimit("2/hour", name="both")(page), b=RateLimit("2/hour", name="both")(other)),
-        ONE,
-    ),
-    "a router": (of_routers(RateLimit("2/hour")), TWO),
-    "a router with a name": (of_routers(RateLimit("2/hour", name="both")), ONE),
-    "a rule of the same name": (with_a_rule(RateLimit("2/hour", name="both")), ONE),
-}
-
-
-@pytest.mark.parametrize("whose", COUNTS)
-async def test_an_endpoint_has_a_count_of_its_own_until_a_name_joins_it(whose: str) -> None:
-    app, expected = COUNTS[whose]
-    assert [(await call(app, path)).status for path in ("/a", "/b", "/b", "/a")] == expected
-
-
 class Charges:
     """An observer that keeps the names of the counts that the last request has charged."""
 
@@ -280,31 +231,6 @@ async def test_without_a_router_the_function_is_known_all_the_same() -> None:
     assert [(await call(middleware, path)).status for path in paths] == [200, 200, 429, 429]
 
 
-async def test_one_limit_by_two_keys_holds_for_each_and_the_larger_cost_is_charged() -> None:
-    app = fastapi()
-    app.get("/")(RateLimit("2/hour", key=header("x-a"))(RateLimit("2/hour", key=header("x-b"))(number_of_nothing)))
-    app.get("/costs")(RateLimit("8/hour", cost=1)(RateLimit("8/hour", cost=4)(number_of_nothing)))
-    app.get("/costs-too")(RateLimit("8/hour", cost=4)(RateLimit("8/hour", cost=1)(made("x"))))
-    for who, another in (("x-a", "x-b"), ("x-b", "x-a")):
-        answers = [(await call(app, headers={who: f"victim-{who}", another: f"{who}-{n}"})).status for n in range(3)]
-        assert answers == [200, 200, 429]
-    assert await statuses(app, 3, "/costs") == [200, 200, 429]
-    assert await statuses(app, 3, "/costs-too") == [200, 200, 429]
-
-
-async def number_of_nothing() -> int:
-    return 1
-
-
-@pytest.mark.parametrize("rules", [[], [Rule("*", "1/hour", name="here")]])
-async def test_the_innermost_middleware_counts_whatever_the_outer_one_has_counted(rules: list[Rule]) -> None:
-    inner, outer = (Limiter(MemoryStore(clock=FakeClock())) for _ in range(2))
-    app = RateLimitMiddleware(Router([Route("/", RateLimit("1/hour", name="here")(page))]), limiter=inner)
-    await call(RateLimitMiddleware(app, limiter=outer, rules=rules))
-    spent = [not (await limiter.peek(PEER, "1/hour", rule="here")).allowed for limiter in (inner, outer)]
-    assert spent == [True, bool(rules)]
-
-
 # -- keys and costs ----------------------------------------------------------------------------------------------------
 
 
@@ -346,25 +272,6 @@ def test_a_key_function_may_read_the_body_and_the_endpoint_reads_it_again(way: C
 
 
 # -- off ---------------------------------------------------------------------------------------------------------------
-
-OFF: dict[str, dict[str, Any]] = {
-    "enabled=False": {"enabled": False},
-    "SLIDEGATE_ENABLED=0": {},
-    "the override of an operator": {"limiter": Limiter()},
-    "the allowlist": {"allowlist": Networks([PEER])},
-}
-
-
-@pytest.mark.parametrize("how", OFF)
-async def test_whoever_the_middleware_lets_through_uncounted_is_not_counted_further_in(
-    how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if how == "SLIDEGATE_ENABLED=0":
-        monkeypatch.setenv("SLIDEGATE_ENABLED", "0")
-    app = RateLimitMiddleware(Router([Route("/", RateLimit("1/hour")(page))]), **OFF[how])
-    if how == "the override of an operator":
-        await OFF[how]["limiter"].override("*", "off", "10m")
-    assert await statuses(app, 3) == [200, 200, 200]
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------

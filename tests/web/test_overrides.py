@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import sys
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +15,6 @@ from fastapi import Depends, FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
-from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -27,13 +24,11 @@ from starlette.websockets import WebSocket
 
 from slidegate import (
     BanPolicy,
-    ConfigurationError,
     Limit,
     Limiter,
     MemoryStore,
     MessageLimits,
     Networks,
-    Quota,
     RateLimit,
     RateLimitMiddleware,
     Rule,
@@ -55,7 +50,6 @@ from .middlewares import FollowedFiles
 
 KINDS = ["memory", "lmdb", pytest.param("redis", marks=needs_redis)]
 SHARED = KINDS[1:]
-RUNS = 15
 
 
 class Workers:
@@ -121,24 +115,6 @@ async def change(limiter: Limiter, name: str, limit: str, duration: str = "1h") 
 # -- what is counted -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_another_amount_holds_at_once_and_what_was_counted_counts(workers: Workers) -> None:
-    limiter = workers.limiter()
-    app = guarded(limiter, Rule("*", "10/minute", name="api"))
-    assert await passed(app, 4) == 4
-    await change(limiter, "api", "3/minute")
-    answer = await call(app)
-    assert (answer.status, answer.headers["ratelimit-policy"]) == (429, '"api";q=3;w=60')
-    await change(limiter, "api", "6/minute")
-    assert await passed(app, 9) == 2
-    await change(limiter, "api", "100/minute")
-    assert await passed(app, 99) == 94, "an amount beyond the resolution goes on with the same counts"
-    assert await limiter.restore("api")
-    assert await passed(app, 3) == 0
-    workers.clock.advance("2m")
-    assert await passed(app, 12) == 10
-
-
 @pytest.mark.parametrize("kind", SHARED)
 async def test_every_worker_takes_a_change_and_its_end(workers: Workers) -> None:
     apps = [guarded(workers.limiter(), Rule("*", "6/minute", key=everyone, name="api")) for _ in range(3)]
@@ -177,36 +153,6 @@ async def test_a_short_change_leaves_a_long_one_of_another_limit(workers: Worker
     assert workers.kept_ms() > 29 * 86_400_000, "a server goes by its own time"
 
 
-@pytest.mark.parametrize("kind", ["memory", "lmdb"])
-async def test_whatever_is_changed_when_the_window_holds_no_more_than_the_amount(
-    workers: Workers, rng: random.Random
-) -> None:
-    for run in range(RUNS):
-        limiter = workers.limiter() if run == 0 else workers.limiters[0]
-        app = guarded(limiter, Rule("*", "8/minute", name=f"r{run}"))
-        spent: deque[int] = deque()
-        amount, until_us = 8, 0
-        for _ in range(60):
-            step = rng.random()
-            if step < 0.15:
-                amount, until_us = rng.randint(1, 60), workers.clock() + rng.randint(1, 120) * 1_000_000
-                await limiter.override(f"r{run}", f"{amount}/minute", duration=(until_us - workers.clock()) / 1e6)
-            elif step < 0.2:
-                assert await limiter.restore(f"r{run}") is (amount != 8 or workers.clock() < until_us)
-                amount, until_us = 8, 0
-            elif step < 0.45:
-                workers.clock.advance(us=rng.randint(1, 30_000_000))
-                await workers.look()
-            if workers.clock() >= until_us:
-                amount, until_us = 8, 0
-            now_us = workers.clock()
-            while spent and spent[0] <= now_us - 60_000_000:
-                spent.popleft()
-            let_in = await passed(app, 1)
-            assert let_in == (len(spent) < amount), (len(spent), amount)
-            spent.extend([now_us] * let_in)
-
-
 async def test_a_full_file_takes_changes_and_gives_them_back_as_it_takes_bans(tmp_path: Path) -> None:
     limiter = Limiter(LmdbStore(tmp_path / "store", map_size=1 << 20, max_map_size=1 << 20), deadline="20s")
     app = guarded(limiter, Rule("*", "9/minute", name="api"))
@@ -220,28 +166,6 @@ async def test_a_full_file_takes_changes_and_gives_them_back_as_it_takes_bans(tm
     assert await passed(app, 3) == 2
     assert await limiter.restore("api")
     await limiter.close()
-
-
-async def test_each_limit_of_a_rule_has_its_name_and_permits_have_theirs(limiter: Limiter) -> None:
-    app = guarded(
-        limiter,
-        Rule("/two", "10/minute; 20/hour", name="two", concurrency=3),
-        Rule("/plan", [Quota("5/day"), "burst: 4/second"], name="plan"),
-        Rule("/held", concurrency=2, name="held"),
-    )
-    for name, limit in (
-        *(("two_60", "9/minute"), ("two_3600", "1/hour"), ("two_concurrency", "1")),
-        *(("plan_day", "3/day"), ("burst", "2/s"), ("held", "1")),
-    ):
-        await change(limiter, name, limit)
-    amounts = {
-        name: limit.amount for bucket in app.buckets() for name, limit in zip(bucket.names, bucket.limits, strict=True)
-    }
-    assert amounts == {"two_60": 9, "two_3600": 1, "two_concurrency": 1, "plan_day": 3, "burst": 2, "held": 1}
-    assert [await passed(app, 5, path) for path in ("/two", "/plan", "/held")] == [1, 2, 5]
-    for name in amounts:
-        assert await limiter.restore(name)
-    assert [await passed(app, 5, path) for path in ("/two", "/plan")] == [5, 2], "the amounts in the code"
 
 
 async def test_permits_are_taken_by_the_other_amount(limiter: Limiter) -> None:
@@ -358,64 +282,6 @@ async def test_a_request_that_waits_is_let_in_by_the_amount_that_holds_by_now(
     assert found == [200, 200]
 
 
-async def test_preflights_shadows_and_two_middlewares_of_one_name_go_along(limiter: Limiter) -> None:
-    preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "GET"}
-    rule = Rule("*", "5/minute", name="api")
-    told: list[str] = []
-    limiter.observe(lambda event: told.append(event.kind) if event.kind == "shadow_refused" else None)
-    shadow = Rule("*", "5/minute", name="tighter", shadow=True)
-    app, other = guarded(limiter, rule, shadow), guarded(limiter, Rule("*", "5/minute", name="api"))
-    assert await passed(app, 1, method="OPTIONS", headers=preflight) == 1
-    await change(limiter, "api", "3/minute")
-    await change(limiter, "tighter", "1/minute")
-    assert await passed(app, 6, method="OPTIONS", headers=preflight) == 2
-    assert (await passed(app, 2), await passed(other, 6)) == (2, 1), "both count by one amount"
-    assert told != []
-    await limiter.restore("api")
-    assert await passed(app, 6, method="OPTIONS", headers=preflight) == 2
-    assert await passed(app, 6) == 2
-
-
-@pytest.mark.parametrize("turn", [1, -1])
-async def test_of_two_rules_of_a_name_that_which_refuses_has_it_wherever_the_shadow_stands(
-    limiter: Limiter, turn: int
-) -> None:
-    rules = [Rule("*", "1/minute", name="api", shadow=True), Rule("*", "5/minute", name="api")]
-    app = guarded(limiter, *rules[::turn])
-    assert (await call(app)).headers["ratelimit-policy"] == '"api";q=5;w=60'
-    await change(limiter, "api", "2/minute")
-    assert await passed(app, 5) == 1
-
-
-@pytest.mark.parametrize("at", ["dependency", "decorator", "method"])
-async def test_a_limit_at_an_endpoint_is_changed_and_restored(limiter: Limiter, at: str) -> None:
-    limit, other = RateLimit("5/minute", name="search"), RateLimit("5/minute", name="find")
-    inner: ASGIApp
-    if at == "dependency":
-        inner = FastAPI()
-        inner.get("/search", dependencies=[Depends(limit)])(lambda: "found")
-        inner.get("/find", dependencies=[Depends(other)])(lambda: "found")
-    elif at == "decorator":
-        inner = Starlette(routes=[Route("/search", limit(page)), Route("/find", other(page))])
-    else:
-        methods = [staticmethod(one(page)) for one in (limit, other)]
-        search, find = (type("Page", (HTTPEndpoint,), {"get": method}) for method in methods)
-        inner = Starlette(routes=[Route("/search", search), Route("/find", find)])
-    app = guarded(limiter, app=inner)
-    assert await passed(app, 1, "/search") == 1
-    assert (
-        await passed(app, 1, "/find", client=("192.0.2.1", 1)) == 1
-    )  # limits at endpoints are known when they are met
-    await change(limiter, "search", "2/minute")
-    await change(limiter, "find", "3/minute")
-    assert await passed(app, 5, "/search") == 1
-    assert await passed(app, 5, "/find") == 3
-    assert await limiter.restore("search")
-    assert await limiter.restore("find")
-    assert await passed(app, 5, "/search") == 3
-    assert await passed(app, 5, "/find") == 2
-
-
 @pytest.mark.parametrize(("before", "then"), [("5/minute", "2/minute"), ("5/minute", None), (None, "2/minute")])
 async def test_a_change_that_comes_while_a_limit_is_bound_is_not_missed(
     limiter: Limiter, monkeypatch: pytest.MonkeyPatch, before: str | None, then: str | None
@@ -435,14 +301,6 @@ async def test_a_change_that_comes_while_a_limit_is_bound_is_not_missed(
 
     monkeypatch.setattr("slidegate.web.endpoints.BoundRule", made_meanwhile)
     assert (await statuses(app, 12)).count(200) == (9 if then is None else 2)
-
-
-async def test_an_estimate_is_capped_by_the_amount_that_holds(limiter: Limiter) -> None:
-    app = guarded(limiter, Rule("*", "100/minute", name="tokens", cost=lambda request: 80))
-    await change(limiter, "tokens", "50/minute")
-    assert await passed(app, 2) == 1
-    await change(limiter, "tokens", "130/minute")
-    assert await passed(app, 3) == 1
 
 
 # -- off ---------------------------------------------------------------------------------------------------------------
@@ -514,33 +372,6 @@ async def test_a_request_that_is_under_way_when_all_workers_are_switched_off_end
 
 
 # -- what stays as it is ---------------------------------------------------------------------------------------------
-
-
-async def test_limits_without_a_name_are_changed_by_their_label_and_those_of_a_function_are_refused(
-    limiter: Limiter,
-) -> None:
-    app = guarded(
-        limiter,
-        Rule("/a", "5/minute"),
-        Rule("/f", lambda request: "5/minute", name="plans", fallback_limits="9/minute", concurrency=4),
-        app=Starlette(routes=[Route("/r", page)]),
-        default_limits="7/minute",
-    )
-    await call(app, "/r")
-    for name, says in (
-        ("plans", "a function returns the limits"),
-        ("plans-concurency", "no rule has a limit of this name.*did you mean 'plans_concurrency'"),
-    ):
-        with pytest.raises(ConfigurationError, match=says):
-            await change(limiter, name, "4/minute")
-    for name, limit in (("plans_concurrency", "1"), ("_a", "4/minute"), ("per_route_GET__r", "3/minute")):
-        await change(limiter, name, limit)
-    assert {bucket.names[0]: bucket.limits[0].amount for bucket in app.buckets()} == {
-        "_a": 4,
-        "plans": 9,
-        "plans_concurrency": 1,
-        "per_route_GET__r": 3,
-    }
 
 
 async def test_a_change_reaches_the_buckets_there_are_and_no_others(limiter: Limiter) -> None:

@@ -6,7 +6,9 @@ A scenario begins with ``site``, or with ``everywhere``, which is one limit in e
     > rule "/a", "2/hour", name="a"           one of its rules
     > endpoint /a RateLimit("1/hour")         an endpoint, what decorates it, and what it depends=[...] on
     > around limits="9/hour"                  a middleware around the others; with `other` by a limiter of its own
+    > depends RateLimit("1/hour")             what the whole application inside depends on
     > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,200
+    > SOCKET /a                               a handshake; DENIAL where the server can send a whole answer
     > GET /a times=5 show=retry-after         the same five times, and a field of the last answer
     > +30s                                    time goes by
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import cycle, groupby
 from pathlib import Path
 from typing import Any
@@ -36,7 +39,7 @@ from .middlewares import charged
 SCENARIOS = Path(__file__).with_name("scenarios")
 PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "GET"}
 NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "Text": PlainTextResponse}
-METHODS_SENT = {*METHODS, "DELETE", "OPTIONS", "FOO", "get", "post", "SOCKET", "PREFLIGHT"}
+METHODS_SENT = {*METHODS, "DELETE", "OPTIONS", "FOO", "get", "post", "SOCKET", "DENIAL", "PREFLIGHT"}
 
 
 def evaluated(text: str) -> dict[str, Any]:
@@ -99,10 +102,14 @@ class Stage:
         given["limiter"] = self._limiter() if given.pop("") else self.limiter
         self.around.append(given)
 
+    def _depends(self, text: str) -> None:
+        self.inside = FastAPI(dependencies=[Depends(limit) for limit in evaluated(text)[""]])
+
     def _endpoint(self, text: str) -> None:
         path, _, written = text.partition(" ")
         given = evaluated(written)
-        endpoint = self.functions.setdefault(given.get("function", path), an_endpoint())
+        name = given.get("function", path)
+        endpoint = self.functions.setdefault(name, partial(page) if "partial" in name else an_endpoint())
         for decorate in reversed(given[""]):
             endpoint = decorate(endpoint)
         self.inside = self.inside or FastAPI()
@@ -125,7 +132,8 @@ class Stage:
     async def answer(self, line: str) -> str:
         verb, _, rest = line.partition(" ")
         if verb[0] == "+":
-            self.clock.advance(verb[1:])
+            passed = verb[1:]
+            self.clock.advance(us=int(passed[:-2])) if passed.endswith("us") else self.clock.advance(passed)
             return ""
         if verb in METHODS_SENT:
             return await self._requests(verb, *shlex.split(rest))
@@ -147,8 +155,9 @@ class Stage:
         for _, status, client in zip(range(times), cycle(statuses), clients, strict=False):
             scope = scope_of(path, "OPTIONS" if method == "PREFLIGHT" else method, client=(client, 1), **more)
             scope["headers"] = [*scope_of(headers={**headers, "X-Status": status})["headers"]]
-            if method == "SOCKET":
+            if method in ("SOCKET", "DENIAL"):
                 scope["type"] = "websocket"
+                scope["extensions"] = {"websocket.http.response": {}} if method == "DENIAL" else {}
                 del scope["method"]
             last = await send_scope(self.app, scope)
             found.append(self._status(last))
@@ -173,6 +182,7 @@ class Stage:
     # -- what operators do and see -------------------------------------------------------------------------------------
 
     async def _override(self, name: str, limit: str, duration: str = "1h") -> None:
+        assert self.app
         await self.limiter.override(name, limit, duration)
 
     async def _restore(self, name: str) -> str:
@@ -189,6 +199,13 @@ class Stage:
 
     async def _bans(self) -> str:
         return "\n".join([f"{ban.key} by {ban.by}, level {ban.level}" async for ban in self.limiter.bans()] or ["none"])
+
+    async def _overrides(self) -> str:
+        return "\n".join([f"{one.name} {one.limit}" for one in await self.limiter.overrides()] or ["none"])
+
+    def _amounts(self) -> str:
+        found = [zip(bucket.names, bucket.limits, strict=True) for bucket in self.app.buckets()]
+        return ", ".join(f"{name} {limit.amount}" for named in found for name, limit in named)
 
     async def _left(self, name: str, key: str = PEER) -> str:
         rule = next(one for one in self.app.rules if one.label == name)
@@ -209,7 +226,7 @@ class Stage:
         return " ".join(finding.code for finding in self.app.findings)
 
 
-AS_IN_CODE = ("site", "everywhere", "rule", "around", "endpoint")
+AS_IN_CODE = ("site", "everywhere", "rule", "around", "depends", "endpoint")
 """Verbs of which the rest is written as in code."""
 
 
