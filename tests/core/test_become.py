@@ -30,9 +30,7 @@ def shown(decision: Decision) -> tuple[object, ...]:
 
 
 @given(AMOUNTS, MOVES)
-def test_at_each_admission_the_window_before_it_holds_no_more_than_the_amount_by_then(
-    amount: int, moves: list[tuple[str, int]]
-) -> None:
+def test_a_changed_amount_keeps_the_bound(amount: int, moves: list[tuple[str, int]]) -> None:
     clock = FakeClock(10**12)
     store, bucket = MemoryStore(clock=clock), Bucket("api", [limit(amount)])
     question = store.prepare([(bucket, "ann", 1)])
@@ -50,9 +48,7 @@ def test_at_each_admission_the_window_before_it_holds_no_more_than_the_amount_by
 
 
 @given(AMOUNTS, MOVES)
-def test_a_prepared_question_decides_as_one_with_a_bucket_that_was_made_with_the_amount(
-    amount: int, moves: list[tuple[str, int]]
-) -> None:
+def test_prepared_questions_follow_a_changed_amount(amount: int, moves: list[tuple[str, int]]) -> None:
     clock = FakeClock(10**12)
     store, fresh = MemoryStore(clock=clock), MemoryStore(clock=clock)
     bucket = Bucket("api", [limit(amount)])

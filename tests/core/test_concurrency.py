@@ -51,7 +51,7 @@ def test_no_time_frees_a_permit() -> None:
     assert (limit.expires_us(b""), limit.mark(window)) == (0, 0)
 
 
-def test_a_refusal_that_counts_is_charged_also_for_lack_of_a_place_and_a_place_can_be_charged_anyway() -> None:
+def test_count_denied_charges_a_refusal_for_lack_of_a_permit() -> None:
     store = MemoryStore()
     counting, held = Bucket("rule", (Limit(9, "1m"),), count_denied=True), Bucket("rule", (Concurrency(1),))
     assert store.charge(((held, "ann", 1),))
@@ -61,7 +61,7 @@ def test_a_refusal_that_counts_is_charged_also_for_lack_of_a_place_and_a_place_c
     assert store.permits_held() == 2
 
 
-def test_a_refusal_shows_what_can_never_pass_before_what_nobody_knows_before_what_ends() -> None:
+def test_a_refusal_shows_the_longest_wait() -> None:
     buckets = [Bucket(name, (Concurrency(1),)) for name in ("ends", "open", "never")]
     readings = [(1, 0, 0, 5), (1, 0, 0, OPEN), (1, 0, 0, NEVER)]
     for last, name in enumerate(("ends", "open", "never")):

@@ -18,7 +18,7 @@ def answer(checks: list[Check]) -> Decision:
 
 
 @given(CHECKS)
-def test_a_window_that_a_question_has_twice_counts_once_with_the_larger_cost(checks: list[Check]) -> None:
+def test_a_window_given_twice_counts_the_larger_cost(checks: list[Check]) -> None:
     largest: dict[tuple[Bucket, str], int] = {}
     for bucket, key, cost in checks:
         largest[bucket, key] = max(cost, largest.get((bucket, key), 0))

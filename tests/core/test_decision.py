@@ -95,7 +95,7 @@ def test_no_two_limits_of_a_rule_have_one_name(limits: str) -> None:
     assert len(set(names)) == len(names) == 3
 
 
-def test_a_check_that_is_taken_out_leaves_the_rest_as_if_it_had_cost_nothing() -> None:
+def test_taking_back_one_check_leaves_the_others() -> None:
     login, service = Bucket("login", parse_limits("5/m; 50/h")), Bucket("service", parse_limits("100/s"))
     readings = [(2, 60, 9, 0), (2, 99, 9, 0), (7, 50, 9, 0)]
     decision = Decision(True, Reason.OK, 5, [(login, "ann", 2), (service, "all", 1)], readings, None)
@@ -118,7 +118,7 @@ def test_a_check_that_is_taken_out_leaves_the_rest_as_if_it_had_cost_nothing() -
         ((2, 240), (61, 1_000), "requests"),  # a lowered amount
     ],
 )
-def test_the_limit_under_which_the_fewest_more_such_requests_fit_decides_an_admission(
+def test_the_tightest_limit_decides_the_header_fields(
     costs: tuple[int, int], spent: tuple[int, int], shown: str
 ) -> None:
     buckets = [Bucket("requests", parse_limits("60/minute")), Bucket("tokens", parse_limits("1000/minute"))]
@@ -134,7 +134,7 @@ def test_the_error_about_a_key_keeps_what_it_expected_when_it_is_pickled() -> No
     assert (str(error), error.expected) == ("key: expected text", "text")
 
 
-def test_a_refusal_that_bans_lasts_as_long_as_the_longer_of_limit_and_ban_and_what_can_never_pass_has_no_end() -> None:
+def test_a_refusal_that_bans_lasts_as_long_as_the_ban() -> None:
     refusal = decide("5/minute", (5, 20, 0, 20))
     refusal.at_least_us = 77 * SECOND_US
     assert (refusal.allowed, refusal.retry_after) == (False, 77)

@@ -142,7 +142,7 @@ def test_sets_are_equal_by_what_they_hold_and_cannot_be_changed() -> None:
         found._ranges = {}
 
 
-def test_host_bits_are_cleared_where_that_is_asked_for_and_a_network_is_one_however_it_is_mapped() -> None:
+def test_strict_false_clears_host_bits() -> None:
     assert Networks(["10.1.2.3/8", "2001:db8::1/64"], strict=False) == Networks(["10.0.0.0/8", "2001:db8::/64"])
     mapped, ipv4 = Networks(["::ffff:10.0.0.0/104", "10.1.2.3", "10.0.0.0/9"]), Networks(["10.0.0.0/8"])
     assert (mapped, hash(mapped), len(mapped)) == (ipv4, hash(ipv4), 1)

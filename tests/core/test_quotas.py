@@ -67,7 +67,7 @@ def counted(quota: Quota, now_us: int, unix_us: int) -> QuotaCounter:
     return quota.counter.at(now_us, unix_us)
 
 
-def test_a_period_ends_in_unix_time_and_its_states_are_in_the_time_of_the_store() -> None:
+def test_a_period_ends_in_unix_time() -> None:
     quota, now_us = Quota("5/day"), 50
     counter = counted(quota, now_us, NEW_YEAR_US - HOUR_US)
     window, state = counter.spend(b"", now_us, 3)
@@ -82,7 +82,7 @@ def test_a_period_ends_in_unix_time_and_its_states_are_in_the_time_of_the_store(
 @given(
     st.lists(st.tuples(st.integers(0, 10**12), st.integers(-4 * DAY_US, 4 * DAY_US), st.integers(1, 3)), max_size=40)
 )
-def test_whatever_steps_the_clocks_make_no_period_has_more_units_than_its_amount(
+def test_no_step_of_a_clock_exceeds_a_quota(
     asked: list[tuple[int, int, int]],
 ) -> None:
     """No offset between the two clocks is stored, so the time of the store does not matter at all."""

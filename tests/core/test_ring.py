@@ -80,7 +80,7 @@ def test_units_are_handed_back_by_moment_and_number() -> None:
         assert limit.counter.remove(left, 3_000_000, limit.counter.mark(left), 1) == b""
 
 
-def test_a_clock_that_steps_back_behind_a_key_that_keeps_asking_does_not_freeze_it() -> None:
+def test_a_step_back_of_the_clock_does_not_freeze_a_key() -> None:
     """The store keeps a ring that was moved although nothing was spent in it."""
     for limits in (EXACT, SLICED):
         clock = FakeClock(10**12)

@@ -62,7 +62,7 @@ def answers(url: str) -> bool:
 
 @pytest.mark.all
 @needs_redis
-def test_two_workers_admit_the_amount_together_and_one_scrape_has_the_counts_of_both(tmp_path: Path) -> None:
+def test_two_workers_share_counts_and_metrics(tmp_path: Path) -> None:
     with RedisServer() as redis, served(redis.url, tmp_path) as url:
 
         def status(number: int) -> int:  # each over a connection of its own, so that both workers get some

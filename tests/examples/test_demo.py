@@ -113,7 +113,7 @@ def sent(client: httpx.Client, found: re.Match[str]) -> list[httpx.Response]:
 
 
 @pytest.mark.all
-def test_the_command_serves_the_site_and_its_curl_lines_are_refused_as_it_says(tmp_path: Path) -> None:
+def test_the_printed_curl_lines_are_refused_as_printed(tmp_path: Path) -> None:
     with serving(tmp_path, stdout=subprocess.PIPE) as server:
         lines = (CURL.search(line) for line in server.stdout)
         address, token = (

@@ -42,7 +42,7 @@ def answering_429_then_200(library: Any) -> Any:
 
 
 @pytest.mark.parametrize("library", [httpx, httpx2])
-async def test_a_request_is_sent_again_and_a_timeout_is_an_error_of_the_client_s_library(library: Any) -> None:
+async def test_errors_are_those_of_the_client_s_library(library: Any) -> None:
     transport = LimitedTransport(limits="2/hour", transport=answering_429_then_200(library))
     async with library.AsyncClient(transport=transport) as client:
         assert (await client.post(URL, json={"a": 1})).status_code == 200

@@ -175,7 +175,7 @@ def test_threads_wait_for_room() -> None:
 
 
 @tasks
-async def test_a_unit_is_charged_when_a_request_is_sent_and_not_moved_while_it_is_under_way(scene: MakeScene) -> None:
+async def test_a_unit_is_charged_at_the_time_of_sending(scene: MakeScene) -> None:
     made = scene(limits="1/second")
     made.server.delay_s = 10
     first = asyncio.create_task(made.get())
@@ -201,7 +201,7 @@ async def test_no_window_has_more_sendings_than_the_limit(scene: MakeScene, rng:
         assert all(later - earlier >= window_s - 1e-6 for earlier, later in zip(sent, sent[amount:], strict=False))
 
 
-async def test_a_request_that_would_be_sent_too_late_is_an_error_of_httpx_at_once(scene: MakeScene) -> None:
+async def test_a_request_that_would_wait_too_long_fails_at_once(scene: MakeScene) -> None:
     made = scene(limits="1/minute", wait="20s")
     await made.get()
     with pytest.raises(TurnTimeout, match="no room for a request within 20 s; retry after 60 s") as caught:
@@ -236,7 +236,7 @@ async def test_a_cancelled_request_leaves_the_queue_and_charges_nothing(scene: M
 
 
 @tasks
-async def test_a_request_that_is_cancelled_under_way_stays_charged_from_its_sending(scene: MakeScene) -> None:
+async def test_a_request_cancelled_after_sending_stays_charged(scene: MakeScene) -> None:
     made = scene(limits="1/second")
     made.server.delay_s = 0.4
     with suppress(TimeoutError):
@@ -277,7 +277,7 @@ async def test_a_request_is_sent_again_after_a_pause(scene: MakeScene, name: str
     assert ("pause_ignored" in made.observer.kinds) == (name == "more than an hour")
 
 
-async def test_a_pause_longer_than_the_wait_returns_the_response_and_still_counts(scene: MakeScene) -> None:
+async def test_a_pause_longer_than_the_wait_returns_the_response(scene: MakeScene) -> None:
     made = scene((429, {"Retry-After": "60"}), OK, wait="30s")
     assert await made.statuses() == [429]
     with pytest.raises(TurnTimeout, match="after 60 s at the earliest"):
@@ -318,9 +318,7 @@ async def test_an_operator_can_end_a_pause(scene: MakeScene) -> None:
 
 
 @pytest.mark.parametrize("name", ["k" * 500, "", "\udc80", None])
-async def test_whatever_a_key_is_it_counts_and_pauses_and_without_one_nothing_does(
-    scene: MakeScene, name: str | None
-) -> None:
+async def test_any_key_counts_and_pauses(scene: MakeScene, name: str | None) -> None:
     made = scene(OK, (429, {"Retry-After": "7"}), OK, limits="3/hour", key=lambda request: name)
     assert await made.statuses(2) == [200, 200 if name is not None else 429]
     assert made.server.gaps_s == ([0, 7] if name is not None else [0])
@@ -347,9 +345,7 @@ async def test_a_short_pause_does_not_end_a_longer_one_or_the_ban_of_an_operator
     assert caught.value.retry_after_us is None
 
 
-async def test_a_pause_that_a_store_does_not_record_is_an_event_and_the_response_is_returned(
-    scene: MakeScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_pause_that_cannot_be_stored_is_an_event(scene: MakeScene, monkeypatch: pytest.MonkeyPatch) -> None:
     async def unreachable(*ban: object) -> None:
         raise StoreUnavailable("the wire is cut")
 
@@ -399,9 +395,7 @@ async def within_scope(work: Awaitable[Any], span_s: float) -> None:
 
 @tasks
 @pytest.mark.parametrize("within", [asyncio.wait_for, within_scope])
-async def test_a_response_is_closed_when_its_task_is_cancelled_before_the_next_one(
-    scene: MakeScene, within: Callable[..., Awaitable[None]]
-) -> None:
+async def test_cancelling_a_retry_closes_the_response(scene: MakeScene, within: Callable[..., Awaitable[None]]) -> None:
     made = scene((429, {"Retry-After": "5"}), OK)
     with pytest.raises(TimeoutError):
         await within(made.get(), 2)

@@ -37,7 +37,7 @@ async def test_every_metric_has_the_kind_and_the_help_of_the_page() -> None:
 
 
 @pytest.mark.parametrize("directory", ["", "shared"])
-def test_two_limiters_need_two_registries_or_processes_and_close_makes_room(
+def test_two_limiters_need_two_registries_or_processes(
     directory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if directory:
@@ -53,7 +53,7 @@ def test_two_limiters_need_two_registries_or_processes_and_close_makes_room(
     PrometheusMetrics(second, registry=registry).close()
 
 
-async def test_gauges_of_several_processes_are_set_every_five_seconds_and_once_after_the_last_request(
+async def test_shared_gauges_are_set_every_five_seconds_and_after_the_last_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time = VirtualTime()

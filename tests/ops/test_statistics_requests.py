@@ -196,7 +196,7 @@ async def test_a_client_that_leaves_while_it_waits_was_not_admitted() -> None:
     assert total.times.count == 1
 
 
-async def test_routes_are_those_that_a_router_has_found_or_the_rules_that_refused_before() -> None:
+async def test_refusals_before_routing_count_for_their_rule() -> None:
     def inner() -> ASGIApp:
         return Starlette(
             routes=[Route("/{name}", lambda _: PlainTextResponse("x"), methods=["POST"])],
@@ -218,7 +218,7 @@ async def test_a_wrong_method_counts_for_the_route_of_its_path() -> None:
     assert sorted((await site.read()).routes) == ["GET /items/{id}", "all"]
 
 
-async def test_an_inner_middleware_of_the_same_or_another_limiter_counts_nothing_twice() -> None:
+async def test_nested_middlewares_count_a_request_once_for_each_limiter() -> None:
     limiter = Limiter()
     statistics = Statistics.of(limiter)
     inner = RateLimitMiddleware(

@@ -82,7 +82,7 @@ def scraped(site: str, refused: int) -> Exposition:
 
 
 @pytest.mark.parametrize("kind", ["lmdb", AT_REDIS])
-def test_sums_equal_the_counts_of_the_client_and_a_killed_worker_loses_five_seconds(url: str, tmp_path: Path) -> None:
+def test_workers_sum_up_and_a_killed_one_loses_five_seconds(url: str, tmp_path: Path) -> None:
     sent = Sent()
     shared = [str(tmp_path / name) for name in ("first", "second")]
     for directory in shared:

@@ -32,7 +32,7 @@ def test_the_fixtures_do_what_they_say() -> None:
     assert f"{count} passed" in ended.stdout
 
 
-def test_the_plugin_imports_nothing_of_the_package_before_a_test_asks_for_it() -> None:
+def test_the_plugin_imports_the_package_on_first_use() -> None:
     code = """
 import sys, pytest
 before = set(sys.modules)

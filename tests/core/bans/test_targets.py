@@ -25,7 +25,7 @@ PRIVATE_6 = "::1/128 ::/64 fc00::/64 fd12:3456::/64 fe80::/64"
 
 
 @pytest.mark.parametrize("key", [*PRIVATE_4.split(), *PRIVATE_6.split()])
-def test_loopback_private_and_link_local_addresses_are_banned_only_where_the_policy_says_so(key: str) -> None:
+def test_private_addresses_are_banned_with_ban_private_alone(key: str) -> None:
     assert not may_ban(PLAIN, key)
     assert may_ban(BanPolicy(ban_private=True), key)
 

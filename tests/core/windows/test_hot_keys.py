@@ -38,9 +38,7 @@ def streams(draw: st.DrawFn) -> Stream:
 
 
 @given(streams(), st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 30))
-def test_every_key_over_the_threshold_is_hot_and_none_below_it_less_the_error(
-    made: Stream, several: list[int], most: int
-) -> None:
+def test_hot_keys_are_those_over_the_threshold_within_the_error(made: Stream, several: list[int], most: int) -> None:
     keys = hot_keys(made.capacity, made.threshold, made.slices * made.slice_us, made.slices)
     exact, now_us, hot, told = Plain[str](made.slice_us, made.slices + 1), 1_000, set[str](), set[str]()
     for number, (span_us, key) in enumerate(made.hits):
@@ -81,7 +79,7 @@ def test_a_key_that_has_cooled_becomes_hot_again() -> None:
     assert [keys.hit("busy", 12_000_000) for _ in range(4)] == [False, False, True, False]
 
 
-def test_what_a_key_may_have_missed_counts_for_it_up_to_half_of_the_threshold() -> None:
+def test_missed_hits_count_up_to_half_of_the_threshold() -> None:
     keys = HotKeys(1, 6, "5s", slices=1)
     keys.hit("ann", 0, 3)
     keys.hit("bob", 0, 3)  # with one count for both, ann's are gone

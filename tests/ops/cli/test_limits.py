@@ -16,9 +16,7 @@ from .command import Command, use_store
 
 
 @pytest.mark.all
-def test_a_change_that_running_workers_cannot_apply_is_refused_and_the_others_are_counted(
-    url: str, slidegate: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_are_checked_by_running_workers(url: str, slidegate: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ("--store", url)
 
     def policy(address: str) -> set[str | None]:

@@ -76,7 +76,7 @@ async def test_anything_else_opens_nothing_and_is_answered_after_250_ms(fields: 
     assert time.passed_s == pytest.approx(0.25, abs=0.001)
 
 
-async def test_many_wrong_tokens_wait_only_in_bounded_numbers_and_a_valid_one_never(site: Site) -> None:
+async def test_few_wrong_tokens_wait_at_a_time_and_a_valid_one_never(site: Site) -> None:
     time = VirtualTime(site.clock)
     answers: list[int] = []
 
@@ -289,7 +289,7 @@ def closed_port() -> Iterator[int]:
         yield reserved.getsockname()[1]
 
 
-async def test_without_a_store_views_say_so_the_api_answers_503_and_nothing_shows_the_password(
+async def test_a_failed_store_is_reported_without_its_password(
     closed_port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     observer, secret = RecordingObserver(), "s3cret-of-the-store"

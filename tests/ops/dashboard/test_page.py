@@ -134,7 +134,7 @@ async def test_texts_of_clients_are_shown_as_text_in_every_view(text: str, site:
     assert [tag for tag, _ in Page(wrong).tags if tag in ("img", "iframe")] == []
 
 
-async def test_client_is_found_and_banned_by_the_value_of_its_header_which_is_shown_nowhere(
+async def test_the_value_of_a_header_finds_a_client_and_is_never_shown(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")

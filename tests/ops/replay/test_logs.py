@@ -330,7 +330,7 @@ def test_every_line_is_counted_once(lines: list[bytes], joint: bytes, tmp_path_f
     assert logs.example.isprintable()
 
 
-def test_the_first_unreadable_line_is_shown_without_what_a_terminal_would_obey(tmp_path: Path) -> None:
+def test_the_first_unreadable_line_is_shown_escaped(tmp_path: Path) -> None:
     (tmp_path / "odd.log").write_bytes(b"\n\x1b]0;owned\x07\xe2\x80\xae" + b"x" * 10_000 + b"\nodd\n")
     logs = AccessLogs([str(tmp_path / "odd.log")])
     assert list(logs) == []

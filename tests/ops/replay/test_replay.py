@@ -140,7 +140,7 @@ def test_all_middlewares_around_an_application_decide() -> None:
     assert [result.allowed for result in results] == [True, False, True, False]
 
 
-def test_neither_the_application_nor_its_store_nor_its_callbacks_are_called() -> None:
+def test_a_replay_calls_no_application_store_or_callback() -> None:
     called: list[object] = []
     store = MemoryStore()
 
