@@ -250,10 +250,11 @@ async def test_without_a_worker_any_name_is_accepted_and_one_that_starts_takes_i
 @pytest.mark.parametrize(
     "value",
     [
-        *(b"", b"\xff", b"[]", b"[" * 100_000, b'{"version": 3, "secret": "", "limits": {}}', b'{"version": 2}'),
-        b'{"version": 2, "secret": "", "limits": [["api", "10/1m"]]}',
-        b'{"version": 2, "secret": "", "limits": {"api": ["10/1m"]}}',
-        b'{"version": 2, "secret": "", "limits": {"api": ["10 a minute", ""]}}',
+        *(b"", b"\xff", b"[]", b"[" * 100_000, b'{"version": 2}'),
+        b'{"version": 3, "secret": "", "limits": {}, "fixed": {}}',
+        b'{"version": 2, "secret": "", "limits": ["api", "10/1m"], "fixed": {}}',
+        b'{"version": 2, "secret": "", "limits": {"api": ["10/1m"]}, "fixed": {}}',
+        b'{"version": 2, "secret": "", "limits": {"api": "10 a minute"}, "fixed": {}}',
     ],
 )
 async def test_a_worker_s_row_that_cannot_be_read_is_no_worker(worker: Worker, value: bytes) -> None:

@@ -28,7 +28,7 @@ from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, monotonic_us, system_us
 from .aio import COMMAND_DEADLINE_S, answer_of, within
 from .failover import Failover, OnError, check_failure_policy
-from .inspect import Callers, Guard
+from .inspect import Caller, Callers, Guard
 from .keys import Keys
 from .named_limits import NamedLimit
 from .observers import AnyObserver, ObserverHub, outcome_of_question
@@ -139,6 +139,11 @@ class Engine:
         number = own[0] if own else next(number for number in count(1) if number not in alive)
         owners[number] = ref(owner)
         return rule if number == 1 else f"{rule}#{number}"
+
+    def register(self, caller: Caller) -> None:
+        """List a caller, or move a listed one to the end, and apply overrides to its limits."""
+        self.callers.add(caller)
+        self.overrides.register(caller.limits_by_name())
 
     def limits(self) -> list[NamedLimit]:
         """Return the limits with which this process counts, of equal names in a rule the latest."""

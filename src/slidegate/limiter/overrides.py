@@ -24,7 +24,7 @@ from ..core.store import CHANGED_LIMITS, StatsRow
 from ..stores.forks import hold_over_fork
 from .aio import COMMAND_DEADLINE_S, in_background, on_asyncio
 from .named_limits import ALL, NamedLimit, Override, amount_in, checked, event_of, parse_one, unknown, unpacked
-from .rows import Worker
+from .rows import Worker, worker_of
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -177,7 +177,7 @@ class Overrides:
     async def _workers(self) -> list[Worker]:
         """Return all workers, this process included if it is one."""
         is_worker = bool(self._engine.callers.listed())
-        return [self._rows.this_worker(self._engine.limits())] * is_worker + await self._rows.others()
+        return [worker_of(self._engine.limits())] * is_worker + await self._rows.others()
 
     def _replace(self, found: dict[str, Override]) -> None:
         """Replace the overrides in this process, and report the amounts that change."""

@@ -4,7 +4,7 @@ A row has a kind, a number and the worker that wrote it, and it expires by the s
 keep the rows of all workers; for others, this process keeps its own. Of kind ``limits`` there are two numbers::
 
     0    digest of a limit's name    JSON: an override, see `overrides`
-    1    worker                      JSON: {"version": 2, "secret": "fingerprint#9f8", "limits": {"api": ["50/1m", ""]}}
+    1    worker                      JSON: {"version": 2, "secret": "fingerprint#9f", "limits": {"api": "50/1m"}}
 
 A worker writes its own row every ten seconds, kept for thirty: its limits by name, as configured, and why one cannot be
 changed. The secret is a digest of a constant that is keyed with it: it shows only whether two secrets are the same.
@@ -124,7 +124,7 @@ class Rows:
             return
         self._due_s = monotonic() + EVERY_S
         self._has_written = True
-        await self._write_own(packed(limits, self._engine.keys.fingerprint), KEPT_US, deadline_s)
+        await self._write_own(packed(worker_of(limits), self._engine.keys.fingerprint), KEPT_US, deadline_s)
         others = await self.others(deadline_s)
         differing = sum(not other.same_secret for other in others)
         if differing and not self._has_differed:
@@ -155,42 +155,34 @@ class Rows:
         found = [unpacked(row.value, self._engine.keys.fingerprint) for row in rows if row.worker != self.worker]
         return [worker for worker in found if worker is not None]
 
-    def this_worker(self, limits: Iterable[NamedLimit]) -> Worker:
-        """Return what the row of this worker says."""
-        return _worker(described(limits), same_secret=True)
-
     async def _write_own(self, value: bytes, kept_us: int, deadline_s: float) -> None:
         await self.write(self.worker, StatsRow(CHANGED_LIMITS, NUMBER, value, kept_us), deadline_s)
 
 
-def packed(limits: Iterable[NamedLimit], secret: str) -> bytes:
+def worker_of(limits: Iterable[NamedLimit]) -> Worker:
+    """Return what this process says of its limits; of equal names, of one that can be changed."""
+    known = {one.name: one for one in sorted(limits, key=lambda one: one.changeable)}
+    named = list(known.values())[:MAX_LIMITS]
+    fixed = {one.name: one.fixed for one in named if one.fixed}
+    return Worker({one.name: written(one.configured) for one in named}, fixed, same_secret=True)
+
+
+def packed(worker: Worker, secret: str) -> bytes:
     """Return the value of a worker's row."""
-    return json.dumps({"version": VERSION, "secret": secret, "limits": described(limits)}).encode()
+    row = {"version": VERSION, "secret": secret, "limits": worker.limits, "fixed": worker.fixed}
+    return json.dumps(row).encode()
 
 
 def unpacked(value: bytes, secret: str) -> Worker | None:
     """Return the worker of a row; None if it cannot be parsed, for example one of a later version."""
     try:
         row = json.loads(value)
-        if row["version"] != VERSION:
-            return None
-        worker = _worker(row["limits"], same_secret=row["secret"] == secret)
-        for text in worker.limits.values():
+        found = Worker(row["limits"], row["fixed"], row["secret"] == secret)
+        for text in found.limits.values():
             parse_one(text)
+        return found if row["version"] == VERSION else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigurationError):
         return None
-    return worker
-
-
-def described(limits: Iterable[NamedLimit]) -> dict[str, tuple[str, str]]:
-    """Return the text of limits by name, and why one cannot be changed; of equal names, of one that can."""
-    found = {one.name: (written(one.configured), one.fixed) for one in sorted(limits, key=lambda one: one.changeable)}
-    return dict(list(found.items())[:MAX_LIMITS])
-
-
-def _worker(limits: dict[str, tuple[str, str]], *, same_secret: bool) -> Worker:
-    texts = {name: text for name, (text, _) in limits.items()}
-    return Worker(texts, {name: why for name, (_, why) in limits.items() if why}, same_secret)
 
 
 def _check(kind: object, number: object) -> None:

@@ -204,8 +204,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def _register(self) -> None:
         """Register with the limiter, which lists the active rules and applies overrides to them."""
-        self._engine.callers.add(self)
-        self._engine.overrides.register(self.limits_by_name())
+        self._engine.register(self)
 
     def _unique_id(self, identity: str) -> str:
         """Return an identity for counts, unique among middlewares and stable when a configuration file is reloaded."""

@@ -117,8 +117,7 @@ class ReloadingMiddleware(FailsAtStartup):
         self._of_limiter = reader.of_limiter
         self.app = self._made(reader, first)
         self._watcher = FileWatcher(reader.versions, self._read_again, clock)
-        self._limiter.engine.callers.add(self.app)
-        self._limiter.engine.overrides.register(self.app.limits_by_name())
+        self._limiter.engine.register(self.app)
 
     @property
     def limiter(self) -> Limiter:
@@ -169,8 +168,7 @@ class ReloadingMiddleware(FailsAtStartup):
         self._watcher.versions = reader.versions
         engine, before = self._limiter.engine, self.app
         engine.callers.remove(before)
-        engine.callers.add(made)
-        engine.overrides.register(made.limits_by_name())
+        engine.register(made)
         self.app = made
         self._report(logging.INFO, "config_reloaded", f"{self.file}: active rules: {len(made.rules)}")
         windows = _windows(made)
