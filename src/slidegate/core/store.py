@@ -125,8 +125,10 @@ class BanStore(ABC):
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
         """Import the rows of a `dump` and return the number of bans read; of two bans of a key the longer one is kept.
 
+        As a ban by hand, an import is always recorded.
+
         Raises:
-            ConfigurationError: A row is invalid. Nothing is imported then.
+            ConfigurationError: A row is invalid, so that nothing is imported; or there are more than 1,000 networks.
         """
 
     def count(self) -> int | None:

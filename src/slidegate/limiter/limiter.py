@@ -408,7 +408,7 @@ class Limiter:
             The number of bans in the lines that have not ended.
 
         Raises:
-            ConfigurationError: A line is invalid, or there is no room; nothing is imported then.
+            ConfigurationError: A line is invalid, so that nothing is imported; or there are more than 1,000 networks.
             StoreError: The store does not answer within 30 seconds, plus 30 for each 10,000 lines.
         """
         listed = check_list("bans", lines, "lines, for example an open file")

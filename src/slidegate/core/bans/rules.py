@@ -6,11 +6,10 @@ the strikes of one key under one policy; this module adds the ban in force and t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, Protocol
 
 from ..durations import format_duration
-from ..errors import ConfigurationError
 from ..logs import Throttle
 from ..store import Event
 from .ban import Ban, lasts_longer
@@ -136,19 +135,6 @@ class BanRules:
             if other is None or lasts_longer(ban, other):
                 self._storage.put_ban(ban)
 
-    def check_room(self, bans: Sequence[Ban]) -> None:
-        """Check that there is room to import bans; those made by hand are always recorded.
-
-        Raises:
-            ConfigurationError: There is no room.
-        """
-        storage = self._storage
-        new = sum(1 for ban in bans if ban.level and storage.ban(ban.key) is None)
-        check_room(self._max_bans, new, storage.ban_count())
-        networks = storage.networks()
-        for ban in bans:  # raises for the first network that does not fit
-            networks = networks.with_ban(ban) if ban.network() is not None else networks
-
     def _has_room(self, key: str, now_us: int) -> bool:
         """Return whether one more automatic ban can be recorded."""
         self._storage.remove_ban(key)  # an expired ban of the key, which the new one replaces
@@ -171,16 +157,6 @@ class BanRules:
         """Emit an event that could be repeated with every strike, at most once a minute."""
         if self._throttle.left_out(event.kind, now_us) is not None:
             self.events.append(event)
-
-
-def check_room(max_bans: int, new: int, bans: int) -> None:
-    """Check that a store with `bans` bans has room for `new` more.
-
-    Raises:
-        ConfigurationError: There is no room.
-    """
-    if new and new + bans > max_bans:
-        raise ConfigurationError(f"bans: no room for {new} more bans; raise max_bans={max_bans}")
 
 
 def banned(ban: Ban) -> Event:

@@ -104,10 +104,6 @@ class LmdbBans(BanStore):
             await asyncio.sleep(0)
 
     async def _load(self, bans: list[Ban], patience_s: float) -> int:
-        if self.count() + len(bans) > self._settings.max_bans:
-            for _ in range(0, self.count(), LOAD_STEP):
-                await self._run(patience_s, lambda change: change.sweep_bans(LOAD_STEP))
-        await self._run(patience_s, lambda change: change.change_bans(lambda rules, _: rules.check_room(bans)))
         for done in range(0, len(bans), LOAD_STEP):
             try:
                 await self._run(patience_s, partial(_import, bans[done : done + LOAD_STEP]))

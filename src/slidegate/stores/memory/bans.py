@@ -262,13 +262,8 @@ class MemoryBans(BanStore):
         self._expect_open()
         bans = from_rows(rows, self._unix_us())  # the slowest part, which needs no lock
 
-        def take_over(rules: BanRules, now_us: int) -> int:
-            self.storage.remove_expired(now_us, self.storage.ban_count() + self.storage.record_count())
-            rules.check_room(bans)
-            rules.take_over(bans)
-            return len(bans)
-
-        return self._change(take_over)
+        self._change(lambda rules, _: rules.take_over(bans))
+        return len(bans)
 
     def _expect_open(self) -> None:
         if self._closed:

@@ -24,7 +24,7 @@ from ...core.bans.ban import Ban, BanSubject, lasts_longer, longest
 from ...core.bans.networks import MAX_NETWORKS, BannedNetworks, too_many_networks
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Row, from_rows, to_rows
-from ...core.bans.rules import LOG_EVERY_US, banned, bans_full, check_room, shadow_banned, unbanned
+from ...core.bans.rules import LOG_EVERY_US, banned, bans_full, shadow_banned, unbanned
 from ...core.bans.strikes import StrikeRecord
 from ...core.decision import Check, Decision, refused_by_ban
 from ...core.errors import StoreUnavailable
@@ -216,16 +216,11 @@ class RedisBans(BanStore):
     async def load(self, rows: Sequence[Row]) -> int:
         """Import rows that `dump` returned; of two bans of a key the longer-lasting one is kept."""
         bans = from_rows(rows, await self._now_us())
-        in_force = await self.active()
-        new = {ban.key for ban in bans if ban.level} - {ban.key for ban in in_force}
-        check_room(self._shared.max_bans, len(new), len(in_force))
-        known = {ban.key: ban for ban in in_force}
+        known = {ban.key: ban for ban in await self.active()}
         longer = [ban for ban in bans if ban.key not in known or lasts_longer(ban, known[ban.key])]
-        of_networks, networks = [ban for ban in longer if ban.network() is not None], self.networks
-        for ban in of_networks:
-            networks = networks.with_ban(ban)  # raises if there are too many
-        for ban in of_networks:
-            await self._put(ban)
+        for ban in longer:
+            if ban.network() is not None:  # raises if there are too many
+                await self._put(ban)
         async for some in in_steps([ban for ban in longer if ban.network() is None]):
             await asyncio.gather(*map(self._put, some))
         return len(bans)
