@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from starlette.types import ASGIApp, Scope
 
 from slidegate.core.decision import Check
+from slidegate.events import Outcome
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.file_watcher import THREAD
 
@@ -32,6 +34,17 @@ def end_of_looks() -> None:
         if thread.name == THREAD:
             thread.join(60)
             assert not thread.is_alive()
+
+
+class Listener(RecordingObserver):
+    """Hears events and outcomes."""
+
+    def __init__(self, *, without: Sequence[str] = ()) -> None:
+        super().__init__(without=without)
+        self.outcomes: list[Outcome] = []
+
+    def request(self, outcome: Outcome, /) -> None:
+        self.outcomes.append(outcome)
 
 
 class FollowedFiles:

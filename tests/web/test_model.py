@@ -19,12 +19,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, header
-from slidegate.events import Outcome
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import FakeClock
 
 from ..asgi import Answer, scope_of, send_scope
 from ..ops.shared_rows import SharedRows
 from .limited import answer, class_of, page
+from .middlewares import Listener
 from .model import METHODS, PATHS, PROGRAMS, REQUESTS, Model, Program, Told
 from .test_responses import fields
 
@@ -57,17 +57,6 @@ def without_path(options: dict[str, Any]) -> dict[str, Any]:
 
 def sync_page(request: Request) -> Response:
     return answer(request)
-
-
-class Listener(RecordingObserver):
-    """Hears events and outcomes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.outcomes: list[Outcome] = []
-
-    def request(self, outcome: Outcome, /) -> None:
-        self.outcomes.append(outcome)
 
 
 class Log(logging.Handler):

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from slidegate import (
@@ -214,71 +214,32 @@ async def test_who_waits_takes_a_permit_that_a_change_adds_on_every_store(worker
     assert slow.entered == 3
 
 
-RULE = '[[rules]]\npath = "*"\nlimits = "{}/minute"\nwait = "2m"\nname = "api"\nmethods = ["GET"]\n'
+def as_a_share(limiter: Limiter, directory: Path) -> Any:
+    return guarded(limiter, Rule("*", "1/minute", name="api", concurrency=9, wait="2m", fair=everyone))
 
 
-class Waits:
-    """Applications in which a request waits for the limit ``api``, and what operators do meanwhile."""
-
-    def __init__(self, limiter: Limiter, directory: Path) -> None:
-        self.limiter = limiter
-        self._files = FollowedFiles(directory)
-
-    def hidden(self, app: ASGIApp) -> ASGIApp:
-        """Return an application that nobody can look into for limits of the same name."""
-
-        async def forward(scope: Scope, receive: Receive, send: Send) -> None:
-            await app(scope, receive, send)
-
-        return forward
-
-    async def raised(self, app: ASGIApp) -> None:
-        await change(self.limiter, "api", "2/minute")
-
-    def alone(self) -> ASGIApp:
-        return guarded(self.limiter, Rule("*", "1/minute", name="api", wait="2m"))
-
-    def endpoint_of_the_name(self) -> ASGIApp:
-        limit = RateLimit("1/minute", name="api", wait="2m")
-        below = Starlette(routes=[Route("/", limit(page))])
-        return guarded(self.limiter, Rule("*", "9/minute", name="other"), app=self.hidden(below))
-
-    def a_share(self) -> ASGIApp:
-        return guarded(self.limiter, Rule("*", "1/minute", name="api", concurrency=9, wait="2m", fair=everyone))
-
-    def of_a_file(self) -> ASGIApp:
-        path = self._files.write("slidegate.toml", RULE.format(1))
-        return RateLimitMiddleware.from_file(hello, path, limiter=self.limiter, clock=self._files.seconds)
+def of_a_file(limiter: Limiter, directory: Path) -> Any:
+    path = directory / "slidegate.toml"
+    path.write_text('[[rules]]\npath = "*"\nlimits = "1/minute"\nwait = "2m"\nname = "api"\n', "utf-8")
+    return RateLimitMiddleware.from_file(hello, path, limiter=limiter)
 
 
-@pytest.mark.parametrize(
-    ("place", "done"),
-    [
-        (Waits.alone, Waits.raised),
-        (Waits.endpoint_of_the_name, Waits.raised),
-        (Waits.a_share, Waits.raised),
-        (Waits.of_a_file, Waits.raised),
-    ],
-)
+@pytest.mark.parametrize("made", [as_a_share, of_a_file])
 async def test_a_request_that_waits_is_let_in_by_the_amount_that_holds_by_now(
-    place: Callable[[Waits], Any], done: Callable[[Waits, ASGIApp], Any], limiter: Limiter, tmp_path: Path
+    made: Callable[[Limiter, Path], Any], limiter: Limiter, tmp_path: Path
 ) -> None:
-    waits = Waits(limiter, tmp_path)
-    app = place(waits)
-    queues, found = limiter.engine.queues, []
+    app = made(limiter, tmp_path)
+    found = await statuses(app, 1)
 
     async def visit() -> None:
-        found.append((await call(app)).status)
+        found.extend(await statuses(app, 1))
 
-    async with anyio.create_task_group() as group:
-        await visit()
-        group.start_soon(visit)
-        with anyio.fail_after(20):
-            while not queues.waiting:
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            group.start_soon(visit)
+            while not limiter.engine.queues.waiting:
                 await anyio.lowlevel.checkpoint()
-            await done(waits, app)
-            while queues.waiting:
-                await anyio.lowlevel.checkpoint()
+            await change(limiter, "api", "2/minute")
     assert found == [200, 200]
 
 
@@ -477,22 +438,6 @@ def test_under_trio_another_run_looks_again_and_a_look_that_fails_ends_nothing(
     under_trio(fail)
     assert caplog.text.count("changed limits cannot be read") == 1
     under_trio(look)
-
-
-def test_under_trio_a_store_of_one_process_ends_its_changes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overrides, "INTERVAL_S", 0.005)
-    clock = FakeClock(1_800_000_000_000_000)
-    limiter = Limiter(MemoryStore(clock=clock))
-    app = guarded(limiter, Rule("*", "5/minute", name="api"))
-
-    async def main() -> None:
-        await change(limiter, "api", "2/minute")
-        assert await passed(app, 5) == 2
-        clock.advance("1h")
-        await becomes(app, 5)
-        assert await passed(app, 9) == 5
-
-    under_trio(main)
 
 
 @pytest.mark.parametrize("kind", SHARED)

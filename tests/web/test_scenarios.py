@@ -30,11 +30,11 @@ from starlette.types import Receive, Scope, Send
 
 import slidegate
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import FakeClock
 
 from ..asgi import PEER, Answer, scope_of, send_scope
 from .limited import AT, METHODS, answer, limited, page
-from .middlewares import charged
+from .middlewares import Listener, charged
 
 SCENARIOS = Path(__file__).with_name("scenarios")
 PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "GET"}
@@ -52,7 +52,7 @@ def an_endpoint() -> Any:
     """Return another function of the same name at each call."""
 
     async def endpoint(request: Request) -> Any:
-        return await page(request)
+        return answer(request)
 
     return endpoint
 
@@ -71,7 +71,7 @@ class Stage:
     def __init__(self, place: str = "") -> None:
         self.place = place
         self.clock = FakeClock(1_800_000_000_000_000)
-        self.heard = RecordingObserver(without=["store_late"])
+        self.heard = Listener(without=["store_late"])
         self.limiter = self._limiter()
         self.options: dict[str, Any] = {}
         self.rules: list[Rule] = []
@@ -218,6 +218,21 @@ class Stage:
             " ".join(str(one) for one in (event.kind, event.details.get("rule"), event.details.get("key")) if one)
             for event in said
         )
+
+    def _outcomes(self) -> str:
+        said = [
+            f"{one.reason} by {', '.join(one.rules) or 'none'}, {one.route}, {one.status}, {one.ended}"
+            + (f", shadows {', '.join(one.shadow_rules)}" if one.shadow_rules else "")
+            for one in self.heard.outcomes
+        ]
+        self.heard.outcomes.clear()
+        return "\n".join(said)
+
+    def _refusals(self) -> str:
+        """Return what observers hear of each refused request."""
+        said = [event.details for event in self.heard.events if event.kind == "refused"]
+        self.heard.events.clear()
+        return "\n".join(" ".join(f"{name}={value}" for name, value in one.items() if value) for one in said)
 
     def _keys(self) -> str:
         return str(self.limiter.store.stats().keys)
