@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from copy import copy
 from enum import StrEnum
 from math import lcm
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -95,21 +96,12 @@ class Bucket:
         """Whether a charge is a permit, which a request holds until it ends, and not units of a window."""
         return len(self.limits) == 1 and isinstance(self.limits[0], Concurrency)
 
-    def under(self, name: str, names: Sequence[str] | None = None, *, count_denied: bool | None = None) -> Bucket:
-        """Return a bucket with the same limits under another name, with other values for the arguments that are given.
-
-        Both have the same amounts for ever.
-        """
-        twin = Bucket(
-            name,
-            (),
-            self.names if names is None else names,
-            count_denied=self.count_denied if count_denied is None else count_denied,
-            unit=self.unit,
-            label=self.label,
-            on_error=self.on_error,
-        )
-        twin.limits = self.limits
+    def under(self, name: str, *, count_denied: bool | None = None) -> Bucket:
+        """Return a bucket with the same limits under another name; both have the same amounts for ever."""
+        twin = copy(self)
+        twin.name = name
+        if count_denied is not None:
+            twin.count_denied = count_denied
         return twin
 
     def __repr__(self) -> str:

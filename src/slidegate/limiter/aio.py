@@ -40,15 +40,7 @@ def on_asyncio() -> bool:
 
 def on_loop() -> bool:
     """Return whether an event loop, of asyncio or trio, runs in this thread."""
-    if on_asyncio():
-        return True
-    if "trio" not in sys.modules:  # asking anyio takes longer than a hit
-        return False
-    try:
-        anyio.get_cancelled_exc_class()
-    except RuntimeError:
-        return False
-    return True
+    return on_asyncio() or ("trio" in sys.modules and sys.modules["trio"].lowlevel.in_trio_run())
 
 
 async def let_others_run() -> None:

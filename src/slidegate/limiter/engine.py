@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from itertools import count
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar
-from weakref import WeakSet, ref
+from weakref import WeakKeyDictionary, WeakSet
 
 from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
@@ -109,7 +109,7 @@ class Engine:
         self.rows = Rows(self)
         self.overrides = Overrides(self)
         self._counts_permits = store.permits_held() is not None  # read once: counting them may be slow
-        self._owners: dict[str, dict[int, ref[object]]] = {}
+        self._owners: dict[str, WeakKeyDictionary[object, int]] = {}
         self._closed = False
         self.is_on = True
         self.rebuild()
@@ -128,16 +128,14 @@ class Engine:
             ConfigurationError: There is another owner, and the store is shared: workers may create them in another
                 order, and would count in each other's windows.
         """
-        owners = self._owners.setdefault(rule, {})
-        alive = {number for number, other in owners.items() if other() not in (None, owner)}
-        if alive and not self.per_process:
+        owners = self._owners.setdefault(rule, WeakKeyDictionary())
+        if owner not in owners and owners and not self.per_process:
             raise ConfigurationError(
                 f"two middlewares of one limiter have limits without a name ({rule.partition(':')[0]!r}), and workers "
                 'may create them in another order; write RateLimitMiddleware(..., name="admin") for one of them'
             )
-        own = [number for number, other in owners.items() if other() is owner]
-        number = own[0] if own else next(number for number in count(1) if number not in alive)
-        owners[number] = ref(owner)
+        taken = set(owners.values())
+        number = owners.setdefault(owner, next(number for number in count(1) if number not in taken))
         return rule if number == 1 else f"{rule}#{number}"
 
     def register(self, caller: Caller) -> None:

@@ -102,10 +102,7 @@ class Limiter:
                 'store: expected a store object, not its address; write Limiter.from_url("redis://localhost:6379/0")'
             )
         if store is not None and not isinstance(store, Store):
-            raise ConfigurationError(
-                f"store: expected a store such as MemoryStore(), not {quoted(store)}; a store of your own derives from "
-                "slidegate.core.Store"
-            )
+            raise ConfigurationError(f"store: expected a store such as MemoryStore(), not {quoted(store)}")
         if store is not None and not isinstance(getattr(store, "bans", None), BanStore):
             raise ConfigurationError(
                 f"store: {store!r} has no bans; set self.bans in its __init__, for example to "
