@@ -59,9 +59,9 @@ class FollowedFiles:
     def seconds(self) -> float:
         return self.clock.now_us / 1_000_000
 
-    def write(self, name: str, text: str) -> Path:
+    def write(self, name: str, content: str | bytes) -> Path:
         path = self.directory / name
-        path.write_text(text, "utf-8")
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
         # Two versions within one tick of the file system's clock are two versions all the same.
         self._written += 1
         os.utime(path, ns=(self._written, WRITTEN_NS + self._written * 1_000))

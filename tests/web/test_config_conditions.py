@@ -23,7 +23,7 @@ from slidegate.web.networks import Network, NetworkFile
 
 from ..asgi import call, hello, statuses
 from .middlewares import FollowedFiles
-from .test_networks import ASN, written
+from .network_files import ASN, written
 
 COUNTRY = {"203.0.0.0/16": {"country": {"iso_code": "BE"}}, "198.51.0.0/16": {"country": {"iso_code": "NL"}}}
 BOTH = {network: {**record, "country": {"iso_code": "US"}} for network, record in ASN.items()}

@@ -17,7 +17,7 @@ from scripts.make_configuration import json_schema
 from slidegate import ConfigurationError, RateLimitMiddleware
 
 from ..asgi import hello
-from .test_networks import ASN, written
+from .network_files import ASN, written
 
 RULE = {"path": "/a/{id}", "limits": "5/minute"}
 TABLES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -17,13 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware
+from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, network
 from slidegate.testing import RecordingObserver
 from slidegate.web import file_watcher
 from slidegate.web.file_watcher import read_whole
 
 from ..asgi import call, hello, statuses
 from .middlewares import FollowedFiles, end_of_looks
+from .network_files import TENCENT, written
 
 
 def long_way(path: Path) -> None:
@@ -126,7 +127,7 @@ def after_reading(path: Path, replace: Callable[[], object], monkeypatch: pytest
 
 
 class Followed(FollowedFiles):
-    """A file with one blocked address that a middleware follows: a list, or a configuration with a list in it."""
+    """A file by which a middleware blocks one address: a list, a configuration with one, or that of an operator."""
 
     def __init__(self, directory: Path, kind: str) -> None:
         super().__init__(directory)
@@ -136,11 +137,18 @@ class Followed(FollowedFiles):
         if kind == "list":
             networks = Networks.from_file(self.path, clock=self.seconds)
             self.app: Any = RateLimitMiddleware(hello, limits="900/hour", limiter=limiter, blocklist=networks)
+        elif kind == "operators":
+            blocks = network(self.path, clock=self.seconds).is_in(132203)
+            rules = [Rule("*", block=True, when=blocks), Rule("*", "900/hour")]
+            self.app = RateLimitMiddleware(hello, rules=rules, limiter=limiter)
         else:
             self.app = RateLimitMiddleware.from_file(hello, self.path, limiter=limiter, clock=self.seconds)
 
     def put(self, version: int, name: str = "followed", end: str = "") -> Path:
         address = f"198.51.100.{version}"
+        if self.kind == "operators":
+            made = written(self.directory / "made", {f"{address}/32": TENCENT})
+            return self.write(name, made.read_bytes() + end.encode())
         text = f"{address}\n" if self.kind == "list" else f'limits = "900/hour"\nblocklist = ["{address}"]\n'
         return self.write(name, text + end)
 
@@ -150,14 +158,16 @@ class Followed(FollowedFiles):
 
     def said(self, *endings: str) -> bool:
         """Return whether the events have these endings behind the kind of file."""
-        return self.heard.kinds == [f"{self.kind}_{ending}" for ending in endings]
+        what = "config" if self.kind == "config" else "list"
+        return self.heard.kinds == [f"{what}_{ending}" for ending in endings]
 
 
-@pytest.fixture(params=["list", "config"])
+@pytest.fixture(params=["list", "config", "operators"])
 def followed(request: pytest.FixtureRequest, tmp_path: Path) -> Followed:
     return Followed(tmp_path, request.param)
 
 
+@pytest.mark.parametrize("followed", ["list", "config"], indirect=True)
 async def test_a_changed_file_takes_over_and_that_is_said_once(
     followed: Followed, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -170,6 +180,7 @@ async def test_a_changed_file_takes_over_and_that_is_said_once(
     assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
+@pytest.mark.parametrize("followed", ["list", "config"], indirect=True)
 @pytest.mark.parametrize("how", ["<html>not found</html>", "", "it is gone", "its reader fails"])
 async def test_what_cannot_be_used_keeps_what_is_at_work_and_is_said_once(
     followed: Followed, how: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -253,13 +264,12 @@ async def test_a_version_that_comes_right_behind_the_last_look_at_the_one_before
     assert followed.said("reloaded", "reloaded")
 
 
-@pytest.mark.parametrize("kind", ["list", "config"])
+@pytest.mark.parametrize("kind", ["list", "config", "operators"])
 async def test_a_version_that_comes_once_the_first_one_was_read_is_not_missed(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = FollowedFiles(tmp_path)
-    text = "198.51.100.{}\n" if kind == "list" else 'limits = "9/hour"\nblocklist = ["198.51.100.{}"]\n'
-    after_reading(tmp_path / "followed", lambda: files.write("followed", text.format(2)), monkeypatch)
+    other = Followed(tmp_path, kind)  # of the same file: what it writes comes between
+    after_reading(tmp_path / "followed", lambda: other.put(2), monkeypatch)
     followed = Followed(tmp_path, kind)
     assert await followed.at_work() == [1]
     await followed.visit(followed.app)

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmdb_writer import MMDBWriter
-from netaddr import IPSet
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -39,28 +37,7 @@ from slidegate.web.networks import Network, NetworkFile
 
 from ..asgi import call, hello, statuses
 from .middlewares import end_of_looks
-from .test_file_watcher import after_reading
-
-TENCENT = {"autonomous_system_number": 132203, "autonomous_system_organization": "Tencent"}
-OTHER = {"autonomous_system_number": 64500, "autonomous_system_organization": "Other"}
-ASN = {
-    "43.128.0.0/14": TENCENT,
-    "101.32.0.0/16": TENCENT,
-    "203.0.0.0/16": OTHER,
-    "10.0.0.0/8": OTHER,
-    "2402:4e00::/32": TENCENT,
-}
-
-
-def written(path: Path, records: dict[str, Any], version: int = 6) -> Path:
-    """Write a file in MaxMind's format, and put it in its place in one step."""
-    writer = MMDBWriter(version, "test", ipv4_compatible=version == 6)
-    for text, record in records.items():
-        writer.insert_network(IPSet([text]), record)
-    made = path.with_suffix(".new")
-    writer.to_db_file(str(made))
-    os.replace(made, path)
-    return path
+from .network_files import ASN, OTHER, TENCENT, written
 
 
 @pytest.fixture
@@ -222,21 +199,6 @@ async def test_another_version_takes_over_and_one_that_cannot_be_used_changes_no
     assert kinds == ["list_reloaded", *["list_rejected"] * 5]
     written(path, {"8.8.8.0/24": OTHER})
     assert await visit() == 200
-
-
-def test_a_version_that_comes_once_the_first_one_was_read_is_not_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = FakeClock()
-    path = written(tmp_path / "asn.mmdb", {"8.8.8.0/24": OTHER})
-    after_reading(path, lambda: written(path, {"8.8.8.0/24": TENCENT}), monkeypatch)
-    found = network(path, clock=lambda: clock() / 1_000_000)
-    assert found.file.find("8.8.8.8").name == "Other"
-    for _ in range(2):
-        clock.advance("1s")
-        found.file.find("8.8.8.8")
-        end_of_looks()
-    assert found.file.find("8.8.8.8").name == "Tencent"
 
 
 PLACES: dict[str, Callable[[Network], dict[str, Any]]] = {

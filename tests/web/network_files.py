@@ -1,0 +1,31 @@
+"""Files that say whose networks are, as makers of such files write them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from mmdb_writer import MMDBWriter
+from netaddr import IPSet
+
+TENCENT = {"autonomous_system_number": 132203, "autonomous_system_organization": "Tencent"}
+OTHER = {"autonomous_system_number": 64500, "autonomous_system_organization": "Other"}
+ASN = {
+    "43.128.0.0/14": TENCENT,
+    "101.32.0.0/16": TENCENT,
+    "203.0.0.0/16": OTHER,
+    "10.0.0.0/8": OTHER,
+    "2402:4e00::/32": TENCENT,
+}
+
+
+def written(path: Path, records: dict[str, Any], version: int = 6) -> Path:
+    """Write a file in MaxMind's format, and put it in its place in one step."""
+    writer = MMDBWriter(version, "test", ipv4_compatible=version == 6)
+    for text, record in records.items():
+        writer.insert_network(IPSet([text]), record)
+    made = path.with_suffix(".new")
+    writer.to_db_file(str(made))
+    os.replace(made, path)
+    return path
