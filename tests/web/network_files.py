@@ -9,6 +9,9 @@ from typing import Any
 from mmdb_writer import MMDBWriter
 from netaddr import IPSet
 
+from slidegate import network
+from slidegate.web.networks import Network
+
 TENCENT = {"autonomous_system_number": 132203, "autonomous_system_organization": "Tencent"}
 OTHER = {"autonomous_system_number": 64500, "autonomous_system_organization": "Other"}
 ASN = {
@@ -29,3 +32,16 @@ def written(path: Path, records: dict[str, Any], version: int = 6) -> Path:
     writer.to_db_file(str(made))
     os.replace(made, path)
     return path
+
+
+def operators(directory: Path) -> Network:
+    return network(written(directory / "asn.mmdb", ASN))
+
+
+def countries(directory: Path) -> Network:
+    records = {
+        "198.51.0.0/16": {"country": {"iso_code": "NL"}, "registered_country": {"iso_code": "US"}},
+        "203.0.0.0/16": {"registered_country": {"iso_code": "BE"}},
+        "2a02::/16": {"country": {"iso_code": "DE"}},
+    }
+    return network(written(directory / "country.mmdb", records))

@@ -21,7 +21,6 @@ from slidegate import (
     BanPolicy,
     ConfigurationError,
     Limiter,
-    MemoryStore,
     RateLimit,
     RateLimitMiddleware,
     Rule,
@@ -35,71 +34,19 @@ from slidegate.dashboard import Dashboard
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.networks import Network, NetworkFile
 
-from ..asgi import call, hello, statuses
+from ..asgi import call, hello
 from .middlewares import end_of_looks
-from .network_files import ASN, OTHER, TENCENT, written
+from .network_files import ASN, OTHER, TENCENT, countries, operators, written
 
 
 @pytest.fixture
 def asn(tmp_path: Path) -> Network:
-    return network(written(tmp_path / "asn.mmdb", ASN))
+    return operators(tmp_path)
 
 
 @pytest.fixture
 def country(tmp_path: Path) -> Network:
-    records = {
-        "198.51.0.0/16": {"country": {"iso_code": "NL"}, "registered_country": {"iso_code": "US"}},
-        "203.0.0.0/16": {"registered_country": {"iso_code": "BE"}},
-        "2a02::/16": {"country": {"iso_code": "DE"}},
-    }
-    return network(written(tmp_path / "country.mmdb", records))
-
-
-async def test_all_addresses_of_an_operator_share_a_limit(asn: Network) -> None:
-    app = RateLimitMiddleware(hello, rules=[Rule("*", "2/hour", key=asn)])
-    clients = ["43.128.0.1", "101.32.5.5", "2402:4e00::1", "::ffff:43.129.0.1", "203.0.113.9"]
-    assert [(await call(app, client=(client, 1))).status for client in clients] == [200, 200, 429, 429, 200]
-
-
-@pytest.mark.parametrize(
-    ("client", "key"),
-    [
-        ("43.128.0.1", "asn:132203"),
-        ("::ffff:43.128.0.1", "asn:132203"),
-        ("2402:4e00:1:2::3", "asn:132203"),
-        ("8.8.8.8", "asn:unknown"),
-        ("10.1.2.3", "asn:unknown"),
-        ("127.0.0.1", "asn:unknown"),
-        ("fe80::1", "asn:unknown"),
-        ("a.sock", "asn:unknown"),
-        (None, "asn:unknown"),
-    ],
-)
-async def test_the_address_is_the_one_that_client_finds(asn: Network, client: str | None, key: str) -> None:
-    app = RateLimitMiddleware(hello, rules=[Rule("*", "9/hour", key=asn, name="all")])
-    assert (await call(app, client=client and (client, 1))).status == 200
-    assert (await app.limiter.peek(key, "9/hour", rule="all")).remaining == 7
-    behind = RateLimitMiddleware(hello, rules=[Rule("*", "9/hour", key=asn, name="all")], client=client_ip(trusted=1))
-    await call(behind, client=("192.0.2.1", 1), headers={"X-Forwarded-For": f"8.8.8.8, {client or 'unknown'}"})
-    assert (await behind.limiter.peek(key, "9/hour", rule="all")).remaining == 7
-
-
-async def test_a_condition_asks_for_countries_and_for_operators(asn: Network, country: Network) -> None:
-    rules = [
-        Rule("*", exempt=True, when=country.is_in("de")),
-        Rule("*", block=True, when=asn.is_in(132203)),
-        Rule("*", "1/hour", when=country.is_in("NL", "BE")),
-    ]
-    app = RateLimitMiddleware(hello, rules=rules)
-    expected = {
-        "43.128.0.1": [403, 403],
-        "198.51.100.1": [200, 429],
-        "203.0.113.1": [200, 429],
-        "8.8.8.8": [200, 200],
-        "2a02::1": [200, 200],
-    }
-    for client, answers in expected.items():
-        assert await statuses(app, 2, client=(client, 1)) == answers, client
+    return countries(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -140,30 +87,6 @@ def test_private_addresses_are_unknown_whatever_a_file_says(tmp_path: Path, netw
 async def test_a_file_of_ipv4_alone_knows_no_address_of_ipv6(tmp_path: Path) -> None:
     found = network(written(tmp_path / "v4.mmdb", {"8.8.8.0/24": TENCENT}, version=4))
     assert [found.find({}, Limiter(), key) for key in ("8.8.8.8", "2402:4e00::/64")] == ["asn:132203", "asn:unknown"]
-
-
-async def test_a_ban_of_an_operator_refuses_all_its_addresses(asn: Network) -> None:
-    limiter = Limiter(MemoryStore(clock=FakeClock()), networks=[asn])
-    app = RateLimitMiddleware(hello, limits="100/hour", limiter=limiter)
-    assert await statuses(app, 1, client=("43.128.0.1", 1)) == [200]
-    await limiter.ban("asn:132203", "1d", reason="scrapers")
-    found = await limiter.banned("101.32.0.1")
-    assert found is not None
-    assert (found.key, found.reason) == ("asn:132203", "scrapers")
-    for client, status in {"43.128.0.1": 403, "2402:4e00::1": 403, "203.0.113.9": 200, "10.0.0.1": 200}.items():
-        assert await statuses(app, 1, client=(client, 1)) == [status], client
-    assert [ban.key async for ban in limiter.bans()] == ["asn:132203"]
-    assert await limiter.unban("asn:132203")
-    assert await statuses(app, 1, client=("43.128.0.1", 1)) == [200]
-
-
-async def test_a_ban_of_an_operator_is_refused_where_nobody_knows_operators(asn: Network, country: Network) -> None:
-    for networks in ([], [country]):
-        with pytest.raises(ConfigurationError, match="no file maps its addresses; write Limiter"):
-            await Limiter(networks=networks).ban("asn:132203", "1d")
-    for key in ("asn:Tencent", "asn:AS132203", "asn:0", "asn:99999999999", "asn:unknown", "asn:0132203", "ASN:132203"):
-        with pytest.raises(ConfigurationError, match="expected the number of an autonomous system"):
-            await Limiter(networks=[asn]).ban(key, "1d")
 
 
 async def test_no_policy_bans_an_operator_by_itself(asn: Network) -> None:

@@ -34,18 +34,13 @@ from slidegate.testing import FakeClock
 
 from ..asgi import PEER, Answer, scope_of, send_scope
 from .limited import AT, METHODS, answer, limited, page
-from .middlewares import Listener, charged
+from .middlewares import Listener, charged, checks
+from .network_files import countries, operators
 
 SCENARIOS = Path(__file__).with_name("scenarios")
 PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "GET"}
 NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "Text": PlainTextResponse}
 METHODS_SENT = {*METHODS, "DELETE", "OPTIONS", "FOO", "get", "post", "SOCKET", "DENIAL", "PREFLIGHT"}
-
-
-def evaluated(text: str) -> dict[str, Any]:
-    """Return the arguments that are written in a text; those without a name are under ``""``."""
-    given: tuple[tuple[Any, ...], dict[str, Any]] = eval(f"(lambda *given, **named: (given, named))({text})", NAMES)
-    return {"": given[0], **given[1]}
 
 
 def an_endpoint() -> Any:
@@ -68,8 +63,9 @@ async def anything(scope: Scope, receive: Receive, send: Send) -> None:
 class Stage:
     """Carries out the lines of a scenario."""
 
-    def __init__(self, place: str = "") -> None:
+    def __init__(self, directory: Path, place: str = "") -> None:
         self.place = place
+        self.names = {**NAMES, "asn": operators(directory), "country": countries(directory)}
         self.clock = FakeClock(1_800_000_000_000_000)
         self.heard = Listener(without=["store_late"])
         self.limiter = self._limiter()
@@ -80,34 +76,40 @@ class Stage:
         self.functions: dict[str, Any] = {"page": page}
         self._app: Any = None
 
-    def _limiter(self) -> Limiter:
-        return Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
+    def _limiter(self, **options: Any) -> Limiter:
+        return Limiter(MemoryStore(clock=self.clock), observers=[self.heard], **options)
 
     # -- how the site is made ------------------------------------------------------------------------------------------
 
+    def _evaluated(self, text: str) -> dict[str, Any]:
+        """Return the arguments that are written in a text; those without a name are under ``""``."""
+        given, named = eval(f"(lambda *given, **named: (given, named))({text})", self.names)
+        return {"": given, **named}
+
     def _site(self, text: str) -> None:
-        self.options = evaluated(text)
+        self.options = self._evaluated(text)
         del self.options[""]
+        self.limiter = self._limiter(networks=self.options.pop("networks", ()))
 
     def _everywhere(self, text: str) -> None:
-        given = evaluated(text)
+        given = self._evaluated(text)
         self._app = limited(self.place, *given.pop(""), limiter=self.limiter, **given)
 
     def _rule(self, text: str) -> None:
-        given = evaluated(text)
+        given = self._evaluated(text)
         self.rules.append(Rule(*given.pop(""), **given))
 
     def _around(self, text: str) -> None:
-        given = evaluated(text)
+        given = self._evaluated(text)
         given["limiter"] = self._limiter() if given.pop("") else self.limiter
         self.around.append(given)
 
     def _depends(self, text: str) -> None:
-        self.inside = FastAPI(dependencies=[Depends(limit) for limit in evaluated(text)[""]])
+        self.inside = FastAPI(dependencies=[Depends(limit) for limit in self._evaluated(text)[""]])
 
     def _endpoint(self, text: str) -> None:
         path, _, written = text.partition(" ")
-        given = evaluated(written)
+        given = self._evaluated(written)
         name = given.get("function", path)
         endpoint = self.functions.setdefault(name, partial(page) if "partial" in name else an_endpoint())
         for decorate in reversed(given[""]):
@@ -153,7 +155,8 @@ class Stage:
         headers = {**given, **(PREFLIGHT if method == "PREFLIGHT" else {})}
         found: list[str] = []
         for _, status, client in zip(range(times), cycle(statuses), clients, strict=False):
-            scope = scope_of(path, "OPTIONS" if method == "PREFLIGHT" else method, client=(client, 1), **more)
+            peer = None if client == "none" else (client, 1)
+            scope = scope_of(path, "OPTIONS" if method == "PREFLIGHT" else method, client=peer, **more)
             scope["headers"] = [*scope_of(headers={**headers, "X-Status": status})["headers"]]
             if method in ("SOCKET", "DENIAL"):
                 scope["type"] = "websocket"
@@ -175,6 +178,8 @@ class Stage:
     def _shown(self, name: str, given: Answer, scope: Scope) -> str:
         if name == "charged":
             return f"charged: {', '.join(charged(scope))}"
+        if name == "keys":
+            return f"keys: {', '.join(key for _, key, _ in checks(scope))}"
         if name == "body":
             return given.body.decode()
         return f"{name}: {given.headers.get(name, 'none')}"
@@ -249,12 +254,12 @@ def lines_of(path: Path) -> list[str]:
     return [line[2:] for line in path.read_text("utf-8").splitlines() if line.startswith("> ")]
 
 
-async def played(scenario: list[str]) -> list[str]:
+async def played(scenario: list[str], directory: Path) -> list[str]:
     """Return the answers to the lines of one scenario; where places differ, those of each."""
     places = AT if scenario[0].startswith("everywhere") else ("",)
     found = []
     for place in places:
-        stage = Stage(place)
+        stage = Stage(directory, place)
         found.append([await stage.answer(line) for line in scenario])
     return [
         answers[0] if len(set(answers)) == 1 else "\n".join(map("{}: {}".format, places, answers))
@@ -263,12 +268,12 @@ async def played(scenario: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.txt")), ids=lambda path: path.stem)
-async def test_scenarios(path: Path, texts: Callable[..., None]) -> None:
+async def test_scenarios(path: Path, tmp_path: Path, texts: Callable[..., None]) -> None:
     answers: list[str] = []
     scenario: list[str] = []
     for line in [*lines_of(path), "site"]:
         if line.split(" ", 1)[0] in ("site", "everywhere") and scenario:
-            answers += await played(scenario)
+            answers += await played(scenario, tmp_path)
             scenario = []
         scenario.append(line)
     texts(path, "> ", lambda _: answers.pop(0))
