@@ -34,5 +34,5 @@ def compare(path: Path, text: str, *, update: bool) -> None:
     if update and not os.environ.get("CI"):
         path.write_text(text, "utf-8")
     elif text != expected:
-        lines = difflib.unified_diff(expected.splitlines(), text.splitlines(), str(path), "now", n=2, lineterm="")
-        raise AssertionError("\n".join([*lines][:40]) + "\n(pytest --update writes the texts of now)")
+        lines = difflib.unified_diff(expected.splitlines(), text.splitlines(), str(path), "now", n=1, lineterm="")
+        raise AssertionError("\n".join([*lines][:18]) + "\n(pytest --update writes the texts of now)")

@@ -35,7 +35,7 @@ def read_span_us(text: str, what: str, example: str) -> int:
     Args:
         text: The duration.
         what: The name of the value, for the error message.
-        example: The end of the error message, with a correct example.
+        example: The end of the error message, with a correct example; empty where the caller gives one.
 
     Raises:
         ConfigurationError: The text is not a duration.
@@ -48,7 +48,8 @@ def read_span_us(text: str, what: str, example: str) -> int:
             days *= int(match[1] or 1)
             raise ConfigurationError(f'a {name} has no fixed length; write "{days} days", not {quoted(text)}', what)
         hint = closest(unit, _UNITS_US) if match else ""
-        raise ConfigurationError(f"expected a number and a unit, {example}{hint}", what)
+        problem = f"expected a number and a unit, {example}" if example else f"no unit {quoted(unit)}"
+        raise ConfigurationError(f"{problem}{hint}", what)
     return int(match[1] or 1) * _UNITS_US[unit]
 
 

@@ -40,7 +40,7 @@ _MAX_SPAN_US: Final = 2**63 - 1
 # 64 entries of 12 bytes take three quarters of a kilobyte, and keep the extra wait below 2 % of the window.
 DEFAULT_RESOLUTION: Final = 64
 
-EXAMPLE: Final = '"5/minute; 100 per 2 hours; 10/30s"'
+EXAMPLE: Final = '"5/minute; 100 per 2 hours"'
 
 # Possessive quantifiers (`++`), and no two adjacent runs of spaces: hostile text is scanned only once.
 _LIMIT: Final = re.compile(
@@ -377,17 +377,16 @@ def _parse_text(text: str) -> list[Limit]:
             f"expected at most {MAX_TEXT} characters, for example {EXAMPLE}, not {len(text)}: {quoted(text)}", "limits"
         )
     found: list[Limit] = []
-    column = 1
     for part in text.split(";"):
-        start = column + len(part) - len(part.lstrip())
-        column += len(part) + 1
         if not part.strip() and found:
             continue  # a trailing ";"
-        where = f"{quoted(part.strip())} at column {start} of {quoted(text)}"
         try:
             found.append(_parse_limit(part.strip(SPACES)))
         except ConfigurationError as error:
-            raise ConfigurationError(f"{where}{error}; a correct example is {EXAMPLE}", "limits") from None
+            problem = f"{quoted(part.strip())}: {error}"
+            if "example" not in problem:
+                problem += f"{'' if problem.endswith('?') else '.'} Example: {EXAMPLE}"
+            raise ConfigurationError(problem, "limits") from None
     return found
 
 
@@ -395,29 +394,27 @@ def _parse_limit(text: str) -> Limit:
     """Parse one limit.
 
     Raises:
-        ConfigurationError: The text is not a limit. The message is a suffix; the caller adds the prefix.
+        ConfigurationError: The text is not a limit. The caller completes the message.
     """
     name, colon, rest = text.partition(":")
     match = _LIMIT.fullmatch((rest if colon else name).strip(SPACES))
     if match is None or (colon and not name.strip(SPACES)):
-        raise ConfigurationError(f" is not AMOUNT/WINDOW{_foreign_syntax_hint(text)}")
-    try:
-        return Limit(
-            int(match["amount"]),
-            match["window"],
-            resolution=int(match["resolution"] or DEFAULT_RESOLUTION),
-            name=name.strip(SPACES) if colon else None,
-        )
-    except ConfigurationError as error:
-        raise ConfigurationError(f": {error}") from None
+        raise ConfigurationError(_what_is_meant(text))
+    read_span_us(match["window"], "", "")
+    return Limit(
+        int(match["amount"]),
+        match["window"],
+        resolution=int(match["resolution"] or DEFAULT_RESOLUTION),
+        name=name.strip(SPACES) if colon else None,
+    )
 
 
-def _foreign_syntax_hint(text: str) -> str:
-    """Return a hint for text in the syntax of another library, or an empty string."""
+def _what_is_meant(text: str) -> str:
+    """Return what to write instead of a text that is no limit, such as one in the syntax of another library."""
     no_unit = _NO_UNIT.fullmatch(text)
     if no_unit:
-        return f'; which unit? write "{no_unit[1]}/{no_unit[2]}s" if seconds are meant'
+        return f'which unit? Write "{no_unit[1]}/{no_unit[2]}s" if seconds are meant'
     for separator in ",|":
         if separator in text and all(_LIMIT.fullmatch(part.strip(SPACES)) for part in text.split(separator)):
-            return f'; several are separated by ";": write {quoted(text.replace(separator, ";"))}'
-    return ""
+            return f'several are separated by ";": write {quoted(text.replace(separator, ";"))}'
+    return "expected AMOUNT/WINDOW"
