@@ -95,7 +95,6 @@ def test_the_core_runs_on_the_standard_library_alone() -> None:
 # Per package: its extra, what asks for it, and who says so.
 EXTRAS = {
     "lmdb": ("lmdb", 'slidegate.Limiter.from_url("lmdb:///tmp")', "ConfigurationError: store address: LmdbStore"),
-    "hiredis": ("redis", 'slidegate.Limiter.from_url("redis://h")', "ConfigurationError: store address: RedisStore"),
     "httpx": ("httpx", "import slidegate.httpx", "ImportError: slidegate.httpx"),
     "click": ("cli", "from slidegate.ops.cli import run; sys.exit(run(['--help']))", "slidegate: the command"),
 }

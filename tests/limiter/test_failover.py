@@ -210,7 +210,7 @@ async def test_a_request_that_is_cancelled_is_no_failure_and_a_probe_is_followed
     assert await ward.hit()
 
 
-@pytest.mark.parametrize(("ends", "left"), [("refused", 3), ("failed", 4), ("admitted", 3)])
+@pytest.mark.parametrize(("ends", "left"), [("refused", 3), ("failed", 4), ("admitted", 4)])
 async def test_the_place_of_a_request_that_is_cancelled_as_its_answer_comes_is_handed_back(
     ends: str, left: int
 ) -> None:
@@ -230,7 +230,7 @@ async def test_the_place_of_a_request_that_is_cancelled_as_its_answer_comes_is_h
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ward.store.inner.permits_held() == (ends == "refused")
-    assert ward.store.inner.peek(checks[1:]).remaining == left, "units stay charged; this is after one more"
+    assert ward.store.inner.peek(checks[1:]).remaining == left, "its units are handed back, too; this is after one more"
 
 
 async def test_bans_and_strikes_are_local_as_well_and_commands_say_that_it_failed(inline: bool) -> None:
@@ -308,19 +308,16 @@ def test_a_store_that_has_to_be_awaited_says_under_trio_that_it_needs_asyncio(
     anyio.run(main, backend="trio")
 
 
-@pytest.mark.parametrize("concerns", ["key", "slot"])
-async def test_what_concerns_a_key_or_a_slot_alone_is_answered_by_the_policy_and_opens_nothing(
-    concerns: Any, inline: bool
-) -> None:
+async def test_what_concerns_a_key_alone_is_answered_by_the_policy_and_opens_nothing(inline: bool) -> None:
     ward = Ward("deny", inline=inline)
-    ward.store.error = StoreUnavailable("a foreign value", concerns=concerns)
+    ward.store.error = StoreUnavailable("a foreign value", concerns="key")
     for _ in range(20):
         assert (await ward.hit()).reason is Reason.UNAVAILABLE
     assert (ward.store.asked, ward.limiter.failures, ward.limiter.is_failing) == (20, 20, False)
     ward.store.error = None
     assert (await ward.hit()).allowed
     assert ward.heard.kinds == ["store_error"]
-    assert f"for a {concerns}" in ward.heard.events[0].message
+    assert "for a key" in ward.heard.events[0].message
 
 
 async def test_an_error_about_one_key_is_no_sign_that_a_server_that_failed_is_well() -> None:

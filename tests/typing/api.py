@@ -221,7 +221,7 @@ async def generate(request: Request) -> None:
         assert_type(await charge(request, 1_200, rule="tokens"), Decision)
         assert_type(await settle(request, 900), bool)
     except StoreError as error:
-        assert_type(error.concerns, Literal["server", "slot", "key"])
+        assert_type(error.concerns, Literal["server", "key"])
 
 
 networks = Networks(["192.0.2.0/24", "2001:db8::/32"], strict=False)

@@ -27,7 +27,7 @@ _LONGEST_WORD: Final = 100
 Whole: TypeAlias = SupportsIndex
 """A user's integer argument. Annotated as `int`, compiled code would raise TypeError before our own check."""
 
-Concerns: TypeAlias = Literal["key", "slot", "server"]
+Concerns: TypeAlias = Literal["key", "server"]
 
 
 class SlidegateError(Exception):
@@ -66,7 +66,7 @@ class StoreError(SlidegateError):
 
     Args:
         message: The failure, in words.
-        concerns: The scope of the failure: one ``"key"`` or ``"slot"`` while the others are served, for example a value
+        concerns: The scope of the failure: one ``"key"`` while the others are served, for example a value
             of a foreign type or a file without room for new keys; or the ``"server"``, whose circuit breaker may open.
     """
 

@@ -13,8 +13,8 @@ decides:
 * ``"deny"``: everything is refused, with 503 over HTTP.
 
 Of the rules of one question, the strictest decides: ``"deny"``, then ``"local"``, then ``"allow"``. During an outage
-the store is not queried; `breaker` counts its calls, and reports outages. An error that concerns a single key or
-slot (`StoreError.concerns`) is no failure of the server.
+the store is not queried; `breaker` counts its calls, and reports outages. An error that concerns a single key
+(`StoreError.concerns`) is no failure of the server.
 """
 
 from __future__ import annotations
@@ -110,7 +110,11 @@ class Failover:
         return answer
 
     async def _answer_later(self, answer: Awaitable[Decision], call: Call, question: Question) -> Decision:
-        decision: Decision = await self._wait(answer, call)
+        try:
+            decision: Decision = await self._wait(answer, call)
+        except asyncio.CancelledError:
+            await self._refund_unawaited(answer)
+            raise
         if decision is _UNANSWERED:
             return self._decide_hit(question)
         decision.checks = question
@@ -192,7 +196,6 @@ class Failover:
                 found = await within(answer, self._deadline_s, self.breaker.late)
         except (ConfigurationError, asyncio.CancelledError):
             self.breaker.forget(call)
-            await self._release(answer)
             raise
         except Exception as error:
             self.breaker.failed(call, error)
@@ -200,16 +203,12 @@ class Failover:
         self._answered(call)
         return found
 
-    async def _release(self, answer: object) -> None:
-        """Release the permits of an answer that came in the loop iteration in which its request was cancelled.
-
-        No one else holds them. Its units stay charged, like those of every cancelled request.
-        """
+    async def _refund_unawaited(self, answer: object) -> None:
+        """Refund a hit whose answer came in the loop iteration in which its request was cancelled."""
         if not isinstance(answer, asyncio.Future) or not answer.done() or answer.cancelled() or answer.exception():
             return
-        decision = answer.result()
-        if isinstance(decision, Decision) and (held := decision.take_back(held=True)):
-            await to_the_end(self.refund(held))
+        if charged := answer.result().take_back():
+            await to_the_end(self.refund(charged))
 
     def _answered(self, call: Call | None) -> None:
         self.breaker.answered(call)

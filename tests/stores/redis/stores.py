@@ -34,14 +34,15 @@ def store_of(server: RedisServer | RedisCluster, **options: Any) -> RedisStore:
 
 async def struck(store: RedisStore) -> dict[str, int]:
     """Return how many strikes each key has in Redis."""
-    shared, found = store._shared, dict[str, int]()
-    batcher = shared.batcher()
-    async for names in batcher.names(shared.packing.strikes, 1_000):
-        for name in names:
-            for packed in (await batcher.ask_about(name, b"HGETALL", name))[1::2]:
-                record = unpack_record(packed)
-                assert record is not None
-                found[record.key] = sum(weight for _, weight in record.record.strikes)
+    shared, found, cursor = store._shared, dict[str, int](), b""
+    while cursor != b"0":
+        asked = [cursor or b"0", shared.packing.strikes + b"*"]
+        _, cursor, names = await shared.batcher().command(b"scan", [shared.packing.meta], asked)
+        hashes = (await shared.batcher().command(b"read_stats", names))[1] if names else []
+        for packed in (row for fields in hashes for row in fields[1::2]):
+            record = unpack_record(packed)
+            assert record is not None
+            found[record.key] = sum(weight for _, weight in record.record.strikes)
     return found
 
 

@@ -23,7 +23,6 @@ from .stores import PLENTY_S, address, workers_at
 pytestmark = needs_redis
 NOW_US = 1_900_000_000_000_000
 PLENTY = bucket("1000000/minute")
-PLAIN = bucket("5/hour")
 AT_ONCE = BanPolicy("1/hour", "1h", name="p")
 
 
@@ -86,24 +85,6 @@ async def test_requests_are_decided_while_bans_change_with_each(server: RedisSer
             over.set()
             await asyncio.gather(*changing)
             await slow.close()
-
-
-async def test_refusals_that_were_not_charged_yet_are_forgotten_by_a_reset(server: RedisServer) -> None:
-    counting = bucket("5/hour", count_denied=True)
-    async with workers_at(server, 1) as (one,):
-        both = ((counting, "user:eve", 1), (counting, "user:bob", 1))
-        for _ in range(6):
-            await settle(one.hit(both))
-        for _ in range(10):
-            assert not await settle(one.hit(both))
-        assert sum(known.given for known in one._shared.refusals.known.values()) > 0
-        await settle(one.reset("user:eve"))
-        assert (await settle(one.hit(((counting, "user:eve", 1),)))).remaining == 4
-        newest_us = before = (await settle(one.peek(((PLAIN, "user:bob", 1),)))).readings[0][2]
-        async with asyncio.timeout(PLENTY_S):
-            while newest_us == before:  # until the sum is charged to the other key
-                newest_us = (await settle(one.peek(((PLAIN, "user:bob", 1),)))).readings[0][2]
-        assert (await settle(one.peek(((PLAIN, "user:eve", 0),)))).remaining == 4
 
 
 @pytest.mark.parametrize("step_s", [-1, -3_600])

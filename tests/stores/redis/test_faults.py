@@ -23,6 +23,7 @@ from slidegate.core import Bucket, Check, Reason, StoreUnavailable, parse_limits
 from slidegate.limiter import breaker, failover
 from slidegate.limiter.aio import Deadline
 from slidegate.stores.redis import RedisStore
+from slidegate.stores.redis.batch import MAX_SENDERS
 from slidegate.stores.shared import DEFAULT_MAX_KEYS
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -211,7 +212,7 @@ async def test_a_host_that_has_no_address_yet_is_a_store_that_does_not_answer(
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", known)
         site.limiter = limiter
         await site.recovered()
-    assert place.proxy.accepted == 1
+    assert place.proxy.accepted <= MAX_SENDERS
 
 
 @pytest.mark.parametrize("lost", ["answers", "questions"])
@@ -399,4 +400,4 @@ async def test_requests_given_up_on_a_slow_wire_are_charged_at_most_once_and_hol
         for number in range(1_000):
             await askers.ask(number % askers.KEYS)
         assert askers.answered >= 1_000
-    assert place.proxy.accepted == 1
+    assert place.proxy.accepted <= MAX_SENDERS

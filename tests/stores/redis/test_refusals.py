@@ -1,13 +1,14 @@
-"""The cache of refusals, which all event loops of a process share."""
+"""The known refusals, which all event loops of a process share."""
 
 from __future__ import annotations
 
 import time
 from itertools import count
+from time import monotonic_ns
 
 from slidegate.core import Bucket, Decision, Reason, parse_limits
 from slidegate.stores.redis.clock import StoreTime, monotonic_us
-from slidegate.stores.redis.refusals import RefusalCache
+from slidegate.stores.redis.refusals import Refusals
 
 from ...hurry import at_once, hurried
 
@@ -18,22 +19,22 @@ ROUNDS = 100
 
 
 def test_a_reset_of_all_keys_while_other_threads_are_refused() -> None:
-    cache, learned, is_over = RefusalCache(lambda checks: None, StoreTime(None)), count(), list[bool]()
+    refusals, learned, is_over = Refusals(StoreTime(None)), count(), list[bool]()
 
     def refused() -> None:
         while not is_over:
             checks, now_us = ((Bucket(f"rule {next(learned)}", LIMITS), "ann", 1),), monotonic_us()
             state = (1, now_us + LASTS_US, now_us, LASTS_US)
             decision = Decision(False, Reason.LIMITED, now_us, checks, [state])
-            cache.learn(decision, now_us, cache.changes, lasts=True)
+            refusals.learn(decision, monotonic_ns())
 
     def reset() -> None:
         try:
             for _ in range(ROUNDS):
-                while len(cache.known) < MANY:
+                while len(refusals.known) < MANY:
                     time.sleep(0)
-                cache.change_all()
-                cache.change_key("ann")
+                refusals.change(((Bucket("rule 0", LIMITS), "ann", 1),))
+                refusals.change_all()
         finally:
             is_over.append(True)
 

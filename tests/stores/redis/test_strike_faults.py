@@ -10,14 +10,14 @@ import pytest
 
 from slidegate import BanPolicy, Limiter, RateLimitMiddleware
 from slidegate.core import Event
-from slidegate.limiter import breaker, failover
+from slidegate.limiter import failover
 from slidegate.stores.redis import RedisStore
 
-from ...asgi import PEER, call, hello
+from ...asgi import call, hello
 from ...fault_proxy import FaultProxy
 from ...redis_servers import BOUND_S, RedisServer, needs_redis
 from .faults import Place
-from .stores import fresh_prefix, struck
+from .stores import fresh_prefix
 
 pytestmark = [needs_redis, pytest.mark.usefixtures("impatient")]
 
@@ -70,31 +70,6 @@ async def test_a_strike_that_bans_refuses_its_own_request_though_the_wire_is_cut
         assert await asyncio.gather(*asked) == [403] * CLIENTS
         async with site(server.url, on_error, prefix) as well:
             assert len([ban async for ban in well.bans()]) == CLIENTS, "all of them were banned in Redis"
-
-
-@pytest.mark.parametrize(("on_error", "status"), [("local", 200), ("allow", 200), ("deny", 503)])
-async def test_strikes_made_while_the_breaker_is_open_are_counted_once_when_redis_is_back(
-    on_error: failover.OnError, status: int, place: Place
-) -> None:
-    policy = BanPolicy("40/hour", "1h", name="guess", signals={"/trap": 1})
-    prefix = fresh_prefix()
-    looks_on = RedisStore(place.server.url, prefix=prefix)
-    async with site(place.url, on_error, prefix) as sick, site(place.server.url, on_error, prefix) as well:
-        app = RateLimitMiddleware(hello, limiter=sick, bans=policy)
-
-        assert (await call(app, "/")).status == 200
-        await place.proxy.refuse()
-        for _ in range(breaker.FAILURES_TO_OPEN):
-            await sick.hit("key", "3/hour")
-        assert [(await call(app, "/trap")).status for _ in range(7)] == [status] * 7, "nobody waits for Redis"
-        await place.proxy.accept()
-        async with asyncio.timeout(BOUND_S):
-            while await struck(looks_on) != {PEER: 7}:  # noqa: ASYNC110 - strikes are sent again by themselves
-                await asyncio.sleep(0.05)
-        await well.strike(PEER, policy)
-        await asyncio.sleep(0.6)
-        assert await struck(looks_on) == {PEER: 8}, "each counts once"
-    await looks_on.close()
 
 
 async def test_a_strike_that_bans_waits_for_its_ban_while_the_one_before_is_on_its_way(place: Place) -> None:

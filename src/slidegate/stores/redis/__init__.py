@@ -5,8 +5,8 @@ from __future__ import annotations
 try:
     from .store import RedisStore
 except ModuleNotFoundError as error:
-    if error.name not in ("hiredis", "redis"):
+    if error.name != "redis":
         raise
-    raise ImportError(f'RedisStore needs the package {error.name}: pip install "slidegate[redis]"') from error
+    raise ImportError('RedisStore needs the package redis: pip install "slidegate[redis]"') from error
 
 __all__ = ["RedisStore"]

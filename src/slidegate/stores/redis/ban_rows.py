@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from struct import Struct
-from struct import error as StructError
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from ...core.bans.ban import Ban
 from ...core.bans.strikes import StrikeRecord
-
-T = TypeVar("T")
-
-BAN_FIELD: Final = b"b"
 
 _END: Final = Struct("<q")
 _FOR_EVER: Final = -1
@@ -52,11 +47,6 @@ def unpack_ban(packed: bytes) -> Ban | None:
     return Ban(*json.loads(packed[_END.size :])) if packed else None
 
 
-def unpack_stored(packed: bytes | None) -> Ban | None:
-    """Unpack the hash field of a ban; None if it is missing or cannot be read."""
-    return unless_foreign_row(unpack_ban, packed or b"")
-
-
 def unpack_bans(packed: bytes) -> list[Ban]:
     """Unpack the bans of an answer, each preceded by its length."""
     bans, at = [], 0
@@ -87,14 +77,6 @@ def unpack_record(packed: bytes) -> StruckRecord | None:
         return None
     key, fields, heard = json.loads(packed[_END.size :])
     return StruckRecord(key, StrikeRecord(*fields), [(name, at_us) for name, at_us in heard])
-
-
-def unless_foreign_row(unpack: Callable[[bytes], T], packed: bytes) -> T | None:
-    """Unpack a row; None if another program wrote it."""
-    try:
-        return unpack(packed)
-    except (ValueError, TypeError, AttributeError, StructError):
-        return None
 
 
 def left_ms(end_us: int | None, now_us: int, slack_ms: int) -> int:

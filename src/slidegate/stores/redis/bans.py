@@ -1,6 +1,6 @@
 """The bans of a Redis store: the commands of users, the refusal of requests, and polling for changes.
 
-The ban of a key and its strikes are in the cluster slot of its windows, see ``lua/banned.lua``. The windows script
+The ban of a key is beside its windows, see ``lua/banned.lua``, and the windows script
 reads the bans of a request's keys when it decides the request. Strikes are counted by the rules of `core.bans` on rows
 that were read, and written back by compare-and-set; a worker that loses the race reads again.
 
@@ -8,13 +8,14 @@ The bans of networks are a short list. Every worker keeps a copy, polls its vers
 when the version has changed. A sorted set of all banned keys, by end, counts and lists the bans.
 
 The poll also returns the identity of the data, called its life. It changes when Redis has lost its data; a worker then
-reports how many bans it knew of.
+reports how many bans it knew of. The first poll also looks whether Redis evicts keys, and so limits and bans.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
@@ -31,19 +32,15 @@ from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
 from ...core.store import BanStore, Event
 from .ban_rows import (
-    BAN_FIELD,
     StruckRecord,
     left_ms,
     pack_ban,
     pack_record,
-    unless_foreign_row,
     unpack_ban,
     unpack_record,
-    unpack_stored,
 )
 from .clock import monotonic_us
-from .errors import sensible, unless_foreign
-from .requests import subjects_of
+from .errors import sensible
 from .strikes import KNOWN_US, Strike, StrikeSums, new_name
 
 if TYPE_CHECKING:
@@ -55,6 +52,9 @@ CHUNK: Final = 200
 """How many bans are read or written in one step, which blocks an event loop, or Redis, for about 2 ms."""
 TRIES: Final = 3
 """How often a strike is decided, if another worker changes the rows of its key each time."""
+_KEEPS: Final = "noeviction"
+_POLICY: Final = re.compile(r"^maxmemory_policy:([a-z-]+)", re.MULTILINE)
+_BOUNDED: Final = re.compile(r"^maxmemory:[1-9]", re.MULTILINE)
 
 
 class _Rows(NamedTuple):
@@ -106,11 +106,7 @@ class RedisBans(BanStore):
         self.version = b""
         self._count = 0
         self._life = b""
-
-    @property
-    def index_name(self) -> bytes:
-        """The name of the sorted set with all banned keys, by end."""
-        return self._names[1]
+        self._evicting = ""
 
     # -- commands of users ------------------------------------------------------------------------------------------
 
@@ -119,9 +115,8 @@ class RedisBans(BanStore):
         """Return the longest-lasting ban in force on any of `subjects`; None if there is none. Changes nothing."""
         await self.read_networks()
         keys = dict.fromkeys(subject for subject in subjects if isinstance(subject, str))
-        found = await asyncio.gather(*map(self._read, keys))
-        bans = [ban for rows in found if (ban := rows.ban()) is not None]
-        return longest([*bans, *self._of_networks(subjects, self._time.now_us())])
+        own = await self._of_keys([self._shared.packing.name_of(key) for key in keys])
+        return longest([*own, *self._of_networks(subjects, self._time.now_us())])
 
     async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
         """Count a strike; return the ban if it caused one.
@@ -169,7 +164,7 @@ class RedisBans(BanStore):
         """Ban a key manually, permanently if `length_us` is None; replaces a ban of the key."""
         now_us = await self._now_us()
         made = Ban(key, reason, by, 0, now_us, None if length_us is None else now_us + length_us)
-        await self._put(made)
+        await (self._put([made]) if made.network() is None else self._put_network(made))
         self._shared.tell((banned(made),))
         return made
 
@@ -177,10 +172,11 @@ class RedisBans(BanStore):
     async def unban(self, key: str, by: str) -> bool:
         """Lift the ban of exactly this key, and delete its strikes and levels; False if it had none of these."""
         unsent = self._sums.forget(key)
-        _, own, remembered = await self._batcher().command(b"forget", self._names_of(key))
-        now_us, network = await self._batcher().command(b"lift", self._names, [key.encode(), os.urandom(8)])
+        keys = [*self._names, *self._names_of(key)]
+        answer = await self._batcher().command(b"unban", keys, [key.encode(), os.urandom(8)])
+        now_us, own, network, remembered = answer
         ban = longest([one for one in map(unpack_ban, (own, network)) if one is not None and not one.is_over(now_us)])
-        self._shared.refusals.clear()
+        self._shared.refusals.change_all()
         if network:
             await self.read_networks()
         if ban is not None:
@@ -190,17 +186,13 @@ class RedisBans(BanStore):
     @sensible
     async def active(self) -> list[Ban]:
         """Return the bans in force."""
-        batcher = self._batcher()
         await self.read_networks()
         now_us = await self._now_us()
-        keys = await batcher.ask(b"ZRANGEBYSCORE", self.index_name, b"(%d" % now_us, b"+inf")
         found = {ban.key: ban for ban in self.networks.bans.values() if not ban.is_over(now_us)}
+        _, keys = await self._batcher().command(b"keys", self._names)
         async for some in in_steps(keys):
-            names = [self._shared.packing.name_of(key.decode(errors="replace")) for key in some]
-            rows = (unless_foreign(batcher.ask_about(name, b"HGET", name, BAN_FIELD)) for name in names)
-            for ban in map(unpack_stored, await asyncio.gather(*rows)):
-                if ban is not None and not ban.is_over(now_us):
-                    found[ban.key] = ban
+            names = [self._shared.packing.name_of(key.decode()) for key in some]
+            found.update((ban.key, ban) for ban in await self._of_keys(names))
         return list(found.values())
 
     def count(self) -> int:
@@ -220,9 +212,9 @@ class RedisBans(BanStore):
         longer = [ban for ban in bans if ban.key not in known or lasts_longer(ban, known[ban.key])]
         for ban in longer:
             if ban.network() is not None:  # raises if there are too many
-                await self._put(ban)
+                await self._put_network(ban)
         async for some in in_steps([ban for ban in longer if ban.network() is None]):
-            await asyncio.gather(*map(self._put, some))
+            await self._put(some)
         return len(bans)
 
     # -- refusals of requests ---------------------------------------------------------------------------------------
@@ -230,25 +222,28 @@ class RedisBans(BanStore):
     def refused_by_network(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the refusal of a question by a network ban that this worker knows; None if there is none."""
         now_us = self._time.now_us()
-        ban = longest(self._of_networks(subjects_of(checks, subjects), now_us))
+        ban = longest(self._of_networks(subjects, now_us))
         return None if ban is None else refused_by_ban(ban, now_us, checks)
 
     # -- news --------------------------------------------------------------------------------------------------------
 
     @sensible
-    async def hear(self, ask: Ask | None = None) -> None:
+    async def hear(self, ask: Ask) -> None:
         """Poll for changes: the number of bans, the bans of networks, and the identity of the data.
 
         Args:
-            ask: Sends the commands; by default the batcher of the running event loop.
+            ask: Sends the commands, outside the queue of requests.
 
         Raises:
             StoreUnavailable: The store is read-only, and Redis has no slidegate data.
         """
         begins = b"" if self._shared.read_only else os.urandom(8).hex().encode()
-        _, count, version, life = await self._batcher().command(b"news", self._names, [begins], ask)
+        is_first = not self._life
+        _, count, version, life, memory = await ask(b"news", self._names, [begins, int(is_first)])
         if self._shared.read_only and not life:
             raise StoreUnavailable(f"redis: no slidegate data under {self._names[0].decode()}")
+        if is_first:
+            self._tell_eviction(memory.decode(errors="replace"))
         known, self._count = self._count, count
         before, self._life = self._life, life
         if before not in (b"", life):
@@ -257,13 +252,23 @@ class RedisBans(BanStore):
         if version != self.version:
             await self.read_networks(ask)
 
+    def _tell_eviction(self, memory: str) -> None:
+        """Emit an event if Redis evicts keys when it is full; if the user may not run INFO, nothing is known."""
+        found = _POLICY.search(memory)
+        if found is None or found[1] in (_KEEPS, self._evicting) or not _BOUNDED.search(memory):
+            return
+        self._evicting = found[1]
+        evicts = f"Redis evicts keys when it is full (maxmemory-policy {found[1]})"
+        message = f"{evicts}, so limits and bans are lost; set maxmemory-policy {_KEEPS}"
+        self._shared.tell((Event("store_evicts", message, {"policy": found[1]}),))
+
     @sensible
     async def read_networks(self, ask: Ask | None = None) -> None:
-        """Read the bans of networks; `ask` as for `hear`."""
-        _, version, fields = await self._batcher().command(b"networks", self._names, ask=ask)
-        bans = [unless_foreign_row(unpack_ban, row) for row in fields[1::2]]
-        self.networks, self.version = BannedNetworks(ban for ban in bans if ban is not None), version
-        self._shared.refusals.bans.clear()
+        """Read the bans of networks; `ask` as for `hear`, by default through the queue."""
+        _, version, rows = await (ask or self._batcher().command)(b"networks", self._names)
+        bans = [ban for row in rows if (ban := unpack_ban(row)) is not None]
+        self.networks, self.version = BannedNetworks(bans), version
+        self._shared.refusals.change_all()
 
     # -- commands for Redis ------------------------------------------------------------------------------------------
 
@@ -307,35 +312,41 @@ class RedisBans(BanStore):
     def _names_of(self, key: str) -> tuple[bytes, bytes]:
         return self._shared.packing.name_of(key), self._shared.packing.strikes_name(key)
 
-    async def _put(self, ban: Ban) -> None:
-        """Store a ban; replaces one of the same key."""
-        await self._note(ban)
-        row, lives_ms = pack_ban(ban), left_ms(ban.until_us, self._time.now_us(), self._time.slack_ms)
-        if ban.network() is None:
-            await self._batcher().command(b"put", self._names_of(ban.key), [row, lives_ms])
-            return
-        asked: list[bytes | int] = [ban.key.encode(), row, lives_ms, MAX_NETWORKS, os.urandom(8)]
-        _, written = await self._batcher().command(b"ban_network", self._names, asked)
+    async def _put(self, bans: Sequence[Ban]) -> None:
+        """Store bans of keys in one call; each replaces one of the same key."""
+        keys, args, now_us = [*self._names], list[bytes | int](), self._time.now_us()
+        for ban in bans:
+            keys.append(self._shared.packing.name_of(ban.key))
+            left = left_ms(ban.until_us, now_us, self._time.slack_ms)
+            args += [ban.key.encode(), _end_of(ban), pack_ban(ban), left]
+        _, self._count = await self._batcher().command(b"put", keys, args)
+
+    async def _put_network(self, ban: Ban) -> None:
+        """Store the ban of a network; replaces one of the same key."""
+        left = left_ms(ban.until_us, self._time.now_us(), self._time.slack_ms)
+        args = [ban.key.encode(), _end_of(ban), pack_ban(ban), left, MAX_NETWORKS, os.urandom(8)]
+        keys = [*self._names, self._shared.packing.name_of(ban.key)]
+        _, written = await self._batcher().command(b"ban_network", keys, args)
         if not written:
-            await self._batcher().ask(b"ZREM", self.index_name, ban.key.encode())
             raise too_many_networks(ban.key)
-        await self._batcher().command(b"put", self._names_of(ban.key), [b"", 0])
         await self.read_networks()
+
+    async def _of_keys(self, names: Sequence[bytes]) -> list[Ban]:
+        """Return the bans in force of the keys with these hashes, read in one call."""
+        if not names:
+            return []
+        _, rows = await self._batcher().command(b"bans", names)
+        return [ban for row in rows if (ban := unpack_ban(row)) is not None]
 
     async def _has_room(self, ban: Ban) -> bool:
         """Add an automatic ban to the index; if there are too many, remove it again and return False."""
-        if await self._note(ban) <= self._shared.max_bans:
+        _, self._count = await self._batcher().command(b"note", self._names, [ban.key.encode(), _end_of(ban)])
+        if self._count <= self._shared.max_bans:
             return True
-        await self._batcher().ask(b"ZREM", self.index_name, ban.key.encode())
+        await self._batcher().command(b"drop", self._names, [ban.key.encode()])
         if self._throttle.left_out("bans_full", monotonic_us()) is not None:
             self._shared.tell((bans_full(self._shared.max_bans, ban.key),))
         return False
-
-    async def _note(self, ban: Ban) -> int:
-        """Add the key and the end of a ban to the index; return the number of bans."""
-        end: bytes | int = b"+inf" if ban.until_us is None else ban.until_us
-        _, self._count = await self._batcher().command(b"note", self._names, [ban.key.encode(), end])
-        return self._count
 
     async def _now_us(self) -> int:
         now_us, self._count = await self._batcher().command(b"note", self._names)
@@ -352,6 +363,11 @@ class RedisBans(BanStore):
             elif one in networks.bans:
                 found.append(networks.bans[one])
         return [ban for ban in found if not ban.is_over(now_us)]
+
+
+def _end_of(ban: Ban) -> bytes | int:
+    """Return the end of a ban in the index."""
+    return b"+inf" if ban.until_us is None else ban.until_us
 
 
 async def in_steps(many: Iterable[T], step: int = CHUNK) -> AsyncIterator[list[T]]:

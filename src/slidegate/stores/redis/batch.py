@@ -1,58 +1,52 @@
-"""Batching of requests to Redis.
+"""Batching of requests to Redis: one script call for all that ask in one iteration of an event loop.
 
-Each event loop has a batcher with its own connection. The requests of one loop iteration are sent together at its end,
-in calls of at most `MAX_IN_CALL`. While `max_calls` calls are unanswered, requests are queued; when the queue is full,
-they fail. A request that is cancelled before it is sent is dropped; after that it is charged nevertheless.
+Each event loop has a batcher and its own client of redis-py. At most `MAX_SENDERS` tasks send what is queued, each over
+one connection and one call after another; when the queue is full, further requests fail. A request that is cancelled
+before it is sent is dropped; a hit that is admitted when nobody awaits it any more is refunded.
 
-A connection that was lost, or could not be opened, is opened by the next request; the limiter's circuit breaker decides
-when that is. An attempt to connect continues when the request that started it is cancelled, so that the next request
-finds the connection open.
-
-`ServerBatcher` sends to one server. A cluster has one for each node, behind a `ClusterBatcher`; see `cluster`.
+A sender goes on when the request that it serves is cancelled, so that the next one finds the connection open; the
+limiter's circuit breaker decides when that is.
 """
 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import getrandbits
 from struct import Struct
-from struct import error as StructError
-from time import monotonic
+from time import monotonic, monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from hiredis import HiredisError
+from redis.asyncio import Redis, RedisCluster
+from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError, ReadOnlyError, ResponseError
 
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.reservation import Reservation
 from ...core.store import Event
-from .clock import ServerClock, StoreTime
-from .errors import CLOSED, SICK, refusal, store_error, unexpected
-from .link import Connection, pack_command
-from .refusals import RefusalCache
-from .requests import Question, Request
-from .script import BANS_SCRIPT, WINDOWS_SCRIPT, Packing
-from .server import Server
+from .clock import StoreTime
+from .errors import CLOSED, NONSENSE, SICK, store_error, unexpected
+from .refusals import Refusals
+from .requests import Call, Request
+from .script import BANS_SCRIPT, WINDOWS_SCRIPT, Packing, Script
+from .urls import Client
 
 if TYPE_CHECKING:
     from .bans import RedisBans
     from .permits import Renewals
 
 Ask: TypeAlias = Callable[..., Awaitable[Any]]
-"""Sends a command, and returns its answer."""
+"""Runs a command of ``lua/bans.lua``, see `Batcher.command`."""
 
 _HEAD: Final = Struct("<qII")
 _TIME: Final = Struct("<q")
-
 NEWS_S: Final = 1.0
 """How often to poll for changes: the bans of networks, and the identity of the data."""
 MAX_IN_CALL: Final = 64
-"""A request takes the server about 5 us, and a call blocks its other clients."""
-SCAN_PART: Final = 500
+"""A request takes the server about 13 us, and a call blocks its other clients."""
+MAX_SENDERS: Final = 4
 
 
 @dataclass
@@ -60,7 +54,7 @@ class Shared:
     """The parts of a store that depend on each other.
 
     Attributes:
-        server: Opens connections.
+        open_client: Returns a client of redis-py for an event loop.
         max_waiting: The most requests in a queue.
         max_bans: The most bans in force.
         read_only: Whether to write nothing where Redis has no slidegate data.
@@ -69,13 +63,14 @@ class Shared:
         packing: Packs requests.
         batcher: Returns the batcher of the running event loop.
         hand_back: Refunds reservations without waiting.
+        refusals: The known refusals.
         bans: The bans of the store.
-        refusals: The cached refusals.
         renewals: Holds and renews permits.
         late: Called with the microseconds of each answer that nobody awaits any more.
+        sends_source: Whether the server forbids EVALSHA, so that each call carries its script.
     """
 
-    server: Server
+    open_client: Callable[[], Client]
     max_waiting: int
     max_bans: int
     read_only: bool
@@ -84,30 +79,14 @@ class Shared:
     packing: Packing
     batcher: Callable[[], Batcher]
     hand_back: Callable[[Sequence[Reservation]], object]
-    refusals: RefusalCache
+    refusals: Refusals
     bans: RedisBans = field(init=False)
     renewals: Renewals = field(init=False)
     late: list[Callable[[int], None]] = field(default_factory=list)
-
-    def tell_late(self, took_us: int) -> None:
-        """Report how long an answer took that nobody awaits any more."""
-        for took in self.late:
-            took(took_us)
+    sends_source: bool = False
 
 
-def fail(requests: Sequence[Request], error: StoreError) -> None:
-    """Raise an error in the tasks that still await these requests."""
-    for request in requests:
-        if not request.future.done():
-            request.future.set_exception(error)
-
-
-def fail_unpacked(requests: Sequence[Request], error: Exception) -> None:
-    """Raise the error of packing these requests in the tasks that await them."""
-    fail(requests, StoreUnavailable(f"redis: a request cannot be sent: {error!r}", concerns="key"))
-
-
-class Batcher(ABC):
+class Batcher:
     """The queued requests of one event loop, and the tasks that send them.
 
     Args:
@@ -118,381 +97,238 @@ class Batcher(ABC):
     def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
         self.loop = loop
         self._shared = shared
-        self._line: deque[Request] = deque()
-        self._scheduled = False
-        self._closed = False
-        self._news_from_s = float("-inf")
-        self._opening: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._client: Any = shared.open_client()
+        self._queue: deque[Request | Call] = deque()
+        self._scheduled = self._closed = False
+        self._idle: list[asyncio.Future[None]] = []
+        self._senders: set[asyncio.Task[None]] = set()
+        self._hearing = asyncio.Lock()
+        self._has_heard = False
+        self._news_s = 0.0
 
-    @property
-    @abstractmethod
-    def _is_ready(self) -> bool:
-        """Whether requests can be sent."""
-
-    @abstractmethod
-    def _go(self) -> None:
-        """Send the queued requests."""
-
-    @abstractmethod
-    async def _get_ready(self) -> None:
-        """Connect, or learn the nodes of the cluster."""
-
-    @abstractmethod
-    def _invalidate(self, error: StoreError) -> None:
-        """Answer nothing until `_get_ready` has run again."""
-
-    @abstractmethod
-    async def ask_about(self, name: bytes, *command: bytes | int) -> Any:
-        """Send one command, outside the batches, to the server with the slot of `name`; return its answer.
-
-        Raises:
-            StoreError: No answer came, or it is an error.
-        """
-
-    @abstractmethod
-    async def servers(self) -> Sequence[Connection]:
-        """Return a connection to each server.
-
-        Raises:
-            StoreError: One cannot be reached.
-        """
-
-    async def names(self, start: bytes, step: int) -> AsyncIterator[list[bytes]]:
-        """Yield the keys with a tag after `start`, at most `step` at a time; SCAN may return a key twice.
-
-        Raises:
-            StoreError: Redis cannot be reached, or answers with an error.
-        """
-        pattern = start + b"{*"
-        for connection in await self.servers():
-            cursor: bytes | None = b"0"
-            while cursor is not None:
-                cursor, found = await connection.ask(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCAN_PART)
-                if not all(isinstance(name, bytes) for name in found):
-                    raise unexpected(connection.name, found)
-                for first in range(0, len(found), step):
-                    yield found[first : first + step]
-                cursor = None if cursor == b"0" else cursor
-
-    async def ask(self, *command: bytes | int) -> Any:
-        """Send a command about keys in the slot of `Packing.meta`, as `ask_about` does."""
-        return await self.ask_about(self._shared.packing.meta, *command)
-
-    def add(self, request: Request) -> None:
+    def add(self, request: Request | Call) -> None:
         """Queue a request to be sent at the end of this loop iteration; fail it if the queue is full or closed."""
-        line = self._line
-        if self._closed or len(line) >= self._shared.max_waiting:
-            why = CLOSED if self._closed else f"redis: {len(line)} requests are already queued"
-            fail((request,), StoreUnavailable(why))
+        if self._closed or len(self._queue) >= self._shared.max_waiting:
+            why = CLOSED if self._closed else f"redis: {len(self._queue)} requests are already queued"
+            _fail((request,), StoreUnavailable(why))
             return
-        line.append(request)
+        self._queue.append(request)
         if not self._scheduled:
             self._scheduled = True
             self.loop.call_soon(self._go)
 
-    async def command(
-        self, name: bytes, keys: Sequence[bytes], args: Sequence[bytes | int] = (), ask: Ask | None = None
-    ) -> list[Any]:
-        """Run a command of ``lua/bans.lua``, outside the batches; return the server's time and the rest of its answer.
+    async def command(self, name: bytes, keys: Sequence[bytes], args: Sequence[bytes | int] = ()) -> list[Any]:
+        """Run a command of ``lua/bans.lua`` in a call of its own; return the server's time and the rest of its answer.
 
         Args:
             name: The command.
             keys: Its KEYS.
             args: Its arguments.
-            ask: Sends it; by default to the server with the slot of the first key.
 
         Raises:
             StoreError: No answer came, or it is an error.
         """
-        ask, time = ask or partial(self.ask_about, keys[0]), self._shared.time
-        packed = (len(keys), *keys, name, time.for_script(), *args)
-        try:
-            answer = await ask(b"EVALSHA", BANS_SCRIPT.name, *packed)
-        except StoreUnavailable as error:
-            if "NOSCRIPT" not in str(error):
-                raise
-            answer = await ask(b"EVAL", BANS_SCRIPT.source, *packed)
-        (now_us,) = _TIME.unpack(answer[0])
-        time.saw(now_us)
-        return [now_us, *answer[1:]]
+        call = Call(self.loop.create_future(), name, keys, args)
+        self.add(call)
+        return await call.future
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the connections; waiting tasks get an error."""
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        fail(self._taken(), StoreUnavailable(CLOSED))
+        for sender in self._senders:
+            sender.cancel()
+        _fail(self._queue, StoreUnavailable(CLOSED))
+        self._queue.clear()
+        await asyncio.gather(*self._senders, return_exceptions=True)
 
-    # -- getting ready -----------------------------------------------------------------------------------------------
-
-    async def ready(self) -> None:
-        """Wait until requests can be sent.
-
-        Raises:
-            StoreError: The server or the cluster cannot be reached.
-        """
-        while not self._is_ready:
-            await self.settled(self._open())
-
-    def opening(self) -> asyncio.Task[None] | None:
-        """Return the task that connects and reads the bans of networks; None if requests can be sent."""
-        return None if self._is_ready else self._open()
-
-    async def settled(self, task: asyncio.Task[Any]) -> None:
-        """Wait for a shared task without cancelling it; if it was cancelled itself, raise StoreUnavailable."""
-        assert task is not asyncio.current_task(), "a task that awaits itself never ends"
-        await asyncio.wait((task,))
-        if task.cancelled():
-            raise StoreUnavailable(CLOSED)
-        task.result()
-
-    def _open(self) -> asyncio.Task[None]:
-        if self._opening is None:
-            self._opening = self._start(self._try())
-        return self._opening
-
-    async def _try(self) -> None:
-        try:
-            await self._get_ready()
-            self.loop.call_soon(self._go)
-        except Exception as error:
-            failed = store_error(error)
-            self._fail_line(failed)
-            if failed is error:  # an exception cannot be its own cause
-                raise
-            raise failed from error
-        finally:
-            self._opening = None
-
-    async def _begin(self, ask: Ask) -> None:
-        """Poll before the first answer: read the banned networks, and raise if a read-only store has no data."""
-        self._news_from_s = monotonic() + NEWS_S
-        await self._shared.bans.hear(ask)
-
-    def _poll_when_due(self) -> None:
-        """Poll for changes in a task, at most once in `NEWS_S`."""
-        if monotonic() >= self._news_from_s:
-            self._news_from_s = monotonic() + NEWS_S
-            self._start(self._poll())
-
-    async def _poll(self) -> None:
-        try:
-            await self._shared.bans.hear()
-        except StoreError as error:
-            self._poll_failed(error)
-
-    def _poll_failed(self, error: StoreError) -> None:
-        """Handle a poll that failed."""
-        if self._shared.read_only:  # the data may be gone
-            self._invalidate(error)
-
-    def _fail_line(self, error: StoreError) -> None:
-        """Handle the queued requests after `_get_ready` has failed."""
-        fail(self._taken(), error)
-
-    def _taken(self) -> list[Request]:
-        """Empty the queue, and return its requests."""
-        requests = list(self._line)
-        self._line.clear()
-        return requests
-
-    # -- tasks -------------------------------------------------------------------------------------------------------
-
-    def _carry(self, requests: Sequence[Request], work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine for requests that are not in the queue. They fail if it fails or is cancelled."""
-
-        def ended(task: asyncio.Task[None]) -> None:
-            error = StoreUnavailable(CLOSED) if task.cancelled() else task.exception()
-            if error is not None:
-                fail(requests, store_error(error))
-
-        self._start(work).add_done_callback(ended)
-
-    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        if self._closed:
-            work.close()
-            raise StoreUnavailable(CLOSED)
-        task = self.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, StoreError):  # waiters have raised a StoreError
-            self.loop.call_exception_handler({"message": "slidegate: a batcher to Redis failed", "exception": error})
-
-
-class ServerBatcher(Batcher):
-    """The requests of one event loop to one server.
-
-    Attributes:
-        max_calls: The most calls in flight.
-    """
-
-    max_calls = 16
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
-        super().__init__(loop, shared)
-        self._calls = 0
-        self._connection: Connection | None = None
-        self._clock = ServerClock()
-
-    @property
-    def _is_ready(self) -> bool:
-        return self._connection is not None and self._connection.open
-
-    async def ask_about(self, name: bytes, *command: bytes | int) -> Any:
-        """See `Batcher.ask_about`."""
-        return await (await self.reached()).ask(*command)
-
-    async def servers(self) -> Sequence[Connection]:
-        """See `Batcher.servers`."""
-        return (await self.reached(),)
-
-    def close(self) -> None:
-        """See `Batcher.close`."""
-        super().close()
-        self._invalidate(StoreUnavailable(CLOSED))
-
-    async def reached(self) -> Connection:
-        """Return the connection, opening it if necessary.
-
-        Raises:
-            StoreError: It cannot be opened.
-        """
-        await self.ready()
-        assert self._connection is not None, "ready() has returned"
-        return self._connection
+    # -- senders -----------------------------------------------------------------------------------------------------
 
     def _go(self) -> None:
+        """Let another sender send what is queued."""
         self._scheduled = False
-        connection, line = self._connection, self._line
-        if connection is None or not connection.open:
-            if line:
-                self._open()
+        if self._closed:
             return
-        self._poll_when_due()
-        while line and self._calls < self.max_calls:
-            requests: list[Request] = []
-            while line and len(requests) < MAX_IN_CALL:
-                request = line.popleft()
-                if not request.future.done():
-                    requests.append(request)
-            for some in self._groups(requests):
-                self.call(connection, some)
+        if self._idle:
+            self._idle.pop().set_result(None)
+        elif len(self._senders) < MAX_SENDERS:
+            sender = self.loop.create_task(self._send())
+            self._senders.add(sender)
+            sender.add_done_callback(self._senders.discard)
 
-    def _groups(self, requests: Sequence[Request]) -> Iterable[Sequence[Request]]:
-        """Return the requests of each call."""
-        return (requests,) if requests else ()
+    async def _send(self) -> None:
+        """Send what is queued until the store is closed or the event loop ends.
 
-    def call(self, connection: Connection, requests: Sequence[Request], how: bytes = b"EVALSHA") -> None:
-        """Write a script call.
-
-        Args:
-            connection: The connection.
-            requests: The requests of the call.
-            how: The command that runs the script.
+        It is sent over one connection of redis-py, or by its client for a cluster.
         """
-        done = partial(self._answered, connection, requests, monotonic())
-        script = WINDOWS_SCRIPT
-        what = script.name if how == b"EVALSHA" else script.source
+        line: Any = self._client
+        if isinstance(line, Redis):
+            line = self._client.connection_pool.make_connection()
+        task = asyncio.current_task()
+        assert task is not None
         try:
-            names = dict[bytes, int]()
-            packed = b"".join([request.pack(names) for request in requests])
-            head = _HEAD.pack(self._shared.time.for_script(), getrandbits(32), self._shared.time.slack_ms)
-            command = pack_command(how, what, len(names), *names, head, packed)
-        except Exception as error:  # from packing one request: send each by itself, so that only that one fails
-            if len(requests) > 1:
-                for request in requests:
-                    self.call(connection, (request,), how)
-            else:
-                fail_unpacked(requests, error)
-            return
-        self._calls += 1
-        connection.send(done, command)
+            while not task.cancelling():  # asyncio may lose the exception of a cancellation, see `wait_for` in 3.11
+                if self._queue:
+                    await self._serve(line, self._taken())
+                else:
+                    idle = self.loop.create_future()
+                    self._idle.append(idle)
+                    await idle
+        finally:
+            await (line.aclose() if isinstance(line, RedisCluster) else line.disconnect(nowait=True))
 
-    def _answered(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
-        self._calls -= 1
-        if isinstance(answer, StoreError):
-            fail(requests, answer)
-        elif isinstance(answer, HiredisError):
-            self._refused(connection, requests, str(answer))
-        else:
-            if all(request.future.done() for request in requests):
-                self._shared.tell_late(int((monotonic() - sent_s) * 1_000_000))
-            self._deliver(connection, requests, sent_s, answer)
-        if self._line and not self._scheduled:
+    def _taken(self) -> list[Request | Call]:
+        """Take the requests of the next call from the queue; let another sender send the rest."""
+        queue = self._queue
+        taken = [queue.popleft()]
+        if not isinstance(taken[0], Call):
+            while queue and len(taken) < MAX_IN_CALL and not isinstance(queue[0], Call):
+                taken.append(queue.popleft())
+        if queue:
             self._go()
+        return [request for request in taken if not request.future.done()]
 
-    def _deliver(self, connection: Connection, requests: Sequence[Request], sent_s: float, answer: Any) -> None:
-        """Deliver the answers of a call to the tasks that await them."""
+    async def _serve(self, line: Any, requests: Sequence[Request | Call]) -> None:
+        """Send requests, and give each its answer or an error."""
         try:
-            time, *parts = answer
-            (now_us,) = _TIME.unpack(time)
-            if len(parts) != len(requests):
-                raise ValueError
-        except (TypeError, ValueError, LookupError, StructError):
-            # Later answers of this server cannot be trusted either.
-            error = unexpected(connection.name, answer)
-            fail(requests, error)
-            connection.close(error)
+            if requests:
+                await self._hear_first(line)
+            if requests and isinstance(call := requests[0], Call):
+                answer = await self._run(line, call.name, call.keys, call.args)
+                if not call.future.done():
+                    call.future.set_result(answer)
+            elif requests:
+                await self._ask(line, [request for request in requests if not isinstance(request, Call)])
+        except BaseException as error:
+            is_error = isinstance(error, Exception) and not self._closed
+            _fail(requests, store_error(error) if is_error else StoreUnavailable(CLOSED))
+            if not isinstance(error, Exception):
+                raise
+        if self._has_heard and monotonic() >= self._news_s:
+            await self._hear_again(line)
+
+    # -- news --------------------------------------------------------------------------------------------------------
+
+    async def _hear_first(self, line: Any) -> None:
+        """Read the bans of networks before the first answer."""
+        if not self._has_heard:
+            async with self._hearing:
+                if not self._has_heard:
+                    await self._shared.bans.hear(partial(self._run, line))
+                    self._has_heard, self._news_s = True, monotonic() + NEWS_S
+
+    async def _hear_again(self, line: Any) -> None:
+        """Poll for changes. If that fails, the known bans stay in force; a store that only reads asks again first."""
+        self._news_s = monotonic() + NEWS_S
+        try:
+            await self._shared.bans.hear(partial(self._run, line))
+        except StoreError:
+            self._has_heard = not self._shared.read_only
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    async def _ask(self, line: Any, requests: Sequence[Request]) -> None:
+        """Make one script call, and deliver its answers."""
+        requests = [request for request in requests if not request.future.done()]
+        if not requests:
             return
-        sent_us = int(sent_s * 1_000_000)
+        names, sent_ns = dict[bytes, int](), monotonic_ns()
+        try:
+            packed = b"".join([request.pack(names) for request in requests])
+        except Exception as error:  # from packing one request: send each by itself, so that only that one fails
+            if len(requests) == 1:
+                _fail(requests, StoreUnavailable(f"redis: a request cannot be sent: {error!r}", concerns="key"))
+            else:
+                for request in requests:
+                    await self._ask(line, (request,))
+            return
+        time = self._shared.time
+        head = _HEAD.pack(time.for_script(), getrandbits(32), time.slack_ms)
+        now_us, *answers = await self._eval(line, WINDOWS_SCRIPT, [*names] or [self._shared.packing.meta], head, packed)
+        if len(answers) != len(requests):
+            raise unexpected(answers)
+        if all(request.future.done() for request in requests):
+            for took in self._shared.late:
+                took((monotonic_ns() - sent_ns) // 1_000)
+        sick = [_deliver(request, answer, now_us, sent_ns) for request, answer in zip(requests, answers, strict=True)]
+        if any(sick):
+            await _reconnect(line)
+
+    async def _run(self, line: Any, name: bytes, keys: Sequence[bytes], args: Sequence[bytes | int] = ()) -> Any:
+        """Do what `command` does, over one connection."""
+        return await self._eval(line, BANS_SCRIPT, keys, name, self._shared.time.for_script(), *args)
+
+    async def _eval(self, line: Any, script: Script, keys: Sequence[bytes], *args: bytes | int) -> list[Any]:
+        """Run a script; return the server's time in microseconds, and the rest of its answer."""
+        try:
+            answer = await self._evalsha(line, script, len(keys), *keys, *args)
+            (now_us,) = _TIME.unpack(answer[0])
+        except (ReadOnlyError, AuthenticationError, NoPermissionError):
+            await _reconnect(line)
+            raise
+        except NONSENSE:
+            raise unexpected(answer) from None
         self._shared.time.saw(now_us)
-        if self._shared.time.is_real and (step_us := self._clock.saw(now_us, sent_us)):
-            self._tell_step(connection, step_us)
-        for request, part in zip(requests, parts, strict=True):
-            future = request.future
-            if not future.done():
-                try:
-                    future.set_result(request.answered(part, now_us, sent_us))
-                except StoreError as error:
-                    future.set_exception(error)
-                    if any(word in str(error) for word in SICK):
-                        connection.close(error)
-                except Exception:  # a malformed answer fails one request, and not the rest of the call
-                    future.set_exception(unexpected(connection.name, part))
-            elif isinstance(request, Question):
-                request.missed(part, now_us)
+        return [now_us, *answer[1:]]
 
-    def _tell_step(self, connection: Connection, step_us: int) -> None:
-        """Drop what was cached by the time of a server whose clock was set, and emit an event."""
-        self._shared.refusals.clear()
-        way = "forward, so windows opened early" if step_us > 0 else "back"
-        message = f"redis: the clock of {connection.name} was set {abs(step_us) / 1_000_000:.1f} s {way}"
-        self._shared.tell((Event("clock_stepped", message, {"server": connection.name, "step_us": step_us}),))
-
-    def _refused(self, connection: Connection, requests: Sequence[Request], error: str) -> None:
-        """Handle an error that Redis returned instead of running the script."""
-        if error.startswith("NOSCRIPT"):
-            self.call(connection, requests, b"EVAL")
-            return
-        fail(requests, refusal(connection.name, error))
-        if error.startswith(SICK):
-            connection.close(refusal(connection.name, error))
-
-    # -- the connection ----------------------------------------------------------------------------------------------
-
-    async def _get_ready(self) -> None:
-        connection = await self._connect()
-        with connection.closed_on_error():
-            # Close it when the loop ends: that cancels this task, even before its first step.
-            guard = self._start(_until_lost(connection))
-            guard.add_done_callback(lambda _: connection.close(StoreUnavailable("redis: the event loop has ended")))
-            # Concurrently, because the deadline of the request that started this includes it.
-            await asyncio.gather(self._shared.server.prepare(connection), self._begin(connection.ask))
-        self._connection, self._clock = connection, ServerClock()
-
-    async def _connect(self) -> Connection:
-        return await self._shared.server.open()
-
-    def _invalidate(self, error: StoreError) -> None:
-        if self._connection is not None:
-            self._connection.close(error)
+    async def _evalsha(self, line: Any, script: Script, *args: bytes | int) -> Any:
+        """Run a script by its digest; by its source if the server does not know it, or forbids EVALSHA."""
+        shared, forbidden = self._shared, False
+        if not shared.sends_source:
+            try:
+                return await _execute(line, "EVALSHA", script.name, *args)
+            except NoScriptError:
+                pass
+            except ResponseError as error:
+                if "evalsha" not in str(error).lower():
+                    raise
+                forbidden = True
+        answer = await _execute(line, "EVAL", script.source, *args)
+        if forbidden and not shared.sends_source:
+            shared.sends_source = True
+            message = (
+                f"redis: the server forbids EVALSHA, so each call carries its script, {len(script.source)} bytes more"
+            )
+            shared.tell((Event("scripts_sent", message, {"bytes": len(script.source)}),))
+        return answer
 
 
-async def _until_lost(connection: Connection) -> None:
-    await connection.lost
+def _deliver(request: Request, answer: bytes, now_us: int, sent_ns: int) -> bool:
+    """Give a request its answer; return whether that is an error after which a new connection may help."""
+    error: StoreError | None = None
+    try:
+        if request.future.done():
+            request.missed(answer, now_us)
+        else:
+            request.future.set_result(request.answered(answer, now_us, sent_ns))
+    except StoreError as failed:
+        error = failed
+    except Exception:  # a malformed answer fails one request, and not the rest of the call
+        error = unexpected(answer)
+    if error is None:
+        return False
+    _fail((request,), error)
+    return any(word in str(error) for word in SICK)
+
+
+async def _reconnect(line: Any) -> None:
+    """Close a connection; the next one may lead to a healthy server, or to one that accepts the credentials.
+
+    A cluster needs no help: a node that is no master redirects.
+    """
+    if not isinstance(line, RedisCluster):
+        await line.disconnect(nowait=True)
+
+
+async def _execute(line: Any, *command: bytes | int | str) -> Any:
+    """Send a command over a connection, or to the node of a cluster that has its keys; return the answer."""
+    if isinstance(line, RedisCluster):
+        return await line.execute_command(*command)
+    await line.send_command(*command)
+    return await line.read_response()
+
+
+def _fail(requests: Sequence[Request | Call] | deque[Request | Call], error: StoreError) -> None:
+    """Raise an error in the tasks that still await these requests."""
+    for request in requests:
+        if not request.future.done():
+            request.future.set_exception(error)

@@ -1,4 +1,4 @@
-"""The time of a Redis store, estimated locally between answers, and the detection of clock steps on a server."""
+"""The time of a Redis store, estimated locally between answers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Final
 from ...core.store import Clock
 from ..system_clock import system_us
 
-STEP_US: Final = 1_000_000
-"""A clock difference too large to be explained by network delays."""
 SLACK_MS: Final = 1_000
 """How much longer than its contents a key lives, so that not every hit has to extend its TTL."""
 TEST_SLACK_MS: Final = 86_400_000
@@ -54,30 +52,3 @@ class StoreTime:
         """Record the server's time, in an answer received now."""
         if self.is_real:
             self._ahead_us = now_us - monotonic_us()
-
-
-class ServerClock:
-    """The clock of one server.
-
-    An answer contains the server's time, read between the sending of the request and the receipt of the answer. So the
-    offset of the server's clock is at least that time minus the receipt, and at most that time minus the sending.
-    """
-
-    __slots__ = ("_least_ahead_us", "_most_ahead_us")
-
-    def __init__(self) -> None:
-        self._least_ahead_us = self._most_ahead_us = 0
-
-    def saw(self, now_us: int, sent_us: int) -> int:
-        """Record the server's time, in an answer to a request that was sent at `sent_us` (monotonic).
-
-        Returns:
-            The step of the server's clock since the last answer, in microseconds; 0 if there was none.
-        """
-        least_us, most_us = now_us - monotonic_us(), now_us - sent_us
-        forward_us, back_us = least_us - self._most_ahead_us, self._least_ahead_us - most_us
-        is_first = not self._most_ahead_us
-        self._least_ahead_us, self._most_ahead_us = least_us, most_us
-        if is_first:
-            return 0
-        return forward_us if forward_us > STEP_US else -back_us if back_us > STEP_US else 0

@@ -1,63 +1,51 @@
-"""The errors of a Redis store: which error to raise for a server's reply, and whether it concerns a key or a slot."""
+"""The errors of a Redis store: which one to raise for an error of redis-py, and whether it concerns one key."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from functools import wraps
 from struct import error as StructError
 from typing import Any, Final, ParamSpec, TypeVar
 
-from ...core.errors import Concerns, SlidegateError, StoreError, StoreUnavailable
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ...core.errors import Concerns, SlidegateError, StoreError, StoreTimeout, StoreUnavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 CLOSED: Final = "redis: the store is closed; create a new one"
 SICK: Final = ("READONLY", "LOADING", "MASTERDOWN", "NOAUTH", "NOPERM")
-"""Errors after which a new connection may reach a healthy server, or one that accepts the credentials."""
+"""Errors of commands in a script after which a new connection may reach a server that is well."""
 NONSENSE: Final = (TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError, StructError)
 """Exceptions of parsing a malformed answer."""
-_OF_A_KEY: Final = "WRONGTYPE"
-_OF_A_SLOT: Final = ("TRYAGAIN", "CLUSTERDOWN Hash slot", "MOVED", "ASK", "CROSSSLOT")
+_OF_A_KEY: Final = ("WRONGTYPE", "data string too short")
+"""What the script says when another program's value, or a damaged one, is at a key."""
 _MAX_SHOWN: Final = 300
 
 
-def refusal(server: str, reply: object) -> StoreUnavailable:
-    """Return the exception for an error reply of a server.
-
-    Args:
-        server: The server's name for the message.
-        reply: The error reply.
-    """
-    text = str(reply)
-    concerns: Concerns = "server"
-    if _OF_A_KEY in text:  # a script may put text before it
-        concerns = "key"
-    elif text.startswith(_OF_A_SLOT):
-        concerns = "slot"
-    return StoreUnavailable(f"redis: {server}{': ' if server else ''}{text}", concerns=concerns)
+def refusal(text: str) -> StoreUnavailable:
+    """Return the exception for what Redis says instead of an answer."""
+    concerns: Concerns = "key" if any(sign in text for sign in _OF_A_KEY) else "server"
+    return StoreUnavailable(f"redis: {text}", concerns=concerns)
 
 
 def store_error(error: BaseException) -> StoreError:
-    """Return an exception as a StoreError, which waiting tasks raise."""
-    return error if isinstance(error, StoreError) else StoreUnavailable(f"redis: {error!r}")
+    """Return an exception, of redis-py or of parsing an answer, as one that waiting tasks raise."""
+    if isinstance(error, StoreError):
+        return error
+    text = f"{type(error).__name__}: {error}"
+    is_late = isinstance(error, (TimeoutError, RedisTimeoutError))
+    failed: StoreError = StoreTimeout(f"redis: {text}") if is_late else refusal(text)
+    failed.__cause__ = error
+    return failed
 
 
-def unexpected(server: str, answer: object) -> StoreUnavailable:
+def unexpected(answer: object) -> StoreUnavailable:
     """Return the error for an answer that has the wrong shape for its command."""
     shown = repr(answer)
     shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
-    return StoreUnavailable(f"redis: {server or 'the server'} sent an unexpected answer: {shown}")
-
-
-async def unless_foreign(answer: Awaitable[T]) -> T | None:
-    """Wait for an answer about a key; return None if another program's value is stored there."""
-    try:
-        return await answer
-    except StoreUnavailable as error:
-        if error.concerns != "key":
-            raise
-        return None
+    return StoreUnavailable(f"redis: the server sent an unexpected answer: {shown}")
 
 
 def sensible(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:

@@ -32,13 +32,11 @@ class Renewals(LeaseRenewer):
     Args:
         held: The permits.
         shared: The parts of the store.
-        by_row: Whether to send one command for each set, because sets may be on different nodes of a cluster.
     """
 
-    def __init__(self, held: HeldPermits, shared: Shared, *, by_row: bool) -> None:
+    def __init__(self, held: HeldPermits, shared: Shared) -> None:
         super().__init__(held, self.renew)
         self._shared = shared
-        self._by_row = by_row
 
     def hold(self, decision: Decision) -> None:
         """Add the permits of a decision to its reservations, and renew them from now on.
@@ -68,8 +66,6 @@ class Renewals(LeaseRenewer):
         """
         permits = sorted(self.held.under_way(), key=lambda permit: permit.row)
         parts = [permits[first : first + MAX_IN_CALL] for first in range(0, len(permits), MAX_IN_CALL)]
-        if self._by_row:
-            parts = list(_rows(permits).values())
         answers = await asyncio.gather(*map(self._renew_some, parts), return_exceptions=True)
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
         fates = [told for answer in answers if not isinstance(answer, BaseException) for told in answer]

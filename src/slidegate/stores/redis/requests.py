@@ -1,80 +1,91 @@
-"""The requests that a batcher sends: questions, and commands about the windows and permits of one key."""
+"""What a batcher sends: questions, and commands about windows and permits, which share calls; and calls."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ...core.bans.ban import BanSubject, longest
-from ...core.decision import Check, Decision, refused_by_ban
+from ...core.bans.ban import BanSubject, lasts_longer, longest
+from ...core.decision import Check, Decision, Reason, refused_by_ban
 from ...core.errors import StoreUnavailable
-from .ban_rows import BAN_FIELD, unless_foreign_row, unpack_bans, unpack_stored
-from .script import BANNED, CHARGE, HIT, OK, UNSETTLED, decision_of, raise_failure
+from .ban_rows import unpack_bans
+from .errors import NONSENSE
+from .script import BANNED, HIT, OK, PEEK, UNSETTLED, decision_of, raise_failure
 
 if TYPE_CHECKING:
     from .batch import Shared
 
 
-class _Carried:
-    """The state that a batcher keeps for a request.
+class Call:
+    """A command of ``lua/bans.lua``, which is a call of its own.
 
     Args:
-        future: Receives the result.
-
-    Attributes:
-        group: Requests of one group share a call to a cluster node: a slot, or the request itself; None if not set yet.
-        redirections: How often a node has redirected the request.
+        future: Receives the server's time, and the rest of the answer.
+        name: The command.
+        keys: Its KEYS.
+        args: Its arguments.
     """
 
-    __slots__ = ("future", "group", "redirections")
+    __slots__ = ("args", "future", "keys", "name")
 
-    def __init__(self, future: asyncio.Future[Any]) -> None:
+    def __init__(
+        self, future: asyncio.Future[list[Any]], name: bytes, keys: Sequence[bytes], args: Sequence[bytes | int]
+    ) -> None:
         self.future = future
-        self.group: object = None
-        self.redirections = 0
+        self.name = name
+        self.keys = keys
+        self.args = args
 
 
-class Command(_Carried):
-    """A request about one key; no ban refuses it, and its result is dropped if it was cancelled.
+class Command:
+    """A request that no ban refuses, and whose result is dropped if it was cancelled.
 
     Args:
         future: Receives the result.
-        name: A key in Redis that the request uses; all its keys are in the same cluster slot.
         pack: Returns the packed request. Its argument maps the names in the call to indexes; `pack` adds its own names.
         read: Returns the result, given the answer and the server's time in microseconds.
     """
 
-    __slots__ = ("_read", "name", "pack")
+    __slots__ = ("_read", "future", "pack")
 
     def __init__(
         self,
         future: asyncio.Future[Any],
-        name: bytes,
         pack: Callable[[dict[bytes, int]], bytes],
         read: Callable[[bytes, int], Any],
     ) -> None:
-        super().__init__(future)
-        self.name = name
+        self.future = future
         self.pack = pack
         self._read = read
 
-    def answered(self, answer: bytes, now_us: int, sent_us: int) -> Any:
+    def answered(self, answer: bytes, now_us: int, sent_ns: int) -> Any:
         """Return the result for the task that awaits the request; an exception raised here is raised there.
 
         Args:
             answer: The answer of the script.
             now_us: The server's time, in microseconds.
-            sent_us: When the call was sent, in microseconds of the monotonic clock.
+            sent_ns: When the call was made (monotonic), in nanoseconds.
         """
         raise_failure(answer)
         return self._read(answer, now_us)
 
+    def missed(self, answer: bytes, now_us: int) -> None:
+        """Do nothing with an answer that nobody awaits."""
 
-class Question(_Carried):
-    """A hit, a peek or a charge."""
 
-    __slots__ = ("_changes", "_holds", "_shared", "_subjects", "banned", "checks", "what")
+class Question:
+    """A hit, a peek or a charge.
+
+    Args:
+        future: Receives the decision.
+        shared: The parts of the store.
+        what: The operation.
+        checks: The checks.
+        subjects: The keys and addresses whose bans refuse it, those of the checks included; empty for a charge.
+    """
+
+    __slots__ = ("_by_network", "_shared", "_subjects", "checks", "future", "what")
 
     def __init__(
         self,
@@ -84,84 +95,71 @@ class Question(_Carried):
         checks: Sequence[Check],
         subjects: Sequence[BanSubject],
     ) -> None:
-        super().__init__(future)
+        self.future = future
         self._shared = shared
         self.what = what
         self.checks = checks
         self._subjects = subjects
-        # The keys whose bans the script reads.
-        self.banned = () if what == CHARGE else tuple(keys_of(checks, subjects))
-        self._changes = shared.refusals.changes
-        self._holds = any(bucket.is_permit for bucket, _, _ in checks)
-
-    @property
-    def name(self) -> bytes | None:
-        """See `Command`; None if the question has no keys."""
-        key = self.checks[0][1] if self.checks else next((one for one in self._subjects if isinstance(one, str)), None)
-        return None if key is None else self._shared.packing.name_of(key)
+        self._by_network: Decision | None = None
 
     def pack(self, names: dict[bytes, int]) -> bytes:
-        """See `Command`."""
-        return self._shared.packing.question(self.what, self.checks, self.banned, names)
+        """See `Command`. A question that a banned network refuses is only a peek: the key's own ban may last longer."""
+        if self._shared.bans.networks.bans and self._subjects:
+            self._by_network = self._shared.bans.refused_by_network(self.checks, self._subjects)
+        what = self.what if self._by_network is None else PEEK
+        banned = dict.fromkeys([one for one in self._subjects if isinstance(one, str)])
+        return self._shared.packing.question(what, self.checks, banned, names)
 
-    def answered(self, answer: bytes, now_us: int, sent_us: int) -> Decision:
+    def answered(self, answer: bytes, now_us: int, sent_ns: int) -> Decision:
         """See `Command`."""
-        if answer[0] == BANNED:
-            return self._refused(answer[1:], now_us, sent_us)
-        decision = decision_of(answer, self.what, self.checks, now_us)
-        if self._holds and decision.reservations:
-            self._shared.renewals.hold(decision)
-        refusals = self._shared.refusals
-        if self.what == HIT and (refusals.known or not decision.allowed):
-            refusals.learn(decision, sent_us, self._changes, lasts=answer[0] != UNSETTLED)
-        elif self.what == CHARGE:
+        decision, refusals = self._decision(answer, now_us), self._shared.refusals
+        if decision.reason is Reason.BANNED:
+            refusals.learn(decision, sent_ns, self._subjects)
+        elif self.what != PEEK and (decision.allowed or _counts(self.checks)):
             refusals.change(self.checks)
+        elif self.what == HIT and decision.reason is Reason.LIMITED and answer[0] != UNSETTLED:
+            refusals.learn(decision, sent_ns)
         return decision
 
-    def _refused(self, packed: bytes, now_us: int, sent_us: int) -> Decision:
-        """Return the refusal by the bans in an answer; see `answered`."""
-        ban = longest(unless_foreign_row(unpack_bans, packed) or ())
-        if ban is None:
-            raise StoreUnavailable("redis: the ban of a key cannot be read", concerns="key")
-        refusal = refused_by_ban(ban, now_us, self.checks)
-        subjects = subjects_of(self.checks, self._subjects)
-        self._shared.refusals.learn_ban(subjects, refusal, sent_us, self._changes)
-        return refusal
+    def _decision(self, answer: bytes, now_us: int) -> Decision:
+        """Unpack the decision; of two bans the longer one refuses."""
+        by_network = self._by_network
+        if answer[0] == BANNED:
+            decision = self._refused(answer[1:], now_us)
+            lasts = by_network is None or lasts_longer(decision.ban, by_network.ban)  # type: ignore[arg-type]
+            return decision if lasts or by_network is None else by_network
+        if by_network is not None:
+            raise_failure(answer)
+            return by_network
+        decision = decision_of(answer, self.what, self.checks, now_us)
+        if _holds(self.checks) and decision.reservations:
+            self._shared.renewals.hold(decision)
+        return decision
 
-    async def look_apart(self, ask_about: Callable[..., Awaitable[Any]]) -> bool:
-        """Read the bans of this question in separate commands. If one refuses it, answer it and return True.
-
-        Args:
-            ask_about: Sends a command to the slot of a name.
-        """
-        names = [self._shared.packing.name_of(key) for key in self.banned]
-        self.banned = ()
-        rows = [await ask_about(name, b"HGET", name, BAN_FIELD) for name in names]
-        now_us = self._shared.time.now_us()
-        found = [ban for row in rows if (ban := unpack_stored(row)) is not None and not ban.is_over(now_us)]
-        ban = longest(found)
-        if ban is not None and not self.future.done():
-            self.future.set_result(refused_by_ban(ban, now_us, self.checks))
-        return ban is not None
+    def _refused(self, packed: bytes, now_us: int) -> Decision:
+        try:
+            ban = longest(unpack_bans(packed))
+        except NONSENSE as error:
+            raise StoreUnavailable(f"redis: the ban of a key cannot be read: {error!r}", concerns="key") from error
+        assert ban is not None, "an answer has a ban"
+        return refused_by_ban(ban, now_us, self.checks)
 
     def missed(self, answer: bytes, now_us: int) -> None:
-        """Release the permits of a cancelled request; units of windows stay charged."""
-        if not self._holds or answer[0] != OK:
-            return
-        decision = decision_of(answer, self.what, self.checks, now_us)
-        if decision.reservations:
-            self._shared.renewals.hold(decision)
-            self._shared.hand_back(decision.take_back(held=True))
+        """Refund an admitted hit that nobody awaits any more."""
+        if self.what == HIT and answer[0] == OK and self._by_network is None:
+            self._shared.hand_back(self._decision(answer, now_us).take_back())
 
 
 Request: TypeAlias = Command | Question
 
 
-def keys_of(checks: Sequence[Check], subjects: Sequence[BanSubject]) -> dict[str, None]:
-    """Return the keys whose own bans refuse a question, without duplicates."""
-    keys = dict.fromkeys([one for one in subjects if isinstance(one, str)])
-    keys.update(dict.fromkeys([key for _, key, _ in checks]))
-    return keys
+def _holds(checks: Sequence[Check]) -> bool:
+    return any(bucket.is_permit for bucket, _, _ in checks)
+
+
+def _counts(checks: Sequence[Check]) -> bool:
+    """Return whether a refusal of these checks is charged, so that it cannot be repeated."""
+    return any(bucket.count_denied for bucket, _, _ in checks)
 
 
 def subjects_of(checks: Sequence[Check], subjects: Sequence[BanSubject]) -> tuple[BanSubject, ...]:

@@ -15,7 +15,6 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from ...core.decision import Bucket, Check, Decision, Reason
-from ...core.errors import StoreUnavailable
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.quotas import Quota
@@ -30,7 +29,7 @@ LAYOUT: Final = 9
 DIGEST_BYTES: Final = 16
 """Long enough that nobody can search for two keys with the same digest."""
 
-HIT, PEEK, CHARGE, REFUND, RESET, LOOK, INSPECT = 1, 2, 3, 4, 5, 6, 7
+HIT, PEEK, CHARGE, REFUND, RESET, INSPECT = 1, 2, 3, 4, 5, 6
 OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, BANNED, UNSETTLED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
 QUOTA: Final = 2
 """The mode of a quota; the mode of counting refusals, 1, may be added to it."""
@@ -46,7 +45,6 @@ _PERMITS_PLAN: Final = Struct("<8sI8sqqHB")
 _STATE: Final = Struct("<Qqqq")
 _COUNTED: Final = Struct("<I")
 _LENGTH: Final = Struct("<I")
-_DAMAGED: Final = "data string too short"
 _PERMITS_FIELD: Final = b"permits "
 MEMBER: Final = Struct(f"<{WORKER_BYTES}sI")
 """The member of a permit: its worker, and its serial number within that worker."""
@@ -89,17 +87,16 @@ class Packing:
 
     Attributes:
         meta: The hash with the identity of the data and the version of the network bans; a prefix of all names that
-            are shared by all keys.
-        windows: The start of the names of hashes of windows; a tag follows.
+            are shared by all keys. All names have the same hash tag, so a cluster keeps them in one slot.
+        windows: The start of the names of hashes of windows; the key or its digest follows.
         strikes: The same of strike records.
         permits: The same of sets of permits.
     """
 
     def __init__(self, prefix: str, held: HeldPermits, unix_us: Clock, *, readable: bool) -> None:
-        self.meta = f"{prefix}:{LAYOUT}:{{bans}}".encode()
-        self.windows = f"{prefix}:{LAYOUT}:w:".encode()
-        self.strikes = f"{prefix}:{LAYOUT}:s:".encode()
-        self.permits = f"{prefix}:{LAYOUT}:p:".encode()
+        self.meta, self.windows, self.strikes, self.permits = (
+            f"{{{prefix}}}:{LAYOUT}:{kind}".encode() for kind in ("bans", "w:", "s:", "p:")
+        )
         self._held = held
         self._unix_us = unix_us
         self._readable = readable
@@ -114,11 +111,11 @@ class Packing:
             text = key.encode()
             if not self._readable:
                 text = urlsafe_b64encode(blake2b(text, digest_size=DIGEST_BYTES).digest()).rstrip(b"=")
-            name = remember(self._known, key, b"%s{%s}" % (self.windows, text))
+            name = remember(self._known, key, self.windows + text)
         return name
 
     def strikes_name(self, key: str) -> bytes:
-        """Return the name of the hash with the strike records of a key, in the slot of its windows."""
+        """Return the name of the hash with the strike records of a key."""
         return self.strikes + self.name_of(key)[len(self.windows) :]
 
     def question(self, what: int, checks: Sequence[Check], banned: Iterable[str], names: dict[bytes, int]) -> bytes:
@@ -175,7 +172,7 @@ class Packing:
         return REQUEST.pack(RESET, names.setdefault(name, len(names)), 0)
 
     def permits_row(self, bucket: Bucket, key: str) -> bytes:
-        """Return the name of the set with the permits of a key, in the slot of its windows."""
+        """Return the name of the set with the permits of a key."""
         field = self._fields.get(bucket.name)
         if field is None:
             field = remember(self._fields, bucket.name, _field(bucket.name, bucket.limits[0]))
@@ -227,10 +224,10 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
     end = 1 + asked * _STATE.size
     states = list(_STATE.iter_unpack(answer[1:end]))
     if len(states) != asked:
-        raise unexpected("", answer)
+        raise unexpected(answer)
     for *_, wait_us in states:
         if wait_us < OPEN:
-            raise unexpected("", answer)
+            raise unexpected(answer)
     charged: Sequence[Reservation] | None = ()
     if what == HIT and status == OK:
         charged = None
@@ -253,7 +250,7 @@ def windows_of(answer: bytes, many: int) -> list[bytes]:
         at += _LENGTH.size + length
         windows.append(answer[at - length : at])
     if at != len(answer):
-        raise unexpected("", answer)
+        raise unexpected(answer)
     return windows
 
 
@@ -264,7 +261,4 @@ def raise_failure(answer: bytes) -> None:
         StoreUnavailable: The answer is a failure.
     """
     if answer[0] == FAILED:
-        said = answer[1:].decode(errors="replace")
-        if _DAMAGED in said:
-            raise StoreUnavailable(f"redis: the data stored at a key cannot be read: {said}", concerns="key")
-        raise refusal("", said)
+        raise refusal(answer[1:].decode(errors="replace"))

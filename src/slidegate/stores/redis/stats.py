@@ -1,14 +1,12 @@
 """The statistics in Redis: a hash for each rollup and number, with a field for each worker.
 
-All hashes are in the slot of the bans, so that one script call writes the rows of a worker, and a client that reaches
-the bans also reaches the stats. The load is small: each worker sends a few kilobytes every few seconds.
+One script call writes the rows of a worker. The load is small: each worker sends a few kilobytes every few seconds.
 
-The command is in ``lua/bans.lua``. A hash expires by its TTL; each row in it starts with the time at which it expires.
+The commands are in ``lua/bans.lua``. A hash expires by its TTL; each row starts with the time at which it expires.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from .batch import Shared
 
 AT_ONCE: Final = 32
-"""How many hashes are read concurrently, so that requests of clients are sent in between."""
+"""How many hashes are read in one call, so that requests of clients are sent in between."""
 UNTIL_BYTES: Final = 20
 
 
@@ -38,10 +36,8 @@ class RedisSharedStats(SharedStats):
     @sensible
     async def time(self) -> int:
         """See `SharedStats`."""
-        if not self._shared.time.is_real:
-            return self._shared.time.now_us()
-        seconds, microseconds = await self._shared.batcher().ask(b"TIME")
-        return int(seconds) * 1_000_000 + int(microseconds)
+        (now_us,) = await self._shared.batcher().command(b"time", [self._shared.packing.meta])
+        return int(now_us)
 
     @sensible
     async def write(self, worker: bytes, rows: Sequence[StatsRow]) -> None:
@@ -54,10 +50,10 @@ class RedisSharedStats(SharedStats):
     @sensible
     async def read(self, rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
         """See `SharedStats`."""
-        batcher, now_us = self._shared.batcher(), await self.time()
         found: list[tuple[int, bytes, bytes]] = []
         async for numbers in in_steps(range(first, last + 1), AT_ONCE):
-            hashes = await asyncio.gather(*(batcher.ask(b"HGETALL", self._key(rollup, number)) for number in numbers))
+            keys = [self._key(rollup, number) for number in numbers]
+            now_us, hashes = await self._shared.batcher().command(b"read_stats", keys)
             for number, fields in zip(numbers, hashes, strict=True):
                 found += [(number, worker, value) for worker, value in _kept(fields, now_us)]
         return found

@@ -3,8 +3,9 @@
 Each counted key is a hash, with a field for each rule and window. One script call decides all requests that arrive in
 one iteration of an event loop, using the server's time.
 
-The scripts are in ``lua/``. `script` packs requests for them, `batch` schedules the requests, `link` sends them, and
-`urls` parses addresses.
+All keys of a store are in one slot of a cluster, so that a question is one script call on a server, behind Sentinel and
+on a cluster alike. The scripts are in ``lua/``. `script` packs requests for them, `batch` sends the requests, `clients`
+makes redis-py's clients, and `urls` parses addresses.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 from redis.asyncio import Redis, RedisCluster
 
-from ...core.bans.ban import BanSubject, lasts_longer
+from ...core.bans.ban import BanSubject
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
 from ...core.limits import check_whole, parse_duration_us
@@ -31,16 +32,14 @@ from ..forks import hold_over_fork
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, check_clock
 from .bans import RedisBans
-from .batch import MAX_IN_CALL, Batcher, ServerBatcher, Shared
+from .batch import MAX_IN_CALL, Batcher, Shared
+from .clients import open_own
 from .clock import StoreTime
-from .cluster import ClusterBatcher
-from .errors import CLOSED, sensible, unless_foreign
-from .multi_slot import MultiSlot
+from .errors import CLOSED, sensible
 from .permits import Renewals
-from .refusals import RefusalCache
-from .requests import Command, Question, keys_of, subjects_of
+from .refusals import Refusals
+from .requests import Command, Question, subjects_of
 from .script import CHANGED, CHARGE, HIT, INSPECT, PEEK, Packing, windows_of
-from .server import Server
 from .stats import RedisSharedStats
 from .urls import Client, open_client
 
@@ -57,7 +56,8 @@ class RedisStore(Store):
     Args:
         client: An address such as ``"redis://localhost:6379/0"``, see `urls`; or a client of
             `redis.asyncio`, whose connection settings are used.
-        prefix: The start of all keys in Redis. Stores with different prefixes are independent.
+        prefix: The start of all keys in Redis, and their hash tag: a cluster keeps them on one node. Stores with
+            different prefixes are independent.
         readable: Whether keys in Redis are readable; by default they are digests.
         timeout: How long connecting, or one reply, may take before the connection is closed. The time limit of a
             request is the limiter's `deadline`.
@@ -90,9 +90,8 @@ class RedisStore(Store):
     ) -> None:
         _check(client, prefix, max_bans, max_waiting, clock)
         super().__init__()
-        # Used for its connection settings only; this client itself never connects.
-        self._client: Any = open_client(client) if isinstance(client, str) else client
-        self._is_cluster = isinstance(self._client, RedisCluster)
+        given = open_client(client) if isinstance(client, str) else client
+        timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
         self._prefix = prefix
         self._batchers: dict[asyncio.AbstractEventLoop, Batcher] = {}
         self._last: tuple[asyncio.AbstractEventLoop | None, Batcher | None] = None, None
@@ -102,7 +101,7 @@ class RedisStore(Store):
         time, tell = StoreTime(clock), self.observers.tell_all
         packing = Packing(prefix, held, time.unix_us, readable=readable)
         self._shared = shared = Shared(
-            server=Server(self._client, parse_duration_us(timeout, "timeout") / 1_000_000, tell),
+            open_client=partial(open_own, given, timeout_s),
             max_waiting=max_waiting,
             max_bans=max_bans,
             read_only=read_only,
@@ -111,10 +110,10 @@ class RedisStore(Store):
             packing=packing,
             batcher=self._batcher,
             hand_back=self._hand_back_unheard,
-            refusals=RefusalCache(self._count_denied, time),
+            refusals=Refusals(time),
         )
         self.bans = shared.bans = RedisBans(shared)
-        shared.renewals = Renewals(held, shared, by_row=self._is_cluster)
+        shared.renewals = Renewals(held, shared)
         self.shared_stats = RedisSharedStats(shared)
 
     def __repr__(self) -> str:
@@ -126,7 +125,7 @@ class RedisStore(Store):
             return
         self.closed = True
         self._shared.renewals.close()
-        self._shared.refusals.clear()
+        self._shared.refusals.change_all()
         with self._lock:
             batchers = dict(self._batchers)
             self._batchers.clear()
@@ -137,11 +136,9 @@ class RedisStore(Store):
             running = None  # under trio, where no connection is open
         for loop, batcher in batchers.items():
             if loop is running:
-                batcher.close()
+                await batcher.close()
             elif not loop.is_closed():
-                loop.call_soon_threadsafe(batcher.close)
-        if running is not None:
-            await asyncio.sleep(0)  # lets the loop process the closed connections
+                asyncio.run_coroutine_threadsafe(batcher.close(), loop)
 
     def observe_late(self, took: Callable[[int], None]) -> None:
         """Call `took` with the microseconds of each answer that came when nobody awaited it any more."""
@@ -150,72 +147,18 @@ class RedisStore(Store):
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none, atomically, and return the complete decision."""
         refusals = self._shared.refusals
-        if refusals.bans and (refusal := refusals.banned(checks, subjects_of(checks, subjects))) is not None:
+        if refusals.known and (refusal := refusals.find(checks, subjects_of(checks, subjects))) is not None:
             return refusal
-        if self.bans.networks.bans and self.bans.refused_by_network(checks, subjects) is not None:
-            return self.peek(checks, subjects)  # the key's own ban may last longer
-        if refusals.known and (refused := refusals.answer(checks)) is not None:
-            return refused
-        opening = self._batcher().opening()
-        if opening is not None:  # the bans of networks are not known yet
-            return self._hit_after(opening, checks, subjects)
-        if self._is_cluster:
-            return self._question(HIT, checks, subjects)
         return self._ask(HIT, checks, subjects)
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Awaitable[Decision]:
         """Return what `hit` would return now. Changes nothing."""
-        opening = self._batcher().opening()
-        return self._peek(checks, subjects) if opening is None else self._peek_after(opening, checks, subjects)
-
-    async def _hit_after(
-        self, opening: asyncio.Task[None], checks: Sequence[Check], subjects: Sequence[BanSubject]
-    ) -> Decision:
-        """Do what `hit` does once the connection is open."""
-        await self._batcher().settled(opening)
-        answer = self.hit(checks, subjects)
-        if isinstance(answer, Decision):
-            return answer
-        asked = asyncio.ensure_future(answer)
-        try:
-            await asyncio.wait((asked,))
-        except asyncio.CancelledError:
-            asked.cancel()
-            asked.add_done_callback(self._release)
-            raise
-        return asked.result()
-
-    def _release(self, asked: asyncio.Future[Decision]) -> None:
-        """Release the permits of an answer that came just before its request was cancelled."""
-        if not asked.cancelled() and asked.exception() is None:
-            self._hand_back_unheard(asked.result().take_back(held=True))
-
-    async def _peek_after(
-        self, opening: asyncio.Task[None], checks: Sequence[Check], subjects: Sequence[BanSubject]
-    ) -> Decision:
-        await self._batcher().settled(opening)
-        return await self._peek(checks, subjects)
-
-    def _peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Awaitable[Decision]:
-        asked = self._question(PEEK, checks, subjects)
-        return self._beside_networks(asked, checks, subjects) if self.bans.networks.bans else asked
-
-    async def _beside_networks(
-        self, asked: Awaitable[Decision], checks: Sequence[Check], subjects: Sequence[BanSubject]
-    ) -> Decision:
-        """Return the decision of a peek, or the refusal by a banned network if that lasts longer."""
-        decision, refusal = await asked, self.bans.refused_by_network(checks, subjects)
-        if refusal is None or refusal.ban is None:
-            return decision
-        if decision.ban is not None and lasts_longer(decision.ban, refusal.ban):
-            return decision
-        refusals = self._shared.refusals
-        refusals.learn_ban(subjects_of(checks, subjects), refusal, self._shared.time.local_us(), refusals.changes)
-        return refusal
+        return self._ask(PEEK, checks, subjects)
 
     def charge(self, checks: Sequence[Check]) -> Awaitable[Decision]:
         """Record every cost atomically, whatever the limits, and return what is left."""
-        return self._question(CHARGE, checks, ())
+        self._shared.refusals.change(checks)  # a refusal in flight was decided without these units
+        return self._ask(CHARGE, checks, ())
 
     def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
         """Refund what was charged; False if all of it has expired or was already refunded.
@@ -225,16 +168,14 @@ class RedisStore(Store):
         if not reservations:
             return False
         end_permits(reservations)
-        if self._is_cluster and len({reservation.check[1] for reservation in reservations}) > 1:
-            return self._hand_back_all(reservations)
         return self._hand_back(reservations)
 
     def reset(self, key: str) -> Awaitable[bool]:
         """Forget the windows of `key` under every rule; False if there were none. Permits stay taken."""
         refusals = self._shared.refusals
-        refusals.change_key(key)
+        refusals.change_all()
         sent = self._reset(self._shared.packing.name_of(key))
-        sent.add_done_callback(lambda _: refusals.change_key(key))
+        sent.add_done_callback(lambda _: refusals.change_all())
         return sent
 
     @sensible
@@ -243,27 +184,29 @@ class RedisStore(Store):
 
         Keys are found by SCAN, so Redis keeps serving; units charged during the scan may remain.
         """
-        shared, forgotten = self._shared, False
+        shared, cursor, forgotten = self._shared, b"0", False
         shared.refusals.change_all()
-        async for names in self._batcher().names(shared.packing.windows, min(MAX_IN_CALL, shared.max_waiting)):
-            answers = await asyncio.gather(*(unless_foreign(self._reset(name)) for name in names))
-            forgotten = forgotten or any(answers)
+        while True:
+            packing, at_once = shared.packing, min(MAX_IN_CALL, shared.max_waiting)
+            _, cursor, names = await self._batcher().command(b"scan", [packing.meta], [cursor, packing.windows + b"*"])
+            for first in range(0, len(names), at_once):
+                answers = await asyncio.gather(*map(self._reset, names[first : first + at_once]))
+                forgotten = forgotten or any(answers)
+            if cursor == b"0":
+                break
         shared.refusals.change_all()
         return forgotten
 
     def _reset(self, name: bytes) -> asyncio.Future[bool]:
         """Forget the windows in one hash."""
-        pack = partial(self._shared.packing.reset, name)
-        return self._command(name, pack, lambda answer, now_us: answer[0] == CHANGED)
+        return self._command(partial(self._shared.packing.reset, name), lambda answer, now_us: answer[0] == CHANGED)
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Awaitable[Snapshot]:
         """Return the windows of `key` under each limit of `buckets`. Changes nothing."""
         packing, checks = self._shared.packing, [(bucket, key, 0) for bucket in buckets]
         many = sum(len(bucket.limits) for bucket in buckets)
         pack = partial(packing.question, INSPECT, checks, ())
-        return self._command(
-            packing.name_of(key), pack, lambda answer, now_us: Snapshot(now_us, now_us, windows_of(answer, many))
-        )
+        return self._command(pack, lambda answer, now_us: Snapshot(now_us, now_us, windows_of(answer, many)))
 
     def permits_held(self) -> int:
         """Return the number of concurrency permits that requests of this process hold."""
@@ -274,18 +217,17 @@ class RedisStore(Store):
         return self._shared.renewals.renew()
 
     def _command(
-        self, name: bytes, pack: Callable[[dict[bytes, int]], bytes], read: Callable[[bytes, int], Any]
+        self, pack: Callable[[dict[bytes, int]], bytes], read: Callable[[bytes, int], Any]
     ) -> asyncio.Future[Any]:
-        """Send a request about one key in Redis; see `Command`."""
+        """Send a request about windows or permits; see `Command`."""
         batcher = self._batcher()
-        request = Command(batcher.loop.create_future(), name, pack, read)
+        request = Command(batcher.loop.create_future(), pack, read)
         batcher.add(request)
         return request.future
 
     def _hand_back(self, reservations: Sequence[Reservation]) -> asyncio.Future[bool]:
         packing, refusals = self._shared.packing, self._shared.refusals
-        checks = [reservation.check for reservation in reservations]
-        windows = [check for check in checks if not check[0].is_permit]
+        windows = [one.check for one in reservations if not one.check[0].is_permit]
 
         def pack(names: dict[bytes, int]) -> bytes:
             return packing.refund(reservations, names)
@@ -295,42 +237,19 @@ class RedisStore(Store):
             return answer[0] == CHANGED
 
         refusals.change(windows)
-        return self._command(packing.name_of(checks[0][1]), pack, read)
-
-    async def _hand_back_all(self, reservations: Sequence[Reservation]) -> bool:
-        by_key: dict[str, list[Reservation]] = {}
-        for reservation in reservations:
-            by_key.setdefault(reservation.check[1], []).append(reservation)
-        changed = await asyncio.gather(*map(self._hand_back, by_key.values()))
-        return any(changed)
+        return self._command(pack, read)
 
     def _hand_back_unheard(self, reservations: Sequence[Reservation]) -> None:
-        """Refund a part of a question without waiting; if that fails, it stays charged."""
+        """Refund what nobody awaits any more, with the next call; if that fails, it stays charged."""
         end_permits(reservations)
         if reservations:
             with suppress(StoreError):  # the store has been closed
                 self._hand_back(reservations).add_done_callback(_retrieve_exception)
 
-    def _count_denied(self, checks: Sequence[Check]) -> None:
-        """Charge refusals that were answered from the cache; if that fails, they are lost."""
-        for part in [(check,) for check in checks] if self._is_cluster else [checks]:
-            if self.closed:
-                return
-            self._ask(CHARGE, part, ()).add_done_callback(_retrieve_exception)
-
-    def _question(self, what: int, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Awaitable[Decision]:
-        keys = keys_of(checks, subjects)
-        if self._is_cluster and len(keys) > 1:
-            return MultiSlot(checks, [*keys], self._ask, self._hand_back_unheard).decide(what)
-        return self._ask(what, checks, subjects)
-
     def _ask(self, what: int, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> asyncio.Future[Decision]:
-        batcher, shared = self._batcher(), self._shared
-        if what == CHARGE:
-            shared.refusals.change(checks)  # a refusal in flight was decided without these units
-        elif what == HIT and shared.refusals.known:
-            shared.refusals.forget(checks)  # the answer to this hit may change them
-        request = Question(batcher.loop.create_future(), shared, what, checks, subjects)
+        batcher = self._batcher()
+        refusing = () if what == CHARGE else subjects_of(checks, subjects)
+        request = Question(batcher.loop.create_future(), self._shared, what, checks, refusing)
         batcher.add(request)
         return request.future
 
@@ -351,8 +270,7 @@ class RedisStore(Store):
                 if batcher is None:
                     for gone in [other for other in self._batchers if other.is_closed()]:
                         del self._batchers[gone]
-                    make = ClusterBatcher if self._is_cluster else ServerBatcher
-                    batcher = self._batchers[loop] = make(loop, self._shared)
+                    batcher = self._batchers[loop] = Batcher(loop, self._shared)
             self._last = loop, batcher
         return batcher
 

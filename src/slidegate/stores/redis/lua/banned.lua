@@ -1,5 +1,4 @@
--- The ban of a key is the field "b" of the hash with its windows, so that one Redis key has all that a request needs, even
--- while its slot migrates to another node. It starts with the end of the ban (-1 for never); the rest belongs to core/bans,
+-- The ban of a key is the field "b" of the hash with its windows, so that one Redis key has all that a request needs. It starts with the end of the ban (-1 for never); the rest belongs to core/bans,
 -- and so do the strike records, which are in a separate hash, with a field for each policy.
 
 local BAN = "b"
@@ -8,7 +7,7 @@ local BAN = "b"
 local function row_in_force(name, field, row, now)
   local ends = unpack_from("<i8", row)
   if ends >= 0 and now >= ends then
-    redis.pcall("HDEL", name, field)
+    redis.pcall("HDEL", name, field) -- a server out of memory, or a replica, still answers
     return ""
   end
   return row

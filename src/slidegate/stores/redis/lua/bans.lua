@@ -35,24 +35,13 @@ function commands.write()
   return answer(ARGV[6], ARGV[8], 1)
 end
 
--- Replace the ban of a key by ARGV[3], "" for none, with a TTL of ARGV[4] ms.
-function commands.put()
-  put(KEYS[1], BAN, ARGV[3], ARGV[4])
-  return answer()
-end
-
--- Delete the ban and the strike records of a key; return its ban, and 1 if a record had not expired.
-function commands.forget()
-  local ban, remembered = ban_in_force(KEYS[1], now), 0
-  local fields = redis.call("HGETALL", KEYS[2])
-  for at = 2, #fields, 2 do
-    if unpack_from("<i8", fields[at]) > now then
-      remembered = 1
-    end
+-- Return the rows of the bans of some keys, "" for none. KEYS: the hashes of their windows.
+function commands.bans()
+  local rows = {}
+  for place, name in ipairs(KEYS) do
+    rows[place] = ban_in_force(name, now)
   end
-  redis.call("HDEL", KEYS[1], BAN)
-  redis.call("UNLINK", KEYS[2])
-  return answer(ban, remembered)
+  return answer(rows)
 end
 
 local MEMBER_BYTES = 12
@@ -106,70 +95,133 @@ function commands.write_stats()
   return answer()
 end
 
--- The commands about all bans. KEYS: the hash with identity and version, the banned keys by end, the network bans by key.
-local META, INDEX, NETWORKS = 1, 2, 3
+-- Return the rows of some hashes of statistics.
+function commands.read_stats()
+  local hashes = {}
+  for place, key in ipairs(KEYS) do
+    hashes[place] = redis.call("HGETALL", key)
+  end
+  return answer(hashes)
+end
+
+function commands.time()
+  return answer()
+end
+
+-- Return the next cursor after ARGV[3], and some of the names that match ARGV[4].
+function commands.scan()
+  local found = redis.call("SCAN", ARGV[3], "MATCH", ARGV[4], "COUNT", 500)
+  return answer(found[1], found[2])
+end
+
+-- The commands about all bans. KEYS: the hash with identity and version, the banned keys by end, the network bans by key,
+-- then hashes of single keys.
+local META, INDEX, NETWORKS, FIRST = 1, 2, 3, 4
 
 local function count_bans()
-  return try("ZCOUNT", KEYS[INDEX], "(" .. text_of(now), "+inf") or 0
+  return redis.call("ZCOUNT", KEYS[INDEX], "(" .. text_of(now), "+inf")
+end
+
+-- Add a key to the index, with its ban's end, "+inf" for never.
+local function add_to_index(key, ends)
+  redis.call("ZADD", KEYS[INDEX], ends, key)
+  live_for(KEYS[INDEX], LONGEST_MS, 0)
+  redis.call("ZREMRANGEBYSCORE", KEYS[INDEX], "-inf", text_of(now))
 end
 
 local function networks_in_force()
-  local rows, fields = {}, try("HGETALL", KEYS[NETWORKS]) or {}
+  local rows, fields = {}, redis.call("HGETALL", KEYS[NETWORKS])
   for at = 1, #fields, 2 do
-    local fine, row = pcall(row_in_force, KEYS[NETWORKS], fields[at], fields[at + 1], now)
-    if fine and row ~= "" then -- an unreadable value bans nobody
-      rows[#rows + 1] = fields[at]
+    local row = row_in_force(KEYS[NETWORKS], fields[at], fields[at + 1], now)
+    if row ~= "" then
       rows[#rows + 1] = row
     end
   end
   return rows
 end
 
-local function note(field, value)
-  return try("HSET", KEYS[META], field, value) and redis.call("PEXPIRE", KEYS[META], LONGEST_MS)
+local function set_meta(field, value)
+  redis.call("HSET", KEYS[META], field, value)
+  redis.call("PEXPIRE", KEYS[META], LONGEST_MS)
+  return value
 end
 
--- Add the key ARGV[3], if given, to the index, with its ban's end ARGV[4], "+inf" for never. Return the number of bans.
+-- Return the number of bans, after the key ARGV[3], if given, was added to the index with its ban's end ARGV[4].
 function commands.note()
-  if ARGV[3] and try("ZADD", KEYS[INDEX], ARGV[4], ARGV[3]) then
-    live_for(KEYS[INDEX], LONGEST_MS, 0)
-    redis.call("ZREMRANGEBYSCORE", KEYS[INDEX], "-inf", text_of(now))
+  if ARGV[3] then
+    add_to_index(ARGV[3], ARGV[4])
   end
   return answer(count_bans())
 end
 
--- Store the network ban ARGV[4] of ARGV[3], with a TTL of ARGV[5] ms, unless there are ARGV[6] others; ARGV[7] names the new
+-- Remove the key ARGV[3] from the index.
+function commands.drop()
+  redis.call("ZREM", KEYS[INDEX], ARGV[3])
+  return answer()
+end
+
+-- Return the banned keys.
+function commands.keys()
+  return answer(redis.call("ZRANGEBYSCORE", KEYS[INDEX], "(" .. text_of(now), "+inf"))
+end
+
+-- Store bans of keys; each has four arguments: the key, its ban's end for the index, the row, and its TTL in ms. Return the
+-- number of bans.
+function commands.put()
+  for place = FIRST, #KEYS do
+    local at = 3 + 4 * (place - FIRST)
+    add_to_index(ARGV[at], ARGV[at + 1])
+    put(KEYS[place], BAN, ARGV[at + 2], ARGV[at + 3])
+  end
+  return answer(count_bans())
+end
+
+-- Store the ban of the network ARGV[3], with the arguments of `put`, unless there are ARGV[7] others; ARGV[8] names the new
 -- version of the list. Return 1 if it was written.
 function commands.ban_network()
-  local rows = networks_in_force()
-  if #rows / 2 >= tonumber(ARGV[6]) and redis.call("HEXISTS", KEYS[NETWORKS], ARGV[3]) == 0 then
+  if #networks_in_force() >= tonumber(ARGV[7]) and redis.call("HEXISTS", KEYS[NETWORKS], ARGV[3]) == 0 then
     return answer(0)
   end
-  put(KEYS[NETWORKS], ARGV[3], ARGV[4], ARGV[5])
-  note("networks", ARGV[7])
+  add_to_index(ARGV[3], ARGV[4])
+  put(KEYS[NETWORKS], ARGV[3], ARGV[5], ARGV[6])
+  redis.call("HDEL", KEYS[FIRST], BAN)
+  set_meta("networks", ARGV[8])
   return answer(1)
 end
 
--- Lift the ban of the key ARGV[3]; ARGV[4] names the new version of the network list. Return the row of a network ban.
-function commands.lift()
-  local stored = try("HGET", KEYS[NETWORKS], ARGV[3])
-  try("ZREM", KEYS[INDEX], ARGV[3])
-  try("HDEL", KEYS[NETWORKS], ARGV[3])
-  note("networks", ARGV[4])
-  return answer(stored or "")
+-- Lift the ban of the key ARGV[3], whose windows and strike records are the last of KEYS, and delete the records; ARGV[4]
+-- names the new version of the network list. Return the rows of its own ban and of that of a network, and 1 if a record had
+-- not expired.
+function commands.unban()
+  local windows, records, remembered = KEYS[FIRST], KEYS[FIRST + 1], 0
+  local ban, of_network = ban_in_force(windows, now), redis.call("HGET", KEYS[NETWORKS], ARGV[3])
+  for at, record in ipairs(redis.call("HGETALL", records)) do
+    if at % 2 == 0 and unpack_from("<i8", record) > now then
+      remembered = 1
+    end
+  end
+  redis.call("HDEL", windows, BAN)
+  redis.call("UNLINK", records)
+  redis.call("ZREM", KEYS[INDEX], ARGV[3])
+  if of_network then
+    redis.call("HDEL", KEYS[NETWORKS], ARGV[3])
+    set_meta("networks", ARGV[4])
+  end
+  return answer(ban, of_network or "", remembered)
 end
 
--- Return the number of bans, the version of the network list, and the identity of the data. If the data has none, it becomes
--- ARGV[3], unless that is "".
+-- Return the number of bans, the version of the network list, the identity of the data, and if ARGV[4] is 1, what the server
+-- says of its memory. If the data has no identity, it becomes ARGV[3], unless that is "".
 function commands.news()
-  local stored = try("HMGET", KEYS[META], "networks", "life") or {}
-  local life = stored[2] or (ARGV[3] ~= "" and note("life", ARGV[3]) and ARGV[3]) or ""
-  return answer(count_bans(), stored[1] or "", life)
+  local stored = redis.call("HMGET", KEYS[META], "networks", "life")
+  local life = stored[2] or ARGV[3] ~= "" and set_meta("life", ARGV[3]) or ""
+  local memory = ARGV[4] == "1" and redis.pcall("INFO", "memory") -- the user may not be allowed to
+  return answer(count_bans(), stored[1] or "", life, type(memory) == "string" and memory or "")
 end
 
--- Return the version of the network list, and the keys and rows of its bans.
+-- Return the version of the network list, and the rows of its bans.
 function commands.networks()
-  return answer(try("HGET", KEYS[META], "networks") or "", networks_in_force())
+  return answer(redis.call("HGET", KEYS[META], "networks") or "", networks_in_force())
 end
 
 return commands[ARGV[1]]()

@@ -1,7 +1,7 @@
 -- Functions shared by the other parts.
 
 local floor, max, min = math.floor, math.max, math.min
-local sub, match = string.sub, string.match
+local sub = string.sub
 local pack, unpack_from = struct.pack, struct.unpack
 
 local function text_of(moment)
@@ -16,16 +16,6 @@ local function time_of(given)
     now = clock[1] * 1000000 + clock[2]
   end
   return now
-end
-
--- Run a command on data that all keys share; nil if another program's value is stored there, which must fail no other key.
-local function try(...)
-  local answer = redis.pcall(...)
-  if type(answer) ~= "table" or not answer.err then
-    return answer
-  elseif not match(answer.err, "WRONGTYPE") then
-    error(answer.err, 0)
-  end
 end
 
 -- Make a key live for at least left_ms; extend it by longer_ms more than that, so that not every call has to extend it.

@@ -92,7 +92,7 @@ end
 -- The operations on all windows of a question, as in core/decide.py: all of them are charged, or none.
 
 local OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, BANNED, UNSETTLED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
-local HIT, PEEK, CHARGE, REFUND, RESET, LOOK, INSPECT = 1, 2, 3, 4, 5, 6, 7
+local HIT, PEEK, CHARGE, REFUND, RESET, INSPECT = 1, 2, 3, 4, 5, 6
 
 local function reading(w, limit, wait)
   local spent, leaves, newest = limit.kind.state(w, limit)
@@ -204,14 +204,12 @@ local function judge(what, arg, at, many, now)
   elseif what == RESET then
     return pack("<B", forget(many + 1) and CHANGED or NOTHING)
   end
-  local asks = asks_of(arg, at, many, now, what == PEEK or what == LOOK or what == INSPECT)
+  local asks = asks_of(arg, at, many, now, what == PEEK or what == INSPECT)
   if what == INSPECT then
     return inspect(asks)
   elseif what == CHARGE then
     local told, counted = charge(asks, now)
     return told .. counted
-  elseif what == LOOK then
-    return answer(look(asks, now), asks) -- a part of a question whose other keys are in other slots
   end
   return hit(asks, now)
 end

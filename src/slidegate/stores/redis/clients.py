@@ -1,0 +1,191 @@
+"""The clients of a store: redis-py's own, made from the settings of the user's client, one for each event loop.
+
+Everything that the user's client says about connections stays: TLS, credentials, sockets, the version of the protocol.
+Three things are ours: answers are bytes, the timeouts are the store's, and nothing is ever sent twice, because a charge
+whose answer was lost may have been made. So a connection that was idle is checked for its end before it is written to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import cache
+from inspect import signature
+from time import monotonic
+from typing import Any, Final
+
+from redis.asyncio import Connection, ConnectionPool, Redis, RedisCluster, SSLConnection
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import MasterNotFoundError, SentinelConnectionPool
+from redis.backoff import NoBackoff
+from redis.exceptions import NoPermissionError, RedisError
+
+from .urls import Client
+
+IDLE_S: Final = 1.0
+"""A connection that was idle for so long may have been ended by the server, or by something in between."""
+SHORT: Final = 32_768
+"""A command of fewer bytes is buffered as a whole, whether the server reads or not."""
+_OF_ITS_OWNER: Final = ("connection_pool", "event_dispatcher", "himport_", "maint_", "orig_", "oss_cluster_")
+"""The start of settings that refer to the pool or the cluster from which they were read."""
+_CLUSTER_OPTIONS: Final = signature(RedisCluster.__init__).parameters.keys()
+
+
+def open_own(given: Client, timeout_s: float) -> Client:
+    """Return a client with the settings of another one. It does not connect before it is used.
+
+    Args:
+        given: The user's client, which is not changed.
+        timeout_s: How long connecting, or an answer, may take.
+    """
+    if isinstance(given, RedisCluster):
+        return _open_cluster(given, timeout_s)
+    pool: Any = given.connection_pool
+    settings, kind = _settings(pool.connection_kwargs, timeout_s), checked(pool.connection_class)
+    if isinstance(pool, SentinelConnectionPool):
+        masters = _Masters(pool, settings, timeout_s)
+        return Redis.from_pool(
+            SentinelConnectionPool(pool.service_name, masters, connection_class=kind, **settings)  # type: ignore[no-untyped-call]
+        )
+    return Redis.from_pool(ConnectionPool(connection_class=kind, **settings))
+
+
+def _open_cluster(given: RedisCluster, timeout_s: float) -> RedisCluster:
+    """Return a client for the same cluster. It follows redirections, and never sends a command again after an error."""
+    kind, nodes = given.connection_kwargs["connection_class"], given.nodes_manager
+    settings = _settings(given.connection_kwargs, timeout_s)
+    own = RedisCluster(
+        startup_nodes=[ClusterNode(node.host, node.port) for node in nodes.startup_nodes.values()],
+        address_remap=nodes.address_remap,
+        require_full_coverage=False,  # a store needs one slot
+        reinitialize_steps=0,  # which would close the connections of others after some redirections
+        ssl=issubclass(kind, SSLConnection),
+        **{name: value for name, value in settings.items() if name in _CLUSTER_OPTIONS},
+    )
+    if hasattr(own, "cluster_error_retry_attempts"):  # redis-py 5, where `retry` is that of the connections
+        own.cluster_error_retry_attempts = 0
+    else:
+        assert own.retry.get_retries() == 0, "a charge must not be sent twice"
+    own.connection_kwargs["connection_class"] = checked(kind)
+    for node in own.nodes_manager.startup_nodes.values():
+        node.connection_class = checked(kind)
+    return own
+
+
+def _settings(given: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """Return the settings of a connection with our timeouts, and without retries."""
+    kept = {name: value for name, value in given.items() if not name.startswith(_OF_ITS_OWNER)}
+    return kept | {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "health_check_interval": 0,  # its check would be sent in front of a command, and fail with it
+        "decode_responses": False,
+        "protocol": kept.get("protocol") or 2,
+        **_NO_RETRY,
+    }
+
+
+_NO_RETRY: Final[dict[str, Any]] = {"retry": Retry(NoBackoff(), 0), "retry_on_error": [], "retry_on_timeout": False}
+
+
+@cache
+def checked(kind: Any) -> Any:
+    """Return a class of connections that connect anew, before a command is sent, if the server has ended them."""
+
+    class CheckedConnection(kind):  # type: ignore[misc]
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(**settings | _NO_RETRY)
+            self.socket_timeout: float | None
+            self._used_s = 0.0
+
+        async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+            if self.is_connected and await self._has_ended():
+                await self.disconnect(nowait=True)
+            if not self.is_connected:
+                await self.connect()
+            bound_s = self.socket_timeout
+            if sum(map(len, command)) < SHORT:
+                self.socket_timeout = None  # redis-py would start a task to watch a write that waits for nobody
+            try:
+                await super().send_packed_command(command, check_health)
+            finally:
+                self.socket_timeout = bound_s
+            self._used_s = monotonic()
+
+        async def _has_ended(self) -> bool:
+            if monotonic() - self._used_s > IDLE_S:
+                for _ in range(
+                    2
+                ):  # what has come meanwhile is read in the first iteration of the loop, and known in the next
+                    await asyncio.sleep(0)
+            return self._reader is None or self._reader.at_eof() or self._reader.exception() is not None
+
+    return CheckedConnection
+
+
+class _Masters:
+    """Finds the master of a service, in the place of redis-py's `Sentinel`, which believes the first sentinel.
+
+    Args:
+        pool: The pool of the user's client.
+        settings: The settings of connections to servers.
+        timeout_s: How long a sentinel or a server may take.
+    """
+
+    def __init__(self, pool: Any, settings: dict[str, Any], timeout_s: float) -> None:
+        self._given = pool.sentinel_manager
+        self._settings = settings
+        self._timeout_s = timeout_s
+        self._kind = checked(SSLConnection if issubclass(pool.connection_class, SSLConnection) else Connection)
+
+    async def discover_master(self, service: str) -> tuple[str, int]:
+        """Ask all sentinels at once; return the first address whose server says that it is a master.
+
+        Raises:
+            MasterNotFoundError: There is none.
+        """
+        asked = [asyncio.ensure_future(self._ask(sentinel, service)) for sentinel in self._given.sentinels]
+        failed: Exception | None = None
+        try:
+            for answer in asyncio.as_completed(asked):
+                try:
+                    return await answer
+                except (RedisError, OSError) as error:
+                    failed = error
+        finally:
+            await _end(asked)
+        raise MasterNotFoundError(f"no sentinel leads to a master of service {service!r}: {failed}") from failed
+
+    async def _ask(self, sentinel: Any, service: str) -> tuple[str, int]:
+        known = sentinel.connection_pool
+        async with _once(known.connection_class, _settings(known.connection_kwargs, self._timeout_s)) as client:
+            state: Any = await client.sentinel_master(service)
+        if not self._given.check_master_state(state, service):
+            raise MasterNotFoundError(f"a sentinel does not confirm the master of service {service!r}")
+        address = {"host": getattr(self._given, "_force_master_ip", None) or state["ip"], "port": state["port"]}
+        async with _once(self._kind, self._settings | address) as server:
+            try:
+                role = await server.execute_command("ROLE")
+            except NoPermissionError:
+                role = [b"master"]
+        if role[0] != b"master":
+            raise MasterNotFoundError(f"the server that a sentinel names for service {service!r} is no longer a master")
+        return address["host"], address["port"]
+
+
+@asynccontextmanager
+async def _once(kind: Any, settings: dict[str, Any]) -> AsyncIterator[Any]:
+    """Open a client for a few commands; its connection is closed, also where the closing is cancelled."""
+    client = Redis.from_pool(ConnectionPool(connection_class=kind, **settings))
+    try:
+        yield client
+    finally:
+        await asyncio.shield(client.aclose())
+
+
+async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

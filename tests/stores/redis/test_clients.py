@@ -1,0 +1,229 @@
+"""The clients of a store connect as the user's does, notice what has ended, and never send anything twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel as RedisSentinel
+from redis.backoff import NoBackoff
+
+from slidegate import Decision, Limiter, StoreError
+from slidegate.core import StoreUnavailable
+from slidegate.stores.redis import RedisStore, clients
+from slidegate.testing import RecordingObserver
+
+from ...contract.harness import bucket
+from ...contract.player import settle
+from ...fault_proxy import FaultProxy, stop_listening
+from ...redis_servers import RedisCluster as ClusterServers
+from ...redis_servers import RedisServer, ReplicaPair, Sentinel, needs_redis
+from .stores import PLENTY_S, fresh_prefix, store_at
+
+TEN = bucket("10/hour")
+
+
+async def hit(store: RedisStore, key: str = "ann") -> Decision:
+    return await settle(store.hit(((TEN, key, 1),)))
+
+
+def store_of(client: Any, **options: Any) -> RedisStore:
+    return RedisStore(client, **{"prefix": fresh_prefix(), "timeout": PLENTY_S, **options})
+
+
+MANY = Retry(NoBackoff(), 5)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda: Redis(retry=MANY, retry_on_error=[OSError], health_check_interval=1),
+        lambda: Redis(unix_socket_path="/s", retry=MANY),
+        lambda: RedisSentinel([("127.0.0.1", 1)], retry=MANY).master_for("mymaster", retry=MANY, ssl=True),
+    ],
+    ids=["server", "socket", "sentinel"],
+)
+def test_connections_have_the_stores_timeouts_and_no_retries(given: Callable[[], Redis]) -> None:
+    own: Any = clients.open_own(given(), 0.7)
+    connection = own.connection_pool.make_connection()
+    assert (connection.retry.get_retries(), connection.retry_on_error, connection.health_check_interval) == (0, [], 0)
+    assert (connection.socket_timeout, connection.socket_connect_timeout) == (0.7, 0.7)
+    assert isinstance(connection, given().connection_pool.connection_class)
+
+
+def test_a_client_for_a_cluster_keeps_tls_and_credentials_and_has_no_retries() -> None:
+    nodes = [ClusterNode("127.0.0.1", 1)]
+    given = RedisCluster(startup_nodes=nodes, ssl=True, username="ann", password="pw", ssl_cert_reqs="none", retry=MANY)
+    own: Any = clients.open_own(given, 0.7)
+    assert own.retry.get_retries() == 0
+    for node in (*own.nodes_manager.startup_nodes.values(), ClusterNode("127.0.0.1", 2, **own.connection_kwargs)):
+        connection = node.acquire_connection()
+        assert isinstance(connection, given.connection_kwargs["connection_class"])
+        assert (connection.username, connection.password, connection.socket_timeout) == ("ann", "pw", 0.7)
+        assert connection.retry.get_retries() == 0
+
+
+@pytest.mark.parametrize("kind", ["rediss", "rediss+cluster", "rediss+sentinel"])
+async def test_a_listener_without_tls_sees_no_byte_of_the_password(kind: str) -> None:
+    seen = list[bytes]()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.read(65_536))
+        writer.close()
+
+    listener = await asyncio.start_server(listen, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    path = "/mymaster" if kind.endswith("sentinel") else ""
+    store = RedisStore(f"{kind}://ann:s3cret@127.0.0.1:{port}{path}", timeout=PLENTY_S)
+    with pytest.raises(StoreError):
+        await hit(store)
+    await store.close()
+    await stop_listening(listener)
+    assert seen
+    assert all(told.startswith(b"\x16\x03") for told in seen), "the greeting of TLS, and nothing else"
+    assert not any(b"s3cret" in told or b"AUTH" in told for told in seen)
+
+
+@needs_redis
+@pytest.mark.parametrize(
+    "client",
+    [
+        lambda server: Redis(unix_socket_path=str(server.socket)),
+        lambda server: Redis(host="127.0.0.1", port=server.port, decode_responses=True, encoding="latin-1"),
+        lambda server: Redis(connection_pool=BlockingConnectionPool.from_url(server.url, max_connections=1)),
+        lambda server: Redis.from_url(server.url, protocol=3, single_connection_client=True),
+    ],
+    ids=["socket", "decoding", "blocking pool", "RESP3"],
+)
+async def test_a_client_of_any_settings_is_one_to_connect_as(server: RedisServer, client: Any) -> None:
+    async with client(server) as given:
+        store = store_of(given)
+        decisions = await asyncio.gather(*(hit(store, f"user:{number % 30}") for number in range(300)))
+        assert all(decisions)
+        await store.bans.ban("user:eve", None, "", "ann")
+        assert [ban.key for ban in await store.bans.active()] == ["user:eve"]
+        await store.close()
+
+
+@needs_redis
+@pytest.mark.parametrize("running", ["server", "cluster"])
+@pytest.mark.parametrize("idle_s", [0.0, 1.1])
+async def test_a_connection_that_was_ended_while_it_was_idle_costs_nothing(
+    running: str, idle_s: float, request: pytest.FixtureRequest
+) -> None:
+    place = request.getfixturevalue(running)
+    heard = RecordingObserver()
+    async with store_at(place) as store, Limiter(store, deadline="60s", on_error="deny", observers=[heard]) as limiter:
+        for spent in range(1, 4):
+            assert (await limiter.hit("ann", "10/hour")).remaining == 10 - spent
+            await asyncio.sleep(0.01)  # until nothing is on its way
+            for each in place.masters if isinstance(place, ClusterServers) else [place]:
+                each.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            if idle_s:
+                time.sleep(idle_s)  # noqa: ASYNC251 - the loop learns of nothing meanwhile
+            else:
+                await asyncio.sleep(0.05)
+        assert heard.events == []
+
+
+@needs_redis
+@pytest.mark.all
+async def test_a_server_that_ends_idle_connections_after_a_second_is_no_trouble() -> None:
+    heard = RecordingObserver()
+    with RedisServer("--timeout", "1") as server:
+        async with Limiter.from_url(server.url, deadline="60s", on_error="deny", observers=[heard]) as limiter:
+            for spent in range(1, 5):
+                assert (await limiter.hit("ann", "10/hour")).remaining == 10 - spent
+                await asyncio.sleep(0.9 * spent)
+    assert heard.events == []
+
+
+@asynccontextmanager
+async def on_a_server() -> AsyncIterator[tuple[str, RedisServer, FaultProxy]]:
+    with RedisServer() as server:
+        async with FaultProxy(server.port) as proxy:
+            yield f"redis://127.0.0.1:{proxy.port}", server, proxy
+
+
+@asynccontextmanager
+async def behind_a_sentinel() -> AsyncIterator[tuple[str, RedisServer, FaultProxy]]:
+    with ReplicaPair() as pair:
+        async with FaultProxy(pair.master.port) as proxy:
+            watched: Any = proxy  # which has a port, as a server does
+            sentinel = Sentinel(watched)
+            await asyncio.to_thread(sentinel.__enter__)
+            try:
+                yield f"redis+sentinel://127.0.0.1:{sentinel.port}/mymaster", pair.master, proxy
+            finally:
+                await asyncio.to_thread(sentinel.close)
+
+
+@asynccontextmanager
+async def on_a_cluster() -> AsyncIterator[tuple[str, RedisServer, FaultProxy]]:
+    with ClusterServers(fronted=True) as cluster:
+        proxies = [FaultProxy(server.port) for server in cluster.servers]
+        for each, proxy in zip(cluster.servers, proxies, strict=True):
+            proxy.port = each.front or 0
+            await proxy.accept()
+        keeper = cluster.owner(cluster.slot_of("slidegate"))
+        try:
+            ports = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
+            yield f"redis+cluster://{ports}", keeper, proxies[cluster.servers.index(keeper)]  # type: ignore[arg-type]
+        finally:
+            for proxy in proxies:
+                await proxy.__aexit__()
+
+
+@needs_redis
+@pytest.mark.parametrize(
+    "place",
+    [
+        on_a_server,
+        pytest.param(behind_a_sentinel, marks=pytest.mark.all),
+        pytest.param(on_a_cluster, marks=pytest.mark.all),
+    ],
+)
+async def test_a_hit_whose_answer_is_cut_off_after_it_was_made_is_charged_once(place: Any) -> None:
+    async with place() as (url, server, proxy):
+        store = RedisStore(url, timeout=PLENTY_S)
+        assert (await hit(store)).remaining == 9
+        for left in (8, 6, 4):
+            proxy.freeze()
+            server.command("CONFIG", "RESETSTAT")
+            asked = asyncio.ensure_future(hit(store))
+            async with asyncio.timeout(PLENTY_S):
+                while "evalsha" not in server.calls():  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            proxy.drop()
+            proxy.thaw()
+            with pytest.raises(StoreUnavailable):
+                await asked
+            assert (await hit(store)).remaining == left - 1, "charged once, and not sent again"
+        await store.close()
+
+
+@needs_redis
+async def test_a_server_that_forbids_evalsha_is_asked_by_eval_and_told_once(server: RedisServer) -> None:
+    server.command("ACL", "SETUSER", "hosted", "reset", "on", ">pw", "~*", "+@all", "-evalsha", "-script")
+    heard = RecordingObserver()
+    store = store_of(server.url.replace("//", "//hosted:pw@"))
+    store.observe(heard)
+    try:
+        for spent in range(1, 4):
+            assert (await hit(store)).remaining == 10 - spent
+        assert heard.kinds == ["scripts_sent"]
+        assert f"{heard.events[0].details['bytes']} bytes more" in heard.events[0].message
+        server.command("ACL", "SETUSER", "hosted", "-eval")
+        with pytest.raises(StoreUnavailable, match="no permissions to run the 'eval'"):
+            await hit(store)
+        assert heard.kinds == ["scripts_sent"]
+    finally:
+        await store.close()
+        server.command("ACL", "DELUSER", "hosted")
