@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 from fastapi import FastAPI
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from starlette.applications import Starlette
@@ -93,28 +93,16 @@ def texts_of(written: str, random: Random, count: int) -> Iterator[str]:
             yield path
 
 
-async def missed(most: int, seeds: Iterable[int]) -> list[str]:
-    """Return requests that a route of Starlette's served and a rule with its path did not count."""
-    found = []
-    for seed in seeds:
-        random = Random(seed)
-        written = template(random, most)
-        app = Starlette(routes=[Route(written, page)])
-        middleware = RateLimitMiddleware(app, rules=[Rule(written, PLENTY, name="it")])
-        for path in dict.fromkeys(texts_of(written, random, 8)):
-            answer = await call(middleware, path, raw_path=b"/")
-            assert answer.status == 200, f"seed {seed}: {written!r} does not serve {path!r}"
-            if "ratelimit-policy" not in answer.headers:
-                found.append(f"seed {seed}: {written!r} serves {path!r}")
-    return found
-
-
-@pytest.mark.parametrize(
-    ("most", "seeds"),
-    [(1, range(200)), (3, range(1_000, 1_250)), pytest.param(4, range(10_000, 20_000), marks=pytest.mark.deep)],
-)
-async def test_parameters_alone_and_beside_text_count_what_starlette_matches(most: int, seeds: range) -> None:
-    assert await missed(most, seeds) == []
+@pytest.mark.parametrize("most", [1, 3, 4])
+@settings(max_examples=200)
+@given(random=st.randoms(use_true_random=False))
+async def test_parameters_alone_and_beside_text_count_what_starlette_matches(most: int, random: Random) -> None:
+    """At most so many parameters stand in one segment."""
+    written = template(random, most)
+    middleware = RateLimitMiddleware(Starlette(routes=[Route(written, page)]), rules=[Rule(written, PLENTY, name="it")])
+    for path in dict.fromkeys(texts_of(written, random, 8)):
+        answer = await call(middleware, path, raw_path=b"/")
+        assert (answer.status, "ratelimit-policy" in answer.headers) == (200, True), (written, path)
 
 
 # -- what pydantic takes for a number or a UUID ------------------------------------------------------------------------
