@@ -6,12 +6,11 @@ import asyncio
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import Depends, FastAPI
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
@@ -22,7 +21,6 @@ from starlette.routing import Route
 from slidegate import (
     Limiter,
     MemoryStore,
-    RateLimit,
     RateLimitMiddleware,
     Rule,
     everyone,
@@ -48,20 +46,15 @@ class Model:
         self,
         permits: int,
         *,
-        others: Sequence[Rule] = (),
         limiter: Limiter | None = None,
-        at_endpoint: bool = False,
         **options: Any,
     ) -> None:
         options = {"key": everyone, "wait": "30s", "fair": TENANT} | options
         self.limiter = limiter or Limiter()
         self.inside: list[tuple[str, asyncio.Event]] = []
         self.tasks: list[asyncio.Task[Answer]] = []
-        rules = [*others] if at_endpoint else [Rule("/", concurrency=permits, **options), *others]
+        rules = [Rule("/", concurrency=permits, **options)]
         app: Any = Starlette(routes=[Route("/", self.page)])
-        if at_endpoint:
-            app = FastAPI()
-            app.get("/", dependencies=[Depends(RateLimit(concurrency=permits, **options))])(self.answer)
         self.app = RateLimitMiddleware(app, rules=rules, limiter=self.limiter)
 
     async def page(self, request: Request) -> PlainTextResponse:
@@ -141,43 +134,6 @@ async def _keep_waiting(rng: random.Random) -> None:
     assert set(await model.end_all()) == {200}
 
 
-async def test_a_tenant_alone_gets_all_and_another_one_the_next_that_is_free() -> None:
-    model = Model(3)
-    await model.ask("big", "big", "big", "big", "big", "small")
-    assert model.held == {"big": 3}
-    await model.end(0)
-    assert model.held == {"big": 2, "small": 1}
-    await model.ask("small")
-    await model.end(0)
-    assert model.held == {"big": 2, "small": 1}, "each held one, and a request of the big one came first"
-    assert set(await model.end_all()) == {200}
-
-
-BESIDE = {
-    "fair by another key": {"concurrency": 100, "fair": everyone},
-    "fair by a function": {"concurrency": 100, "fair": lambda request: "one"},
-    "not fair": {"limits": "100/minute"},
-}
-
-
-@pytest.mark.parametrize("beside", BESIDE)
-async def test_a_rule_is_as_fair_before_others_with_wait(beside: str) -> None:
-    alone, model = Model(2), Model(2, others=[Rule("*", key=everyone, wait="30s", **BESIDE[beside])])
-    orders = []
-    for one in (alone, model):
-        await one.ask(*["big"] * 6, "small", "small")
-        orders.append([await one.end(0) for _ in range(8)])
-    assert orders[0] == orders[1]
-
-
-async def test_requests_without_a_value_are_one_tenant() -> None:
-    model = Model(2)
-    await model.ask("", "", "", "", "known")
-    await model.end(0)
-    assert model.held == {"": 1, "known": 1}
-    assert set(await model.end_all()) == {200}
-
-
 async def test_a_permit_for_a_waiter_that_is_cancelled_in_that_instant_goes_to_the_next() -> None:
     for turns in range(6):
         model = Model(1)
@@ -210,18 +166,6 @@ async def test_a_permit_that_was_given_here_during_an_outage_comes_on_top_of_tho
     assert await model.end_all() == [200] * 5
     queues = model.limiter.engine.queues
     assert (queues._permits, queues.waiting) == ({}, 0)
-
-
-async def test_a_function_names_the_tenant_and_one_that_fails_leaves_it_unknown() -> None:
-    def tenant(request: Request) -> str:
-        return request.headers["x-tenant"].removesuffix("-1").removesuffix("-2")
-
-    model = Model(2, fair=tenant)
-    await model.ask("big-1", "big-1", "big-2", "", "small")
-    await model.end(0)
-    await model.end(0)
-    assert sorted(model.held) == ["", "big-2"], "the second one came when nobody else of its tenant was under way"
-    assert set(await model.end_all()) == {200}
 
 
 async def test_a_tenant_that_is_named_while_the_limit_changes_keeps_no_share_of_the_old_one() -> None:
@@ -263,14 +207,6 @@ async def test_who_becomes_first_by_a_permit_of_another_asks_although_nobody_her
     await model.until({"big": 1, "small": 1})
     assert set(await model.end_all()) == {200}
     assert (await first).status == 200
-
-
-async def test_a_limit_at_an_endpoint_is_as_fair() -> None:
-    model = Model(2, at_endpoint=True)
-    await model.ask("big", "big", "big", "big", "small")
-    await model.end(0)
-    assert model.held == {"big": 1, "small": 1}
-    assert set(await model.end_all()) == {200}
 
 
 def test_a_configuration_file_names_the_tenant(tmp_path: Path) -> None:

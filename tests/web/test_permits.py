@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -154,23 +153,6 @@ class Workshop:
 
     def finish(self, how: Callable[[Scope, Receive, Send], Any] = hello) -> None:
         self.orders.put_nowait(how)
-
-
-async def test_a_refusal_says_what_is_known_and_no_more() -> None:
-    shop = Workshop(1)
-    await shop.begin()
-    refused = await call(shop.middleware)
-    assert refused.status == 429
-    assert "retry-after" not in refused.headers
-    assert refused.headers["ratelimit-policy"] == '"work";q=1;qu="concurrent-requests"'
-    assert refused.headers["ratelimit"] == '"work";r=0'
-    assert (refused.headers["x-ratelimit-limit"], refused.headers["x-ratelimit-remaining"]) == ("1", "0")
-    assert "x-ratelimit-reset" not in refused.headers
-    problem = json.loads(refused.body)
-    assert problem["violated-policies"] == ["work"]
-    assert problem["type"].endswith("#quota-exceeded")
-    assert problem["detail"] == "No more than 1 at a time; try again when an earlier request has ended."
-    shop.finish()
 
 
 async def test_an_answer_says_how_many_more_there_is_room_for() -> None:

@@ -11,10 +11,13 @@ A scenario begins with ``site``, or with ``everywhere``, which is one limit in e
     > SOCKET /a                               a handshake; DENIAL where the server can send a whole answer
     > GET /a times=5 show=retry-after         the same five times, and a field of the last answer
     > +30s                                    time goes by
+    > come GET /a times=3                     requests that may wait; `ended` and `all` say when each is answered
+    > sleep 4s                                time goes by for those that wait
 """
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,14 +28,16 @@ from typing import Any
 import pytest
 from fastapi import Depends, FastAPI
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 import slidegate
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate.core.durations import read_span_us
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, Answer, scope_of, send_scope
+from ..virtual_time import VirtualTime, turns
 from .limited import AT, METHODS, answer, limited, page
 from .middlewares import Listener, charged, checks
 from .network_files import countries, operators
@@ -43,29 +48,12 @@ NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER
 METHODS_SENT = {*METHODS, "DELETE", "OPTIONS", "FOO", "get", "post", "SOCKET", "DENIAL", "PREFLIGHT"}
 
 
-def an_endpoint() -> Any:
-    """Return another function of the same name at each call."""
-
-    async def endpoint(request: Request) -> Any:
-        return answer(request)
-
-    return endpoint
-
-
-async def anything(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer on every path, and accept every websocket."""
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.accept"})
-    else:
-        await answer(Request(scope))(scope, receive, send)
-
-
 class Stage:
     """Carries out the lines of a scenario."""
 
-    def __init__(self, directory: Path, place: str = "") -> None:
-        self.place = place
-        self.names = {**NAMES, "asn": operators(directory), "country": countries(directory)}
+    def __init__(self, virtual: VirtualTime, directory: Path, place: str = "") -> None:
+        self.place, self.virtual = place, virtual
+        self.names = {**NAMES, "__name__": __name__, "asn": operators(directory), "country": countries(directory)}
         self.clock = FakeClock(1_800_000_000_000_000)
         self.heard = Listener(without=["store_late"])
         self.limiter = self._limiter()
@@ -75,6 +63,11 @@ class Stage:
         self.inside: FastAPI | None = None
         self.functions: dict[str, Any] = {"page": page}
         self._app: Any = None
+        virtual.clock, self.began_s = self.clock, virtual.passed_s
+        self.tasks: list[asyncio.Task[None]] = []
+        self.ended: list[tuple[float, int, str]] = []
+        self.is_slow = False
+        self.under_way: list[tuple[str, asyncio.Event]] = []
 
     def _limiter(self, **options: Any) -> Limiter:
         return Limiter(MemoryStore(clock=self.clock), observers=[self.heard], **options)
@@ -107,11 +100,37 @@ class Stage:
     def _depends(self, text: str) -> None:
         self.inside = FastAPI(dependencies=[Depends(limit) for limit in self._evaluated(text)[""]])
 
+    def _slow(self) -> None:
+        """Let answers wait until they are ended."""
+        self.is_slow = True
+
+    async def _anything(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer on every path, and accept every websocket."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.accept"})
+        else:
+            await (await self._answer(Request(scope)))(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        if self.is_slow:
+            own = request.headers.get("x-tenant", "nobody"), asyncio.Event()
+            self.under_way.append(own)
+            await own[1].wait()
+        return answer(request)
+
+    def _another_endpoint(self) -> Any:
+        """Return another function of the same name at each call."""
+
+        async def endpoint(request: Request) -> Any:
+            return await self._answer(request)
+
+        return endpoint
+
     def _endpoint(self, text: str) -> None:
         path, _, written = text.partition(" ")
         given = self._evaluated(written)
         name = given.get("function", path)
-        endpoint = self.functions.setdefault(name, partial(page) if "partial" in name else an_endpoint())
+        endpoint = self.functions.setdefault(name, partial(page) if "partial" in name else self._another_endpoint())
         for decorate in reversed(given[""]):
             endpoint = decorate(endpoint)
         self.inside = self.inside or FastAPI()
@@ -124,7 +143,7 @@ class Stage:
             options = {**self.options, "limiter": self.limiter}
             if self.rules or options.keys().isdisjoint({"limits", "default_limits"}):
                 options["rules"] = self.rules
-            self._app = RateLimitMiddleware(self.inside or anything, **options)
+            self._app = RateLimitMiddleware(self.inside or self._anything, **options)
             for one in self.around:
                 self._app = RateLimitMiddleware(self._app, **one)
         return self._app
@@ -146,25 +165,67 @@ class Stage:
             return f"ConfigurationError: {error}"
 
     async def _requests(self, method: str, path: str, *words: str) -> str:
+        show, scopes = self._scopes(method, path, *words)
+        found = []
+        for scope in scopes:
+            last = await send_scope(self.app, scope)
+            found.append(self._status(last))
+        return "\n".join([" ".join(self._counted(found)), *(self._shown(name, last, scope) for name in show)])
+
+    def _scopes(self, method: str, path: str, *words: str) -> tuple[list[str], list[Scope]]:
+        """Return which fields are shown, and the scopes of requests."""
         given = dict(word.split("=", 1) for word in words)
         statuses = given.pop("answers", "200").split(",")
         times = int(given.pop("times", len(statuses)))
         show = [name for name in given.pop("show", "").split(",") if name]
         clients = cycle(given.pop("client", PEER).split(","))
         more: dict[str, Any] = {name: given.pop(name) for name in ("root_path",) if name in given}
-        headers = {**given, **(PREFLIGHT if method == "PREFLIGHT" else {})}
-        found: list[str] = []
+        found: list[Scope] = []
         for _, status, client in zip(range(times), cycle(statuses), clients, strict=False):
+            headers = {**given, **(PREFLIGHT if method == "PREFLIGHT" else {}), "X-Status": status}
             peer = None if client == "none" else (client, 1)
-            scope = scope_of(path, "OPTIONS" if method == "PREFLIGHT" else method, client=peer, **more)
-            scope["headers"] = [*scope_of(headers={**headers, "X-Status": status})["headers"]]
+            sent = "OPTIONS" if method == "PREFLIGHT" else method
             if method in ("SOCKET", "DENIAL"):
-                scope["type"] = "websocket"
-                scope["extensions"] = {"websocket.http.response": {}} if method == "DENIAL" else {}
-                del scope["method"]
-            last = await send_scope(self.app, scope)
-            found.append(self._status(last))
-        return "\n".join([" ".join(self._counted(found)), *(self._shown(name, last, scope) for name in show)])
+                extensions = {"websocket.http.response": {}} if method == "DENIAL" else {}
+                more |= {"type": "websocket", "extensions": extensions}
+            found.append(scope_of(path, sent, client=peer, headers=headers, **more))
+        return show, found
+
+    async def _come(self, *words: str) -> None:
+        """Begin requests, each when the one before is under way, waits or is answered."""
+        _, scopes = self._scopes(*words)
+        for scope in scopes:
+            self.tasks.append(asyncio.create_task(self._visit(len(self.tasks), scope)))
+            await turns(50)
+
+    async def _visit(self, number: int, scope: Scope) -> None:
+        status = self._status(await send_scope(self.app, scope))
+        self.ended.append((round(self.virtual.passed_s - self.began_s, 6), number, status))
+
+    async def _sleep(self, span: str) -> None:
+        await asyncio.sleep(read_span_us(span, "sleep", "4s") / 1_000_000)
+
+    async def _ended(self) -> str:
+        """Return which requests have ended since the last look, by the time at which they did."""
+        await turns(50)
+        said = "\n".join(f"{number}: {status} at {now_s:g}s" for now_s, number, status in sorted(self.ended))
+        self.ended.clear()
+        return said or "none"
+
+    async def _all(self) -> str:
+        """Wait until all have ended."""
+        await asyncio.gather(*self.tasks)
+        return await self._ended()
+
+    async def _end(self, *numbers: str) -> None:
+        """End requests that are under way, by their places; without one, all, and those that follow."""
+        self.is_slow = bool(numbers)
+        for number in numbers or "0" * len(self.under_way):
+            self.under_way.pop(int(number))[1].set()
+            await turns(50)
+
+    def _inside(self) -> str:
+        return " ".join(tenant for tenant, _ in self.under_way) or "none"
 
     def _status(self, given: Answer) -> str:
         kind = given.messages[0]["type"].removeprefix("websocket.")
@@ -189,6 +250,7 @@ class Stage:
     async def _override(self, name: str, limit: str, duration: str = "1h") -> None:
         assert self.app
         await self.limiter.override(name, limit, duration)
+        await turns(50)
 
     async def _restore(self, name: str) -> str:
         return "" if await self.limiter.restore(name) else "there is none"
@@ -198,6 +260,13 @@ class Stage:
 
     async def _unban(self, key: str) -> str:
         return "" if await self.limiter.unban(key) else "there is none"
+
+    async def _hit(self, name: str, key: str = PEER) -> None:
+        rule = next(one for one in self.app.rules if one.label == name)
+        self.charged = await self.limiter.hit(key, rule.limits, rule=name)
+
+    async def _refund(self) -> str:
+        return "" if await self.limiter.refund(self.charged) else "there is none"
 
     async def _reset(self, key: str) -> str:
         return "" if await self.limiter.reset(key) else "there is none"
@@ -228,6 +297,7 @@ class Stage:
         said = [
             f"{one.reason} by {', '.join(one.rules) or 'none'}, {one.route}, {one.status}, {one.ended}"
             + (f", shadows {', '.join(one.shadow_rules)}" if one.shadow_rules else "")
+            + (f", waited {one.waited_us / 1_000_000:g}s" if one.waited_us is not None else "")
             for one in self.heard.outcomes
         ]
         self.heard.outcomes.clear()
@@ -238,6 +308,12 @@ class Stage:
         said = [event.details for event in self.heard.events if event.kind == "refused"]
         self.heard.events.clear()
         return "\n".join(" ".join(f"{name}={value}" for name, value in one.items() if value) for one in said)
+
+    def _permits(self) -> str:
+        return str(self.limiter.store.permits_held())
+
+    def _waiting(self) -> str:
+        return str(self.limiter.engine.queues.waiting)
 
     def _keys(self) -> str:
         return str(self.limiter.store.stats().keys)
@@ -254,13 +330,16 @@ def lines_of(path: Path) -> list[str]:
     return [line[2:] for line in path.read_text("utf-8").splitlines() if line.startswith("> ")]
 
 
-async def played(scenario: list[str], directory: Path) -> list[str]:
+async def played(scenario: list[str], virtual: VirtualTime, directory: Path) -> list[str]:
     """Return the answers to the lines of one scenario; where places differ, those of each."""
     places = AT if scenario[0].startswith("everywhere") else ("",)
     found = []
     for place in places:
-        stage = Stage(directory, place)
+        stage = Stage(virtual, directory, place)
         found.append([await stage.answer(line) for line in scenario])
+        for task in stage.tasks:
+            task.cancel()
+        await asyncio.gather(*stage.tasks, return_exceptions=True)
     return [
         answers[0] if len(set(answers)) == 1 else "\n".join(map("{}: {}".format, places, answers))
         for answers in zip(*found, strict=True)
@@ -269,11 +348,11 @@ async def played(scenario: list[str], directory: Path) -> list[str]:
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.txt")), ids=lambda path: path.stem)
 async def test_scenarios(path: Path, tmp_path: Path, texts: Callable[..., None]) -> None:
-    answers: list[str] = []
+    virtual, answers = VirtualTime(), list[str]()
     scenario: list[str] = []
     for line in [*lines_of(path), "site"]:
         if line.split(" ", 1)[0] in ("site", "everywhere") and scenario:
-            answers += await played(scenario, tmp_path)
+            answers += await played(scenario, virtual, tmp_path)
             scenario = []
         scenario.append(line)
     texts(path, "> ", lambda _: answers.pop(0))

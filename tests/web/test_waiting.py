@@ -12,12 +12,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, everyone, header
-from slidegate.events import Observer, Outcome
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, everyone
+from slidegate.testing import FakeClock
 
 from ..asgi import PEER, Slow, call, hello, scope_of, statuses
 from ..remote_stores import RemoteStore, SickStore, SlowStore
@@ -57,59 +56,6 @@ class Crowd:
     async def all(self) -> list[tuple[int, int, float]]:
         await asyncio.gather(*self._tasks)
         return self.ended
-
-
-async def test_a_rule_looks_on_at_requests_that_have_waited_as_at_others(virtual: VirtualTime) -> None:
-    watched: list[int] = []
-
-    def key(request: Request) -> str:
-        watched.append(1)
-        return "all"
-
-    heard = RecordingObserver()
-    limiter = Limiter(MemoryStore(clock=virtual.clock), observers=[heard])
-    rules = [Rule("*", "2/s", wait="600ms", name="slow"), Rule("*", "3/hour", shadow=True, key=key, name="watched")]
-    crowd = Crowd(RateLimitMiddleware(hello, limiter=limiter, rules=rules, headers=None), virtual)
-    await crowd.come(2)
-    virtual.clock.advance("500ms")
-    await crowd.come(3)
-    assert [status for _, status, _ in await crowd.all()].count(200) == 4
-    assert len(watched) == 4, "who is refused is not looked at"
-    assert heard.kinds.count("shadow_refused") == 1
-
-
-@pytest.mark.parametrize("how", ["refund", "reset"])
-async def test_units_that_are_handed_back_let_the_first_in_at_once(virtual: VirtualTime, how: str) -> None:
-    app = middleware(hello, virtual, "1/h", wait="2h")
-    held = await app.limiter.hit(PEER, "1/h", rule="slow")
-    crowd = Crowd(app, virtual)
-    await crowd.come()
-    assert crowd.ended == []
-    assert await (app.limiter.refund(held) if how == "refund" else app.limiter.reset(PEER))
-    assert await crowd.all() == [(0, 200, 0.0)]
-
-
-async def test_who_lacks_what_nobody_waits_for_is_refused_at_once(virtual: VirtualTime) -> None:
-    rules = [Rule("*", "1/s", wait="5s", name="waits"), Rule("*", "1/h", name="hard", key=header("X-Key"))]
-    app = RateLimitMiddleware(hello, limiter=Limiter(MemoryStore(clock=virtual.clock)), rules=rules)
-    crowd = Crowd(app, virtual)
-    await crowd.come(2, headers={"X-Key": "a"})
-    await crowd.come(1, headers={"X-Key": "b"})
-    assert sorted(await crowd.all()) == [(0, 200, 0.0), (1, 429, 0.0), (2, 200, 1.0)]
-
-
-async def test_a_request_waits_in_the_queue_of_its_first_rule_alone_until_all_its_limits_have_room(
-    virtual: VirtualTime,
-) -> None:
-    rules = [
-        Rule("*", "2/s", wait="60s", name="all", key=everyone),
-        Rule("*", "1/30s", wait="60s", name="own", key=header("X-Key")),
-    ]
-    app = RateLimitMiddleware(hello, limiter=Limiter(MemoryStore(clock=virtual.clock)), rules=rules)
-    crowd = Crowd(app, virtual)
-    for key in "abac":
-        await crowd.come(headers={"X-Key": key})
-    assert await crowd.all() == [(0, 200, 0.0), (1, 200, 0.0), (2, 200, 30.0), (3, 200, 30.0)]
 
 
 def channel(*messages: Message, last: asyncio.Event | None = None) -> Receive:
@@ -284,24 +230,6 @@ async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back
 everywhere = pytest.mark.parametrize("at", AT)
 
 
-async def status_of(middleware: ASGIApp) -> int:
-    return (await call(middleware)).status
-
-
-@everywhere
-async def test_a_request_waits_for_its_turn(at: str) -> None:
-    middleware = limited(at, "2/50ms", limiter=Limiter(MemoryStore(clock=VirtualTime().clock)), wait="10s")
-    assert await asyncio.gather(*(status_of(middleware) for _ in range(4))) == [200] * 4
-
-
-@everywhere
-async def test_no_more_wait_than_may_and_none_longer_than_it_may(at: str) -> None:
-    middleware = limited(at, "1/hour", wait="10s")
-    assert await statuses(middleware, 2) == [200, 429]
-    short = limited(at, "1/100ms", limiter=Limiter(MemoryStore(clock=VirtualTime().clock)), wait="10s", wait_max=1)
-    assert sorted(await asyncio.gather(*(status_of(short) for _ in range(3)))) == [200, 200, 429]
-
-
 @pytest.mark.parametrize("cancelled", [False, True])
 @everywhere
 async def test_a_client_that_leaves_while_it_waits_is_charged_nothing(
@@ -362,81 +290,3 @@ async def test_connections_that_were_opened_and_dropped_keep_nobody_out(virtual:
 
 def _body(*pieces: bytes) -> list[Message]:
     return [{"type": "http.request", "body": piece, "more_body": piece is not pieces[-1]} for piece in pieces]
-
-
-async def test_a_wait_is_counted(virtual: VirtualTime) -> None:
-    class Waits(Observer):
-        def request(self, outcome: Outcome, /) -> None:
-            heard.append((outcome.allowed, outcome.waited_us))
-
-    heard: list[tuple[bool, int | None]] = []
-    app = middleware(hello, virtual)
-    app.limiter.observe(Waits())
-    assert await statuses(app, 3) == [200, 200, 429]
-    virtual.clock.advance("500ms")
-    crowd = Crowd(app, virtual)
-    await crowd.come()
-    assert app.limiter.engine.queues.waiting == 1
-    assert await crowd.all() == [(0, 200, 0.5)]
-    assert app.limiter.engine.queues.waiting == 0
-    assert heard == [(True, None), (True, None), (False, None), (True, 500_000)]
-
-
-@pytest.mark.parametrize("at", AT)
-async def test_who_waits_is_let_in_by_the_amount_that_is_changed_meanwhile(virtual: VirtualTime, at: str) -> None:
-    limiter = Limiter(MemoryStore(clock=virtual.clock))
-    app = limited(at, "2/10s", limiter=limiter, wait="1h", name="slow")
-    crowd = Crowd(app, virtual)
-    await crowd.come()
-    await asyncio.sleep(4)
-    await crowd.come(3)
-    await asyncio.sleep(1)
-    await limiter.override("slow", "1/10s", duration="12s")  # until the 17th second
-    await asyncio.sleep(2)
-    assert [number for number, *_ in crowd.ended] == [0, 1]
-    assert await crowd.all() == [(0, 200, 0.0), (1, 200, 4.0), (2, 200, 14.0), (3, 200, 17.0)]
-    await limiter.override("slow", "4/10s", duration="12s")
-    answer = await call(app)
-    assert (answer.status, answer.headers["ratelimit-policy"]) == (200, '"slow";q=4;w=10')
-
-
-async def test_a_wait_ends_as_soon_as_an_override_lets_a_request_in_or_leaves_it_no_hope(virtual: VirtualTime) -> None:
-    app = middleware(hello, virtual, "2/10s", wait="8s")
-    crowd = Crowd(app, virtual)
-    await crowd.come()
-    await asyncio.sleep(4)
-    await crowd.come(3)
-    await asyncio.sleep(1)
-    await app.limiter.override("slow", "3/10s", duration="1h")
-    await turns()
-    assert crowd.ended == [(0, 200, 0.0), (1, 200, 4.0), (2, 200, 5.0)]
-    await app.limiter.override("slow", "1/10s", duration="1s")
-    assert (await crowd.all())[3:] == [(3, 429, 5.0)], "with the refusal, four units have to leave until there is room"
-
-
-@pytest.mark.parametrize("fair", [None, header("X-Tenant")])
-async def test_who_waits_for_a_permit_gets_one_that_an_override_adds(virtual: VirtualTime, fair: Any) -> None:
-    slow = Slow()
-    limiter = Limiter(MemoryStore(clock=virtual.clock))
-    rule = Rule("*", concurrency=2, wait="1h", fair=fair, name="held")
-    crowd = Crowd(RateLimitMiddleware(slow, limiter=limiter, rules=[rule]), virtual)
-    await crowd.come(5, headers={"X-Tenant": "ann"})
-    await limiter.override("held", "3", duration="1h")
-    await turns()
-    assert limiter.store.permits_held() == 3
-    await limiter.restore("held")
-    await asyncio.sleep(1)
-    assert limiter.store.permits_held() == 3
-    slow.goes_on.set()
-    assert {status for _, status, _ in await crowd.all()} == {200}
-    assert limiter.store.permits_held() == 0
-
-
-async def test_a_plan_that_a_function_returned_stays_whatever_is_changed_meanwhile(virtual: VirtualTime) -> None:
-    limiter = Limiter(MemoryStore(clock=virtual.clock))
-    plans = Rule("*", lambda request: "1/10s", fallback_limits="9/10s", wait="1h", name="plan")
-    rules = [plans, Rule("*", "9/10s", name="other")]
-    crowd = Crowd(RateLimitMiddleware(hello, limiter=limiter, rules=rules), virtual)
-    await crowd.come(2)
-    await limiter.override("other", "5/10s", duration="1h")
-    assert await crowd.all() == [(0, 200, 0.0), (1, 200, 10.0)]
