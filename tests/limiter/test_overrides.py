@@ -340,7 +340,7 @@ async def test_the_limits_of_functions_blocks_and_transports_are_changed_as_thos
 
 
 def test_a_thread_without_an_event_loop_looks_when_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overrides, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(overrides, "INTERVAL_US", 0)
     limiter = Limiter(LmdbStore(tmp_path, map_size=1 << 20), deadline="20s")
     calls = []
 
@@ -500,7 +500,7 @@ async def test_each_limit_of_a_name_takes_a_change_of_its_window_and_one_that_is
 
 async def look(worker: Worker) -> None:
     """Wait for the look that a question begins."""
-    worker.changes._next_s = 0.0
+    worker.changes._next_us = 0
     await worker.limiter.hit("k", "5/minute")
     await turns(20)
 
@@ -535,26 +535,40 @@ async def test_it_is_over_by_the_time_of_the_store_also_while_that_is_away(worke
     assert worker.known() == {}
 
 
-async def test_a_worker_looks_twice_a_second_while_it_is_asked_and_never_after_its_end(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s = [100.0]
-    monkeypatch.setattr(overrides, "monotonic", lambda: now_s[0])
+async def test_a_worker_looks_twice_a_second_while_it_is_asked_and_never_after_its_end(worker: Worker) -> None:
     other = Worker(worker.rows, **LIMITS)
     await other.limiter.hit("k", "5/minute")
     await turns(20)
     await worker.change()
-    for now_s[0], expected in ((100.4, {}), (100.5, {"api": "20/1m"})):
+    for us, expected in ((499_999, {}), (1, {"api": "20/1m"})):
+        worker.rows.clock.advance(us=us)
         await other.limiter.hit("k", "5/minute")
         await turns(20)
         assert other.known() == expected
     worker.rows.clock.advance("1h")
-    now_s[0] = 101.0
     await other.limiter.hit("k", "5/minute")
     await turns(20)
     assert other.known() == {}
     await other.limiter.close()
     assert len(await worker.limiter.workers()) == 0, "its row has ended with it"
+
+
+async def test_a_request_that_waits_looks_for_changes_itself(worker: Worker) -> None:
+    block = worker.limiter.limited("1/hour", key="k", wait="2h", rule="slow")
+    async with block:
+        pass
+    await turns(20)
+    await Worker(worker.rows).change("slow", "2/hour")
+
+    async def wait() -> None:
+        async with block:
+            pass
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait)
+        await until(lambda: worker.limiter.queued)
+        worker.rows.clock.advance("1s")
+        await until(lambda: not worker.limiter.queued)
 
 
 async def test_a_store_of_one_process_keeps_changes_there_and_ends_them() -> None:
@@ -569,7 +583,7 @@ async def test_a_store_of_one_process_keeps_changes_there_and_ends_them() -> Non
         assert (await limiter.override("api", f"{amount}/minute", "1h")).workers == 1
         assert own.limit.amount == amount
     clock.advance("1h")
-    limiter.engine.overrides._next_s = 0.0
+    limiter.engine.overrides._next_us = 0
     await limiter.hit("k", "5/minute")
     assert own.limit.amount == 10
     assert await limiter.overrides() == await limiter.workers() == []
@@ -682,6 +696,6 @@ def test_a_script_changes_limits_of_its_own_process_without_an_event_loop() -> N
         limiter.override("api", "5/minute", "1h").send(None)
     assert list(limiter.engine.overrides.known) == ["api"]
     clock.advance("1h")
-    limiter.engine.overrides._next_s = 0.0
+    limiter.engine.overrides._next_us = 0
     limiter.sync.hit("k", "5/minute")
     assert limiter.engine.overrides.known == {}

@@ -314,7 +314,7 @@ async def test_a_change_reaches_the_buckets_there_are_and_no_others(limiter: Lim
 async def test_the_first_request_of_a_worker_begins_to_look_and_its_end_stops_it(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overrides, "INTERVAL_S", 0.005)
+    monkeypatch.setattr(overrides, "INTERVAL_US", 5_000)
     limiter = workers.limiter()
     app = guarded(limiter, Rule("*", "5/minute", name="api"), app=Starlette(routes=[Route("/", page)]))
     await call(app)
@@ -347,7 +347,7 @@ async def becomes(app: RateLimitMiddleware, amount: int) -> None:
 def test_under_trio_a_worker_takes_what_others_change_until_it_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overrides, "INTERVAL_S", 0.005)
+    monkeypatch.setattr(overrides, "INTERVAL_US", 5_000)
     clock = FakeClock(1_800_000_000_000_000)
     limiters = [Limiter(LmdbStore(tmp_path, map_size=1 << 20, clock=clock), deadline="20s") for _ in range(2)]
     apps = [guarded(limiter, Rule("*", "5/minute", key=everyone, name="api")) for limiter in limiters]
@@ -371,7 +371,7 @@ def test_under_trio_a_worker_takes_what_others_change_until_it_is_over(
 def test_under_trio_another_run_looks_again_and_a_look_that_fails_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(overrides, "INTERVAL_S", 0.005)
+    monkeypatch.setattr(overrides, "INTERVAL_US", 5_000)
     limiter = Limiter(LmdbStore(tmp_path, map_size=1 << 20), deadline="20s")
     app = guarded(limiter, Rule("*", "5/minute", name="api"))
     shared: Any = limiter.store.shared_stats

@@ -68,7 +68,7 @@ class Limited:
 
             @wraps(function)
             def limited(*args: P.args, **options: P.kwargs) -> R:
-                self._take(caller.bucket, self._key_of(args, options))
+                self._admit_here(caller.bucket, self._key_of(args, options))
                 return function(*args, **options)
 
             return limited
@@ -76,31 +76,33 @@ class Limited:
 
         @wraps(function)
         async def limited_async(*args: P.args, **options: P.kwargs) -> Any:
-            await self._take_async(caller.bucket, self._key_of(args, options))
+            await self._admit(caller.bucket, self._key_of(args, options))
             return await awaited(*args, **options)
 
         return cast("Callable[P, R]", limited_async)
 
     async def __aenter__(self) -> Decision:
-        return await self._take_async(self._block.bucket, self._constant())
+        return await self._admit(self._block.bucket, self._constant())
 
     async def __aexit__(self, *error: object) -> None:
         """Do nothing: what the block spent stays spent."""
 
     def __enter__(self) -> Decision:
-        return self._take(self._block.bucket, self._constant())
+        return self._admit_here(self._block.bucket, self._constant())
 
     def __exit__(self, *error: object) -> None:
         """Do nothing: what the block spent stays spent."""
 
-    def _take(self, bucket: Bucket, key: str) -> Decision:
-        return self._admitted(run_query(self._engine, self._decide(bucket, key), self._wait_us))
+    def _admit_here(self, bucket: Bucket, key: str) -> Decision:
+        """Do what `_admit` does, and block."""
+        return run_query(self._engine, self._admit(bucket, key), self._wait_us)
 
-    async def _take_async(self, bucket: Bucket, key: str) -> Decision:
-        return self._admitted(await self._decide(bucket, key))
+    async def _admit(self, bucket: Bucket, key: str) -> Decision:
+        """Charge the cost of a call, after waiting if necessary and allowed.
 
-    async def _decide(self, bucket: Bucket, key: str) -> Decision:
-        """Charge the cost of a call, after waiting if necessary and allowed."""
+        Raises:
+            RateLimitExceeded: It is refused.
+        """
         spelled, subjects = self._engine.keys.learn(key)
         question = self._engine.prepare(((bucket, spelled, self._cost),), subjects)
         queues, name = self._engine.queues, (bucket.name, spelled)
@@ -108,14 +110,9 @@ class Limited:
         async def ask() -> Decision:
             return await answer_of(self._engine.ask(question))
 
-        decision: Decision | None = None
-        if not (self._wait_us and queues.is_queued(name)):
-            decision = await ask()
-            if not (self._wait_us and may_wait(decision)):
-                return decision
-        return await queues.wait(name, decision, ask, wait_us=self._wait_us, wait_max=MAX_WAITING)
-
-    def _admitted(self, decision: Decision) -> Decision:
+        decision = None if self._wait_us and queues.is_queued(name) else await ask()
+        if decision is None or (self._wait_us and may_wait(decision)):
+            decision = await queues.wait(name, decision, ask, wait_us=self._wait_us, wait_max=MAX_WAITING)
         self._engine.report_outcome(decision)
         if not decision.allowed:
             raise RateLimitExceeded(decision)

@@ -98,7 +98,7 @@ class Failover:
         """Charge every check of a question or none; see `Store.ask`. The decision refers to the question."""
         answer = self._begin(self._store.ask, question)
         if answer is _UNANSWERED:
-            return self._decide_hit(question)
+            return self.decide("hit", question, question.subjects)
         if not isinstance(answer, Decision):
             self._caches = not self._keeps_deadline
             return self._answer_later(answer, self.breaker.call(), question)
@@ -116,12 +116,7 @@ class Failover:
             await self._refund_unawaited(answer)
             raise
         if decision is _UNANSWERED:
-            return self._decide_hit(question)
-        decision.checks = question
-        return decision
-
-    def _decide_hit(self, question: Question) -> Decision:
-        decision = self.decide("hit", question.checks, question.subjects)
+            return self.decide("hit", question, question.subjects)
         decision.checks = question
         return decision
 
@@ -229,6 +224,7 @@ class Failover:
             decision = self.local.charge(checks) if what == "charge" else getattr(self.local, what)(checks, subjects)
             for reservation in decision.reservations:
                 reservation.store = self.local
+            decision.checks = checks
             return decision
         if choice == "allow" and what != "charge":
             banned = self.local.peek((), [*subjects, *(key for _, key, _ in checks)])

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
+from math import inf
 from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -29,9 +30,9 @@ from .rows import Worker, worker_of
 if TYPE_CHECKING:
     from .engine import Engine
 
-INTERVAL_S: Final = 0.5
+INTERVAL_US: Final = 500_000
 DEADLINE_S: Final = 1.0
-_LONGEST_LOOK_S: Final = 5.0
+_LONGEST_LOOK_US: Final = 5_000_000
 _LOG_EVERY_S: Final = 600.0
 
 Changes: TypeAlias = dict[str, tuple[int, int, Override | None]]
@@ -52,7 +53,7 @@ class Overrides:
         self.known: dict[str, Override] = {}
         self._engine = engine
         self._rows = engine.rows
-        self._next_s = 0.0
+        self._looked_us = self._next_us = 0
         self._names: set[str] = set()
         self._ahead_us = self._begun = self._applied = 0
         self._throttle = Throttle(_LOG_EVERY_S)
@@ -140,14 +141,21 @@ class Overrides:
 
     def look_if_due(self) -> None:
         """Look, unless that was done in the last half second. Every question calls this while overrides may change."""
-        now_s = monotonic()
-        if now_s < self._next_s or not self._engine.counting:
+        now_us = self._engine.now_us()
+        if self._looked_us <= now_us < self._next_us or not self._engine.counting:
             return
-        self._next_s = now_s + _LONGEST_LOOK_S  # nobody else looks meanwhile
+        self._looked_us, self._next_us = now_us, now_us + _LONGEST_LOOK_US  # nobody else looks meanwhile
         if on_asyncio() and self._rows.is_shared:
             in_background(self.look())
         elif self._engine.store.answers_threads():
             next(self.look().__await__(), None)  # it never suspends with a store that answers threads
+
+    def look_for_waiter(self) -> float:
+        """Do the same for a request that waits, and return how long it may sleep before the next look, in seconds."""
+        if not self.may_change:
+            return inf
+        self.look_if_due()
+        return INTERVAL_US / 1_000_000
 
     async def end(self) -> None:
         """Delete the row of this worker, before the application ends."""
@@ -165,7 +173,7 @@ class Overrides:
             if not isinstance(error, StoreError) and self._throttle.left_out(None, monotonic()) is not None:
                 logger.exception("changed limits cannot be read")
         finally:
-            self._next_s = monotonic() + INTERVAL_S
+            self._next_us = self._engine.now_us() + INTERVAL_US
 
     # ------------------------------------------------------------------------------------------------------------------
 

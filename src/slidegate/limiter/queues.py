@@ -23,6 +23,7 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from math import inf
 from typing import Final, TypeAlias
 
 import anyio
@@ -75,10 +76,12 @@ class _Waiter:
         with suppress(RuntimeError):  # its event loop has ended
             self._call_soon(lambda: self._event.set())
 
-    async def sleep_until(self, moment_s: float) -> None:
-        """Sleep until a moment, until its time is over, or until it is woken."""
-        with anyio.move_on_after(min(moment_s, self.until_s) - anyio.current_time()):
-            await self._event.wait()
+    async def sleep_until(self, moment_s: float, look: Callable[[], float]) -> None:
+        """Sleep until a moment, until its time is over, or until it is woken, for example by what `look` finds."""
+        moment_s = min(moment_s, self.until_s)
+        while not self._event.is_set() and (left_s := moment_s - anyio.current_time()) > 0:
+            with anyio.move_on_after(min(left_s, look())):
+                await self._event.wait()
         self._event = anyio.Event()
         self.has_slept = True
 
@@ -147,10 +150,14 @@ class Queues:
 
     Args:
         refund: Refunds what a decision has charged.
+        look: Looks for changed limits, and returns after how many seconds to look again.
     """
 
-    def __init__(self, refund: Callable[[Sequence[Reservation]], Awaitable[object]]) -> None:
+    def __init__(
+        self, refund: Callable[[Sequence[Reservation]], Awaitable[object]], look: Callable[[], float] = lambda: inf
+    ) -> None:
         self._refund = refund
+        self._look = look
         self._lock = threading.Lock()
         hold_over_fork(self._lock)
         self._queues: dict[Name, _Queue] = {}
@@ -270,7 +277,7 @@ class Queues:
                 return
             if not waiter.has_slept:
                 begins()
-            await waiter.sleep_until(asks_s)
+            await waiter.sleep_until(asks_s, self._look)
 
     async def _ask(self, waiter: _Waiter, ask: Ask) -> Decision:
         """Ask once, to the end: what is admitted for a request that was cancelled meanwhile is refunded."""
