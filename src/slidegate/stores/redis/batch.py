@@ -1,8 +1,8 @@
 """Batching of requests to Redis: one script call for all that ask in one iteration of an event loop.
 
-Each event loop has a batcher and its own client of redis-py. At most `MAX_SENDERS` tasks send what is queued, each over
-one connection and one call after another; when the queue is full, further requests fail. A request that is cancelled
-before it is sent is dropped; a hit that is admitted when nobody awaits it any more is refunded.
+Each event loop has a batcher. At most `MAX_SENDERS` tasks send what is queued, each over a connection of its own, and
+one call after another; when the queue is full, further requests fail. A request that is cancelled before it is sent is
+dropped; a hit that is admitted when nobody awaits it any more is refunded.
 
 A sender goes on when the request that it serves is cancelled, so that the next one finds the connection open; the
 limiter's circuit breaker decides when that is.
@@ -20,7 +20,7 @@ from struct import Struct
 from time import monotonic, monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import RedisCluster
 from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError, ReadOnlyError, ResponseError
 
 from ...core.errors import StoreError, StoreUnavailable
@@ -54,7 +54,7 @@ class Shared:
     """The parts of a store that depend on each other.
 
     Attributes:
-        open_client: Returns a client of redis-py for an event loop.
+        open_client: Returns a client of redis-py for a sender.
         max_waiting: The most requests in a queue.
         max_bans: The most bans in force.
         read_only: Whether to write nothing where Redis has no slidegate data.
@@ -97,7 +97,6 @@ class Batcher:
     def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
         self.loop = loop
         self._shared = shared
-        self._client: Any = shared.open_client()
         self._queue: deque[Request | Call] = deque()
         self._scheduled = self._closed = False
         self._idle: list[asyncio.Future[None]] = []
@@ -105,6 +104,7 @@ class Batcher:
         self._hearing = asyncio.Lock()
         self._has_heard = False
         self._news_s = 0.0
+        self._sick_calls = 0
 
     def add(self, request: Request | Call) -> None:
         """Queue a request to be sent at the end of this loop iteration; fail it if the queue is full or closed."""
@@ -158,16 +158,20 @@ class Batcher:
     async def _send(self) -> None:
         """Send what is queued until the store is closed or the event loop ends.
 
-        It is sent over one connection of redis-py, or by its client for a cluster.
+        It is sent over one connection of redis-py, or by its client for a cluster, which is this sender's own: while a
+        slot is migrating, ASKING must go over the connection of the command that follows.
         """
-        line: Any = self._client
-        if isinstance(line, Redis):
-            line = self._client.connection_pool.make_connection()
+        client: Any = self._shared.open_client()
+        line = client if isinstance(client, RedisCluster) else client.connection_pool.make_connection()
         task = asyncio.current_task()
         assert task is not None
         try:
+            sick_calls = self._sick_calls
             while not task.cancelling():  # asyncio may lose the exception of a cancellation, see `wait_for` in 3.11
                 if self._queue:
+                    if sick_calls != self._sick_calls:  # of any sender: another connection may lead to a healthy server
+                        sick_calls = self._sick_calls
+                        await _reconnect(line)
                     await self._serve(line, self._taken())
                 else:
                     idle = self.loop.create_future()
@@ -250,8 +254,7 @@ class Batcher:
             for took in self._shared.late:
                 took((monotonic_ns() - sent_ns) // 1_000)
         sick = [_deliver(request, answer, now_us, sent_ns) for request, answer in zip(requests, answers, strict=True)]
-        if any(sick):
-            await _reconnect(line)
+        self._sick_calls += any(sick)
 
     async def _run(self, line: Any, name: bytes, keys: Sequence[bytes], args: Sequence[bytes | int] = ()) -> Any:
         """Do what `command` does, over one connection."""
@@ -263,7 +266,7 @@ class Batcher:
             answer = await self._evalsha(line, script, len(keys), *keys, *args)
             (now_us,) = _TIME.unpack(answer[0])
         except (ReadOnlyError, AuthenticationError, NoPermissionError):
-            await _reconnect(line)
+            self._sick_calls += 1
             raise
         except NONSENSE:
             raise unexpected(answer) from None
@@ -311,7 +314,7 @@ def _deliver(request: Request, answer: bytes, now_us: int, sent_ns: int) -> bool
 
 
 async def _reconnect(line: Any) -> None:
-    """Close a connection; the next one may lead to a healthy server, or to one that accepts the credentials.
+    """Close a connection, so that the next command opens it anew.
 
     A cluster needs no help: a node that is no master redirects.
     """

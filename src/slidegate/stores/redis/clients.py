@@ -1,4 +1,4 @@
-"""The clients of a store: redis-py's own, made from the settings of the user's client, one for each event loop.
+"""The clients of a store: redis-py's own, made from the settings of the user's client, one for each sender.
 
 Everything that the user's client says about connections stays: TLS, credentials, sockets, the version of the protocol.
 Three things are ours: answers are bytes, the timeouts are the store's, and nothing is ever sent twice, because a charge
