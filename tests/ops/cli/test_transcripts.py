@@ -11,6 +11,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 
@@ -19,8 +20,11 @@ import pytest
 from slidegate import Limiter, RateLimitMiddleware, Rule, header
 from slidegate.ops.statistics import Statistics
 
+from ... import served_by_workers
 from ...asgi import PEER, hello, statuses
-from ...redis_servers import needs_redis
+from ...redis_servers import needs_redis, until
+from ...served_by_workers import WORKERS
+from ...workers import ask, serving
 from .command import Command, create_store, use_store
 
 TRANSCRIPTS = Path(__file__).with_name("transcripts")
@@ -36,9 +40,9 @@ UNSTEADY = (
 
 
 def since_now(found: re.Match[str]) -> str:
-    """Return a time as the minutes from now, unless it is that of a log."""
+    """Return a time as the minutes from now, rounded to five, unless it is that of a log."""
     unix_s = datetime.fromisoformat(f"{found[1]}Z").timestamp() if found[1] else float(found[2])
-    minutes = round((unix_s - time.time()) / 60)
+    minutes = 5 * round((unix_s - time.time()) / 300)
     return found[0] if minutes < -60 else f"NOW{minutes:+}m" if minutes else "NOW"
 
 
@@ -47,6 +51,7 @@ class Terminal:
 
     def __init__(self, slidegate: Command, home: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slidegate, self.home, self.url, self.monkeypatch = slidegate, home, url, monkeypatch
+        self.servers, self.address = ExitStack(), ""
         monkeypatch.chdir(home)
         monkeypatch.setenv("LOGNAME", "operator")
         monkeypatch.setenv("COLUMNS", "1000")
@@ -100,6 +105,25 @@ class Terminal:
 
         return use_store(self.url, send)
 
+    def _serve(self) -> None:
+        """Start two workers, after those of before have ended."""
+        self.servers.close()
+        serve = serving(served_by_workers.__name__, self.url, SLIDEGATE_SECRET="0123456789abcdef")
+        self.address = self.servers.enter_context(serve)
+
+    def _stop(self) -> None:
+        self.servers.close()
+
+    def _until(self, amount: str) -> None:
+        policy = None if amount == "off" else f'"api";q={amount};w=1'
+
+        def is_there() -> bool:
+            answers = [answer for _ in range(10) if (answer := ask(self.address)) is not None]
+            policies = {answer.json()["pid"]: answer.headers.get("ratelimit-policy") for answer in answers}
+            return len(policies) == WORKERS and {*policies.values()} == {policy}
+
+        until(is_there, f"both workers answer by {amount}")
+
     def _reset(self, key: str) -> None:
         assert use_store(self.url, lambda limiter: limiter.reset(key))
 
@@ -141,11 +165,13 @@ def terminal(slidegate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return lambda url: Terminal(slidegate, home, url, monkeypatch)
 
 
-@pytest.mark.parametrize("name", ["bans", "limits", "explain"])
+@pytest.mark.parametrize("name", ["bans", "limits", "explain", pytest.param("workers", marks=pytest.mark.all)])
 def test_operators_read_and_change_a_store(
     name: str, url: str, terminal: Callable[[str], Terminal], texts: Callable[..., None]
 ) -> None:
-    texts(TRANSCRIPTS / f"{name}.txt", "$ ", terminal(url).answer)
+    opened = terminal(url)
+    with opened.servers:
+        texts(TRANSCRIPTS / f"{name}.txt", "$ ", opened.answer)
 
 
 @pytest.mark.parametrize("name", ["usage", pytest.param("check", marks=needs_redis), "simulate"])
