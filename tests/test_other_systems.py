@@ -32,7 +32,7 @@ from slidegate import BanPolicy, Limiter, RateLimit, RateLimitMiddleware, Rule
 from slidegate.dashboard import Dashboard
 from slidegate.ops.cli import run as command
 
-limiter = Limiter.from_url(sys.argv[1])
+limiter = Limiter.from_url(sys.argv[1], deadline="30s")
 app = fastapi.FastAPI()
 app.add_middleware(
     RateLimitMiddleware, limiter=limiter, rules=[Rule("/a", "2/hour")], bans=BanPolicy(signals={"/.env": "ban"})
