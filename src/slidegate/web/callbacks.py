@@ -117,10 +117,19 @@ class UserCallbacks:
         """Return whether the condition of a rule is true; True without a condition, None if the condition fails."""
         if isinstance(rule.when, KeyCondition):
             return rule.when.holds(request.scope, client_key)
-        if rule.when is None:
-            return True
-        shown = with_body(request, rule.max_body)
-        return await self.ask("when", rule.label, rule.when, (shown,), bool, None)
+        return True if rule.when is None else await self.ask_about(rule, request, "when", rule.when, bool, None)
+
+    async def ask_about(
+        self,
+        rule: Rule,
+        request: HTTPConnection,
+        what: str,
+        function: Callable[..., object],
+        read: Callable[[Any], _T],
+        default: _T,
+    ) -> _T:
+        """Return the result of a user's function of a request; at an endpoint it may read the body. See `ask`."""
+        return await self.ask(what, rule.label, function, (with_body(request, rule.max_body),), read, default)
 
     async def ask(
         self,

@@ -1,18 +1,17 @@
 """Decides requests: the allowlist first, then the blocklist, then bans and all matching rules in one question.
 
-`Decider.decide` serves the requests whose question is not prepared yet, `Decider.decide_at` limits at endpoints. Both
-are no coroutine functions: they await no decision that is available immediately.
+`Decider.decide` serves the requests whose question is not prepared yet, and limits at endpoints. It is no coroutine
+function: it awaits no decision that is available immediately.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final
 
-import anyio
 from starlette.requests import HTTPConnection
-from starlette.types import Message, Receive, Scope
+from starlette.types import Message, Scope
 
 from ..core.bans.ban import Ban, BanSubject, longest
 from ..core.decision import Bucket, Check, Decision, Reason, refused_by_ban
@@ -23,7 +22,7 @@ from ..core.store import Event
 from ..limiter import Limiter
 from ..limiter.queues import Ask, Name, may_wait
 from .bans import BanSignals, Signal
-from .callbacks import UserCallbacks, key_for, request_of, whole_cost, with_body
+from .callbacks import UserCallbacks, key_for, request_of, whole_cost
 from .client_ip import ClientAddress
 from .clients import Client, Clients
 from .exchange import Exchange
@@ -35,8 +34,6 @@ from .waiting import Peeked, refund
 
 _RECEIVE: Final = "_receive"
 """The attribute of Starlette's `Request` with its receive channel."""
-ReadAhead: TypeAlias = Callable[[Exchange, HTTPConnection], Peeked]
-"""Puts a channel that reads ahead in front of the channel of a request."""
 
 
 class Decider:
@@ -65,37 +62,33 @@ class Decider:
         self._signals = signals
         self._calls = calls
 
-    def decide(self, exchange: Exchange, plan: Plan) -> Decision | Awaitable[Decision]:
-        """Decide a request."""
+    def decide(
+        self, exchange: Exchange, plan: Plan, request: HTTPConnection | None = None
+    ) -> Decision | Awaitable[Decision]:
+        """Decide a request.
+
+        Args:
+            exchange: The request in its middleware.
+            plan: The plan of the request, or of the endpoint.
+            request: The request at the endpoint, with its body; None in the middleware.
+        """
         client = self._clients.find(exchange.scope)
         if client.verdict is not None:
             return client.verdict
         if plan.asks:
-            return self._decide(exchange, client, plan)
+            return self._decide(exchange, client, plan, request)
         if plan.is_exempt:
             exchange.decided.exempt = (*exchange.decided.exempt, exchange.middleware)
         if not plan.limiting:
             return self._uncounted(plan, exchange.scope, client)
-        return self._engine.ask(self._question(plan, exchange.scope, client))
-
-    def decide_at(
-        self, exchange: Exchange, plan: Plan, request: HTTPConnection
-    ) -> Decision | Awaitable[Decision | None] | None:
-        """Decide a limit at an endpoint; None if it does not count the request, or only reports.
-
-        Args:
-            exchange: The request in its innermost middleware.
-            plan: The plan of the endpoint.
-            request: The request with its body.
-        """
-        client = self._clients.find(exchange.scope)
-        if plan.asks:
-            return self._decide_at(exchange, client, plan, request)
-        question = self._question(plan, request.scope, client)
-        left = _uncharged(_passed(exchange), question.checks)
-        if left is not question.checks:
-            question = self._engine.prepare(left, question.subjects)
-        return self._engine.ask(question) if left else None
+        question = self._question(plan, exchange.scope if request is None else request.scope, client)
+        if request is not None:
+            left = _uncharged(_passed(exchange), question.checks)
+            if not left:
+                return plan.verdict
+            if left is not question.checks:
+                question = self._engine.prepare(left, question.subjects)
+        return self._engine.ask(question)
 
     def subjects(self, scope: Scope, client: Client) -> Sequence[BanSubject]:
         """Return the keys and addresses whose bans apply to a request."""
@@ -133,10 +126,11 @@ class Decider:
 
     # -- functions of the user's, queues, strikes and shadow rules -----------------------------------------------------
 
-    async def _decide(self, exchange: Exchange, client: Client, plan: Plan) -> Decision:
+    async def _decide(
+        self, exchange: Exchange, client: Client, plan: Plan, endpoint: HTTPConnection | None
+    ) -> Decision:
         """Evaluate conditions, strike for the path, ask about the limits, and then about shadow rules."""
-        scope = exchange.scope
-        request = request_of(scope)
+        request = request_of(exchange.scope) if endpoint is None else endpoint
         if plan.is_conditional:
             plan = await self._evaluated(plan, request, client)
             exchange.hooks = [*exchange.hooks, *plan.hooks]
@@ -145,10 +139,20 @@ class Decider:
         refusal = await self._struck(plan.strikes, exchange)
         if refusal is not None:
             return refusal
-        decision = await self._limits(exchange, client, plan, request, _read_ahead)
-        if decision is None:
-            answer = self._uncounted(plan, scope, client)
+        checks: list[Check] = []
+        queue: tuple[BoundRule, Name] | None = None
+        for bound in plan.limiting:
+            own = _uncharged(_passed(exchange), await self._checks(bound, client, request))
+            checks += own
+            if own and bound.rule.wait_us and queue is None:
+                queue = bound, (own[0][0].name, own[0][1])
+        if not checks:
+            answer = self._uncounted(plan, request.scope, client)
             decision = answer if isinstance(answer, Decision) else await answer
+        elif queue is None:
+            decision = await self._ask(checks, self.subjects(request.scope, client))
+        else:
+            decision = await self._in_queue(exchange, client, *queue, checks, request, endpoint is None)
         try:
             for bound in plan.shadows if decision.allowed else ():
                 await self._observe(bound, exchange, client, request)
@@ -156,17 +160,6 @@ class Decider:
             exchange.record(decision)
             raise
         return decision
-
-    async def _decide_at(
-        self, exchange: Exchange, client: Client, plan: Plan, request: HTTPConnection
-    ) -> Decision | None:
-        ((bound, _),) = plan.met
-        if await self._calls.holds(bound.rule, request, client.key) is False:
-            return None
-        if plan.shadows:
-            await self._observe(bound, exchange, client, request)
-            return None
-        return await self._limits(exchange, client, plan, request, _read_ahead_at_endpoint)
 
     async def _evaluated(self, plan: Plan, request: HTTPConnection, client: Client) -> Plan:
         """Return the plan of a request after evaluating the conditions of its rules in order, each function once.
@@ -190,114 +183,26 @@ class Decider:
                 break
         return self._rules.evaluated(plan, met)
 
-    async def _limits(
-        self, exchange: Exchange, client: Client, plan: Plan, request: HTTPConnection, read_ahead: ReadAhead
-    ) -> Decision | None:
-        """Ask about the limits of a request, which waits under the first rule with `wait`; None if none counts it."""
-        checks: list[Check] = []
-        queue: tuple[BoundRule, Name] | None = None
-        for bound in plan.limiting:
-            own = _uncharged(_passed(exchange), await self._checks(bound, client, request))
-            checks += own
-            if own and bound.rule.wait_us and queue is None:
-                bucket, key, _ = own[0]
-                queue = bound, (bucket.name, key)
-        if not checks:
-            return None
-        subjects = self.subjects(request.scope, client)
-        if queue is None:
-            return await self._ask(checks, subjects)
-        bound, name = queue
-        tenant = await self._tenant(bound, client, request)
-        decision = None if self._engine.queues.is_queued(name) else await self._ask(checks, subjects)
-        if decision is None or may_wait(decision):
-            channel = read_ahead(exchange, request)
-            ask = partial(self._ask, checks, subjects)
-            decision = await self._wait(exchange, channel, bound.rule, name, tenant, decision, ask)
-        if decision.allowed and bound.rule.fair is not None:
-            self._engine.queues.take(name, tenant)
-            exchange.permits = (*exchange.permits, (name, tenant))
-        return decision
-
     async def _checks(self, bound: BoundRule, client: Client, request: HTTPConnection) -> Sequence[Check]:
         """Return the checks of a rule, calling its functions; none if it does not count the request."""
-        rule, bucket, cost, ask = bound.rule, bound.counts, bound.cost, self._calls.ask
-
-        def shown() -> HTTPConnection:
-            return with_body(request, rule.max_body)
-
+        rule, bucket, cost = bound.rule, bound.counts, bound.cost
+        ask = partial(self._calls.ask_about, rule, request)
         key = bound.key_of(request.scope, self._limiter, client.key)
         if rule.limits_function is not None:
-            bucket = await ask("limits", rule.label, rule.limits_function, (shown(),), bound.with_limits, bucket)
+            bucket = await ask("limits", rule.limits_function, bound.with_limits, bucket)
             if bucket is None and bound.permits is None:
                 return ()
         if bound.key_function is not None:
-            found: str | None = await ask(
-                "key", rule.label, bound.key_function, (shown(),), key_for(self._limiter), key
-            )
+            found: str | None = await ask("key", bound.key_function, key_for(self._limiter), key)
             if found is None:
                 return ()
             key = found or key
         if bound.cost_function is not None:
-            cost = await ask("cost", rule.label, bound.cost_function, (shown(),), whole_cost, cost)
+            cost = await ask("cost", bound.cost_function, whole_cost, cost)
             # Cap the estimate: one above the amount of a limit would always be refused.
             amounts = [limit.amount for limit in bucket.limits] if bucket is not None else []
             cost = min([cost, *amounts] if rule.cost_max is None else [cost, rule.cost_max, *amounts])
         return bound.checks(key, cost, bucket)
-
-    async def _tenant(self, bound: BoundRule, client: Client, request: HTTPConnection) -> str:
-        """Return the tenant whose share of the permits a request uses; ``""`` if it is unknown or the rule not fair."""
-        rule, key_of = bound.rule, self._limiter.key_for
-        if rule.fair is None:
-            return ""
-        if isinstance(rule.fair, Key):
-            found = rule.fair.find(bound.routed(request.scope), self._limiter, client.key)
-            asks_address = any(isinstance(key, ClientAddress) for key in parts_of(rule.fair))
-            return found if found != client.key or asks_address else ""
-        shown = with_body(request, rule.max_body)
-        return await self._calls.ask(
-            "fair", rule.label, rule.fair, (shown,), lambda found: key_of(found) if found else "", ""
-        )
-
-    async def _wait(
-        self,
-        exchange: Exchange,
-        channel: Peeked,
-        rule: Rule,
-        name: Name,
-        tenant: str,
-        refused: Decision | None,
-        ask: Ask,
-    ) -> Decision:
-        """Wait for room under a rule; return the last decision. If the client leaves, nothing stays charged."""
-        engine = self._engine
-        channel.begin()
-        began_us: list[int] = []
-        exchange.decided.has_left = (
-            True  # until the wait has ended: a request that is cancelled meanwhile was not refused
-        )
-        try:
-            decision = await engine.queues.wait(
-                name,
-                refused,
-                ask,
-                wait_us=rule.wait_us,
-                wait_max=rule.wait_max,
-                tenant=tenant,
-                is_gone=channel.is_gone,
-                begins=lambda: began_us.append(engine.now_us()),
-            )
-        finally:
-            if began_us:
-                exchange.decided.waited_us = (exchange.decided.waited_us or 0) + max(engine.now_us() - began_us[0], 0)
-        exchange.decided.has_left = channel.is_gone()
-        if exchange.decided.has_left:
-            exchange.send_on = _send_nobody
-            await refund((self._limiter, decision.take_back()))
-            return Decision(False, Reason.LIMITED) if refused is None else refused
-        if not isinstance(decision.checks, Question):  # what a refusal of another request says about this one
-            decision.checks = engine.prepare(decision.checks, ())
-        return decision
 
     async def _struck(self, signals: Sequence[Signal], exchange: Exchange) -> Decision | None:
         """Strike for the path of a request; return its refusal if that bans it.
@@ -334,6 +239,80 @@ class Decider:
         self._engine.emit(Event("shadow_refused", message, {"rule": label, "key": key}))
         exchange.middleware.refusals.report_exceeded(decision)
 
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    async def _in_queue(
+        self,
+        exchange: Exchange,
+        client: Client,
+        bound: BoundRule,
+        name: Name,
+        checks: Sequence[Check],
+        request: HTTPConnection,
+        is_outside: bool,
+    ) -> Decision:
+        """Ask about the limits of a request, which waits under its first rule with `wait`."""
+        tenant = await self._tenant(bound, client, request)
+        ask = partial(self._ask, checks, self.subjects(request.scope, client))
+        decision = None if self._engine.queues.is_queued(name) else await ask()
+        if decision is None or may_wait(decision):
+            channel = _peeked(exchange, None if is_outside else request)
+            decision = await self._wait(exchange, channel, bound.rule, name, tenant, decision, ask)
+        if decision.allowed and bound.rule.fair is not None:
+            self._engine.queues.take(name, tenant)
+            exchange.permits = (*exchange.permits, (name, tenant))
+        return decision
+
+    async def _tenant(self, bound: BoundRule, client: Client, request: HTTPConnection) -> str:
+        """Return the tenant whose share of the permits a request uses; ``""`` if it is unknown or the rule not fair."""
+        fair, key_of = bound.rule.fair, self._limiter.key_for
+        if fair is None:
+            return ""
+        if isinstance(fair, Key):
+            found = fair.find(bound.routed(request.scope), self._limiter, client.key)
+            asks_address = any(isinstance(key, ClientAddress) for key in parts_of(fair))
+            return found if found != client.key or asks_address else ""
+        read = lambda found: key_of(found) if found else ""  # noqa: E731
+        return await self._calls.ask_about(bound.rule, request, "fair", fair, read, "")
+
+    async def _wait(
+        self,
+        exchange: Exchange,
+        channel: Peeked,
+        rule: Rule,
+        name: Name,
+        tenant: str,
+        refused: Decision | None,
+        ask: Ask,
+    ) -> Decision:
+        """Wait for room under a rule; return the last decision. If the client leaves, nothing stays charged."""
+        engine, decided = self._engine, exchange.decided
+        channel.begin()
+        began_us: list[int] = []
+        decided.has_left = True  # until the wait has ended: a request that is cancelled meanwhile was not refused
+        try:
+            decision = await engine.queues.wait(
+                name,
+                refused,
+                ask,
+                wait_us=rule.wait_us,
+                wait_max=rule.wait_max,
+                tenant=tenant,
+                is_gone=channel.is_gone,
+                begins=lambda: began_us.append(engine.now_us()),
+            )
+        finally:
+            if began_us:
+                decided.waited_us = (decided.waited_us or 0) + max(engine.now_us() - began_us[0], 0)
+        decided.has_left = channel.is_gone()
+        if decided.has_left:
+            exchange.send_on = _send_nobody
+            await refund((self._limiter, decision.take_back()))
+            return Decision(False, Reason.LIMITED) if refused is None else refused
+        if not isinstance(decision.checks, Question):  # what a refusal of another request says about this one
+            decision.checks = engine.prepare(decision.checks, ())
+        return decision
+
 
 def _passed(exchange: Exchange) -> list[Check]:
     """Return the checks that a request has passed in its middleware. A refusal charges nothing."""
@@ -347,49 +326,31 @@ def _uncharged(earlier: Sequence[Check], checks: Sequence[Check]) -> Sequence[Ch
     """
     if not earlier:
         return checks
-    charged = {(bucket.name, key, _spelled(bucket)): cost for bucket, key, cost in earlier}
-    left: list[Check] = []
-    for bucket, key, cost in checks:
-        before = charged.get((bucket.name, key, _spelled(bucket)))
-        if before is None or before < cost:
-            left.append((bucket, key, cost - (before or 0)))
-    return checks if left == list(checks) else left
+    charged = {_window(check): check[2] for check in earlier}
+    costs = [(check, charged.get(_window(check))) for check in checks]
+    left = [(check[0], check[1], check[2] - (cost or 0)) for check, cost in costs if cost is None or cost < check[2]]
+    return checks if left == [*checks] else left
 
 
-def _spelled(bucket: Bucket) -> tuple[object, ...]:
-    return tuple([(limit.same_window, limit.amount) for limit in bucket.limits])
+def _window(check: Check) -> tuple[object, ...]:
+    bucket: Bucket = check[0]
+    return bucket.name, check[1], *[(limit.same_window, limit.amount) for limit in bucket.limits]
 
 
-def _read_ahead(exchange: Exchange, request: HTTPConnection) -> Peeked:
-    """Read ahead for the application."""
-    exchange.receive = channel = _peeked(exchange, exchange.receive)
-    return channel
-
-
-def _read_ahead_at_endpoint(exchange: Exchange, request: HTTPConnection) -> Peeked:
-    """Read ahead for the later readers of a request, which has its channel already."""
-    channel = _peeked(exchange, vars(request).get(_RECEIVE, _nothing))
-    if _RECEIVE in vars(request):
+def _peeked(exchange: Exchange, request: HTTPConnection | None) -> Peeked:
+    """Return a channel that reads ahead, and put it in front of the channel of the application or of the endpoint."""
+    receive = exchange.receive if request is None else vars(request).get(_RECEIVE)
+    known = [hook.channel for hook in exchange.hooks if isinstance(hook, StopReading)]  # of those that have waited
+    channel = next((one for one in known if receive in (one, one.receive)), None)
+    if channel is None:
+        channel = Peeked(receive)
+        exchange.hooks = [*exchange.hooks, StopReading(channel)]
+    if request is None:
+        exchange.receive = channel
+    elif receive is not None:
         vars(request)[_RECEIVE] = channel
-    return channel
-
-
-def _peeked(exchange: Exchange, receive: Receive) -> Peeked:
-    """Return a channel that reads a channel ahead; there is one for each, and it ends with the request."""
-    hooks = [hook for hook in exchange.hooks if isinstance(hook, StopReading)]
-    for hook in hooks:
-        if receive in (hook.channel, hook.channel.receive):
-            return hook.channel
-    channel = Peeked(receive)
-    exchange.hooks = [*exchange.hooks, StopReading(channel)]
     return channel
 
 
 async def _send_nobody(message: Message) -> None:
     """Drop a message: the client has left, though the application answers."""
-
-
-async def _nothing() -> Message:
-    """Receive nothing: the channel of a request whose messages are out of reach."""
-    await anyio.sleep_forever()
-    raise AssertionError

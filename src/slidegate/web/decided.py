@@ -54,11 +54,9 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
         return refusals[0] if refusals else (counted or decisions)[-1]
 
     def latest(self) -> list[Decision]:
-        """Return the decisions, without refusals after which the same middleware was asked the same again."""
-        if len(self) == 1:
-            return [self[0][1]]
-        last = {(middleware, asked(decision)): decision for middleware, decision in self}
-        return [decision for key, decision in self if decision.allowed or last[key, asked(decision)] is decision]
+        """Return the decisions, without refusals after which the same middleware has decided again."""
+        last = dict(self)
+        return [decision for middleware, decision in self if decision.allowed or last[middleware] is decision]
 
     def is_exempt_from(self, middleware: RateLimitMiddleware) -> bool:
         """Return whether the ban policies of a middleware ignore the request."""
@@ -105,8 +103,3 @@ def no_middleware(who: str) -> ConfigurationError:
         f"{who}: there is no RateLimitMiddleware around this endpoint; write app.add_middleware(RateLimitMiddleware), "
         "with rules or without"
     )
-
-
-def asked(decision: Decision) -> tuple[tuple[str, str], ...]:
-    """Return the names and keys that a decision is about."""
-    return tuple([(bucket.name, key) for bucket, key, _ in decision.checks])

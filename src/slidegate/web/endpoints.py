@@ -10,13 +10,11 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from copy import copy
-from datetime import timedelta
 from functools import partial, wraps
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
 
 from starlette._utils import is_async_callable
 from starlette.concurrency import run_in_threadpool
@@ -24,36 +22,28 @@ from starlette.exceptions import HTTPException, WebSocketException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
-from ..core.arguments import names_checked
-from ..core.decision import Decision
+from ..core.arguments import unknown_option
+from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
 from ..core.memo import remember
-from ..limiter.failover import OnError
 from .exchange import Exchange, exchange_of
 from .headers import Fields, completed
-from .keys import Key, KeyFunction
-from .responses import NEEDED, POLICY_VIOLATION, Answer, Refusals, close_websocket, takes_answer
+from .responses import NEEDED, POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, Refusals, close_websocket, takes_answer
 from .rule_set import BoundRule, Plan, limits_kind
-from .rules import (
-    DEFAULT_WAIT_MAX,
-    MAX_LABEL,
-    Condition,
-    CostFunction,
-    CountIf,
-    Limits,
-    LimitsFunction,
-    Rule,
-    checked_function,
-)
+from .rules import MAX_LABEL, Rule
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from ..limiter.failover import OnError
+    from .keys import Key, KeyFunction
     from .middleware import RateLimitMiddleware
+    from .rules import Condition, CostFunction, CountIf, Limits, LimitsFunction
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 
-TRY_AGAIN_LATER: Final = 1013
-"""The close code of a websocket that exceeded a limit (IANA's registry of close codes)."""
 TOO_MANY: Final = "Too many requests."
 EXEMPT: Final = "__slidegate_exempt__"
 """The attribute that marks an endpoint as exempt from default limits."""
@@ -84,11 +74,35 @@ class EndpointRefusal(RateLimitExceeded, HTTPException):
         HTTPException.__init__(self, answer[0], answer[1], headers)
 
 
+class EndpointOptions(TypedDict, total=False):
+    """The options that a limit at an endpoint shares with `Rule`, for type checkers."""
+
+    fallback_limits: Limits
+    when: Condition | None
+    methods: Iterable[str] | None
+    concurrency: int | str | None
+    key: Key | KeyFunction | None
+    cost: int | CostFunction
+    cost_max: int | None
+    unit: str | None
+    count_if: CountIf | None
+    count_denied: bool
+    shadow: bool
+    wait: str | float | timedelta | None
+    wait_max: int
+    fair: Key | KeyFunction | None
+    on_error: OnError | None
+    name: str | None
+
+
+_OPTIONS: Final = ("limits", *EndpointOptions.__annotations__, "max_body")
+
+
 class _EndpointRule(Rule):
     """A rule of an endpoint. It has no paths: the router provides the path parameters by which it counts."""
 
-    def _checked_key(self, key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
-        return key if isinstance(key, Key) else checked_function(key, option)
+    def _check_parameters(self, key: Key, option: str) -> None:
+        """See `Rule._check_parameters`."""
 
 
 class RateLimit:
@@ -136,51 +150,19 @@ class RateLimit:
         ConfigurationError: An option is invalid; or, on a request, there is no middleware around the endpoint.
     """
 
-    @names_checked
     def __init__(
         self,
         written: Limits | None = None,
         /,
         *,
         limits: Limits | LimitsFunction | None = None,
-        fallback_limits: Limits = "60/minute",
-        when: Condition | None = None,
-        methods: Iterable[str] | None = None,
-        concurrency: int | str | None = None,
-        key: Key | KeyFunction | None = None,
-        cost: int | CostFunction = 1,
-        cost_max: int | None = None,
-        unit: str | None = None,
-        count_if: CountIf | None = None,
-        count_denied: bool = False,
-        shadow: bool = False,
-        wait: str | float | timedelta | None = None,
-        wait_max: int = DEFAULT_WAIT_MAX,
-        fair: Key | KeyFunction | None = None,
-        on_error: OnError | None = None,
-        name: str | None = None,
         max_body: int | str = "1MB",
+        **options: Unpack[EndpointOptions],
     ) -> None:
-        self.rule = _EndpointRule(
-            "*",
-            _limits_of(written, limits),
-            fallback_limits=fallback_limits,
-            when=when,
-            methods=methods,
-            concurrency=concurrency,
-            key=key,
-            cost=cost,
-            cost_max=cost_max,
-            unit=unit,
-            count_if=count_if,
-            count_denied=count_denied,
-            shadow=shadow,
-            wait=wait,
-            wait_max=wait_max,
-            fair=fair,
-            on_error=on_error,
-            name=name,
-        )
+        for option in options:
+            if option not in _OPTIONS:
+                raise ConfigurationError(f"RateLimit: {unknown_option(option, _OPTIONS)}")
+        self.rule = _EndpointRule("*", _limits_of(written, limits), **options)
         self.rule.max_body = _bytes_of(max_body)
         self._plans: dict[object, tuple[Plan, object]] = {}
         # FastAPI inspects the instance's `__call__` and signature. If `__call__` were not a coroutine function there,
@@ -215,15 +197,11 @@ class RateLimit:
             ConfigurationError: The endpoint cannot be marked, or is an application with routes of its own.
         """
         marked = getattr(endpoint, "__func__", endpoint)  # each access to a method creates a new bound method
-        if not callable(endpoint) or not hasattr(marked, "__dict__"):
+        if not callable(endpoint) or not hasattr(marked, "__dict__") or hasattr(endpoint, "routes"):
             raise ConfigurationError(
                 f"RateLimit.exempt: expected the function or class of an endpoint, for example @RateLimit.exempt above "
-                f"async def health(request), not {quoted(endpoint)}"
-            )
-        if hasattr(endpoint, "routes"):
-            raise ConfigurationError(
-                f"RateLimit.exempt: expected an endpoint, not {quoted(endpoint)} with routes of its own; write "
-                'Rule("/path/{rest:path}", exempt=True) for everything below a path'
+                f"async def health(request), not {quoted(endpoint)}; for everything below a path, write "
+                'Rule("/path/{rest:path}", exempt=True)'
             )
         setattr(marked, EXEMPT, True)
         return endpoint
@@ -248,9 +226,9 @@ class RateLimit:
             return
         middleware = exchange.middleware
         plan = self._plan(middleware, scope, endpoint or scope.get("endpoint") or self)
-        answer = middleware.decider.decide_at(exchange, plan, connection)
-        decision = answer if answer is None or isinstance(answer, Decision) else await answer
-        if decision is None:
+        answer = middleware.decider.decide(exchange, plan, connection)
+        decision = answer if isinstance(answer, Decision) else await answer
+        if decision.reason is Reason.EXEMPT:
             return
         exchange.record(decision)
         if not decision.allowed:
@@ -463,29 +441,14 @@ def _limited_class(limit: RateLimit, endpoint: type[Any]) -> type[Any]:
         )
 
     async def dispatch(self: Any) -> None:
-        if self.scope["type"] == "http":
-            read, self.receive = _read_twice(self.receive)
-            await limit.check(Request(self.scope, read), endpoint)
-        else:
-            await limit.check(HTTPConnection(self.scope), endpoint)
+        is_http = self.scope["type"] == "http"
+        connection = Request(self.scope, self.receive) if is_http else WebSocket(self.scope, self.receive, self.send)
+        await limit.check(connection, endpoint)
+        self.receive = vars(connection)["_receive"]  # what the limit has read is read again
         await endpoint.dispatch(self)
 
     names = {name: getattr(endpoint, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(endpoint.__name__, (endpoint,), {**names, "__wrapped__": endpoint, "dispatch": dispatch})
-
-
-def _read_twice(receive: Receive) -> tuple[Receive, Receive]:
-    """Return two channels for the messages of one: the second repeats what was read from the first."""
-    known: deque[Message] = deque()
-
-    async def read() -> Message:
-        known.append(await receive())
-        return known[-1]
-
-    async def read_again() -> Message:
-        return known.popleft() if known else await receive()
-
-    return read, read_again
 
 
 def is_exempt(endpoint: object, method: str) -> bool:

@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from ..core.decision import Check, Decision, Reason
-from .decided import Decided, asked, decided_about, no_middleware
+from .decided import Decided, decided_about, no_middleware
 
 if TYPE_CHECKING:
     from ..core.bans.policy import BanPolicy
@@ -122,9 +122,8 @@ class Exchange:
         return is_first
 
     def record(self, decision: Decision) -> None:
-        """Record a decision of this middleware. It replaces a refusal of the same checks, which were asked again."""
-        kept = [one for one in self.own if one.allowed or asked(one) != asked(decision)]
-        self.own = (*kept, decision)
+        """Record a decision of this middleware. It replaces refusals, after which the request was decided again."""
+        self.own = (*[one for one in self.own if one.allowed], decision)
         self.decided.append((self.middleware, decision))
 
     @property

@@ -97,17 +97,12 @@ class Release(Hook):
         return released
 
 
-def hooks_of_limits(plan: Plan, limiter: Limiter, calls: UserCallbacks) -> list[Hook]:
-    """Return the hooks that the limits of a plan need. Permits are last: their release is awaited."""
-    counted = [bound for bound in plan.limiting if bound.rule.count_if is not None]
-    hooks: list[Hook] = [CountIf(calls, limiter, bound) for bound in counted]
-    return [*hooks, Release(limiter)] if any(bound.permits is not None for bound in plan.limiting) else hooks
-
-
 def hooks_of(plan: Plan, limiter: Limiter, calls: UserCallbacks, signals: BanSignals) -> list[Hook]:
-    """Return the hooks for the responses to the requests of a plan."""
-    hooks = hooks_of_limits(plan, limiter, calls)
-    return [StrikeForStatus(signals), *hooks] if signals.on_status and not plan.is_exempt else hooks
+    """Return the hooks for the responses to the requests of a plan. Permits are last: their release is awaited."""
+    strikes = signals.on_status and not (plan.is_exempt or plan.kind.is_endpoint)
+    hooks: list[Hook] = [StrikeForStatus(signals)] if strikes else []
+    hooks += [CountIf(calls, limiter, bound) for bound in plan.limiting if bound.rule.count_if is not None]
+    return [*hooks, Release(limiter)] if any(bound.permits is not None for bound in plan.limiting) else hooks
 
 
 class StopReading(Hook):

@@ -39,15 +39,14 @@ from .decided import DECIDED_KEY, Decided
 from .default_limits import DefaultLimits
 from .exchange import EXCHANGE_KEY, Exchange
 from .headers import HeaderStyles, HeaderWriter
-from .hooks import hooks_of, hooks_of_limits
+from .hooks import hooks_of
 from .keys import Key, KeyFunction, files_asked
 from .lists import FollowedList, followed, networks_of
 from .outcomes import Report
 from .paths import PathReader
 from .responses import Answer, Refusals, Refused
 from .routes import UNROUTED, RouteLabels
-from .rule_list import all_rules
-from .rule_set import BoundRule, Plan, RuleSet
+from .rule_set import BoundRule, Plan, RuleSet, all_rules
 from .rules import Limits, LimitsFunction, Rule
 from .websockets import MessageLimits, OpenWebSockets
 
@@ -243,7 +242,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def bound(self) -> list[BoundRule]:
         """Return the rules with their buckets, including those of endpoints and routes that were requested so far."""
-        at_endpoints = {bound.bucket.name: bound for bound in list(self._at_endpoints)}
+        at_endpoints = {bound.identity: bound for bound in list(self._at_endpoints)}
         return [*self._rules.bound(), *at_endpoints.values()]
 
     @property
@@ -262,7 +261,8 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def names(self) -> set[str]:
         """Return the names that users gave to rules, and to limits at endpoints that were requested so far."""
-        return self._rules.names() | {one.rule.name for one in list(self._at_endpoints) if one.rule.name is not None}
+        rules = (*self.rules, *[bound.rule for bound in list(self._at_endpoints)])
+        return {rule.name for rule in rules if rule.name is not None}
 
     def begin_anew(self) -> None:
         """Treat the next request like the first one: after a fork, a switch, or a change of an amount."""
@@ -363,8 +363,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self._observe_files(*bound.rule.asked)
         self._engine.overrides.register(bound.named)
         self._at_endpoints.add(bound)
-        hooks_of = partial(hooks_of_limits, limiter=self.limiter, calls=self._calls)
-        return self._rules.plan_of_endpoint(bound, hooks_of)
+        return self._rules.plan_of_endpoint(bound)
 
     def _observe(self, exchange: Exchange) -> None:
         """Report the outcome of a request when it ends; the outermost middleware of a limiter does that."""

@@ -13,7 +13,6 @@ from starlette.convertors import Convertor, FloatConvertor, IntegerConvertor
 from starlette.types import Scope
 
 from ..core.errors import ConfigurationError, closest, quoted
-from ..core.memo import remember
 from .keys import Key, Value, check_parameter_name, parts_of, utf8
 from .paths import PathReader, RulePath
 
@@ -81,37 +80,22 @@ def check_parameters(key: Key, paths: Sequence[RulePath], option: str) -> None:
                 )
 
 
-class PathParameters:
-    """The path parameters by which a rule counts requests, read from its own paths because no router has read them yet.
+def with_parameters(scope: Scope, names: Iterable[str], paths: Sequence[RulePath], reader: PathReader) -> Scope:
+    """Return the scope of a request with the parameters of a rule's own path, as a router would pass it on.
 
     Args:
+        scope: The scope, which no router has read yet.
         names: The names of the parameters.
-        paths: The paths of the rule.
+        paths: The paths of the rule; odd spellings of a path give the same values.
         reader: Reads the paths of requests.
     """
-
-    def __init__(self, names: Iterable[str], paths: Sequence[RulePath], reader: PathReader) -> None:
-        self._names = tuple(names)
-        self._paths = paths
-        self._reader = reader
-        self._known: dict[tuple[str, str], dict[str, str]] = {}
-
-    def routed(self, scope: Scope) -> Scope:
-        """Return the scope of a request with the parameters, as a router would pass it on."""
-        values: dict[str, str] = {}
-        with suppress(Exception):  # a path of another type; `RuleSet.match` logs it
-            request = scope["path"], scope.get("root_path", "")
-            values = self._known.get(request) or remember(self._known, request, self._values(scope))
-        return {**scope, "path_params": {**scope.get("path_params", {}), **values}}
-
-    def _values(self, scope: Scope) -> dict[str, str]:
-        """Return the values in the rule's own match, so that odd spellings of a path give the same ones."""
-        values: dict[str, str] = {}
-        for text, path, name in product(self._reader.texts(scope).all, self._paths, self._names):
+    values: dict[str, str] = {}
+    with suppress(Exception):  # a path of another type; `RuleSet.match` logs it
+        for text, path, name in product(reader.texts(scope).all, paths, names):
             given = path.given(name, text)
             if given is not None:
                 values.setdefault(name, _meaning(path.convertors[name], given))
-        return values
+    return {**scope, "path_params": {**scope.get("path_params", {}), **values}}
 
 
 def _meaning(convertor: Convertor[Any], text: str) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from weakref import WeakSet
 
 from starlette.types import Scope
 
+from ..core.arguments import check_list
 from ..core.decision import Bucket, Check, Decision, Reason, wire_names
+from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import Throttle, logger
 from ..core.memo import MAX_PATHS, PATH_BYTES, remember
@@ -18,11 +20,10 @@ from ..core.question import Question
 from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit, named
 from .exchange import Hook
-from .keys import Key, everyone, parts_of
-from .path_params import PathParam, PathParameters
+from .keys import Key, KeyFunction, everyone, parts_of
+from .path_params import PathParam, with_parameters
 from .paths import PathIndex, PathReader, RequestTexts
-from .rule_list import check_apart
-from .rules import Limits, Rule
+from .rules import Limits, LimitsFunction, Rule
 
 if TYPE_CHECKING:
     from .bans import BanSignals, Signal
@@ -34,16 +35,50 @@ _PREFLIGHTS: Final = ":preflight"
 """The suffix of an identity that counts preflights."""
 
 
+def all_rules(
+    limits: Limits | LimitsFunction | None, rules: Sequence[Rule] | None, key: Key | KeyFunction | None = None
+) -> Sequence[Rule]:
+    """Return the rules of a middleware: those given, one made from `limits`, or none.
+
+    Args:
+        limits: The limits of all requests.
+        rules: The rules.
+        key: The key of rules that have none.
+
+    Raises:
+        ConfigurationError: Both are given, or two rules would share a bucket.
+    """
+    if rules is None:
+        return [] if limits is None else [Rule("*", limits, key=key)]
+    if limits is not None:
+        raise ConfigurationError(
+            'give limits="100/minute", which is Rule("*", ...), or rules=[...], not both', "limits"
+        )
+    listed: list[Rule] = check_list("rules", rules, 'a list such as [Rule("*", "100/minute")]', Rule)
+    known: dict[str, Rule] = {}
+    for rule in listed:
+        if rule.counts and rule.identity in known:
+            paths = list(dict.fromkeys(known[rule.identity].paths + rule.paths))
+            advice = f"write one rule with the paths {quoted(paths)}, or give one of them another name"
+            if rule.name is None:
+                advice = 'give one of them a name, for example name="burst", or drop it'
+            raise ConfigurationError(f"{known[rule.identity]!r} and {rule!r} would share one bucket; {advice}", "rules")
+        if rule.counts:
+            known[rule.identity] = rule
+    return listed if key is None else [rule.keyed(key) for rule in listed]
+
+
 class BoundRule:
     """A rule with its buckets: creates the checks of requests.
 
     Args:
         rule: The rule.
         identity: The name of its buckets.
+        paths: Reads the paths of requests, which are not routed yet; None for a limit at an endpoint.
 
     Attributes:
         rule: The rule.
-        bucket: The bucket of its limits; without limits, that of its permits.
+        identity: The name of its buckets.
         counts: The bucket of its limits, those that apply if a limits function fails included; None without limits.
         permits: The bucket of its permits; None without `concurrency`.
         named: The limits by their names in header fields; operators can change them while this object exists.
@@ -55,15 +90,15 @@ class BoundRule:
         by_client: Whether its checks are the same for all requests of a client.
     """
 
-    def __init__(self, rule: Rule, identity: str) -> None:
+    def __init__(self, rule: Rule, identity: str, paths: PathReader | None = None) -> None:
         self.rule = rule
-        names = rule.wire_names() if rule.counts else ()
+        self.identity = identity
         is_limited = bool(rule.limits) or rule.limits_function is not None
-        self.counts = self._made(identity, rule.limits, names[: len(rule.limits)]) if is_limited else None
-        self.permits = None if rule.concurrency is None else Bucket(
-            identity, (rule.concurrency,), names[-1:], label=rule.label, on_error=rule.on_error
-        )  # fmt: skip
-        self.bucket = self.counts or self.permits or Bucket(identity, (), label=rule.label)
+        names = rule.wire_names() if rule.counts else ()
+        self.counts = self._bucket(rule.limits, names[: len(rule.limits)]) if is_limited else None
+        self.permits: Bucket | None = None
+        if rule.concurrency is not None:
+            self.permits = Bucket(identity, (rule.concurrency,), names[-1:], label=rule.label, on_error=rule.on_error)
         self.named = self._named()
         self.key = rule.key if isinstance(rule.key, Key) else None
         self.key_function = None if isinstance(rule.key, Key) else rule.key
@@ -72,16 +107,18 @@ class BoundRule:
         functions = rule.limits_function, self.key_function, self.cost_function, rule.when
         self.asks = any(function is not None for function in functions) or bool(rule.wait_us)
         self.by_client = not self.asks and (self.key is None or self.key is everyone)
-        self._parameters: PathParameters | None = None
+        parts = [part for key in (rule.key, rule.fair) for part in parts_of(key)] if paths is not None else []
+        self._parameters = {part.name for part in parts if isinstance(part, PathParam)}
+        self._paths = paths
         self._by_limits: dict[object, Bucket] = {}
         self._preflights: BoundRule | None = None
 
-    def _made(self, identity: str, limits: Sequence[AnyLimit], names: Sequence[str] | None = None) -> Bucket:
+    def _bucket(self, limits: Sequence[AnyLimit], names: Sequence[str]) -> Bucket:
         rule = self.rule
         return Bucket(
-            identity,
+            self.identity,
             limits,
-            names if names is not None else wire_names(rule.label, limits),
+            names,
             count_denied=rule.count_denied,
             unit=rule.unit,
             label=rule.label,
@@ -104,23 +141,17 @@ class BoundRule:
         """Return the same rule with separate counts, for CORS preflights, which browsers send on their own."""
         if self._preflights is None:
             twin = self._preflights = copy(self)
-            name = self.bucket.name + _PREFLIGHTS
-            twin.counts = None if self.counts is None else self.counts.under(name)
-            twin.permits = None if self.permits is None else self.permits.under(name)
-            twin.bucket = twin.counts or twin.permits or self.bucket.under(name)
+            twin.identity += _PREFLIGHTS
+            twin.counts = None if self.counts is None else self.counts.under(twin.identity)
+            twin.permits = None if self.permits is None else self.permits.under(twin.identity)
             twin._by_limits = {}
         return self._preflights
 
-    def read_parameters(self, reader: PathReader) -> None:
-        """Read the path parameters by which the rule counts from the paths of requests, which are not routed yet."""
-        parts = [part for key in (self.rule.key, self.rule.fair) for part in parts_of(key)]
-        names = {part.name for part in parts if isinstance(part, PathParam)}
-        if names:
-            self._parameters = PathParameters(names, self.rule.rule_paths, reader)
-
     def routed(self, scope: Scope) -> Scope:
         """Return the scope of a request with the path parameters by which the rule counts."""
-        return scope if self._parameters is None else self._parameters.routed(scope)
+        if not self._parameters or self._paths is None:
+            return scope
+        return with_parameters(scope, self._parameters, self.rule.rule_paths, self._paths)
 
     def key_of(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """Return the key of a request, without calling the user's function."""
@@ -145,22 +176,36 @@ class BoundRule:
 
         Raises:
             ConfigurationError: The limits cannot be parsed.
+            TypeError: They are no limits at all.
         """
-        bucket = self._by_limits.get(limits) if isinstance(limits, (str, AnyLimit)) else None
-        if bucket is None:
-            if isinstance(limits, str) and limits.strip().lower() == "unlimited":
-                return None
-            if not isinstance(limits, (str, AnyLimit)) and isinstance(limits, Iterable):
-                limits = tuple(limits)  # an iterator can be consumed only once
-            parsed = parse_limits(limits)
-            bucket = self._by_limits.get(parsed) or self._made(self.bucket.name, parsed)
-            for key in (parsed, limits) if isinstance(limits, (str, AnyLimit)) else (parsed,):
-                remember(self._by_limits, key, bucket, _MEMO_LIMITS)
+        # An iterator can be consumed only once.
+        known = limits if isinstance(limits, (str, AnyLimit)) else tuple(limits)
+        bucket = self._by_limits.get(known)
+        if bucket is None and not (isinstance(known, str) and known.strip().lower() == "unlimited"):
+            parsed = parse_limits(known)
+            bucket = self._bucket(parsed, wire_names(self.rule.label, parsed))
+            remember(self._by_limits, known, bucket, _MEMO_LIMITS)
         return bucket
 
 
 Met: TypeAlias = tuple[BoundRule, bool]
 """A rule that matches a request, and whether it ends the list."""
+
+
+class Kind(NamedTuple):
+    """The requests of a plan, besides the rules that they match.
+
+    Attributes:
+        is_websocket: They are handshakes of websockets.
+        is_preflight: They are CORS preflights.
+        is_endpoint: They have reached a limit at an endpoint.
+        is_evaluated: The conditions of their rules are true.
+    """
+
+    is_websocket: bool = False
+    is_preflight: bool = False
+    is_endpoint: bool = False
+    is_evaluated: bool = False
 
 
 class Plan:
@@ -169,12 +214,12 @@ class Plan:
     Args:
         met: The rules, in order.
         strikes: The signals of ban policies for their path.
-        is_websocket: Whether they are handshakes of websockets.
-        is_preflight: Whether they are CORS preflights.
+        kind: What else they have in common.
 
     Attributes:
         met: The rules, in order.
         strikes: The signals of ban policies for their path; none if the request is exempt.
+        kind: What else they have in common.
         is_websocket: Whether they are handshakes of websockets.
         is_exempt: Whether ban policies ignore them.
         limiting: The rules that limit them.
@@ -183,29 +228,22 @@ class Plan:
         verdict: What decides if no limit counts: exempt, or blocked by a rule.
         by_client: Whether the question is the same for all requests of a client.
         asks: Whether functions of the user's, queues, strikes or shadow rules are involved.
-        hooks: The hooks of their responses.
+        hooks: The hooks of their responses; those of a conditional plan depend on its result as well.
         questions: What was recently asked, by client; by client and keys if rules count by something else.
     """
 
-    def __init__(
-        self,
-        met: Sequence[Met],
-        strikes: Sequence[Signal] = (),
-        *,
-        is_websocket: bool = False,
-        is_preflight: bool = False,
-    ) -> None:
+    def __init__(self, met: Sequence[Met], strikes: Sequence[Signal], kind: Kind) -> None:
         self.met = met
+        self.kind = kind
         last = met[-1][0].rule if met and met[-1][1] else None
         is_blocked = last is not None and last.blocks
         counting = [bound for bound, _ in met if bound.rule.counts]
-        self.is_websocket = is_websocket
-        self.is_preflight = is_preflight
-        self.is_exempt = is_preflight or (last is not None and last.exempt)
+        self.is_websocket = kind.is_websocket
+        self.is_exempt = kind.is_preflight or (last is not None and last.exempt)
         self.strikes = () if self.is_exempt else strikes
         self.limiting = () if is_blocked else tuple([bound for bound in counting if bound.rule.action == "limit"])
         self.shadows = tuple([bound for bound in counting if bound.rule.action == "shadow"])
-        self.is_conditional = any(bound.rule.when is not None for bound, _ in met)
+        self.is_conditional = not kind.is_evaluated and any(bound.rule.when is not None for bound, _ in met)
         self.verdict = _EXEMPT
         if last is not None and is_blocked:
             self.verdict = Decision(False, Reason.BLOCKED, by=last.label, status=last.status)
@@ -230,9 +268,6 @@ class RuleSet:
 
     Attributes:
         always: The plan of all HTTP requests but preflights, if they match the same rules; else None.
-
-    Raises:
-        ConfigurationError: Two rules would share a bucket: they have the same name, or are equal and unnamed.
     """
 
     def __init__(
@@ -245,17 +280,14 @@ class RuleSet:
         defaults: DefaultLimits | None,
         hooks_of: Callable[[Plan], Sequence[Hook]],
     ) -> None:
-        check_apart(rules)
         self._paths = paths
         self._signals = signals
         self._defaults = defaults
         self._hooks_of = hooks_of
-        self._bound = [
-            BoundRule(rule, unique_id(rule.identity) if rule.name is None and rule.counts else prefix + rule.identity)
-            for rule in rules
+        identities = [
+            unique_id(rule.identity) if rule.name is None and rule.counts else prefix + rule.identity for rule in rules
         ]
-        for bound in self._bound:
-            bound.read_parameters(paths)
+        self._bound = [BoundRule(rule, identity, paths) for rule, identity in zip(rules, identities, strict=True)]
         self._index = PathIndex([(path, index) for index, rule in enumerate(rules) for path in rule.rule_paths])
         self._anywhere = {index for index, rule in enumerate(rules) if not rule.rule_paths}
         self._throttle = Throttle()
@@ -294,7 +326,7 @@ class RuleSet:
             met += [(bound, False) for bound in (() if self._defaults is None else self._defaults.anywhere())]
         if is_preflight:
             met = [(bound.for_preflights(), ends) for bound, ends in met]
-        plan = self.plan_of(met, strikes, is_websocket=scope["type"] == "websocket", is_preflight=is_preflight)
+        plan = self._plan_of(met, strikes, Kind(scope["type"] == "websocket", is_preflight))
         return remember(self._known, request, plan, MAX_PATHS, PATH_BYTES) if is_lasting else plan
 
     def _met(self, scope: Scope, texts: RequestTexts) -> tuple[list[Met], bool]:
@@ -315,40 +347,24 @@ class RuleSet:
                 return met, True
         return met, False
 
-    def plan_of(
-        self,
-        met: Sequence[Met],
-        strikes: Sequence[Signal] = (),
-        *,
-        is_websocket: bool = False,
-        is_preflight: bool = False,
-    ) -> Plan:
+    def _plan_of(self, met: Sequence[Met], strikes: Sequence[Signal], kind: Kind) -> Plan:
         """Return the plan for the rules that a request meets; the same one for the same rules."""
-        known = *met, *map(id, strikes), is_websocket, is_preflight
+        known = *met, *map(id, strikes), kind
         plan = self._plans.get(known)
         if plan is None:
-            plan = Plan(tuple(met), strikes, is_websocket=is_websocket, is_preflight=is_preflight)
+            plan = Plan(tuple(met), strikes, kind)
             plan.hooks = () if plan.is_conditional else self._hooks_of(plan)
             self._made.add(plan)
             remember(self._plans, known, plan)
         return plan
 
-    def plan_of_endpoint(self, bound: BoundRule, hooks_of: Callable[[Plan], Sequence[Hook]]) -> Plan:
-        """Return a plan for a limit at an endpoint; its owner keeps it."""
-        plan = Plan(((bound, False),))
-        plan.hooks = hooks_of(plan)
-        self._made.add(plan)
-        return plan
+    def plan_of_endpoint(self, bound: BoundRule) -> Plan:
+        """Return the plan for a limit at an endpoint."""
+        return self._plan_of(((bound, False),), (), Kind(is_endpoint=True))
 
     def evaluated(self, plan: Plan, met: Sequence[Met]) -> Plan:
-        """Return the plan for those rules of a conditional plan that apply; none of them has a condition any more."""
-        known = *met, plan
-        found = self._plans.get(known)
-        if found is None:
-            found = Plan(tuple(met), plan.strikes, is_websocket=plan.is_websocket, is_preflight=plan.is_preflight)
-            found.hooks = self._hooks_of(found)
-            remember(self._plans, known, found)
-        return found
+        """Return the plan for those rules of a conditional plan whose conditions are true."""
+        return self._plan_of(met, plan.strikes, plan.kind._replace(is_evaluated=True))
 
     def forget_questions(self) -> None:
         """Make all questions anew, because a list or an amount has changed."""
@@ -360,10 +376,6 @@ class RuleSet:
         counting = [bound for bound in self._bound if bound.rule.counts]
         return counting if self._defaults is None else [*counting, *self._defaults.bound()]
 
-    def names(self) -> set[str]:
-        """Return the names that users gave to rules."""
-        return {bound.rule.name for bound in self._bound if bound.rule.name is not None}
-
 
 def limits_kind(rule: Rule, kind: str, method: object) -> bool:
     """Return whether a limit applies to a connection type and a method; the case of the method is ignored.
@@ -371,11 +383,8 @@ def limits_kind(rule: Rule, kind: str, method: object) -> bool:
     A method that is not text may be any method.
     """
     methods = rule.methods
-    if methods is not None and isinstance(method, str):
-        known = method if method in methods else method.lower().upper()
-        if known not in methods:
-            return False
-    return rule.connection is None or kind == rule.connection
+    is_in = methods is None or not isinstance(method, str) or method in methods or method.lower().upper() in methods
+    return is_in and (rule.connection is None or kind == rule.connection)
 
 
 def _exempts(rule: Rule, kind: str, method: object, texts: RequestTexts) -> bool:

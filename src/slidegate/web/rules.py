@@ -227,8 +227,12 @@ class Rule:
     def _checked_key(self, key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
         if not isinstance(key, Key):
             return checked_function(key, option)
-        check_parameters(key, self.rule_paths, option)
+        self._check_parameters(key, option)
         return key
+
+    def _check_parameters(self, key: Key, option: str) -> None:
+        """Check that its paths have the parameters by which it counts."""
+        check_parameters(key, self.rule_paths, option)
 
     @property
     def _call(self) -> str:

@@ -26,10 +26,10 @@ class Peeked:
     otherwise. Under trio nothing is read ahead, so only the application notices a disconnect.
 
     Args:
-        receive: The channel.
+        receive: The channel; None if it is out of reach.
     """
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive | None) -> None:
         self.receive = receive
         self._early: deque[Message] = deque()
         self._ahead: asyncio.Future[Message] | None = None
@@ -49,7 +49,7 @@ class Peeked:
         self._is_waiting = False
         while not self._early:
             if self._ahead is None:
-                return await self.receive()
+                return await self._next()
             ahead = self._ahead
             await asyncio.wait([ahead])
             if not ahead.cancelled() and ahead.exception() is not None:
@@ -57,6 +57,10 @@ class Peeked:
             if not self._early:
                 return ahead.result()
         return self._early.popleft()
+
+    async def _next(self) -> Message:
+        assert self.receive is not None, "who has no channel reads none"
+        return await self.receive()
 
     def close(self) -> None:
         """Cancel a pending read: there are no more readers."""
@@ -67,12 +71,12 @@ class Peeked:
 
     def _read_on(self) -> None:
         """Read the next message, unless it is for the application to read or there are enough of them."""
-        if not self._is_waiting or self._ahead is not None or not on_asyncio():
+        if not self._is_waiting or self._ahead is not None or self.receive is None or not on_asyncio():
             return
         if self._early and (self.is_gone() or self._early[-1]["type"] == "websocket.receive"):
             return
         if sum(len(message.get("body", b"")) + _MESSAGE_BYTES for message in self._early) < _MOST_AHEAD_BYTES:
-            self._ahead = asyncio.ensure_future(self.receive())
+            self._ahead = asyncio.ensure_future(self._next())
             self._ahead.add_done_callback(self._keep)
 
     def _keep(self, ahead: asyncio.Future[Message]) -> None:
