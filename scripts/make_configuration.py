@@ -17,7 +17,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from slidegate import BanPolicy, Limiter, MessageLimits, Networks, Quota, RateLimitMiddleware, Rule, client_ip
+from slidegate import BanPolicy, Limiter, MessageLimits, Quota, RateLimitMiddleware, Rule, client_ip
 from slidegate.web import config
 from slidegate.web.rules import EXCLUSIONS, NEEDS
 
@@ -46,7 +46,7 @@ def list_of(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 KEY: Final = any_of({"enum": ["client", "everyone", "user"]}, ref("Key"))
 LIMITS: Final = any_of(TEXT, ref("Quota"), list_of(any_of(TEXT, ref("Quota")), minItems=1))
-LIST: Final = any_of(TEXT, ref("List"), list_of(TEXT))
+LIST: Final = any_of(TEXT, list_of(TEXT))
 WRITTEN: Final[Mapping[str, dict[str, Any]]] = {
     **dict.fromkeys(("limits", "fallback_limits", "default_limits"), LIMITS),
     **dict.fromkeys(("fair", "fallback"), KEY),
@@ -202,7 +202,6 @@ def json_schema() -> dict[str, Any]:
         "Condition": named(conditions, [*tools, way(conditions, ["network", "is_in"])]),
         "Quota": table(Quota, ("quota", "zone", "starts", "name"), quota="text"),
         "Messages": table(MessageLimits),
-        "List": table(Networks.from_file, ("path", "strict")),
         "Environment": {
             "type": "object",
             "additionalProperties": False,
@@ -210,7 +209,6 @@ def json_schema() -> dict[str, Any]:
             "required": ["env"],
         },
     }
-    tables["List"]["properties"]["path"] |= TEXT
     top = table(RateLimitMiddleware, [name for name in config.OPTIONS if name not in config.OF_LIMITER])
     limiter = table(Limiter, ("deadline", "on_error"))
     for name, told in TOP.items():

@@ -18,9 +18,8 @@ from .limiter import Limiter
 from .limiter.sync import SyncLimiter
 from .stores.memory.store import MemoryStore
 from .web.bans import strike
-from .web.charges import charge, settle
 from .web.client_ip import client_ip
-from .web.decided import decision_of
+from .web.decided import charge, decision_of, settle
 from .web.endpoints import RateLimit, rate_limit_exceeded
 from .web.exchange import client_key
 from .web.keys import combine, cookie, everyone, header, query, user

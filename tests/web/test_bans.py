@@ -30,6 +30,7 @@ from slidegate import (
     strike,
 )
 from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.web.keys import Key
 
 from ..asgi import Answer, call, page, scope_of, send_scope
 
@@ -173,7 +174,7 @@ async def test_responses_that_were_on_their_way_when_the_ban_began_change_nothin
 
 
 async def test_a_key_of_the_users_own_that_cannot_be_one_strikes_nobody() -> None:
-    class Named:
+    class Named(Key):
         identity = "named"
 
         def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:

@@ -33,6 +33,7 @@ from slidegate import (
     query,
     user,
 )
+from slidegate.web.keys import Key
 
 from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
 
@@ -248,7 +249,7 @@ PAIRS = st.lists(st.binary(min_size=1, max_size=4), min_size=2, max_size=2)
 
 @given(PAIRS, PAIRS)
 def test_different_combinations_never_meet_whatever_their_bytes(first: list[bytes], more: list[bytes]) -> None:
-    class Part:
+    class Part(Key):
         def __init__(self, name: str) -> None:
             self.identity = name
 

@@ -27,7 +27,7 @@ LINE_EVERY_S: Final = 1.0
 LOGGED_WHERE_MADE: Final = frozenset(
     {
         *("store_failed", "store_recovered"),
-        *("list_reloaded", "list_rejected", "config_reloaded", "config_rejected", "windows_restarted"),
+        *("list_reloaded", "list_rejected", "config_reloaded", "config_rejected"),
     }
 )
 """Kinds that are logged where they are emitted, with their own levels and rates."""
@@ -43,7 +43,7 @@ KINDS: Final = (
     *("store_failed", "store_recovered", "store_late", "store_error", "store_reset", "store_evicts"),
     *("store_set_aside", "store_doubtful"),
     *("keys_shared", "permits_lost", "map_grown", "map_full", "reader_stopped"),
-    *("list_reloaded", "list_rejected", "config_reloaded", "config_rejected", "windows_restarted"),
+    *("list_reloaded", "list_rejected", "config_reloaded", "config_rejected"),
     *("pause_ignored", "pause_unshared", "series_full"),
 )
 """All kinds of events; docs/guides/metrics.md describes when each is emitted, and its details."""

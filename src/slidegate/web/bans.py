@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from inspect import isawaitable
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
@@ -23,16 +23,17 @@ from ..core.bans.policy import WIDEST, BanPolicy, may_ban
 from ..core.decision import Reason
 from ..core.errors import ConfigurationError, StoreError, closest, quoted
 from ..core.limits import check_whole
-from ..limiter import Limiter
 from ..limiter.aio import to_the_end
 from ..limiter.operators import operator_of
-from .callbacks import UserCallbacks
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .decided import decided_about
 from .exchange import Exchange
 from .keys import Combined, Key, parts_of
 from .lists import AnyList, networks_of
 from .paths import PathIndex, RequestTexts, RulePath
+
+if TYPE_CHECKING:
+    from .middleware import RateLimitMiddleware
 
 
 class Signal(NamedTuple):
@@ -47,15 +48,13 @@ class BanSignals:
     """Strikes clients for the signals of ban policies.
 
     Args:
+        middleware: The middleware.
         policies: The policies.
-        limiter: The limiter that counts strikes.
-        client: Determines the client's address.
         allowlist: Networks that are never banned.
-        calls: Reports keys that fail.
 
     Attributes:
         policies: The policies by name.
-        keyed: Whether a policy bans keys other than the client.
+        keys: The keys that policies ban in place of the client.
         on_request: Whether there are signals for the path of a request.
         on_status: Whether there are signals for the status of a response.
         on_refusal: Whether there are signals for refusals.
@@ -66,27 +65,32 @@ class BanSignals:
 
     def __init__(
         self,
+        middleware: RateLimitMiddleware,
         policies: BanPolicy | Iterable[BanPolicy] | None,
-        limiter: Limiter,
-        client: ClientAddress,
         allowlist: AnyList | None,
-        calls: UserCallbacks,
     ) -> None:
-        self.policies = _by_name(policies)
-        for policy in self.policies.values():
-            _check_width(policy, client if policy.key is None else policy.key)
-        self._calls = calls
-        self._limiter = limiter
-        self._client = client
+        self._calls = middleware.calls
+        self._limiter = middleware.limiter
+        self._client = client = middleware.client
         self._is_wider = client.prefixes != OWN_PREFIX  # or narrower: a ban of the address then has a different key
         self._protected = (client.networks, allowlist) if client.trusted else (allowlist,)
-        self._keys: list[Key] = [policy.key for policy in self.policies.values() if policy.key is not None]
-        self.keyed = bool(self._keys)
+        self.policies: dict[str, BanPolicy] = {}
         self._honeypots: list[tuple[RulePath, Signal]] = []
         self._signals: defaultdict[int | str, list[Signal]] = defaultdict(list)
-        for policy in self.policies.values():
+        given = [policies] if isinstance(policies, BanPolicy) else () if policies is None else policies
+        for policy in check_list("bans", given, 'BanPolicy("20/10m", "1h") or a list of them', BanPolicy):
+            if policy.name in self.policies:
+                raise ConfigurationError(
+                    f"two policies are named {policy.name!r}; give one of them another name=", "bans"
+                )
+            try:
+                check_policy(policy, client)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{policy!r}: {error}", "bans") from None
+            self.policies[policy.name] = policy
             for signal, weight in policy.signals.items():
                 self._read_signal(policy, signal, policy.after.amount if weight == "ban" else weight)
+        self.keys: list[Key] = [policy.key for policy in self.policies.values() if policy.key is not None]
         self._index = PathIndex(self._honeypots)
         self.on_request = bool(self._honeypots)
         self.on_status = any(isinstance(signal, int) for signal in self._signals)
@@ -102,20 +106,13 @@ class BanSignals:
                 self._signals[status].append(Signal(policy, weight, f"status {status}"))
 
     def own_subjects(self, client_key: str, address: Address | None) -> tuple[BanSubject, ...]:
-        """Return the keys and the address whose bans apply to all requests of a client."""
+        """Return the keys and the address whose bans apply to all requests of a client; those of `keys` are further."""
         if address is None:
             return (client_key,)
         own: tuple[BanSubject, ...] = (client_key, address)
         own = (*own, address_key(*address)) if self._is_wider else own
         operator = operator_of(address_key(*address), self._limiter.engine.networks)
         return own if operator is None else (*own, operator)
-
-    def subjects(self, scope: Scope, client_key: str, address: Address | None) -> Sequence[BanSubject]:
-        """Return the keys and addresses whose bans apply to a request."""
-        own = self.own_subjects(client_key, address)
-        if not self._keys:
-            return own
-        return [*own, *(key.find(scope, self._limiter, client_key) for key in self._keys)]
 
     def met(self, texts: RequestTexts) -> Sequence[Signal]:
         """Return the signals whose paths match that of a request, each once; none if it may mean any other path."""
@@ -135,7 +132,7 @@ class BanSignals:
         """
         policy, weight, reason = signal
         try:
-            key = self._banned_key(policy, scope, *self._client.locate(scope))
+            key = self._banned_key(policy, scope, self._client.locate(scope)[0])
         except ConfigurationError as error:  # a custom key returned an invalid value
             self._calls.report("key", policy.name, error, "no strike is counted")
             return None
@@ -144,10 +141,8 @@ class BanSignals:
         answer = self._limiter.engine.strike(key, policy, weight, reason)
         return await to_the_end(answer) if isawaitable(answer) else answer
 
-    def _banned_key(self, policy: BanPolicy, scope: Scope, client_key: str, address: Address | None) -> str | None:
+    def _banned_key(self, policy: BanPolicy, scope: Scope, client_key: str) -> str | None:
         """Return the key that a strike may ban; None if the policy may not ban it, or if many clients share it."""
-        if policy.key is None and address is not None:
-            return client_key if self._may_ban(policy, client_key) else None
         key = client_key if policy.key is None else policy.key.find(scope, self._limiter, client_key)
         client = client_key if isinstance(policy.key, Combined) else key
         if client == UNKNOWN_PEER or (client is not key and not self._may_ban(policy, client)):
@@ -187,57 +182,35 @@ def _class_of(name: str) -> set[int]:
     return set(range(first, first + 100))
 
 
-def _by_name(policies: object) -> dict[str, BanPolicy]:
-    given = [policies] if isinstance(policies, BanPolicy) else [] if policies is None else policies
-    by_name: dict[str, BanPolicy] = {}
-    for policy in check_list("bans", given, 'BanPolicy("20/10m", "1h") or a list of them', BanPolicy):
-        if policy.name in by_name:
-            raise ConfigurationError(f"two policies are named {policy.name!r}; give one of them another name=", "bans")
-        try:
-            check_policy(policy)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{policy!r}: {error}", "bans") from None
-        by_name[policy.name] = policy
-    return by_name
-
-
-def check_policy(policy: BanPolicy) -> None:
+def check_policy(policy: BanPolicy, client: Key | None = None) -> None:
     """Check those values of a policy that have a meaning only for requests.
 
+    Args:
+        policy: The policy.
+        client: What it bans if it has no key.
+
     Raises:
-        ConfigurationError: The key finds no client, or a path among the signals cannot be used.
+        ConfigurationError: The key finds no client or too many of them, or a path among the signals cannot be used.
     """
+    key = client if policy.key is None else policy.key
     if policy.key is not None and not isinstance(policy.key, Key):
         raise ConfigurationError(f"expected a built-in key such as header, not {quoted(policy.key)}", "key")
-    if names_nobody(policy.key):
+    if any(isinstance(part, Key) and part.shared for part in parts_of(policy.key)):
         raise ConfigurationError(
             f"{policy.key!r} does not identify a client; use client_ip(), header, cookie or user", "key"
         )
+    for version, name in ((4, "ipv4_prefix"), (6, "ipv6_prefix")):
+        if isinstance(key, ClientAddress) and key.prefixes[version] < WIDEST[version]:
+            raise ConfigurationError(
+                f"its clients have {name}={key.prefixes[version]}, but policies ban no network wider than "
+                f"/{WIDEST[version]}; write BanPolicy(..., key=client_ip({name}={WIDEST[version]}))"
+            )
     for signal in policy.signals:
         if isinstance(signal, str) and signal.startswith("/"):
             try:
                 RulePath(signal)
             except ConfigurationError as error:
                 raise ConfigurationError(str(error), "signals") from None
-
-
-def _check_width(policy: BanPolicy, key: Key) -> None:
-    """Check that the client prefixes of a policy are not wider than the widest network that policies ban."""
-    if not isinstance(key, ClientAddress):
-        return
-    for version, name in ((4, "ipv4_prefix"), (6, "ipv6_prefix")):
-        if key.prefixes[version] < WIDEST[version]:
-            raise ConfigurationError(
-                f"{policy!r}: its clients have {name}={key.prefixes[version]}, but policies ban no network "
-                f"wider than /{WIDEST[version]}; give the policy its own key, for example "
-                f"BanPolicy(..., key=client_ip({name}={WIDEST[version]}))",
-                "bans",
-            )
-
-
-def names_nobody(key: Key | None) -> bool:
-    """Return whether a key, one of its parts or a fallback is shared by many clients instead of identifying one."""
-    return any(getattr(part, "shared", False) for part in parts_of(key))
 
 
 async def strike(

@@ -16,10 +16,10 @@ unclosed quote from the client cannot hide the entries that proxies have appende
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import islice, takewhile
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from starlette.types import Scope
 
@@ -34,15 +34,24 @@ from ..core.addresses import (
     prefix_length,
 )
 from ..core.arguments import check_flag, check_list
+from ..core.bans.ban import BanSubject
+from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, InvalidKey, quoted
 from ..core.limits import check_whole
-from ..core.memo import remember
+from ..core.memo import MEMO_BYTES, key_bytes, remember
 from ..core.networks import Networks
 from ..limiter import MAX_KEY_BYTES, Limiter
 from ..limiter.keys import KeyOf
 from .headers import field_value
-from .keys import check_token
+from .keys import Key, check_token
 
+if TYPE_CHECKING:
+    from ..limiter.operators import NetworkLookup
+    from .lists import AnyList, FollowedList
+    from .middleware import RateLimitMiddleware
+
+_ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
+_GONE: Final = Decision(False, Reason.BLOCKED, by="gone")
 UNKNOWN_PEER: Final = "unknown-peer"
 """The key of all requests for which the server names no peer, for example on a Unix socket."""
 UNIX: Final = "unix"
@@ -57,7 +66,7 @@ _ELEMENT = re.compile(f"{_PAIR.pattern}(?:;{_PAIR.pattern})*", re.DOTALL)
 _NODE = re.compile(r"\[(?P<v6>[^\]]*)\](?::[0-9]*)?|(?P<v4>[^:]*)(?::[0-9]*)?|(?P<bare>.*)", re.DOTALL)
 
 
-class ClientAddress:
+class ClientAddress(Key):
     """A key that determines the client's address; created by `client_ip`.
 
     Attributes:
@@ -281,3 +290,132 @@ def read_node(text: str) -> Address | None:
     bare = match["v6"] or match["v4"] or match["bare"] or ""
     address = parse_address(bare) if match["v6"] is None or ":" in bare else None
     return None if address is None or is_unspecified(address) else address
+
+
+class Client(NamedTuple):
+    """What all requests of a client have in common.
+
+    Attributes:
+        who: What identifies it in a request: the peer and, behind trusted proxies, the value of their header. None if
+            the server names no peer, or if it is too long to be remembered.
+        key: Its key.
+        address: Its address, if it has one.
+        subjects: The keys and the address whose bans apply to it.
+        verdict: The decision about all its requests, if it is on a list.
+    """
+
+    who: Any
+    key: str
+    address: Address | None
+    subjects: Sequence[BanSubject]
+    verdict: Decision | None
+
+
+class Clients:
+    """Determines the clients of requests, each once.
+
+    Args:
+        middleware: The middleware.
+        lists: Networks refused before anything is counted (``blocklist``), and let through (``allowlist``).
+        files: The files behind these lists, and the databases of networks.
+
+    Attributes:
+        who: Returns what identifies the client of a request; None if that is not known.
+    """
+
+    def __init__(
+        self,
+        middleware: RateLimitMiddleware,
+        lists: Mapping[str, AnyList | None],
+        files: Sequence[FollowedList | NetworkLookup],
+    ) -> None:
+        self._client = middleware.client
+        self._signals = middleware.signals
+        self._who = _peer_and_header(self._client.header) if self._client.trusted else _peer
+        self.who: Callable[[Scope], Any] = self._checking_files(self._who) if files else self._who
+        self._blocklist = lists["blocklist"]
+        self._allowlist = lists["allowlist"]
+        self._files = files
+        self._changed = middleware.rule_set.forget_questions
+        self._read = 0
+        self._known: dict[object, Client] = {}
+        self._needs_peers = self._blocklist is not None or bool(self._signals.policies)
+        self._peers_named = False
+
+    def find(self, scope: Scope) -> Client:
+        """Return the client of a request."""
+        who = self._who(scope)
+        client = self._known.get(who)
+        if client is None:
+            client = self._identify(who if key_bytes(who) <= MEMO_BYTES else None, scope)
+            if client.who is not None:
+                remember(self._known, who, client)
+        return client
+
+    def is_gone(self, scope: Scope) -> bool:
+        """Return whether a request is refused because its connection was reset, so that its peer is unknown.
+
+        Applies only if this server has named peers before, and only with a blocklist or bans: a listed or banned client
+        could otherwise evade them.
+        """
+        return self._needs_peers and self._peers_named and may_be_gone(scope)
+
+    def _identify(self, who: object, scope: Scope) -> Client:
+        """Determine the client of a request, and whether it is on a list."""
+        key, address = self._client.locate(scope)
+        verdict: Decision | None = None
+        self._peers_named = self._peers_named or bool(host_of(scope))
+        if self.is_gone(scope):
+            verdict = _GONE
+        elif address is not None and self._allowlist is not None and self._allowlist.covers(*address):
+            verdict = _ALLOWLISTED
+        elif address is not None and self._blocklist is not None:
+            name = self._blocklist.find(*address)
+            verdict = None if name is None else Decision(False, Reason.BLOCKED, by=name)
+        return Client(who, key, address, self._signals.own_subjects(key, address), verdict)
+
+    def _checking_files(self, who: Callable[[Scope], Any]) -> Callable[[Scope], Any]:
+        """Return a function that checks the files for changes, if that is due, before it calls `who`."""
+
+        def checked(scope: Scope) -> Any:
+            for files in self._files:
+                files.look_when_due()
+            read = sum([files.generation for files in self._files])
+            if read != self._read:
+                self._read = read
+                self._known.clear()
+                self._changed()
+            return who(scope)
+
+        return checked
+
+
+def _peer(scope: Scope) -> str | None:
+    """Return the host of the peer; None if it is no text, which no server sends."""
+    peer = scope.get("client")
+    try:
+        host = peer[0] if peer else None
+    except (TypeError, LookupError):
+        return None
+    return host if type(host) is str else None
+
+
+def _peer_and_header(header: bytes) -> Callable[[Scope], Any]:
+    """Return a function that returns the host of the peer, and the value of the header of trusted proxies."""
+
+    def peer_and_value(scope: Scope) -> tuple[str, Any] | None:
+        peer, found = scope.get("client"), None
+        try:
+            host = peer[0] if peer else None
+        except (TypeError, LookupError):
+            return None
+        if type(host) is not str:
+            return None
+        for name, value in scope["headers"]:  # faster than to make a dict of them
+            if name == header:
+                if found is not None:
+                    return host, field_value(scope, header)  # several lines, which are one list
+                found = value
+        return host, found
+
+    return peer_and_value

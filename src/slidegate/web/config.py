@@ -304,21 +304,19 @@ class ConfigReader:
         self.versions[name] = version_of(name)
         return name
 
-    def _networks(self, path: str, strict: bool = True) -> Networks:
-        name = self._beside(path) if isinstance(path, str) else path
-        return Networks.from_file(name, strict=strict, clock=self._clock)
-
-    def _in_file(self, path: str) -> Networks:
+    def _in_file(self, path: object) -> Networks:
+        if not isinstance(path, str):
+            raise ConfigurationError(f'expected networks, or a file such as "blocked.netset", not {quoted(path)}')
         try:
-            return self._networks(path)
+            return Networks.from_file(self._beside(path), clock=self._clock)
         except ConfigurationError as error:  # the name of the file is the whole value, without a table
             raise ConfigurationError(error.text) from error.__cause__
 
-    def _list(self, given: Any) -> Networks:
+    def _list(self, given: object) -> Networks:
         """Return a blocklist or an allowlist: networks, or a file of them, which is followed by itself."""
         if isinstance(given, list):
             return Networks(given)
-        made = self._in_file(given) if isinstance(given, str) else self._made(self._networks, given)
+        made = self._in_file(given)
         if made.file is not None:
             del self.versions[made.file.path]
         return made

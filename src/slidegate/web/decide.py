@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.requests import HTTPConnection
 from starlette.types import Message, Scope
@@ -19,18 +19,19 @@ from ..core.errors import StoreError
 from ..core.memo import remember
 from ..core.question import Question
 from ..core.store import Event
-from ..limiter import Limiter
 from ..limiter.queues import Ask, Name, may_wait
-from .bans import BanSignals, Signal
-from .callbacks import UserCallbacks, key_for, request_of, whole_cost
-from .client_ip import ClientAddress
-from .clients import Client, Clients
+from .bans import Signal
+from .callbacks import key_for, request_of, whole_cost
+from .client_ip import Client, ClientAddress
 from .exchange import Exchange
 from .hooks import StopReading
 from .keys import Key, parts_of
-from .rule_set import BoundRule, Met, Plan, RuleSet
+from .rule_set import BoundRule, Met, Plan
 from .rules import Rule
 from .waiting import Peeked, refund
+
+if TYPE_CHECKING:
+    from .middleware import RateLimitMiddleware
 
 _RECEIVE: Final = "_receive"
 """The attribute of Starlette's `Request` with its receive channel."""
@@ -40,27 +41,16 @@ class Decider:
     """Decides the requests of one middleware.
 
     Args:
-        limiter: The limiter.
-        clients: Determines the clients of requests.
-        rules: The rules.
-        signals: The ban policies.
-        calls: Calls the user's functions.
+        middleware: The middleware.
     """
 
-    def __init__(
-        self,
-        limiter: Limiter,
-        clients: Clients,
-        rules: RuleSet,
-        signals: BanSignals,
-        calls: UserCallbacks,
-    ) -> None:
-        self._limiter = limiter
-        self._engine = limiter.engine
-        self._clients = clients
-        self._rules = rules
-        self._signals = signals
-        self._calls = calls
+    def __init__(self, middleware: RateLimitMiddleware) -> None:
+        self._limiter = middleware.limiter
+        self._engine = middleware.limiter.engine
+        self._clients = middleware.clients
+        self._signals = middleware.signals
+        self._calls = middleware.calls
+        self._rules = middleware.rule_set
 
     def decide(
         self, exchange: Exchange, plan: Plan, request: HTTPConnection | None = None
@@ -92,7 +82,10 @@ class Decider:
 
     def subjects(self, scope: Scope, client: Client) -> Sequence[BanSubject]:
         """Return the keys and addresses whose bans apply to a request."""
-        return self._signals.subjects(scope, client.key, client.address) if self._signals.keyed else client.subjects
+        keys = self._signals.keys
+        if not keys:
+            return client.subjects
+        return [*client.subjects, *(key.find(scope, self._limiter, client.key) for key in keys)]
 
     # -- questions -----------------------------------------------------------------------------------------------------
 
@@ -100,7 +93,7 @@ class Decider:
         """Return the question of a request that needs no function of the user's."""
         keys = [bound.key_of(scope, self._limiter, client.key) for bound in plan.limiting]
         subjects = self.subjects(scope, client)
-        known = client.who if plan.by_client and not self._signals.keyed else (client.who, *keys, *subjects)
+        known = client.who if plan.by_client and not self._signals.keys else (client.who, *keys, *subjects)
         question = plan.questions.get(known)
         if question is None:
             checks: list[Check] = []

@@ -1,4 +1,7 @@
-"""The decisions about one request, which its middlewares share, and what applications read of them."""
+"""The decisions about one request, which its middlewares share, and what applications read and charge by them.
+
+`charge` adds units after the admission of a request, `settle` replaces an estimate by the actual use.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from ..core.decision import Decision, Reason
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, closest
+from ..limiter import Limiter, check_cost
+from ..limiter.aio import to_the_end
 
 if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
@@ -16,6 +21,8 @@ if TYPE_CHECKING:
 DECIDED_KEY: Final = "slidegate"
 """The scope key of the decisions about a request."""
 UNCOUNTED: Final = (Reason.ALLOWLISTED, Reason.DISABLED)
+"""Why nothing at all counts a request."""
+_EXEMPT: Final = Decision(True, Reason.EXEMPT)
 
 
 class Decided(list[tuple["RateLimitMiddleware", Decision]]):
@@ -55,6 +62,8 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
 
     def latest(self) -> list[Decision]:
         """Return the decisions, without refusals after which the same middleware has decided again."""
+        if len(self) == 1:
+            return [self[0][1]]
         last = dict(self)
         return [decision for middleware, decision in self if decision.allowed or last[middleware] is decision]
 
@@ -103,3 +112,97 @@ def no_middleware(who: str) -> ConfigurationError:
         f"{who}: there is no RateLimitMiddleware around this endpoint; write app.add_middleware(RateLimitMiddleware), "
         "with rules or without"
     )
+
+
+async def charge(request: HTTPConnection, units: int, *, rule: str | None = None) -> Decision:
+    """Charge more units for an admitted request, during or after its response.
+
+    The units are recorded even if they exceed the limit. Later requests are then refused until enough units have left
+    the window; a debt lasts at most one window.
+
+    Args:
+        request: The request, or the websocket.
+        units: How many, 0 or more.
+        rule: The name of the rule to charge; required if several apply.
+
+    Returns:
+        The decision for the key after the charge. If the rule does not count this request (its client is on the
+        allowlist, its plan is unlimited, the middleware is switched off), nothing is charged and the reason is EXEMPT.
+
+    Raises:
+        ConfigurationError: There is no rule of that name, several were counted and none is named, or `units` is not a
+            whole number.
+    """
+    check_cost(units, "units")
+    counted = _find(request, rule, "charge")
+    if counted is None:
+        return _EXEMPT
+    limiter, decision, index = counted
+    bucket, key, _ = decision.checks[index]
+    return await limiter.engine.charge(((bucket, key, units),))
+
+
+async def settle(request: HTTPConnection, used: int, *, rule: str | None = None) -> bool:
+    """Replace the units that a request was charged on admission by the units it used, once.
+
+    The rule charges an estimate first, so that concurrent requests cannot exceed the limit together. The difference is
+    charged, even if that exceeds the limit, or handed back. Cancelling the call does not interrupt it.
+
+    Args:
+        request: The request, or the websocket.
+        used: The units that it used, 0 or more.
+        rule: The name of the rule; required if several apply.
+
+    Returns:
+        Whether this call has settled the request: False for a second call, and if the rule does not count this request.
+        An estimate that has left its window meanwhile cannot be handed back and need not be.
+        True if the store did not answer in time: it may have processed the call, and a second one could count twice.
+
+    Raises:
+        ConfigurationError: There is no rule of that name, several were counted and none is named, or `used` is not a
+            whole number.
+    """
+    check_cost(used, "used")
+    counted = _find(request, rule, "settle")
+    if counted is None:
+        return False
+    limiter, decision, index = counted
+    bucket, key, estimate = decision.checks[index]
+    own = [reservation for reservation in decision.reservations if reservation.index == index]
+    if not own or own[0].ended:
+        return False
+    unused = decision.take_back(index, max(estimate - used, 0))
+    for reservation in own:
+        reservation.ended = True
+    if used > estimate:
+        await to_the_end(limiter.engine.charge(((bucket, key, used - estimate),)))
+    elif unused:
+        await to_the_end(limiter.engine.refund(unused))
+    return True
+
+
+def _find(request: HTTPConnection, rule: str | None, what: str) -> tuple[Limiter, Decision, int] | None:
+    """Return the limiter, the decision and the index of the check that counted a request for a rule; None if none did.
+
+    Raises:
+        ConfigurationError: There is no middleware around the endpoint, no such rule, or several that must be named.
+    """
+    decided = decided_about(request.scope, what)
+    counted = {
+        bucket.label: (middleware.limiter, decision, index)
+        for middleware, decision in decided
+        for index, (bucket, _, _) in enumerate(decision.checks)
+        if not bucket.is_permit
+    }
+    if rule is None and len(counted) == 1:
+        (rule,) = counted
+    if rule in counted:
+        return counted[rule]
+    # Exempt, allowlisted or on an unlimited plan: an uncounted request is not charged later either.
+    names_above = {name for middleware, _ in decided for name in middleware.names()}
+    is_uncounted = any(decision.reason in UNCOUNTED for _, decision in decided)
+    if is_uncounted or rule in names_above or (rule is None and not counted):
+        return None
+    names = ", ".join(map(repr, counted)) or "none"
+    problem = "name one of them" if rule is None else f"{rule!r} is no rule here{closest(rule, names_above)}"
+    raise ConfigurationError(f"{what}: the rules counted on this request are: {names}; {problem}")

@@ -6,22 +6,23 @@ at an endpoint apply in addition; `RateLimit.exempt` exempts an endpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from hashlib import blake2b
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.types import Scope
 
 from ..core.errors import ConfigurationError
 from ..core.memo import remember
-from ..limiter.named_limits import NamedLimit
 from .endpoints import is_exempt
-from .keys import Key, KeyFunction
 from .paths import is_astray
 from .routes import is_by_path, reach, visible_app
 from .rule_set import BoundRule
 from .rules import MAX_LABEL, Limits, LimitsFunction, Rule, label_of
+
+if TYPE_CHECKING:
+    from .middleware import RateLimitMiddleware
 
 _NO_ROUTE: Final = "*"
 
@@ -30,11 +31,8 @@ class DefaultLimits:
     """The limits for each route below a middleware.
 
     Args:
+        middleware: The middleware.
         limits: The limits, applied to each route separately, or a function of the request that returns them.
-        key: What to count by; None for the client's address.
-        own_id: An identity that is unique among the middlewares of the limiter.
-        app: The application that the middleware guards.
-        made: Takes the limits of each route that is met.
 
     Attributes:
         limits: The parsed limits.
@@ -43,23 +41,16 @@ class DefaultLimits:
         ConfigurationError: The limits cannot be parsed.
     """
 
-    def __init__(
-        self,
-        limits: Limits | LimitsFunction,
-        key: Key | KeyFunction | None,
-        own_id: str,
-        app: object,
-        made: Callable[[Iterable[NamedLimit]], object],
-    ) -> None:
+    def __init__(self, middleware: RateLimitMiddleware, limits: Limits | LimitsFunction) -> None:
         try:
-            self._rule = Rule("*", limits, key=key)
+            self._rule = Rule("*", limits, key=middleware.key)
         except ConfigurationError as error:
             text = error.text if error.option == "limits" else str(error)
             raise ConfigurationError(text, "default_limits") from None
         self.limits = self._rule.limits
-        self._own_id = own_id
-        self._app = app
-        self._made = made
+        self._own_id = middleware.unique_id("per-route:")
+        self._app = middleware.app
+        self._register = middleware.limiter.engine.overrides.register
         self._bound: dict[str, BoundRule] = {}
         self._is_by_path: bool | None = None
 
@@ -99,6 +90,6 @@ class DefaultLimits:
             if len(rule.label) == MAX_LABEL:  # probably truncated: keep it distinct from others
                 rule.label = f"{rule.label[:-9]}-{blake2b(name.encode(), digest_size=4).hexdigest()}"
             bound = BoundRule(rule, f"{self._own_id}{name}")
-            self._made(bound.named)
+            self._register(bound.named)
             remember(self._bound, name, bound)  # bounded, as routes may come and go; the counts stay in the store
         return bound

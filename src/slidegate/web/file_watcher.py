@@ -10,6 +10,7 @@ and times were equal at two looks.
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Callable, Mapping
@@ -139,3 +140,52 @@ class FileWatcher:
             logger.exception("reading %s again failed", ", ".join(self.versions))
         finally:
             self._looking.release()
+
+
+class FollowedFile(FileWatcher):
+    """A file whose content is replaced as a whole when it changes: a list of networks, or one of operators.
+
+    Args:
+        path: The file.
+        name: Its name in events.
+        versions: Its version, from before it was read first.
+        clock: Returns the time in seconds, for the interval between two looks.
+
+    Attributes:
+        path: The file.
+        name: Its name in events.
+        generation: How often its content was replaced.
+    """
+
+    def __init__(self, path: str, name: str, versions: Versions, clock: Callable[[], float]) -> None:
+        super().__init__(versions, self._read_again_or_keep, clock)
+        self.path = path
+        self.name = name
+        self.generation = 0
+
+    def load(self) -> tuple[int, Callable[[], None]]:
+        """Read the file, and return how many entries it has and a function that applies them.
+
+        Raises:
+            ConfigurationError: It cannot be read.
+        """
+        raise NotImplementedError
+
+    def _read_again_or_keep(self) -> Callable[[], None]:
+        details = {"list": self.name, "path": self.path}
+        try:
+            count, apply = self.load()
+        except Exception as error:
+            if not isinstance(error, ConfigurationError):
+                logger.exception("reading %s failed", self.path)
+            message = f"list {self.name!r} is kept unchanged: {getattr(error, 'text', error)}"
+            return lambda: self.report(logging.ERROR, Event("list_rejected", message, details))
+
+        def applied() -> None:
+            apply()
+            self.generation += 1  # last, so that nothing cached for this generation comes from the old content
+            message = f"list {self.name!r}: {count} networks"
+            level = logging.INFO if count else logging.WARNING
+            self.report(level, Event("list_reloaded", message, {**details, "count": count}))
+
+        return applied

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from starlette.requests import HTTPConnection
@@ -29,16 +29,31 @@ _PORT: Final = re.compile(rb":[0-9]*\Z")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
-@runtime_checkable
-class Key(Protocol):
-    """A key that reads the ASGI scope."""
+class Key:
+    """A key that reads the ASGI scope.
 
-    @property
-    def identity(self) -> str:
-        """The source of the key, equal in every process: a part of the identity of unnamed rules."""
+    Attributes:
+        identity: Its source, for display.
+        shared: Whether many clients have it in common, so that no ban by it is possible.
+        keys: The keys that it combines.
+        fallback: The key if its value is missing; None for the client's address.
+        file: The file that it reads, if any.
+        of: Returns the key of a value, for the methods of a limiter.
+    """
+
+    identity = ""
+    shared = False
+    keys: Sequence[Key] = ()
+    fallback: Key | None = None
+    file: FileWatcher | None = None
+    of: Callable[..., KeyOf]
+
+    def __repr__(self) -> str:
+        return f"<key {self.identity}>"
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """Return the key of a request, at most 64 bytes; `client_key` is the key of its address."""
+        raise NotImplementedError
 
 
 KeyFunction: TypeAlias = Callable[[Any], str | Awaitable[str | None] | None]
@@ -66,13 +81,14 @@ class KeyCondition:
         return f"<condition {self.identity}>"
 
 
-class _Everyone:
+class _Everyone(Key):
     """All requests together."""
 
     identity = "everyone"
-    shared: Final = True
+    shared = True
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        """See `Key.find`."""
         return "everyone"
 
     def of(self) -> KeyOf:
@@ -87,7 +103,7 @@ everyone: Final = _Everyone()
 """Count all requests together, for a limit on the whole service."""
 
 
-class Value:
+class Value(Key):
     """A key by a value that the client sends, digested; if it is missing or empty, the fallback returns the key.
 
     Args:
@@ -107,9 +123,6 @@ class Value:
         self._read = read
         self.fallback = fallback
         self.identity = kind if fallback is None else f"{kind}|{fallback.identity}"
-
-    def __repr__(self) -> str:
-        return f"<key {self.identity}>"
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """See `Key.find`."""
@@ -205,17 +218,15 @@ class _Header(Value):
         return self._normal(wire)
 
 
-class Combined:
+class Combined(Key):
     """A combination of keys; created by `combine`."""
 
     def __init__(self, keys: tuple[Key, ...]) -> None:
         self.keys = keys
         self.identity = "+".join(key.identity for key in keys)
 
-    def __repr__(self) -> str:
-        return f"<key {self.identity}>"
-
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        """See `Key.find`."""
         return limiter.digest("combined", _joined(key.find(scope, limiter, client_key) for key in self.keys))
 
     def of(self, *values: str | bytes) -> KeyOf:
@@ -229,15 +240,8 @@ class Combined:
             expected = f"{len(valued)} values, one for each of {', '.join(key.identity for key in valued)}"
             raise InvalidKey(f"combine: expected {expected}, not {len(values)}", expected)
         given = iter(values)
-        parts = [everyone.of() if key is everyone else _part(key, next(given)) for key in self.keys]
+        parts = [key.of() if key is everyone else key.of(next(given)) for key in self.keys]
         return KeyOf(self.identity, lambda keys: keys.digest("combined", _joined(part.spell(keys) for part in parts)))
-
-
-def _part(key: Any, value: str | bytes) -> KeyOf:
-    if not hasattr(key, "of"):
-        raise InvalidKey(f"combine: {key!r} has no method of(value)", "built-in keys in the combination")
-    made: KeyOf = key.of(value)
-    return made
 
 
 def utf8(text: str) -> bytes:
@@ -347,19 +351,18 @@ def parts_of(asked: object) -> Iterator[object]:
     """Yield a key, its parts and its fallbacks, recursively; a function or a condition has no parts."""
     yield asked
     if isinstance(asked, Key):
-        for part in (*getattr(asked, "keys", ()), getattr(asked, "fallback", None)):
+        for part in (*asked.keys, asked.fallback):
             yield from parts_of(part)
 
 
 def files_asked(*asked: object) -> Iterator[FileWatcher]:
     """Yield the files that keys and conditions read, the parts of combined keys included."""
     for part in chain.from_iterable(map(parts_of, asked)):
-        file = getattr(part, "file", None)
-        if isinstance(file, FileWatcher):
-            yield file
+        if isinstance(part, (Key, KeyCondition)) and part.file is not None:
+            yield part.file
 
 
-class _User:
+class _User(Key):
     """The authenticated user; see `user`."""
 
     identity = "user"

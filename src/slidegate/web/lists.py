@@ -8,7 +8,6 @@ with an error changes nothing.
 from __future__ import annotations
 
 import io
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,11 +16,9 @@ from typing import Final, NamedTuple, Self, TypeAlias
 
 from ..core import networks as core
 from ..core.addresses import parse_address, parse_network
-from ..core.arguments import check_flag, expect
+from ..core.arguments import expect
 from ..core.errors import ConfigurationError, quoted
-from ..core.logs import logger
-from ..core.store import Event
-from .file_watcher import FileVersion, FileWatcher, read_whole, version_of
+from .file_watcher import FileVersion, FollowedFile, read_whole, version_of
 
 MAX_BYTES: Final = 32 << 20
 """The maximum size of a file: enough for more than a million networks, and it bounds the memory for reading."""
@@ -44,9 +41,7 @@ class Networks(core.Networks):
     """The file from which the networks were read; None for copies, and for sets that are created with ``|``."""
 
     @classmethod
-    def from_file(
-        cls, path: str | PathLike[str], *, strict: bool = True, clock: Callable[[], float] = time.monotonic
-    ) -> Self:
+    def from_file(cls, path: str | PathLike[str], *, clock: Callable[[], float] = time.monotonic) -> Self:
         """Read a file of networks; a `RateLimitMiddleware` with this blocklist or allowlist follows the file.
 
         Requests trigger a look at the file at most once a second; a thread then reads a changed file, once its size and
@@ -55,7 +50,6 @@ class Networks(core.Networks):
 
         Args:
             path: The file. Its name without the suffix is the name of the list in refusals and events.
-            strict: Whether host bits after the prefix are an error; otherwise they are cleared.
             clock: Returns the time in seconds, for the interval between two looks.
 
         Raises:
@@ -63,8 +57,7 @@ class Networks(core.Networks):
         """
         if not isinstance(path, (str, PathLike)) or not os.path.basename(path):
             raise ConfigurationError(f'expected a file, for example "drop.netset", not {quoted(path)}', "path")
-        check_flag("strict", strict)
-        file = ListFile(os.fspath(path), strict, clock, version_of(os.fspath(path)))
+        file = ListFile(os.fspath(path), clock, version_of(os.fspath(path)))
         made = cls.of_ranges(file.ranges())
         check_breadth(made, "path", file.path)
         object.__setattr__(made, "file", file)
@@ -76,13 +69,11 @@ class ListFile(NamedTuple):
 
     Attributes:
         path: The file.
-        strict: Whether host bits after the prefix are an error; otherwise they are cleared.
         clock: Returns the time in seconds, for the interval between two looks.
         version: The version of the file, from before it was read.
     """
 
     path: str
-    strict: bool
     clock: Callable[[], float]
     version: FileVersion | None
 
@@ -100,13 +91,13 @@ class ListFile(NamedTuple):
         content = read_whole(self.path, MAX_BYTES, "path")
         for number, entry in read_entries(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", "replace")):
             try:
-                found = _parse_range(entry, strict=self.strict)
+                found = _parse_range(entry)
             except ConfigurationError as error:
                 raise ConfigurationError(f"{self.path}, line {number}: {error}") from None
             yield found
 
 
-class FollowedList(FileWatcher):
+class FollowedList(FollowedFile):
     """A blocklist or allowlist that follows its file.
 
     Args:
@@ -115,14 +106,11 @@ class FollowedList(FileWatcher):
 
     Attributes:
         networks: The networks in force.
-        generation: How often they were replaced.
     """
 
     def __init__(self, file: ListFile, networks: core.Networks) -> None:
-        super().__init__({file.path: file.version}, self._read_file, file.clock)
-        self.file = file
+        super().__init__(file.path, file.name, {file.path: file.version}, file.clock)
         self.networks = networks
-        self.generation = 0
 
     def covers(self, version: int, value: int) -> bool:
         """Return whether a parsed address is in one of the networks."""
@@ -130,27 +118,12 @@ class FollowedList(FileWatcher):
 
     def find(self, version: int, value: int) -> str | None:
         """Return the name of the list if it contains a parsed address, else None."""
-        return self.file.name if self.networks.covers(version, value) else None
+        return self.name if self.networks.covers(version, value) else None
 
-    def _read_file(self) -> Callable[[], None]:
-        file = self.file
-        details = {"list": file.name, "path": file.path}
-        try:
-            networks = Networks.from_file(file.path, strict=file.strict, clock=file.clock)
-        except Exception as error:
-            if not isinstance(error, ConfigurationError):
-                logger.exception("reading %s failed", file.path)
-            message = f"list {file.name!r} is kept unchanged: {getattr(error, 'text', error)}"
-            return lambda: self.report(logging.ERROR, Event("list_rejected", message, details))
-
-        def apply() -> None:
-            level = logging.WARNING if len(self.networks) and not len(networks) else logging.INFO
-            self.networks = networks
-            self.generation += 1  # last, so that nothing cached for this generation comes from the old networks
-            message = f"list {file.name!r}: {len(networks)} networks"
-            self.report(level, Event("list_reloaded", message, {**details, "count": len(networks)}))
-
-        return apply
+    def load(self) -> tuple[int, Callable[[], None]]:
+        """See `FollowedFile.load`."""
+        networks = Networks.from_file(self.path)
+        return len(networks), lambda: setattr(self, "networks", networks)
 
 
 AnyList: TypeAlias = core.Networks | FollowedList
@@ -209,11 +182,11 @@ def read_entries(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
             yield number, entry
 
 
-def _parse_range(text: str, *, strict: bool) -> tuple[int, int, int]:
+def _parse_range(text: str) -> tuple[int, int, int]:
     """Parse an address, a network, or two addresses with ``-`` between them."""
     left, dash, right = text.partition("-")
     if not dash:
-        return parse_network(text, strict=strict)
+        return parse_network(text)
     first, last = parse_address(left.strip()), parse_address(right.strip())
     if first is None or last is None:
         raise ConfigurationError(f"network: expected a range such as 192.0.2.0 - 192.0.2.99, not {quoted(text)}")

@@ -20,7 +20,7 @@ from ..core.arguments import check_flag
 from ..core.errors import ConfigurationError, closest, quoted
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
-from .keys import KeyCondition, invalid
+from .keys import Key, KeyCondition, invalid
 
 _FIRST_VALIDATED: Final = b"2026-07-28"
 _REVISION: Final = re.compile(rb"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -32,21 +32,18 @@ _OLDER: Final = "mcp_tool:*older"
 """The key of requests of clients that do not name tools in header fields."""
 
 
-class McpTool:
+class McpTool(Key):
     """A key by the tool that a request calls; created by `mcp_tool`.
 
     Attributes:
         names: The tools that are counted separately.
     """
 
-    shared: Final = True
+    shared = True
 
     def __init__(self, names: Collection[str]) -> None:
         self.names = frozenset(names)
         self.identity = f"mcp_tool:{','.join(sorted(self.names))}"
-
-    def __repr__(self) -> str:
-        return f"<key {self.identity}>"
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """Return the key of a request: of a named tool, of all clients of older revisions, or of all others."""

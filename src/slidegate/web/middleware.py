@@ -10,7 +10,6 @@ its `send` adds the header fields (`headers.py`) to the first message of the res
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Final, Unpack
 from weakref import WeakSet
@@ -32,23 +31,21 @@ from .bans import BanSignals
 from .broken import FailsAtStartup, end_start
 from .callbacks import UserCallbacks
 from .checks import StartupChecks, about_building, about_request, about_routes, about_settings, switched_off
-from .client_ip import ClientAddress, client_ip
-from .clients import Clients
+from .client_ip import ClientAddress, Clients, client_ip
 from .decide import Decider
 from .decided import DECIDED_KEY, Decided
 from .default_limits import DefaultLimits
 from .exchange import EXCHANGE_KEY, Exchange
+from .file_watcher import FileWatcher
 from .headers import HeaderStyles, HeaderWriter
-from .hooks import hooks_of
+from .hooks import Report
 from .keys import Key, KeyFunction, files_asked
 from .lists import FollowedList, followed, networks_of
-from .outcomes import Report
-from .paths import PathReader
 from .responses import Answer, Refusals, Refused
 from .routes import UNROUTED, RouteLabels
 from .rule_set import BoundRule, Plan, RuleSet, all_rules
 from .rules import Limits, LimitsFunction, Rule
-from .websockets import MessageLimits, OpenWebSockets
+from .websockets import GuardedWebSocket, MessageLimits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,6 +90,7 @@ class RateLimitMiddleware(FailsAtStartup):
         app: The application behind the middleware.
         limiter: The limiter that counts.
         client: Determines the client's address.
+        prefix: What stands in front of the names of its rules.
         rules: The rules of the middleware.
         default_limits: The limits that apply to each route; empty if there are none.
         key: What `default_limits` count by; None for the client's address.
@@ -100,6 +98,8 @@ class RateLimitMiddleware(FailsAtStartup):
         on_refused: The function that builds responses to refused requests; None for problem details.
         policies: Its ban policies.
         signals: What they strike for.
+        calls: Calls the user's functions.
+        rule_set: Its rules with their buckets, and what is known of requests that match the same ones.
         clients: Determines the clients of requests.
         decider: Decides requests.
         refusals: Answers refused requests.
@@ -139,75 +139,60 @@ class RateLimitMiddleware(FailsAtStartup):
         name: str | None = None,
     ) -> None:
         self.app = app
-        self._prefix = "" if name is None else f"{check_name(name, 'name')}:"
+        self.prefix = "" if name is None else f"{check_name(name, 'name')}:"
         self.limiter = expect("limiter", limiter, Limiter, 'Limiter.from_url("redis://localhost:6379/0")') or Limiter()
         self.client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
-        self._lists = {"blocklist": followed("blocklist", blocklist), "allowlist": followed("allowlist", allowlist)}
+        self.rules = tuple(all_rules(limits, rules, key))
+        self.key = key
         self.headers = headers
         self.header_writer = HeaderWriter(headers)
         self.on_refused = on_refused
-        self.rules = tuple(all_rules(limits, rules, key))
-        self.key = key
+        self.calls = UserCallbacks()
         self._engine = self.limiter.engine
         self._observers = self._engine.observers
-        self._calls = UserCallbacks()
         self._routes = RouteLabels()
+        self._lists = {"blocklist": followed("blocklist", blocklist), "allowlist": followed("allowlist", allowlist)}
         in_files = [listed for listed in self._lists.values() if isinstance(listed, FollowedList)]
-        self._files: Sequence[FollowedList | NetworkLookup] = (*in_files, *self._engine.networks)
-        self.signals = BanSignals(bans, self.limiter, self.client, self._lists["allowlist"], self._calls)
+        files: Sequence[FollowedList | NetworkLookup] = (*in_files, *self._engine.networks)
+        self.signals = BanSignals(self, bans, self._lists["allowlist"])
         self.policies = tuple(self.signals.policies.values())
-        self._rules = self._made_rules(default_limits)
-        self._always = self._rules.always
-        self.clients = Clients(self.client, self.signals, self._lists, self._files, self._rules.forget_questions)
+        defaults = None if default_limits is None else DefaultLimits(self, default_limits)
+        self.default_limits = () if defaults is None else defaults.limits
+        if any(rule.concurrency is not None for rule in self.rules):
+            self._engine.expect_permits()
+        self.rule_set = RuleSet(self, defaults)
+        self._always = self.rule_set.always
+        self.clients = Clients(self, self._lists, files)
         self._who = self.clients.who
-        self.decider = Decider(self.limiter, self.clients, self._rules, self.signals, self._calls)
-        self.refusals = Refusals(
-            self.limiter, self.client, self.signals.policies, on_refused, self._calls, self.header_writer
-        )
+        self.decider = Decider(self)
+        self.refusals = Refusals(self, on_refused)
         messages = expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
-        self._sockets = OpenWebSockets(messages, "" if messages is None else self._unique_id("messages:"))
+        self._messages = None if messages is None else Bucket(self.unique_id("messages:"), messages.limits)
         self._at_endpoints: WeakSet[BoundRule] = WeakSet()
-        self._observe_files(key)
+        self._observe(*files, *files_asked(key, *(one for rule in self.rules for one in rule.asked)))
+        off = switched_off(enabled)
+        self._enabled = not off
         self._has_checked_routes = False
-        self._check_settings(switched_off(enabled), ignore_checks)
+        self._checks = StartupChecks(ignore_checks)
+        self.findings = self._checks.findings
+        self._checks.report(about_settings(self, off))
         if limiter is None:
             given = (limits, rules, default_limits, key, client, blocklist, allowlist, bans, messages)
             self._checks.report(about_building(self, given))
         self._register()
 
-    def _made_rules(self, default_limits: Limits | LimitsFunction | None) -> RuleSet:
-        """Return the rules, with `default_limits` after them."""
-        defaults = None
-        if default_limits is not None:
-            register = self._engine.overrides.register
-            defaults = DefaultLimits(default_limits, self.key, self._unique_id("per-route:"), self.app, register)
-        self.default_limits = () if defaults is None else defaults.limits
-        if any(rule.concurrency is not None for rule in self.rules):
-            self._engine.expect_permits()
-        made = partial(hooks_of, limiter=self.limiter, calls=self._calls, signals=self.signals)
-        return RuleSet(self.rules, self._unique_id, self._prefix, PathReader(self.app), self.signals, defaults, made)
-
-    def _observe_files(self, *keys: object) -> None:
-        """Send observers the events of all files of networks: those of the lists, the limiter, rules and keys."""
-        for rule in self.rules:
-            keys += rule.asked
-        for file in (*self._files, *files_asked(*keys)):
+    def _observe(self, *files: FileWatcher | NetworkLookup) -> None:
+        """Send the events of files of networks to the observers of the limiter."""
+        for file in files:
             file.observe(self._engine.emit)
-
-    def _check_settings(self, off: str, ignored: Iterable[str]) -> None:
-        """Report probable mistakes in the options, and prepare the checks of the first requests."""
-        self._enabled = not off
-        self._checks = StartupChecks(ignored)
-        self.findings = self._checks.findings
-        self._checks.report(about_settings(self, off))
 
     def _register(self) -> None:
         """Register with the limiter, which lists the active rules and applies overrides to them."""
         self._engine.register(self)
 
-    def _unique_id(self, identity: str) -> str:
+    def unique_id(self, identity: str) -> str:
         """Return an identity for counts, unique among middlewares and stable when a configuration file is reloaded."""
-        return self._engine.unique_id(self._prefix + identity, self)
+        return self._engine.unique_id(self.prefix + identity, self)
 
     @classmethod
     def from_file(
@@ -243,7 +228,7 @@ class RateLimitMiddleware(FailsAtStartup):
     def bound(self) -> list[BoundRule]:
         """Return the rules with their buckets, including those of endpoints and routes that were requested so far."""
         at_endpoints = {bound.identity: bound for bound in list(self._at_endpoints)}
-        return [*self._rules.bound(), *at_endpoints.values()]
+        return [*self.rule_set.bound(), *at_endpoints.values()]
 
     @property
     def lists(self) -> dict[str, Networks | None]:
@@ -252,7 +237,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def buckets(self) -> list[Bucket]:
         """Return all buckets, including those of routes and endpoints that were requested so far."""
-        messages = () if self._sockets.bucket is None else (self._sockets.bucket,)
+        messages = [] if self._messages is None else [self._messages]
         return [*(bucket for bound in self.bound() for bucket in bound.buckets()), *messages]
 
     def limits_by_name(self) -> list[NamedLimit]:
@@ -267,7 +252,7 @@ class RateLimitMiddleware(FailsAtStartup):
     def begin_anew(self) -> None:
         """Treat the next request like the first one: after a fork, a switch, or a change of an amount."""
         self._decided = frozenset()
-        self._rules.forget_questions()
+        self.rule_set.forget_questions()
         self.header_writer.forget()
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -279,13 +264,13 @@ class RateLimitMiddleware(FailsAtStartup):
         who = self._who(scope)
         plan = self._always
         if plan is None or scope.get("method") in _UNUSUAL:
-            plan = self._rules.match(scope)
+            plan = self.rule_set.match(scope)
         outer = scope.get(EXCHANGE_KEY)
         decided = scope[DECIDED_KEY] = Decided() if outer is None else outer.decided
         exchange = scope[EXCHANGE_KEY] = Exchange(self, scope, receive, send, plan.hooks, decided)
         try:
             if self._observers.requests:
-                self._observe(exchange)
+                self._report_end(exchange)
             question = plan.questions.get(who)
             decision = self.decider.decide(exchange, plan) if question is None else self._engine.ask(question)
             if not isinstance(decision, Decision):
@@ -295,8 +280,8 @@ class RateLimitMiddleware(FailsAtStartup):
             if not decision.allowed:
                 await self._refuse(exchange, decision)
             else:
-                if plan.is_websocket:
-                    self._sockets.guard(exchange)
+                if plan.is_websocket and not exchange.is_uncounted:
+                    GuardedWebSocket(exchange, self._messages)
                 await self.app(scope, exchange.receive, exchange.send)
             if exchange.hooks:
                 await exchange.end(None)
@@ -360,12 +345,12 @@ class RateLimitMiddleware(FailsAtStartup):
         """Return the plan for a limit at an endpoint."""
         if bound.rule.concurrency is not None:
             self._engine.expect_permits()
-        self._observe_files(*bound.rule.asked)
+        self._observe(*files_asked(*bound.rule.asked))
         self._engine.overrides.register(bound.named)
         self._at_endpoints.add(bound)
-        return self._rules.plan_of_endpoint(bound)
+        return self.rule_set.plan_of_endpoint(bound)
 
-    def _observe(self, exchange: Exchange) -> None:
+    def _report_end(self, exchange: Exchange) -> None:
         """Report the outcome of a request when it ends; the outermost middleware of a limiter does that."""
         if not exchange.decided or all(other.limiter is not self.limiter for other, _ in exchange.decided):
             exchange.hooks = [Report(self._engine, self._routes), *exchange.hooks]

@@ -7,8 +7,8 @@ maxminddb's reader in Python, which raises at a damaged record; each client is l
 
 from __future__ import annotations
 
-import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -24,12 +24,11 @@ from ..core.bans.policy import PRIVATE
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import Throttle, logger
 from ..core.memo import remember
-from ..core.store import Event
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
 from ..limiter.operators import Place
-from .file_watcher import FileWatcher, read_whole, version_of
-from .keys import KeyCondition, invalid
+from .file_watcher import FollowedFile, read_whole, version_of
+from .keys import Key, KeyCondition, invalid
 
 if TYPE_CHECKING:
     from maxminddb import Reader
@@ -39,12 +38,11 @@ UNKNOWN: Final = "unknown"
 _BY: Final = ("asn", "country")
 _RECORDS_SAMPLED: Final = 1_000
 """How many records are read to determine whether a file has operators, countries or both."""
-_MOST_DIGITS: Final = 10
 _PLACES: Final = 'expected countries such as "NL" or operators such as 132203'
 _NOWHERE: Final = Place()
 
 
-class NetworkFile(FileWatcher):
+class NetworkFile(FollowedFile):
     """A file in MaxMind's format, with its active version.
 
     Args:
@@ -52,21 +50,17 @@ class NetworkFile(FileWatcher):
         clock: Returns the time in seconds, for the interval between two checks.
 
     Attributes:
-        path: The file.
         has: The facts in its records: ``"asn"``, ``"country"`` or both.
-        generation: The number of reloads.
 
     Raises:
         ConfigurationError: It cannot be read, or contains neither operators nor countries.
     """
 
     def __init__(self, path: str, clock: Callable[[], float]) -> None:
-        self.path = path
-        self.generation = 0
-        super().__init__({path: version_of(path)}, self._read_file, clock)
-        self._reader, self.has = _opened(path)
+        super().__init__(path, os.path.basename(path), {path: version_of(path)}, clock)
         self._by_client: dict[str, Place] = {}
         self._throttle = Throttle()
+        self._reader, self.has = _opened(path)
 
     def find(self, client_key: str) -> Place:
         """Return the operator and country of a client's address, given by its key; unknown for private addresses."""
@@ -89,28 +83,19 @@ class NetworkFile(FileWatcher):
                 logger.exception(said, self.path, client_key, left_out)
             return _NOWHERE
 
-    def _read_file(self) -> Callable[[], None]:
-        name = os.path.basename(self.path)
-        try:
-            reader, has = _opened(self.path)
-            if not has >= self.has:
-                raise ConfigurationError(f"{self.path}: lacks operators or countries that the old version has")
-        except ConfigurationError as error:
-            rejected = Event("list_rejected", f"{name!r} is kept unchanged: {error}", {"list": name, "path": self.path})
-            return lambda: self.report(logging.WARNING, rejected)
-        count = reader.metadata().node_count
-        details = {"list": name, "path": self.path, "count": count}
-        reloaded = Event("list_reloaded", f"{name!r} was reloaded: {count} nodes", details)
+    def load(self) -> tuple[int, Callable[[], None]]:
+        """See `FollowedFile.load`."""
+        reader, has = _opened(self.path)
+        if not has >= self.has:
+            raise ConfigurationError(f"{self.path}: lacks operators or countries that the old version has")
 
         def apply() -> None:
             self._reader, self._by_client, self.has = reader, {}, has
-            self.generation += 1
-            self.report(logging.WARNING, reloaded)
 
-        return apply
+        return reader.metadata().node_count, apply
 
 
-class Network:
+class Network(Key):
     """A key by the operator or the country of the client's address; created by `network`.
 
     Attributes:
@@ -118,7 +103,8 @@ class Network:
         by: What to count by: ``"asn"`` or ``"country"``.
     """
 
-    shared: Final = True
+    shared = True
+    file: NetworkFile
 
     def __init__(self, file: NetworkFile, by: str) -> None:
         self.file = file
@@ -129,7 +115,7 @@ class Network:
         return f"<key {self.identity} of {os.path.basename(self.file.path)}>"
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
-        """Return the key of a request: ``asn:132203``, ``country:NL``, or ``asn:unknown``."""
+        """See `Key.find`: ``asn:132203``, ``country:NL``, or ``asn:unknown``."""
         return _key(self.by, self.file.find(client_key))
 
     def of(self, value: str | bytes | int) -> KeyOf:
@@ -235,26 +221,13 @@ def _place(record: Any) -> Place:
     if isinstance(country, dict):
         country = country.get("iso_code")
     code = country.upper() if isinstance(country, str) and len(country) == 2 else ""
-    return Place(asn if isinstance(asn, int) else _number(asn), code, name[:64] if isinstance(name, str) else "")
+    return Place(_number(asn), code, name[:64] if isinstance(name, str) else "")
 
 
 def _number(asn: Any) -> int | None:
-    """Return the number of an operator given as text, ``AS64500`` or ``64500``; None if it is invalid."""
-    digits = asn[2:] if isinstance(asn, str) and asn[:2].upper() == "AS" else asn
-    if not isinstance(digits, str) or not digits.isdecimal() or len(digits) > _MOST_DIGITS:
-        return None
-    return int(digits) or None
-
-
-def _kinds(reader: Reader) -> frozenset[str]:
-    """Return whether the first records of a file contain operators, countries or both."""
-    found: set[str] = set()
-    for _, record in islice(reader, _RECORDS_SAMPLED):
-        place = _place(record)
-        found |= {by for by, value in zip(_BY, place, strict=False) if value}
-        if len(found) == len(_BY):
-            break
-    return frozenset(found)
+    """Return the number of an operator, also given as text, ``AS64500`` or ``64500``; None if it is invalid."""
+    found = re.fullmatch("(?:AS)?([0-9]{1,10})", asn, re.IGNORECASE | re.ASCII) if isinstance(asn, str) else None
+    return asn if isinstance(asn, int) else int(found[1]) or None if found else None
 
 
 def _opened(path: str) -> tuple[Reader, frozenset[str]]:
@@ -275,9 +248,10 @@ def _opened(path: str) -> tuple[Reader, frozenset[str]]:
     content = read_whole(path, MAX_BYTES, "network")
     try:
         reader = maxminddb.open_database(BytesIO(content), maxminddb.MODE_FD)
-        kinds = _kinds(reader)
+        records = [_place(record) for _, record in islice(reader, _RECORDS_SAMPLED)]
     except Exception as error:  # the reader raises many types for a file in another format
         raise ConfigurationError(f"cannot read {path}: {error}", "network") from None
+    kinds = frozenset(by for place in records for by, value in zip(_BY, place, strict=False) if value)
     if not kinds:
         raise ConfigurationError(f"{path} contains neither operators nor countries of addresses", "network")
     return reader, kinds

@@ -28,7 +28,7 @@ class PathParam(Value):
         name: The name of the parameter.
     """
 
-    shared: Final = True
+    shared = True
 
     def __init__(self, name: str, fallback: Key | None) -> None:
         check_parameter_name("path_param", name)

@@ -37,8 +37,20 @@ MAX_ODD: Final = 2_048
 _ODD: Final = re.compile(r"//|/\.(?:/|\Z)")
 _SLASHES_AND_DOTS: Final = re.compile(r"/(?:\.?(?:/|\Z))+")
 _ASTRAY: Final = re.compile(r"\n|/\.\.(?:/|\Z)")
-_FOREIGN: Final = re.compile(r"<[^/]*>|/:[A-Za-z_]|\\|\(.*[|].*\)|\[[^/]*\]|\.[*+]|\(\?|[$]$|/\^")
+_FOREIGN: Final = r"<[^/]*>|/:[A-Za-z_]|\\|\(.*[|].*\)|\[[^/]*\]|\.[*+]|\(\?|[$]$|/\^"
 """How regular expressions and other libraries write a variable part."""
+_NO_PATHS: Final = (
+    (
+        _FOREIGN,
+        "is not in Starlette's syntax, where {found!r} is literal text; write for example "
+        '"/items/{{id}}", "/items/{{id:int}}", "/api/{{rest:path}}" for a prefix, or a list such as ["/a", "/b"]',
+    ),
+    ("[*]", 'is not in Starlette\'s syntax; write "{before}{{rest:path}}" for all paths below'),
+    ("[?]", "can never match: the query is not part of a path; write {before!r}"),
+    ("#", "can never match: the fragment is not part of a path; write {before!r}"),
+    ("%[0-9A-Fa-f]{2}", "can never match: paths of requests are decoded first; write {decoded!r}"),
+)
+"""What no path of a rule contains, and why."""
 _SPELLINGS: Final[Mapping[type, str]] = {
     StringConvertor: "[^/]+",
     IntegerConvertor: r"(?=[^/\d]*\d)[^/]+",
@@ -96,30 +108,15 @@ def _reachable(path: object) -> str:
     """Return a path if requests can have it: it must be decoded, without query, fragment and stray braces."""
     if not isinstance(path, str) or not path.startswith("/"):
         raise ConfigurationError(f'expected "*" or a path such as "/items/{{id}}", not {quoted(path)}', "path")
-    foreign = _FOREIGN.search(path)
-    if foreign is not None:
-        raise ConfigurationError(
-            f"{quoted(path)} is not in Starlette's syntax, where {foreign[0]!r} is literal text; write for "
-            'example "/items/{id}", "/items/{id:int}", "/api/{rest:path}" for a prefix, or a list such as ["/a", "/b"]',
-            "path",
-        )
-    if "*" in path:
-        raise ConfigurationError(
-            f"{quoted(path)} is not in Starlette's syntax; write "
-            f'"{path.partition("*")[0]}{{rest:path}}" for all paths below',
-            "path",
-        )
-    end = re.search(r"[?#]", path)
-    if end is not None:
-        what = "query" if end[0] == "?" else "fragment"
-        problem, written = f"the {what} is not part of a path", quoted(path[: end.start()])
-    elif re.search(r"[{}]", PARAM_REGEX.sub("", path)):
-        problem, written = "it has a brace without a parameter", 'for example "/items/{id:int}"'
-    elif re.search(r"%[0-9A-Fa-f]{2}", path):
-        problem, written = "paths of requests are decoded first", quoted(unquote(path))
-    else:
-        return path
-    raise ConfigurationError(f"{quoted(path)} can never match: {problem}; write {written}", "path")
+    for pattern, problem in _NO_PATHS:
+        found = re.search(pattern, path)
+        if found is not None:
+            shown = problem.format(found=found[0], before=path[: found.start()], decoded=unquote(path))
+            raise ConfigurationError(f"{quoted(path)} {shown}", "path")
+    if re.search(r"[{}]", PARAM_REGEX.sub("", path)):
+        expected = 'it has a brace without a parameter; write for example "/items/{id:int}"'
+        raise ConfigurationError(f"{quoted(path)} can never match: {expected}", "path")
+    return path
 
 
 def _generous(path: str, convertors: Mapping[str, Convertor[Any]]) -> str:

@@ -171,10 +171,6 @@ class ReloadingMiddleware(FailsAtStartup):
         engine.register(made)
         self.app = made
         self._report(logging.INFO, "config_reloaded", f"{self.file}: active rules: {len(made.rules)}")
-        windows = _windows(made)
-        for what, earlier in _windows(before).items():
-            if what in windows and earlier - windows[what]:
-                self._report(logging.INFO, "windows_restarted", f"{what} restarts counting: its windows have changed")
 
     def _report(self, level: int, kind: str, message: str) -> None:
         logger.log(level, "%s: %s", kind, message)
@@ -195,16 +191,9 @@ class _FromFile(RateLimitMiddleware):
         self.file = owner.file
         super().__init__(app, **options)
 
-    def _unique_id(self, identity: str) -> str:
-        return self._owner.limiter.engine.unique_id(self._prefix + identity, self._owner)
+    def unique_id(self, identity: str) -> str:
+        """See `RateLimitMiddleware.unique_id`."""
+        return self._owner.limiter.engine.unique_id(self.prefix + identity, self._owner)
 
     def _register(self) -> None:
         """Do nothing: the `ReloadingMiddleware` registers the middleware that it activates."""
-
-
-def _windows(middleware: RateLimitMiddleware) -> dict[str, set[object]]:
-    """Return the windows in which each rule of a middleware counts."""
-    limits = {f"rule {rule.label!r}": rule.limits for rule in middleware.rules}
-    if middleware.default_limits:
-        limits["default_limits"] = tuple(middleware.default_limits)
-    return {what: {limit.same_window for limit in those} for what, those in limits.items()}

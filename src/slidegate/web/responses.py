@@ -13,13 +13,12 @@ from copy import copy
 from functools import lru_cache
 from http import HTTPStatus
 from inspect import isawaitable
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ..core.arguments import check_takes
-from ..core.bans.policy import BanPolicy
 from ..core.concurrency import Concurrency
 from ..core.decision import Decision, Reason, ceil_s
 from ..core.errors import ConfigurationError, quoted
@@ -27,11 +26,12 @@ from ..core.limits import AnyLimit
 from ..core.logs import escaped
 from ..core.memo import remember
 from ..core.store import Event
-from ..limiter import Limiter
-from .callbacks import UserCallbacks, request_of
-from .client_ip import ClientAddress
-from .headers import Fields, HeaderWriter, completed
+from .callbacks import request_of
+from .headers import Fields, completed
 from .routes import UNROUTED
+
+if TYPE_CHECKING:
+    from .middleware import RateLimitMiddleware
 
 Refused: TypeAlias = Callable[[Any, Decision], Response | Awaitable[Response | None] | None]
 Answer: TypeAlias = tuple[int, str, bytes, Fields]
@@ -72,35 +72,23 @@ class Refusals:
     """Answers the requests that a middleware refuses, and reports them to the observers of its limiter.
 
     Args:
-        limiter: The limiter.
-        client: Determines the client's address.
-        policies: The ban policies by name. Each sets the status of the answers to its bans.
+        middleware: The middleware.
         on_refused: Builds the user's own answer.
-        calls: Calls the user's functions.
-        writer: Renders what the answers to requests with the same checks have in common.
 
     Raises:
         ConfigurationError: `on_refused` is not a function of request and decision.
     """
 
-    def __init__(
-        self,
-        limiter: Limiter,
-        client: ClientAddress,
-        policies: Mapping[str, BanPolicy],
-        on_refused: Refused | None,
-        calls: UserCallbacks,
-        writer: HeaderWriter,
-    ) -> None:
+    def __init__(self, middleware: RateLimitMiddleware, on_refused: Refused | None) -> None:
         if on_refused is not None:
             check_takes("on_refused", on_refused, "request", "decision")
-        self._engine = limiter.engine
-        self._observers = limiter.engine.observers
-        self._client = client
+        self._engine = middleware.limiter.engine
+        self._observers = middleware.limiter.engine.observers
+        self._client = middleware.client
         self._on_refused = on_refused
-        self._calls = calls
-        self._policies = dict(policies)
-        self._writer = writer
+        self._calls = middleware.calls
+        self._policies = middleware.signals.policies
+        self._writer = middleware.header_writer
         self._exceeded: dict[tuple[str, str], int] = {}
 
     async def send(self, decision: Decision, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from weakref import WeakSet
@@ -20,14 +20,16 @@ from ..core.question import Question
 from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit, named
 from .exchange import Hook
+from .hooks import hooks_of
 from .keys import Key, KeyFunction, everyone, parts_of
 from .path_params import PathParam, with_parameters
 from .paths import PathIndex, PathReader, RequestTexts
 from .rules import Limits, LimitsFunction, Rule
 
 if TYPE_CHECKING:
-    from .bans import BanSignals, Signal
+    from .bans import Signal
     from .default_limits import DefaultLimits
+    from .middleware import RateLimitMiddleware
 
 _EXEMPT: Final = Decision(True, Reason.EXEMPT)
 _MEMO_LIMITS: Final = 256
@@ -258,32 +260,19 @@ class RuleSet:
     """Rules in their order.
 
     Args:
-        rules: The rules.
-        unique_id: Returns an identity for counts that no other middleware has.
-        prefix: The prefix of the identities of rules with a name, which keep it otherwise.
-        paths: Reads the paths of requests.
-        signals: The ban policies, whose honeypots are paths as well.
+        middleware: The middleware.
         defaults: The `default_limits`, which apply after all rules unless a final rule ends the list.
-        hooks_of: Returns the hooks of the responses to the requests of a plan.
 
     Attributes:
         always: The plan of all HTTP requests but preflights, if they match the same rules; else None.
     """
 
-    def __init__(
-        self,
-        rules: Sequence[Rule],
-        unique_id: Callable[[str], str],
-        prefix: str,
-        paths: PathReader,
-        signals: BanSignals,
-        defaults: DefaultLimits | None,
-        hooks_of: Callable[[Plan], Sequence[Hook]],
-    ) -> None:
-        self._paths = paths
-        self._signals = signals
+    def __init__(self, middleware: RateLimitMiddleware, defaults: DefaultLimits | None) -> None:
+        rules, prefix, unique_id = middleware.rules, middleware.prefix, middleware.unique_id
+        self._middleware = middleware
+        self._signals = middleware.signals
+        self._paths = paths = PathReader(middleware.app)
         self._defaults = defaults
-        self._hooks_of = hooks_of
         identities = [
             unique_id(rule.identity) if rule.name is None and rule.counts else prefix + rule.identity for rule in rules
         ]
@@ -295,7 +284,7 @@ class RuleSet:
         self._plans: dict[object, Plan] = {}
         self._made: WeakSet[Plan] = WeakSet()
         self.always: Plan | None = None
-        if defaults is None and not signals.on_request and all(rule.always for rule in rules):
+        if defaults is None and not self._signals.on_request and all(rule.always for rule in rules):
             self.always = self.match({"type": "http", "path": "/"})
 
     def match(self, scope: Scope) -> Plan:
@@ -353,7 +342,7 @@ class RuleSet:
         plan = self._plans.get(known)
         if plan is None:
             plan = Plan(tuple(met), strikes, kind)
-            plan.hooks = () if plan.is_conditional else self._hooks_of(plan)
+            plan.hooks = () if plan.is_conditional else hooks_of(plan, self._middleware)
             self._made.add(plan)
             remember(self._plans, known, plan)
         return plan

@@ -8,7 +8,7 @@ costs nothing while it is silent. A websocket that is closed here looks to the a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from starlette.types import Message
 
@@ -18,10 +18,6 @@ from ..core.errors import StoreError
 from ..core.limits import AnyLimit, parse_limits
 from .exchange import Exchange
 from .responses import POLICY_VIOLATION, TRY_AGAIN_LATER, close_websocket
-
-if TYPE_CHECKING:
-    from .clients import Client
-    from .middleware import RateLimitMiddleware
 
 LOOK_EVERY_US: Final = 10_000_000
 """How old the last look for a ban of the client may be when a message comes or goes."""
@@ -51,34 +47,17 @@ class MessageLimits:
         return f"<MessageLimits {'; '.join(map(str, self.limits))}>"
 
 
-class OpenWebSockets:
-    """Guards the websockets that a middleware has let in.
+class GuardedWebSocket:
+    """The messages of a websocket that a middleware has let in, between the application and the server.
 
     Args:
-        messages: The limits of their messages; None for none.
-        name: The name of the bucket that counts the messages.
-
-    Attributes:
-        bucket: The bucket that counts the messages; None if they have no limits.
+        exchange: The handshake.
+        bucket: The bucket that counts its messages; None if they have no limits.
     """
 
-    def __init__(self, messages: MessageLimits | None, name: str) -> None:
-        self.bucket = None if messages is None else Bucket(name, messages.limits)
-
-    def guard(self, exchange: Exchange) -> None:
-        """Guard a websocket from its handshake on, unless its client is on an allowlist."""
-        if not exchange.is_uncounted:
-            client = exchange.middleware.clients.find(exchange.scope)
-            socket = _WebSocket(exchange, exchange.middleware, client, self.bucket)
-            exchange.receive, exchange.send_on = socket.receive, socket.send
-
-
-class _WebSocket:
-    """The messages of a websocket between the application and the server."""
-
-    def __init__(
-        self, exchange: Exchange, middleware: RateLimitMiddleware, client: Client, bucket: Bucket | None
-    ) -> None:
+    def __init__(self, exchange: Exchange, bucket: Bucket | None) -> None:
+        middleware = exchange.middleware
+        client = middleware.clients.find(exchange.scope)
         self._exchange = exchange
         self._receive = exchange.receive
         self._send_on = exchange.send_on
@@ -90,6 +69,7 @@ class _WebSocket:
             self._question = self._engine.prepare([(bucket, client.key, 1)], self._subjects)
         self._looked_us = self._engine.now_us()
         self._ended: Message | None = None
+        exchange.receive, exchange.send_on = self.receive, self.send
 
     async def receive(self) -> Message:
         """Return the next message, or a disconnect if the websocket is closed for it."""
