@@ -22,12 +22,11 @@ from .web.client_ip import client_ip
 from .web.decided import charge, decision_of, settle
 from .web.endpoints import RateLimit, rate_limit_exceeded
 from .web.exchange import client_key
-from .web.keys import combine, cookie, everyone, header, query, user
+from .web.keys import combine, cookie, everyone, header, path_param, query, user
 from .web.lists import Networks
 from .web.mcp import mcp_tool
 from .web.middleware import RateLimitMiddleware
 from .web.networks import network
-from .web.path_params import path_param
 from .web.rules import Rule
 from .web.websockets import MessageLimits
 

@@ -35,7 +35,6 @@ from .file_watcher import FileVersion, read_whole, version_of
 from .lists import Networks
 from .mcp import mcp_tool
 from .networks import NetworkFile, key_by
-from .path_params import path_param
 from .rules import Rule
 from .websockets import MessageLimits
 
@@ -66,7 +65,7 @@ BESIDE: Final[Mapping[str, tuple[str, ...]]] = {
 """What the table of a key can name, each with what may stand beside it."""
 _MAKERS: Final[Mapping[str, Callable[..., keys.Key]]] = {
     **keys.SENT_BY_NAME,
-    **{"path_param": path_param, "client": lambda client: client, "network": key_by},
+    **{"path_param": keys.path_param, "client": lambda client: client, "network": key_by},
     **{"combine": lambda parts: keys.combine(*parts), "mcp_tool": lambda tools, **rest: mcp_tool(*tools, **rest)},
 }
 CONDITIONS: Final[Mapping[str, tuple[str, ...]]] = {"mcp_tool": ("is_in", "is_method"), "network": ("is_in",)}

@@ -24,7 +24,6 @@ from .bans import Signal
 from .callbacks import key_for, request_of, whole_cost
 from .client_ip import Client, ClientAddress
 from .exchange import Exchange
-from .hooks import StopReading
 from .keys import Key, parts_of
 from .rule_set import BoundRule, Met, Plan
 from .rules import Rule
@@ -333,11 +332,11 @@ def _window(check: Check) -> tuple[object, ...]:
 def _peeked(exchange: Exchange, request: HTTPConnection | None) -> Peeked:
     """Return a channel that reads ahead, and put it in front of the channel of the application or of the endpoint."""
     receive = exchange.receive if request is None else vars(request).get(_RECEIVE)
-    known = [hook.channel for hook in exchange.hooks if isinstance(hook, StopReading)]  # of those that have waited
+    known = [hook for hook in exchange.hooks if isinstance(hook, Peeked)]  # of those that have waited before
     channel = next((one for one in known if receive in (one, one.receive)), None)
     if channel is None:
         channel = Peeked(receive)
-        exchange.hooks = [*exchange.hooks, StopReading(channel)]
+        exchange.hooks = [*exchange.hooks, channel]
     if request is None:
         exchange.receive = channel
     elif receive is not None:

@@ -50,6 +50,7 @@ EXEMPT: Final = "__slidegate_exempt__"
 _SIZE: Final = re.compile("([0-9]{1,12}) ?(B|KB|MB|GB|)", re.IGNORECASE)
 _UNITS: Final = {"": 1, "B": 1, "KB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
 _MOST_BODY: Final = 10**12
+_UNCOUNTED: Final = (Reason.EXEMPT, Reason.ALLOWLISTED)
 _CONNECTION: Final = "slidegate_connection"
 """The parameter by which FastAPI gives the request to a decorated function."""
 
@@ -220,7 +221,7 @@ class RateLimit:
         """
         scope = connection.scope
         exchange = exchange_of(scope, "RateLimit")
-        if exchange.is_uncounted:
+        if exchange.own[0].reason is Reason.DISABLED:
             return
         if self.rule.methods is not None and not limits_kind(self.rule, scope["type"], scope.get("method", "GET")):
             return
@@ -228,7 +229,7 @@ class RateLimit:
         plan = self._plan(middleware, scope, endpoint or scope.get("endpoint") or self)
         answer = middleware.decider.decide(exchange, plan, connection)
         decision = answer if isinstance(answer, Decision) else await answer
-        if decision.reason is Reason.EXEMPT:
+        if decision.reason in _UNCOUNTED:
             return
         exchange.record(decision)
         if not decision.allowed:

@@ -6,13 +6,13 @@ limits in the order of the rules. Everything but the current numbers is rendered
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from starlette.types import Message, Scope
 
 from ..core.concurrency import Concurrency
-from ..core.decision import Bucket, Decision, LimitState, ceil_s, unique_name
+from ..core.decision import Bucket, Decision, ceil_s, unique_name
 from ..core.draft_parameters import AMOUNT, MORE_AFTER_S, REMAINING, UNIT, WINDOW_S
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
@@ -39,6 +39,7 @@ class Rendered:
 
     Args:
         buckets: The buckets.
+        styles: The styles of the fields.
 
     Attributes:
         names: The name of each limit in an answer; a repeated name gets a number.
@@ -46,46 +47,41 @@ class Rendered:
         answers: The answers to refusals, by what distinguishes them.
     """
 
-    def __init__(self, buckets: Sequence[Bucket]) -> None:
+    def __init__(self, buckets: Sequence[Bucket], styles: Collection[str]) -> None:
         self.limits = [limit for bucket in buckets for limit in bucket.limits]
         self.names: list[str] = []
         for bucket in buckets:
             for name in bucket.names:
                 self.names.append(unique_name(name, self.names))
         self.answers: dict[object, Answer] = {}
-
-    def append_to(self, fields: list[Field], decision: Decision) -> None:
-        """Append the fields with the current numbers; without a style, there are none."""
-
-
-class _Draft(Rendered):
-    """RateLimit and RateLimit-Policy."""
-
-    def __init__(self, buckets: Sequence[Bucket]) -> None:
-        super().__init__(buckets)
         units = [bucket.unit for bucket in buckets for _ in bucket.limits]
         named = list(zip(self.names, self.limits, units, strict=True))
         self._policy: Field = b"ratelimit-policy", ", ".join([_policy_item(*one) for one in named]).encode()
         self._text = b", ".join([_item(name, limit) for name, limit, _ in named])
         self._parts = [(limit.amount, not isinstance(limit, Concurrency)) for limit in self.limits]
+        self._amount = self.limits[0].amount
+        self._is_draft, self._is_legacy = "draft" in styles, "legacy" in styles
 
     def append_to(self, fields: list[Field], decision: Decision) -> None:
-        """See `Rendered.append_to`."""
-        now_us = decision.now_us
-        numbers: list[int] = []
-        for (spent, leaves_us, _, _), (amount, has_time) in zip(decision.readings, self._parts, strict=True):
-            numbers.append(amount - spent if amount > spent else 0)
-            if has_time:
-                numbers.append(-((now_us - leaves_us) // 1_000_000) if spent else 0)
-        fields += self._policy, (b"ratelimit", self._text % tuple(numbers))
+        """Append the fields with the current numbers: RateLimit and RateLimit-Policy, or the older ones, or both.
+
+        X-RateLimit-Limit, -Remaining and -Reset are those of the limit that refuses, or that admits the fewest further
+        requests, in the innermost middleware: what is there already stays.
+        """
+        if self._is_draft:
+            now_us = decision.now_us
+            numbers: list[int] = []
+            for (spent, leaves_us, _, _), (amount, has_time) in zip(decision.readings, self._parts, strict=True):
+                numbers.append(amount - spent if amount > spent else 0)
+                if has_time:
+                    numbers.append(-((now_us - leaves_us) // 1_000_000) if spent else 0)
+            fields += self._policy, (b"ratelimit", self._text % tuple(numbers))
+        if self._is_legacy and all(lowered(field[0]) != b"x-ratelimit-limit" for field in fields):
+            fields += _legacy_fields(decision)
 
 
-class _DraftOfWindow(_Draft):
-    """The same for one window, which most requests have."""
-
-    def __init__(self, buckets: Sequence[Bucket]) -> None:
-        super().__init__(buckets)
-        self._amount = self.limits[0].amount
+class _OneWindow(Rendered):
+    """The same for RateLimit and RateLimit-Policy of one window, which most requests have."""
 
     def append_to(self, fields: list[Field], decision: Decision) -> None:
         """See `Rendered.append_to`."""
@@ -93,32 +89,6 @@ class _DraftOfWindow(_Draft):
         left = self._amount - spent
         more_s = -((decision.now_us - leaves_us) // 1_000_000) if spent else 0
         fields += self._policy, (b"ratelimit", self._text % (left if left > 0 else 0, more_s))
-
-
-class _Legacy(Rendered):
-    """X-RateLimit-Limit, -Remaining and -Reset of the limit that refuses, or that admits the fewest further requests.
-
-    They are those of the innermost middleware: what is there already stays.
-    """
-
-    def append_to(self, fields: list[Field], decision: Decision) -> None:
-        """See `Rendered.append_to`."""
-        state = decision.binding
-        if state is not None and all(lowered(field[0]) != b"x-ratelimit-limit" for field in fields):
-            fields += _legacy_fields(state)
-
-
-class _Both(Rendered):
-    """Both kinds of fields."""
-
-    def __init__(self, buckets: Sequence[Bucket]) -> None:
-        super().__init__(buckets)
-        self._kinds = _draft(buckets), _Legacy(buckets)
-
-    def append_to(self, fields: list[Field], decision: Decision) -> None:
-        """See `Rendered.append_to`."""
-        for kind in self._kinds:
-            kind.append_to(fields, decision)
 
 
 class HeaderWriter:
@@ -137,8 +107,7 @@ class HeaderWriter:
         if not all(one in ("draft", "legacy") for one in given) or (style is not None and not given):
             expected = 'expected "draft", "legacy", ("draft", "legacy") or None'
             raise ConfigurationError(f"{expected}, not {quoted(style)}", "headers")
-        kinds = {"draft": _draft, "legacy": _Legacy}
-        self._kind = Rendered if not given else kinds[given[0]] if len(set(given)) == 1 else _Both
+        self._styles = given
         self._rendered: dict[object, Rendered] = {}
 
     def add(self, message: Message, decisions: Iterable[Decision]) -> Message:
@@ -159,19 +128,18 @@ class HeaderWriter:
         question = decision.checks
         if question.rendered is None:
             buckets = tuple([bucket for bucket, _, _ in question.checks])
-            question.rendered = self._rendered.get(buckets) or remember(self._rendered, buckets, self._kind(buckets))
+            question.rendered = self._rendered.get(buckets) or remember(self._rendered, buckets, self._made(buckets))
         rendered: Rendered = question.rendered
         return rendered
+
+    def _made(self, buckets: Sequence[Bucket]) -> Rendered:
+        limits = [limit for bucket in buckets for limit in bucket.limits]
+        is_window = len(limits) == 1 and not isinstance(limits[0], Concurrency)
+        return (_OneWindow if is_window and {*self._styles} == {"draft"} else Rendered)(buckets, self._styles)
 
     def forget(self) -> None:
         """Render everything anew, because amounts have changed. Questions keep what they have."""
         self._rendered.clear()
-
-
-def _draft(buckets: Sequence[Bucket]) -> _Draft:
-    """Return the draft fields of some buckets."""
-    limits = [limit for bucket in buckets for limit in bucket.limits]
-    return _DraftOfWindow(buckets) if len(limits) == 1 and not isinstance(limits[0], Concurrency) else _Draft(buckets)
 
 
 def quote(text: str) -> str:
@@ -214,8 +182,11 @@ def _policy_item(name: str, limit: AnyLimit, unit: str | None) -> str:
     return item if limit.window_s is None else f"{item};{WINDOW_S}={limit.window_s}"
 
 
-def _legacy_fields(state: LimitState) -> Fields:
+def _legacy_fields(decision: Decision) -> Fields:
     """Return the X-RateLimit-* fields; -Reset is omitted for permits, whose release time is unknown."""
+    state = decision.binding
+    if state is None:
+        return []
     limit = state.limit
     fields = [(b"x-ratelimit-limit", b"%d" % limit.amount), (b"x-ratelimit-remaining", b"%d" % state.remaining)]
     if isinstance(limit, Quota):

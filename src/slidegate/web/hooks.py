@@ -1,4 +1,4 @@
-"""The hooks that depend on the status or the end of a response: `count_if`, strikes, permits, outcomes, read-ahead.
+"""The hooks that depend on the status or the end of a response: `count_if`, strikes, permits, outcomes.
 
 Each is there only for requests whose rules, or whose observers, need it. A request ends with the last message of its
 body, a websocket when the application's call returns. Anything after the end, such as a failing background task, does
@@ -20,7 +20,7 @@ from ..limiter.observers import Ended, Outcome, refusing_rules
 from .exchange import Exchange, Hook, is_failure
 from .responses import label_of_refusal
 from .routes import UNROUTED, RouteLabels
-from .waiting import Peeked, refund
+from .waiting import refund
 
 if TYPE_CHECKING:
     from ..limiter import Limiter
@@ -119,27 +119,6 @@ def hooks_of(plan: Plan, middleware: RateLimitMiddleware) -> list[Hook]:
     return [*hooks, Release(limiter)] if any(bound.permits is not None for bound in plan.limiting) else hooks
 
 
-class StopReading(Hook):
-    """Ends the read-ahead of a request that has waited.
-
-    Args:
-        channel: Its channel.
-
-    Attributes:
-        channel: The same.
-    """
-
-    starts = False
-    stays = True
-
-    def __init__(self, channel: Peeked) -> None:
-        self.channel = channel
-
-    def end(self, exchange: Exchange, error: BaseException | None) -> None:
-        """See `Hook.end`."""
-        self.channel.close()
-
-
 class Report(Hook):
     """Reports the outcome of one request. Create it when the request arrives.
 
@@ -169,18 +148,22 @@ class Report(Hook):
         status: Any = exchange.status
         ended: Ended
         rules: Sequence[str]
+        route = self._routes.label(exchange.scope)
+        if refusal is not None and route == UNROUTED:
+            route = label_of_refusal(refusal)
         if refusal is None or exchange.decided.has_left:
             ended, status = _ended(exchange, error)
             rules = [bucket.label for decision in decisions for bucket, _, _ in decision.checks]
         else:  # the status is 0 if there was no response
-            ended, rules = "refused", _refusing(refusal)
+            ended, rules = "refused", (refusal.by,) if refusal.status else refusing_rules(refusal)
+        last = refusal if refusal is not None else decisions[-1] if decisions else None
         self._engine.observers.request(
             Outcome(
                 allowed=bool(decisions) and refusal is None,
-                reason=_reason(decisions, refusal),
+                reason=Reason.EXEMPT if last is None else last.reason,
                 rules=tuple(rules),
                 shadow_rules=exchange.decided.shadow_rules,
-                route=self._label(exchange, refusal),
+                route=route,
                 status=_number(status),
                 ended=ended,
                 began_us=self._began_us,
@@ -189,13 +172,6 @@ class Report(Hook):
                 decisions=decisions,
             )
         )
-
-    def _label(self, exchange: Exchange, refusal: Decision | None) -> str:
-        """Return the route of a request, or the label of what has refused it before it reached one."""
-        if refusal is None:
-            return self._routes.label(exchange.scope)
-        route = self._routes.label(exchange.scope) if "endpoint" in exchange.scope else UNROUTED
-        return label_of_refusal(refusal) if route == UNROUTED else route
 
 
 def _ended(exchange: Exchange, error: BaseException | None) -> tuple[Ended, Any]:
@@ -207,16 +183,6 @@ def _ended(exchange: Exchange, error: BaseException | None) -> tuple[Ended, Any]
         return "exception", status or _FAILED
     is_done = status and exchange.scope["type"] == "websocket"
     return ("success" if is_done and (error is None or isinstance(error, WebSocketDisconnect)) else "cancelled"), status
-
-
-def _reason(decisions: Sequence[Decision], refusal: Decision | None) -> Reason:
-    if refusal is not None:
-        return refusal.reason
-    return decisions[-1].reason if decisions else Reason.EXEMPT
-
-
-def _refusing(refusal: Decision) -> Sequence[str]:
-    return (refusal.by,) if refusal.status else refusing_rules(refusal)
 
 
 def _number(status: Any) -> int:

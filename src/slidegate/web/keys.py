@@ -21,6 +21,7 @@ from ..core.logs import logger
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
 from .file_watcher import FileWatcher
+from .paths import spelled_value
 
 _VALUE: Final = "text that is not empty"
 _OF_HEADER: Final = "a header's value, as one line of Latin-1 text or as the bytes on the wire"
@@ -310,6 +311,43 @@ def query(name: str, *, fallback: Key | None = None) -> Value:
     """
     check_parameter_name("query", name)
     return Value(f"query:{name}", fallback, lambda scope: utf8(HTTPConnection(scope).query_params.get(name, "")))
+
+
+class PathParam(Value):
+    """A key by a path parameter; created by `path_param`.
+
+    Attributes:
+        name: The name of the parameter.
+    """
+
+    shared = True
+
+    def __init__(self, name: str, fallback: Key | None) -> None:
+        check_parameter_name("path_param", name)
+        super().__init__(
+            f"path:{name}", fallback, lambda scope: utf8(spelled_value(scope.get("path_params", {}).get(name, "")))
+        )
+        self.name = name
+
+    def _encoded(self, value: str | bytes) -> bytes:
+        """See `Value._encoded`; numbers and UUIDs are converted to text as for a request."""
+        return super()._encoded(spelled_value(value) if isinstance(value, (int, float, UUID)) else value)
+
+
+def path_param(name: str, *, fallback: Key | None = None) -> Value:
+    """Count each value of a path parameter, digested: ``Rule("/tenants/{tenant}/jobs", key=path_param("tenant"))``.
+
+    The value is the result of the path's convertor. Write ``{id:int}`` in both the rule and the route; otherwise 1 and
+    01 are two clients for the rule but one for an endpoint that parses the number itself.
+
+    Args:
+        name: The parameter's name, as in the rule's path.
+        fallback: The key to use if the parameter is missing or empty; by default the middleware's `client`.
+
+    Raises:
+        ConfigurationError: The name is empty or not printable, or the fallback is not a key.
+    """
+    return PathParam(name, fallback)
 
 
 SENT_BY_NAME: Final = {"header": header, "cookie": cookie, "query": query}

@@ -42,7 +42,7 @@ from .hooks import Report
 from .keys import Key, KeyFunction, files_asked
 from .lists import FollowedList, followed, networks_of
 from .responses import Answer, Refusals, Refused
-from .routes import UNROUTED, RouteLabels
+from .routes import RouteLabels
 from .rule_set import BoundRule, Plan, RuleSet, all_rules
 from .rules import Limits, LimitsFunction, Rule
 from .websockets import GuardedWebSocket, MessageLimits
@@ -333,8 +333,7 @@ class RateLimitMiddleware(FailsAtStartup):
                 decision.at_least_us = max(lengths)
         answer = self.refusals.answer(decision)
         if is_news and self._observers.wants_information():
-            route = self._routes.label(scope) if "endpoint" in scope else UNROUTED
-            self.refusals.report(scope, decision, route, answer[0])
+            self.refusals.report(scope, decision, self._routes.label(scope), answer[0])
         return decision, answer
 
     async def strike_for_message(self, scope: Scope) -> list[Ban]:

@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import product
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import unquote
 
@@ -33,6 +35,9 @@ from .routes import root_of, visible_app
 
 T = TypeVar("T")
 
+_WHOLE: Final = re.compile(r"[+]?(?:0++(?=[+-]))?(?P<value>[+-]?[0-9]++)(?:\.0*+)?")
+_MAX_DIGITS: Final = 4_300
+"""The longest number that Python and pydantic parse, because parsing takes quadratic time."""
 MAX_ODD: Final = 2_048
 _ODD: Final = re.compile(r"//|/\.(?:/|\Z)")
 _SLASHES_AND_DOTS: Final = re.compile(r"/(?:\.?(?:/|\Z))+")
@@ -202,3 +207,39 @@ class PathIndex(Generic[T]):
             first = text.split("/", 2)[1] if text[:1] == "/" else ""
             for candidates in (self._patterns.get(""), self._patterns.get(first) if first else None):
                 yield from (owner for path, owner in candidates or () if path.takes(text))
+
+
+def with_parameters(scope: Scope, names: Iterable[str], paths: Sequence[RulePath], reader: PathReader) -> Scope:
+    """Return the scope of a request with the parameters of a rule's own path, as a router would pass it on.
+
+    Args:
+        scope: The scope, which no router has read yet.
+        names: The names of the parameters.
+        paths: The paths of the rule; odd spellings of a path give the same values.
+        reader: Reads the paths of requests.
+    """
+    values: dict[str, str] = {}
+    with suppress(Exception):  # a path of another type; `RuleSet.match` logs it
+        for text, path, name in product(reader.texts(scope).all, paths, names):
+            given = path.given(name, text)
+            if given is not None:
+                values.setdefault(name, _meaning(path.convertors[name], given))
+    return {**scope, "path_params": {**scope.get("path_params", {}), **values}}
+
+
+def _meaning(convertor: Convertor[Any], text: str) -> str:
+    """Return the value of a parameter, independent of its spelling: 1, 01 and 1.0 are one `{id:int}`."""
+    with suppress(Exception):  # a custom convertor that raises must fail in the router, not before the count
+        return spelled_value(convertor.convert(text))
+    # Numbers that pydantic accepts and int() and float() do not: 1.0, 0-5 and _1.
+    bare = text.strip().replace("_", "")
+    if isinstance(convertor, FloatConvertor):
+        with suppress(ValueError):
+            return spelled_value(float(bare))
+    whole = _WHOLE.fullmatch(bare) if isinstance(convertor, IntegerConvertor) else None
+    return text if whole is None or len(bare) > _MAX_DIGITS else str(int(whole["value"]))
+
+
+def spelled_value(value: object) -> str:
+    """Return the canonical text of a value; -0.0 equals 0.0."""
+    return str(value + 0.0 if isinstance(value, float) else value)

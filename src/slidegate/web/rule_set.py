@@ -21,9 +21,8 @@ from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit, named
 from .exchange import Hook
 from .hooks import hooks_of
-from .keys import Key, KeyFunction, everyone, parts_of
-from .path_params import PathParam, with_parameters
-from .paths import PathIndex, PathReader, RequestTexts
+from .keys import Key, KeyFunction, PathParam, everyone, parts_of
+from .paths import PathIndex, PathReader, RequestTexts, with_parameters
 from .rules import Limits, LimitsFunction, Rule
 
 if TYPE_CHECKING:

@@ -14,13 +14,12 @@ from typing import Any, Final, Literal, TypeAlias
 from ..core.arguments import check_flag, check_list, check_takes, names_checked
 from ..core.concurrency import Concurrency
 from ..core.decision import spelled, unique_name, wire_names
-from ..core.errors import ConfigurationError, quoted
+from ..core.errors import ConfigurationError, closest, quoted
 from ..core.limits import MAX_AMOUNT, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
 from ..limiter.failover import OnError, check_on_error
 from .exchange import client_key
-from .keys import Key, KeyCondition, KeyFunction
-from .path_params import check_parameters
+from .keys import Key, KeyCondition, KeyFunction, PathParam, parts_of
 from .paths import RulePath
 
 CostFunction: TypeAlias = Callable[[Any], int | Awaitable[int]]
@@ -232,7 +231,14 @@ class Rule:
 
     def _check_parameters(self, key: Key, option: str) -> None:
         """Check that its paths have the parameters by which it counts."""
-        check_parameters(key, self.rule_paths, option)
+        for part in parts_of(key):
+            names: Collection[str]
+            for path, names in [(path.path, path.convertors) for path in self.rule_paths] or [("*", {})]:
+                if isinstance(part, PathParam) and part.name not in names:
+                    raise ConfigurationError(
+                        f"path_param: {quoted(path)} has no parameter {quoted(part.name)}{closest(part.name, names)}",
+                        option,
+                    )
 
     @property
     def _call(self) -> str:

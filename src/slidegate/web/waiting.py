@@ -12,6 +12,7 @@ from starlette.types import Message, Receive
 from ..core.reservation import Reservation
 from ..limiter import Limiter
 from ..limiter.aio import on_asyncio, to_the_end
+from .exchange import Exchange, Hook
 
 _MOST_AHEAD_BYTES: Final = 65_536
 """How much of a body is read while a request waits; a client that disconnects later is not noticed."""
@@ -19,7 +20,7 @@ _MESSAGE_BYTES: Final = 256
 """The estimated memory of a message besides its body."""
 
 
-class Peeked:
+class Peeked(Hook):
     """Reads messages ahead while a request waits, to notice a disconnect; the application receives them afterwards.
 
     A read is never cancelled but kept for the next reader, because some servers, such as granian, lose the message
@@ -28,6 +29,9 @@ class Peeked:
     Args:
         receive: The channel; None if it is out of reach.
     """
+
+    starts = False
+    stays = True
 
     def __init__(self, receive: Receive | None) -> None:
         self.receive = receive
@@ -62,7 +66,7 @@ class Peeked:
         assert self.receive is not None, "who has no channel reads none"
         return await self.receive()
 
-    def close(self) -> None:
+    def end(self, exchange: Exchange, error: BaseException | None) -> None:
         """Cancel a pending read: there are no more readers."""
         self._is_waiting = False
         if self._ahead is not None:
