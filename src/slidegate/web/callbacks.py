@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope
 
 from ..core.errors import ConfigurationError
 from ..core.logs import Throttle, logger
-from ..limiter import Limiter, check_cost
+from ..limiter import check_cost
 from .keys import KeyCondition
 from .rules import Rule
 
@@ -157,10 +157,6 @@ class UserCallbacks:
             self.report(what, label, error, _CONSEQUENCES[what])
             return default
 
-    async def counts(self, rule: Rule, status: Any) -> bool:
-        """Return whether the `count_if` of a rule counts a response; if it raises, the request is counted."""
-        return rule.count_if is None or await self.ask("count_if", rule.label, rule.count_if, (status,), bool, True)
-
     def report(self, what: str, where: str, error: Exception, consequence: str) -> None:
         """Log a failure of the user's function, at most once a minute for each function and rule."""
         suppressed = self._throttle.left_out((what, where), time.monotonic())
@@ -169,11 +165,6 @@ class UserCallbacks:
         trace = None if isinstance(error, ConfigurationError) else error
         said = "%s function of rule %r failed, so %s (suppressed=%d): %r"
         logger.error(said, what, where, consequence, suppressed, error, exc_info=trace)
-
-
-def key_for(limiter: Limiter) -> Callable[[Any], str | None]:
-    """Return the converter for results of a key function; it keeps None and an empty text unchanged."""
-    return lambda found: found if found is None or found == "" else limiter.key_for(found)
 
 
 def whole_cost(units: object) -> int:

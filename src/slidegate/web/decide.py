@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import HTTPConnection
 from starlette.types import Message, Scope
@@ -21,7 +21,7 @@ from ..core.question import Question
 from ..core.store import Event
 from ..limiter.queues import Ask, Name, may_wait
 from .bans import Signal
-from .callbacks import key_for, request_of, whole_cost
+from .callbacks import request_of, whole_cost
 from .client_ip import Client, ClientAddress
 from .exchange import Exchange
 from .keys import Key, parts_of
@@ -185,7 +185,7 @@ class Decider:
             if bucket is None and bound.permits is None:
                 return ()
         if bound.key_function is not None:
-            found: str | None = await ask("key", bound.key_function, key_for(self._limiter), key)
+            found: str | None = await ask("key", bound.key_function, self._key_for, key)
             if found is None:
                 return ()
             key = found or key
@@ -195,6 +195,10 @@ class Decider:
             amounts = [limit.amount for limit in bucket.limits] if bucket is not None else []
             cost = min([cost, *amounts] if rule.cost_max is None else [cost, rule.cost_max, *amounts])
         return bound.checks(key, cost, bucket)
+
+    def _key_for(self, found: Any) -> str | None:
+        """Return the key that a user's function has returned; None and an empty text stay as they are."""
+        return found if found is None or found == "" else self._limiter.key_for(found)
 
     async def _struck(self, signals: Sequence[Signal], exchange: Exchange) -> Decision | None:
         """Strike for the path of a request; return its refusal if that bans it.
@@ -257,15 +261,14 @@ class Decider:
 
     async def _tenant(self, bound: BoundRule, client: Client, request: HTTPConnection) -> str:
         """Return the tenant whose share of the permits a request uses; ``""`` if it is unknown or the rule not fair."""
-        fair, key_of = bound.rule.fair, self._limiter.key_for
+        fair = bound.rule.fair
         if fair is None:
             return ""
         if isinstance(fair, Key):
             found = fair.find(bound.routed(request.scope), self._limiter, client.key)
             asks_address = any(isinstance(key, ClientAddress) for key in parts_of(fair))
             return found if found != client.key or asks_address else ""
-        read = lambda found: key_of(found) if found else ""  # noqa: E731
-        return await self._calls.ask_about(bound.rule, request, "fair", fair, read, "")
+        return await self._calls.ask_about(bound.rule, request, "fair", fair, self._key_for, None) or ""
 
     async def _wait(
         self,
@@ -299,7 +302,7 @@ class Decider:
         decided.has_left = channel.is_gone()
         if decided.has_left:
             exchange.send_on = _send_nobody
-            await refund((self._limiter, decision.take_back()))
+            await refund(self._limiter, decision.take_back())
             return Decision(False, Reason.LIMITED) if refused is None else refused
         if not isinstance(decision.checks, Question):  # what a refusal of another request says about this one
             decision.checks = engine.prepare(decision.checks, ())

@@ -33,15 +33,8 @@ _STARTS: Final = {
 """The messages that start a response and have header fields, and the default status of each."""
 _CLOSED: Final = 403
 """The status that servers send for a close before the handshake is accepted."""
-_BODIES: Final = frozenset(
-    {
-        "http.response.body",
-        "http.response.pathsend",
-        "http.response.zerocopysend",
-        "websocket.http.response.body",
-    }
-)
-"""The messages that carry a part of the body."""
+_BODIES: Final = (".body", ".pathsend", ".zerocopysend")
+"""How the kinds of messages end that carry a part of the body."""
 
 
 class Hook:
@@ -191,7 +184,7 @@ class Exchange:
     def _is_last(self, message: Message) -> bool:
         """Return whether a message is the last of the response."""
         kind = message["type"]
-        if kind in _BODIES:
+        if kind.endswith(_BODIES):
             return not message.get("more_body", False) and not self._has_trailers
         return kind == "websocket.close" or (
             kind == "http.response.trailers" and not message.get("more_trailers", False)

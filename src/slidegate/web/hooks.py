@@ -46,6 +46,7 @@ class CountIf(Hook):
         self._calls = calls
         self._limiter = limiter
         self._bound = bound
+        self._count_if: Any = bound.rule.count_if
 
     async def start(self, exchange: Exchange, status: Any) -> None:
         """See `Hook.start`."""
@@ -56,9 +57,10 @@ class CountIf(Hook):
             for index, (bucket, _, _) in enumerate(decision.checks)
             if self._bound.counts_in(bucket)
         ]
-        if charged and not await self._calls.counts(self._bound.rule, status):
+        rule = self._bound.rule
+        if charged and not await self._calls.ask("count_if", rule.label, self._count_if, (status,), bool, True):
             for decision, index in charged:
-                await refund((self._limiter, decision.take_back(index)))
+                await refund(self._limiter, decision.take_back(index))
 
 
 class StrikeForStatus(Hook):
@@ -103,7 +105,7 @@ class Release(Hook):
             reservations += decision.take_back(held=True)
         if not reservations:
             return None
-        released = refund((self._limiter, reservations))
+        released = refund(self._limiter, reservations)
         if isinstance(error, GeneratorExit):  # a coroutine that is being closed cannot await
             in_background(released)
             return None

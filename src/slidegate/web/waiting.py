@@ -91,14 +91,8 @@ class Peeked(Hook):
             self._read_on()
 
 
-async def refund(*charged: tuple[Limiter, Sequence[Reservation]]) -> None:
-    """Hand back all reservations to their limiters, even if the caller is cancelled meanwhile."""
-
-    async def hand_back() -> None:
-        for limiter, reservations in charged:
-            await limiter.engine.refund(reservations)
-
-    if all(limiter.engine.per_process or not reservations for limiter, reservations in charged):
-        await hand_back()  # never suspends, so it cannot be cancelled
-    else:
-        await to_the_end(hand_back())
+async def refund(limiter: Limiter, reservations: Sequence[Reservation]) -> None:
+    """Hand back reservations, even if the caller is cancelled meanwhile."""
+    answer = limiter.engine.refund(reservations)
+    # The former never suspends, so it cannot be cancelled.
+    await (answer if limiter.engine.per_process or not reservations else to_the_end(answer))
