@@ -365,25 +365,24 @@ class RuleSet:
         return counting if self._defaults is None else [*counting, *self._defaults.bound()]
 
 
-def limits_kind(rule: Rule, kind: str, method: object) -> bool:
-    """Return whether a limit applies to a connection type and a method; the case of the method is ignored.
+def limits_kind(rule: Rule, kind: str, method: object, *, is_exact: bool = False) -> bool:
+    """Return whether a rule is for a connection type and a method.
 
-    A method that is not text may be any method.
+    For limits the case of the method is ignored, and a method that is not text may be any method.
     """
     methods = rule.methods
-    is_in = methods is None or not isinstance(method, str) or method in methods or method.lower().upper() in methods
-    return is_in and (rule.connection is None or kind == rule.connection)
+    is_in = methods is None or (isinstance(method, str) and method in methods)
+    if methods is not None and not is_in and not is_exact:
+        is_in = not isinstance(method, str) or method.lower().upper() in methods
+    return is_in and rule.connection in (None, kind)
 
 
 def _exempts(rule: Rule, kind: str, method: object, texts: RequestTexts) -> bool:
     """Return whether an exempt or final rule ends the list for a request: every text of its path must match."""
-    if rule.methods is not None and not (isinstance(method, str) and method in rule.methods):
-        return False
-    if rule.connection is not None and kind != rule.connection:
-        return False
     if not rule.rule_paths:
-        return True
-    return not texts.any and all(any(path.is_exactly(text) for path in rule.rule_paths) for text in texts.all)
+        return limits_kind(rule, kind, method, is_exact=True)
+    is_exact = all(any(path.is_exactly(text) for path in rule.rule_paths) for text in texts.all)
+    return is_exact and not texts.any and limits_kind(rule, kind, method, is_exact=True)
 
 
 def _is_preflight(scope: Scope) -> bool:
