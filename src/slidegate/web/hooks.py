@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ..limiter import Limiter
     from .bans import BanSignals
     from .callbacks import UserCallbacks
-    from .middleware import RateLimitMiddleware
     from .rule_set import BoundRule, Plan
 
 _FAILED: Final = 500
@@ -112,12 +111,11 @@ class Release(Hook):
         return released
 
 
-def hooks_of(plan: Plan, middleware: RateLimitMiddleware) -> list[Hook]:
+def hooks_of(plan: Plan, limiter: Limiter, calls: UserCallbacks, signals: BanSignals) -> list[Hook]:
     """Return the hooks for the responses to the requests of a plan. Permits are last: their release is awaited."""
-    limiter, signals = middleware.limiter, middleware.signals
     strikes = signals.on_status and not (plan.is_exempt or plan.kind.is_endpoint)
     hooks: list[Hook] = [StrikeForStatus(signals)] if strikes else []
-    hooks += [CountIf(middleware.calls, limiter, bound) for bound in plan.limiting if bound.rule.count_if is not None]
+    hooks += [CountIf(calls, limiter, bound) for bound in plan.limiting if bound.rule.count_if is not None]
     return [*hooks, Release(limiter)] if any(bound.permits is not None for bound in plan.limiting) else hooks
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from weakref import WeakSet
 
@@ -268,8 +269,8 @@ class RuleSet:
 
     def __init__(self, middleware: RateLimitMiddleware, defaults: DefaultLimits | None) -> None:
         rules, prefix, unique_id = middleware.rules, middleware.prefix, middleware.unique_id
-        self._middleware = middleware
-        self._signals = middleware.signals
+        self._signals = signals = middleware.signals
+        self._hooks_of = partial(hooks_of, limiter=middleware.limiter, calls=middleware.calls, signals=signals)
         self._paths = paths = PathReader(middleware.app)
         self._defaults = defaults
         identities = [
@@ -341,7 +342,7 @@ class RuleSet:
         plan = self._plans.get(known)
         if plan is None:
             plan = Plan(tuple(met), strikes, kind)
-            plan.hooks = () if plan.is_conditional else hooks_of(plan, self._middleware)
+            plan.hooks = () if plan.is_conditional else self._hooks_of(plan)
             self._made.add(plan)
             remember(self._plans, known, plan)
         return plan
