@@ -30,7 +30,6 @@ from slidegate import (
     strike,
 )
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web.keys import Key
 
 from ..asgi import Answer, call, page, scope_of, send_scope
 
@@ -171,17 +170,6 @@ async def test_responses_that_were_on_their_way_when_the_ban_began_change_nothin
     assert site.heard.kinds == ["banned"]
     site.clock.advance("1h")
     assert await site.status() == 404  # no strike is left over
-
-
-async def test_a_key_of_the_users_own_that_cannot_be_one_strikes_nobody() -> None:
-    class Named(Key):
-        identity = "named"
-
-        def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
-            return "1.2.3"
-
-    site = Site(rules=[], bans=policy("1/10m", signals={404: 1}, key=Named()))
-    assert [await site.status("/404") for _ in range(3)] == [404] * 3
 
 
 # -- a refusal whose strike bans says when the client is let in again --------------------------------------------------

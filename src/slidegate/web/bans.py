@@ -18,7 +18,7 @@ from starlette.types import Scope
 
 from ..core.addresses import Address, address_key
 from ..core.arguments import check_list
-from ..core.bans.ban import OWN_PREFIX, Ban, BanSubject, ban_key, clean_reason
+from ..core.bans.ban import OWN_PREFIX, Ban, BanSubject, clean_reason
 from ..core.bans.policy import WIDEST, BanPolicy, may_ban
 from ..core.decision import Reason
 from ..core.errors import ConfigurationError, StoreError, closest, quoted
@@ -69,7 +69,6 @@ class BanSignals:
         policies: BanPolicy | Iterable[BanPolicy] | None,
         allowlist: AnyList | None,
     ) -> None:
-        self._calls = middleware.calls
         self._limiter = middleware.limiter
         self._client = client = middleware.client
         self._is_wider = client.prefixes != OWN_PREFIX  # or narrower: a ban of the address then has a different key
@@ -131,11 +130,7 @@ class BanSignals:
             StoreUnavailable: The store does not answer, and ``on_error="deny"``.
         """
         policy, weight, reason = signal
-        try:
-            key = self._banned_key(policy, scope, self._client.locate(scope)[0])
-        except ConfigurationError as error:  # a custom key returned an invalid value
-            self._calls.report("key", policy.name, error, "no strike is counted")
-            return None
+        key = self._banned_key(policy, scope, self._client.locate(scope)[0])
         if key is None:
             return None
         answer = self._limiter.engine.strike(key, policy, weight, reason)
@@ -147,7 +142,6 @@ class BanSignals:
         client = client_key if isinstance(policy.key, Combined) else key
         if client == UNKNOWN_PEER or (client is not key and not self._may_ban(policy, client)):
             return None
-        ban_key(key)
         spelled = self._limiter.engine.keys.learn(key)[0]
         return spelled if self._may_ban(policy, spelled) else None
 

@@ -40,8 +40,6 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
     """How long the request has waited for room; None if it has not."""
     shadow_rules: tuple[str, ...] = ()
     """The labels of the shadow rules that would have refused the request."""
-    is_refused = False
-    """Whether a middleware, or a limit at an endpoint, has refused the request before its response began."""
 
     @property
     def decision(self) -> Decision:

@@ -152,7 +152,7 @@ class Exchange:
         """
         if self.is_refused or self.status:
             return False
-        self.is_refused = self.decided.is_refused = True
+        self.is_refused = True
         self.hooks = [hook for hook in self.hooks if hook.after_refusal]
         return True
 

@@ -113,6 +113,8 @@ class RateLimitMiddleware(FailsAtStartup):
     """
 
     file: Path | None = None
+    _owner: object = None
+    """What counts by its identities after it, if it was read from a file."""
     _decided: frozenset[str] = frozenset()
     """The scope types that are decided without `_begin`. Empty during the first requests, while switched off, and after
     a failed construction."""
@@ -179,20 +181,17 @@ class RateLimitMiddleware(FailsAtStartup):
         if limiter is None:
             given = (limits, rules, default_limits, key, client, blocklist, allowlist, bans, messages)
             self._checks.report(about_building(self, given))
-        self._register()
+        if self.file is None:  # else the `ReloadingMiddleware` registers the middleware that it activates
+            self._engine.register(self)
 
     def _observe(self, *files: FileWatcher | NetworkLookup) -> None:
         """Send the events of files of networks to the observers of the limiter."""
         for file in files:
             file.observe(self._engine.emit)
 
-    def _register(self) -> None:
-        """Register with the limiter, which lists the active rules and applies overrides to them."""
-        self._engine.register(self)
-
     def unique_id(self, identity: str) -> str:
         """Return an identity for counts, unique among middlewares and stable when a configuration file is reloaded."""
-        return self._engine.unique_id(self.prefix + identity, self)
+        return self._engine.unique_id(self.prefix + identity, self._owner or self)
 
     @classmethod
     def from_file(

@@ -30,7 +30,6 @@ from .middleware import RateLimitMiddleware
 # For these options, None in code is equivalent to omitting them.
 _NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "default_limits", "rules"})
 
-
 if TYPE_CHECKING:
     from ..core.bans.policy import BanPolicy
     from ..core.networks import Networks
@@ -187,13 +186,5 @@ class _FromFile(RateLimitMiddleware):
     """
 
     def __init__(self, app: ASGIApp, owner: ReloadingMiddleware, options: Mapping[str, Any]) -> None:
-        self._owner = owner
-        self.file = owner.file
+        self._owner, self.file = owner, owner.file
         super().__init__(app, **options)
-
-    def unique_id(self, identity: str) -> str:
-        """See `RateLimitMiddleware.unique_id`."""
-        return self._owner.limiter.engine.unique_id(self.prefix + identity, self._owner)
-
-    def _register(self) -> None:
-        """Do nothing: the `ReloadingMiddleware` registers the middleware that it activates."""
