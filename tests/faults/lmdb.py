@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import tempfile
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeAlias
@@ -14,8 +13,8 @@ from typing import Any, Final, TypeAlias
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.open_store import open_store
 
-from ..stores.lmdb.scenes import actor, disk_of, end, outcome, overwrite_heads
-from .playing import BOUND, COUNTED, STOPPED_S, UNBOUND, Scene, SceneMaker, limiter_of
+from ..stores.lmdb.scenes import actor, end, outcome, overwrite_heads
+from .playing import BOUND, COUNTED, STOPPED_S, Scene, SceneMaker, limiter_of
 
 OTHERS: Final = 20
 """How many other workers come, one after the other."""
@@ -30,7 +29,7 @@ def scene(fault: Fault, *, lives: int = 1) -> SceneMaker:
     @asynccontextmanager
     async def made() -> AsyncIterator[Scene]:
         with tempfile.TemporaryDirectory() as directory:
-            url = f"lmdb://{directory}/store?map_size=65536"
+            url = f"lmdb://{directory}/store"
             one = Scene(url, lambda: fault(one), lives=lives)
             yield one
 
@@ -66,11 +65,6 @@ async def writers_that_are_killed(scene: Scene) -> None:
         end(pid)
 
 
-async def readers_that_are_killed(scene: Scene) -> None:
-    for _ in range(OTHERS):
-        end(await another(scene, lambda environment: environment.read()))
-
-
 async def a_writer_that_stops(scene: Scene) -> None:
     pid = await another(scene, lambda environment: environment.begin())
     os.kill(pid, signal.SIGSTOP)
@@ -91,38 +85,13 @@ async def forks(scene: Scene) -> None:
         scene.admitted += len(written)
 
 
-async def a_file_that_grows(scene: Scene) -> None:
-    """Another worker counts so many keys that the file doubles six times and more."""
-
-    def count(writing: int) -> None:
-        limiter = limiter_of(scene.url).sync
-        for number in range(20_000):
-            limiter.hit(f"new:{number:>0100}", UNBOUND)
-
-    _, code = await asyncio.to_thread(outcome, *actor(count))
-    assert code == 0, "a child failed"
-
-
-async def a_full_disk(scene: Scene) -> None:
-    """The file cannot grow, and new keys come."""
-    with disk_of(os.stat(f"{path_of(scene)}/data.mdb").st_size):
-        until_s = time.monotonic() + STOPPED_S
-        async with limiter_of(scene.url) as limiter:
-            while time.monotonic() < until_s:
-                await limiter.hit(f"new:{time.monotonic_ns()}", UNBOUND)
-                await asyncio.sleep(0)
-
-
 async def a_damaged_head(scene: Scene) -> None:
     overwrite_heads(path_of(scene))
 
 
 SCENES: Final[dict[str, SceneMaker]] = {
     "20 writers killed": scene(writers_that_are_killed),
-    "20 readers killed": scene(readers_that_are_killed),
     "writer stopped 1.5 s (SIGSTOP)": scene(a_writer_that_stops),
     "20 forks": scene(forks),
-    "file grows": scene(a_file_that_grows),
-    "disk full 1.5 s": scene(a_full_disk),
     "head damaged": scene(a_damaged_head, lives=2),
 }

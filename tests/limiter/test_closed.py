@@ -26,7 +26,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if request.param == "redis":
         return RedisStore(request.getfixturevalue("server").url, prefix=fresh_prefix())
     if request.param == "lmdb":
-        return LmdbStore(tmp_path / "lmdb", map_size=1 << 20)
+        return LmdbStore(tmp_path / "lmdb")
     return MemoryStore() if request.param == "memory" else RemoteStore()  # which goes on answering
 
 
@@ -85,7 +85,7 @@ async def test_a_request_that_outlives_its_limiter_ends_as_it_is(store: Any) -> 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
 def test_without_an_event_loop_it_raises_too(kind: str, tmp_path: Path) -> None:
-    limiter = Limiter(MemoryStore() if kind == "memory" else LmdbStore(tmp_path / "lmdb", map_size=1 << 20)).sync
+    limiter = Limiter(MemoryStore() if kind == "memory" else LmdbStore(tmp_path / "lmdb")).sync
     limiter.hit("user:ann", "5/minute")
     limiter.close()
     with pytest.raises(StoreUnavailable, match="was closed"):

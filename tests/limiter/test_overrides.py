@@ -341,7 +341,7 @@ async def test_the_limits_of_functions_blocks_and_transports_are_changed_as_thos
 
 def test_a_thread_without_an_event_loop_looks_when_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overrides, "INTERVAL_US", 0)
-    limiter = Limiter(LmdbStore(tmp_path, map_size=1 << 20), deadline="20s")
+    limiter = Limiter(LmdbStore(tmp_path), deadline="20s")
     calls = []
 
     @limiter.limited("5/minute", key="k", rule="job")
@@ -351,7 +351,7 @@ def test_a_thread_without_an_event_loop_looks_when_it_asks(tmp_path: Path, monke
     job()
 
     async def change() -> Override:
-        async with Limiter(LmdbStore(tmp_path, map_size=1 << 20), deadline="20s") as script:
+        async with Limiter(LmdbStore(tmp_path), deadline="20s") as script:
             return await script.override("job", "2/minute", "1h")
 
     assert asyncio.run(change()).workers == 1

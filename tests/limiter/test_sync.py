@@ -27,7 +27,6 @@ Make = Callable[[FakeClock, Path], Any]
 STORES: dict[str, Make] = {
     "memory": lambda clock, place: MemoryStore(clock=clock),
     "lmdb": lambda clock, place: LmdbStore(place, clock=clock),
-    "lmdb with a disk": lambda clock, place: LmdbStore(place, clock=clock, durability="safe"),
     "a store that is awaited": lambda clock, place: SlowStore(clock),
 }
 KEYS = ("user:1", "user:2", "192.0.2.7", "2001:db8::7")
@@ -152,7 +151,7 @@ def test_a_writer_that_is_stopped_hangs_no_thread(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("slidegate.limiter.engine.COMMAND_DEADLINE_S", 0.2)  # 30 s for commands of operators
     heard = RecordingObserver(without=["refused"])
     limiter = Limiter(LmdbStore(tmp_path), deadline="20ms", on_error="local", observers=[heard])
-    with limiter.sync as asked, open(tmp_path / "data.mdb", "rb") as file:
+    with limiter.sync as asked, open(tmp_path / "gate", "rb") as file:
         assert asked.hit("user:1", "2/hour").remaining == 1
         fcntl.flock(file, fcntl.LOCK_EX)
         assert asked.hit("user:1", "2/hour").remaining == 1, "counted in this process"

@@ -36,7 +36,7 @@ async def opened_as(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIter
         elif kind == "lmdb":
             from slidegate.stores.lmdb import LmdbStore  # Windows has none
 
-            made.append(LmdbStore(tmp_path / place, **{"map_size": 1 << 20, **options}))
+            made.append(LmdbStore(tmp_path / place, **{"max_map_size": 1 << 24, **options}))
         else:
             options["clock"] = options.pop("wall_clock", options.get("clock"))  # the server has one clock
             server = request.getfixturevalue("server")

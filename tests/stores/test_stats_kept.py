@@ -26,12 +26,12 @@ def rows(count: int, size: int, first: int = 0, kept_us: int = MINUTE_US) -> lis
 
 
 def entries(store: LmdbStore) -> int:
-    return store._transactions.read(lambda transaction: int(transaction.txn.stat(transaction.dbs.stats)["entries"]))
+    return store._transactions.look(lambda transaction: int(transaction.txn.stat(transaction.dbs.stats)["entries"]))
 
 
 async def test_stats_take_their_share_of_a_file_and_no_more(tmp_path: Path) -> None:
     clock = FakeClock()
-    store = LmdbStore(tmp_path / "lmdb", map_size=2**20, max_map_size=2**23, clock=clock)
+    store = LmdbStore(tmp_path / "lmdb", max_map_size=2**23, clock=clock)
     share, written = 2**23 // SHARE, 0
     while written < 1_000:
         try:
@@ -49,9 +49,9 @@ async def test_stats_take_their_share_of_a_file_and_no_more(tmp_path: Path) -> N
 
 
 async def test_stats_leave_a_full_file_alone(tmp_path: Path) -> None:
-    store = LmdbStore(tmp_path / "lmdb", map_size=2**20, max_map_size=2**20)
+    store = LmdbStore(tmp_path / "lmdb", max_map_size=2**20)
     for number in range(100_000):
-        if store._env.fullness:
+        if store._env.room.fullness:
             break
         await settle(store.hit(((ASKED[0][0], f"user:{number}", 1),)))
     with pytest.raises(StoreUnavailable, match="no room"):

@@ -64,7 +64,7 @@ class Workers:
         if self._kind == "memory":
             return MemoryStore(clock=self.clock)
         if self._kind == "lmdb":
-            return LmdbStore(self._place, map_size=1 << 20, clock=self.clock)
+            return LmdbStore(self._place, clock=self.clock)
         server = self._request.getfixturevalue("server")
         return RedisStore(server.url, prefix=f"{self._place.parent.name}", timeout=20, clock=self.clock)
 
@@ -154,7 +154,7 @@ async def test_a_short_change_leaves_a_long_one_of_another_limit(workers: Worker
 
 
 async def test_a_full_file_takes_changes_and_gives_them_back_as_it_takes_bans(tmp_path: Path) -> None:
-    limiter = Limiter(LmdbStore(tmp_path / "store", map_size=1 << 20, max_map_size=1 << 20), deadline="20s")
+    limiter = Limiter(LmdbStore(tmp_path / "store", max_map_size=1 << 20), deadline="20s")
     app = guarded(limiter, Rule("*", "9/minute", name="api"))
     await change(limiter, "api", "5/minute")
     full: list[str] = []
@@ -349,7 +349,7 @@ def test_under_trio_a_worker_takes_what_others_change_until_it_is_over(
 ) -> None:
     monkeypatch.setattr(overrides, "INTERVAL_US", 5_000)
     clock = FakeClock(1_800_000_000_000_000)
-    limiters = [Limiter(LmdbStore(tmp_path, map_size=1 << 20, clock=clock), deadline="20s") for _ in range(2)]
+    limiters = [Limiter(LmdbStore(tmp_path, clock=clock), deadline="20s") for _ in range(2)]
     apps = [guarded(limiter, Rule("*", "5/minute", key=everyone, name="api")) for limiter in limiters]
 
     async def main() -> None:
@@ -372,7 +372,7 @@ def test_under_trio_another_run_looks_again_and_a_look_that_fails_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(overrides, "INTERVAL_US", 5_000)
-    limiter = Limiter(LmdbStore(tmp_path, map_size=1 << 20), deadline="20s")
+    limiter = Limiter(LmdbStore(tmp_path), deadline="20s")
     app = guarded(limiter, Rule("*", "5/minute", name="api"))
     shared: Any = limiter.store.shared_stats
     read, failures = shared.read, 0
@@ -392,7 +392,7 @@ def test_under_trio_another_run_looks_again_and_a_look_that_fails_ends_nothing(
     async def look() -> None:
         shared.read = read
         assert await passed(app, 1) == 1
-        await change(Limiter(LmdbStore(tmp_path, map_size=1 << 20), deadline="20s"), "api", "2/minute")
+        await change(Limiter(LmdbStore(tmp_path), deadline="20s"), "api", "2/minute")
         await becomes(app, 2)
 
     under_trio(fail)

@@ -38,11 +38,11 @@ _MAX_VALUE: Final = 256
 
 KINDS: Final = (
     *("refused", "exceeded", "shadow_refused", "banned", "unbanned", "shadow_banned", "bans_full", "strikes_dropped"),
-    *("bans_rescued", "scripts_sent", "limit_overridden", "limit_restored"),
+    *("scripts_sent", "limit_overridden", "limit_restored"),
     *("switched_off", "switched_on", "secret_differs"),
     *("store_failed", "store_recovered", "store_late", "store_error", "store_reset", "store_evicts"),
-    *("store_set_aside", "store_doubtful"),
-    *("keys_shared", "permits_lost", "map_grown", "map_full", "reader_stopped"),
+    *("counts_restarted", "store_doubtful"),
+    *("keys_shared", "permits_lost", "map_full"),
     *("list_reloaded", "list_rejected", "config_reloaded", "config_rejected"),
     *("pause_ignored", "pause_unshared", "series_full"),
 )

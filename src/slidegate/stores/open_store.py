@@ -16,7 +16,7 @@ _NUMBER: Final = re.compile("[0-9]{1,18}")
 _SIZES: Final[dict[str, type]] = {"max_keys": int, "max_bans": int}
 _OPTIONS: Final[dict[str, dict[str, type]]] = {
     "memory": _SIZES,
-    "lmdb": {**_SIZES, "map_size": int, "max_map_size": int, "permit_lease": str, "durability": str},
+    "lmdb": {**_SIZES, "max_map_size": int, "permit_lease": str},
     "redis": {
         "max_bans": int,
         "max_waiting": int,

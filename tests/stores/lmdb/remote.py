@@ -14,7 +14,7 @@ from slidegate.core import BanStore, Bucket, Decision, Reservation, Store
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
-SMALL: dict[str, Any] = {"map_size": 1 << 20}
+SMALL: dict[str, Any] = {"max_map_size": 1 << 24}
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -8,22 +8,20 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
-from slidegate import StoreError
-from slidegate.core import Bucket, ConfigurationError, StoreTimeout, parse_limits
-from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.lmdb import opening as lmdb_opening
+from slidegate import Limiter, StoreError
+from slidegate.core import Bucket, ConfigurationError, Reason, parse_limits
+from slidegate.stores.lmdb import LmdbStore, environment, journal, opening
+from slidegate.testing import RecordingObserver
 
-T = TypeVar("T")
 HOUR_US = 3_600_000_000
 SHARED_AMOUNT = 300
 
@@ -94,17 +92,22 @@ def hit_often(store: LmdbStore, amount: int, times: int) -> int:
     return sum(store.hit(question).allowed for _ in range(times))  # type: ignore[union-attr]
 
 
+def hitting(path: str, amount: int, times: int) -> Any:
+    """Hit one key, and return how often it was admitted."""
+    return hit_often(LmdbStore(path), amount, times)
+
+
 def starts(path: str, processes: int, rounds: int, damaged: str) -> Any:
     """Processes open an environment that is not there yet, or is damaged, all at one moment."""
     seen = []
     for turn in range(rounds):
         place = f"{path}-{turn}"
         if damaged == "damaged":
-            LmdbStore(place, map_size=1 << 20).close()
+            LmdbStore(place).close()
             overwrite_heads(place)
 
         def act(_: int, place: str = place) -> int:
-            return hit_often(LmdbStore(place, map_size=1 << 20), 20, 10)
+            return hit_often(LmdbStore(place), 20, 10)
 
         seen.append(sum(together(processes, act)))
     return seen
@@ -142,11 +145,11 @@ def killing(path: str, processes: int, kills: int, amount: int) -> Any:
     return {"admitted": admitted, "counted": amount - (left or 0)}
 
 
-def banning(path: str, kills: int, durability: str) -> Any:
+def banning(path: str, kills: int) -> Any:
     """A process bans, says so, and is killed at some moment; afterwards every ban that it spoke of must be there."""
     chance = random.Random(kills)
     lost, spoken = 0, 0
-    options: dict[str, Any] = {"map_size": 4 << 20, "durability": durability, "max_bans": 10**6}
+    options: dict[str, Any] = {"max_bans": 10**6}
     LmdbStore(path, **options).close()
     for turn in range(kills):
 
@@ -159,7 +162,7 @@ def banning(path: str, kills: int, durability: str) -> Any:
 
         pid, reading = actor(act)
         said = len(os.read(reading, 1)) if turn % 2 else 0  # a busy machine may not have come to its first word
-        time.sleep(chance.uniform(0.0, 0.03 if durability == "fast" else 0.2))
+        time.sleep(chance.uniform(0.0, 0.03))
         os.kill(pid, signal.SIGKILL)
         said += len(outcome(pid, reading)[0])
         store = LmdbStore(path, **options)
@@ -172,99 +175,105 @@ def banning(path: str, kills: int, durability: str) -> Any:
     return {"lost": lost, "spoken": spoken}
 
 
-def readers(path: str, kills: int, slots: int) -> Any:
-    """Processes are killed while they read, more of them than there are places for readers."""
-    lmdb_opening.MAX_READERS = slots  # type: ignore[misc]
-    store = LmdbStore(path)
-    hit_often(store, 5, 1)
-    for _ in range(kills):
+def turns(path: str, processes: int, compactions: int) -> Any:
+    """Processes ban and lift bans in turn while the journal is written anew again and again; then the machine starts.
 
-        def act(writing: int) -> None:
-            own = LmdbStore(path)
-            reads = own._env.read()  # ends when nobody holds it
-            os.write(writing, b"x" if reads else b"")
-            time.sleep(60)
-
-        pid, reading = actor(act)
-        os.read(reading, 1)
-        os.kill(pid, signal.SIGKILL)
-        outcome(pid, reading)
-    return store.peek(((bucket(5), "user:0", 1),)).remaining
-
-
-def speaking(path: str, bans: int) -> Any:
-    """Ban, and say so with a system call of its own, for a trace of them."""
-    store = LmdbStore(path, map_size=1 << 20, durability="safe")
-    for number in range(bans):
-        store.bans.ban(f"user:{number}", HOUR_US, "by request", "ann")
-        os.write(2, f"acknowledged {number}\n".encode())
-    return bans
-
-
-def patiently(ask: Callable[[], T]) -> T:
-    """Ask until there is an answer: on a busy machine another process may hold the file for longer than a store waits.
-
-    A process that stands still for a minute ends the scene, and says why.
+    Returns how many bans were acknowledged, how many of them are missing, and how many that were lifted are back.
     """
-    until_s = time.monotonic() + 60
-    while True:
-        try:
-            return ask()
-        except StoreTimeout:
-            if time.monotonic() > until_s:
-                raise
-
-
-def growing(path: str, processes: int, rounds: int) -> Any:
-    """Processes open a small file one after the other while it grows, and all go on writing to it.
-
-    Returns the exit codes, the sizes of the file as they were seen, and how many windows it holds at the end.
-    """
-    options: dict[str, Any] = {"map_size": 1 << 16, "max_map_size": 1 << 27, "max_keys": 1_000_000}
-    asked, sizes = bucket(5), []
-    data = os.path.join(path, "data.mdb")
+    journal.MIN_BYTES = 2_000  # type: ignore[misc]
+    environment.HOUSEKEEP_EVERY_S = 0.0  # type: ignore[misc]
 
     def act(number: int) -> Callable[[int], None]:
-        def fill(writing: int) -> None:
-            store = patiently(lambda: LmdbStore(path, **options))
-            for turn in range(rounds):
-                for key in range(200):
-                    patiently(partial(store.hit, ((asked, f"user:{number}-{turn}-{key:>040}", 1),)))
-                patiently(partial(store.peek, ((asked, "user:0", 1),)))
-            os.write(writing, b"x")
+        def ban(writing: int) -> None:
+            store, turn = LmdbStore(path, max_bans=10**6), 0
+            while True:
+                turn += 1
+                for lasting in (turn % 5 == 0, False):
+                    key = f"user:{number}-{turn}-{lasting:d}"
+                    store.bans.ban(key, HOUR_US, "by request", "ann")
+                    if not lasting:
+                        store.bans.unban(key, "ann")
+                    os.write(writing, b"+" if lasting else b"-")
 
-        return fill
+        return ban
 
-    store = LmdbStore(path, **options)
-    actors = []
-    for number in range(processes):
-        actors.append(actor(act(number)))
-        for key in range(300):
-            patiently(partial(store.hit, ((asked, f"first:{number}-{key:>040}", 1),)))
-            sizes.append(os.stat(data).st_size)
-    codes = [outcome(*one)[1] for one in actors]
-    sizes.append(os.stat(data).st_size)
+    kept = Path(path, journal.JOURNAL)
+    actors = [actor(act(number)) for number in range(processes)]
+    done, inode, until_s = -1, 0, time.monotonic() + 120
+    while done < compactions and time.monotonic() < until_s:
+        with suppress(FileNotFoundError):
+            if (there := kept.stat().st_ino) != inode:
+                done, inode = done + 1, there
+        time.sleep(0.0005)
+    for pid, _ in actors:
+        os.kill(pid, signal.SIGKILL)
+    spoken = [outcome(*one)[0] for one in actors]
+    opening.boot_id = lambda: "another"
+    banned = {ban.key for ban in LmdbStore(path).bans.active()}  # type: ignore[union-attr]
+    acknowledged = {
+        f"user:{number}-{5 * turn}-1"
+        for number in range(processes)
+        for turn in range(1, spoken[number].count(b"+") + 1)
+    }
+    lifted = {key for key in banned if key.endswith("-0")}
     return {
-        "codes": codes,
-        "shrunk": sizes != sorted(sizes),
-        "keys": patiently(store.stats).keys,
-        "grown": sizes[-1] > 1 << 20,
+        "acknowledged": len(acknowledged),
+        "lost": len(acknowledged - banned),
+        "back": len(lifted),
+        "extra": len(banned - acknowledged - lifted),
+        "compactions": done,
     }
 
 
-@contextmanager
-def disk_of(size: int) -> Iterator[Callable[[], None]]:
-    """Let no file of this process grow beyond a size; yield what ends that."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+def on_full_disk(path: str, most: int) -> Any:
+    """Fill a small disk with the counts of new keys, and then with something else, until there is room again.
+
+    Returns the kinds of events, how many hits of 60 known keys passed, how many new ones had no answer, whether a ban
+    was acknowledged on the full disk, and whether a new key gets a window of its own in the end.
+    """
+    heard, ballast = RecordingObserver(), Path(path, "ballast")
+    store = LmdbStore(os.path.join(path, "lmdb"), max_keys=10**6)
+    ballast.write_bytes(bytes(most))
+    limiter = Limiter(store, on_error="deny", observers=[heard], deadline="60s").sync
+    passed = unanswered = 0
+    for turn in range(20):
+        passed += sum(limiter.hit(f"known:{key:>050}", "15/hour").allowed for key in range(60))
+        for number in range(1_500):
+            unanswered += limiter.hit(f"new:{turn}-{number:>050}", "5/hour").reason is Reason.UNAVAILABLE
     try:
-        yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        with suppress(OSError), ballast.open("ab", 0) as file:
+            while True:
+                file.write(bytes(4_096))
+        limiter.ban("user:eve", "1h")
+        banned = True
+    except StoreError:
+        banned = False
+    room = store._env.room
+    stuck = room.stuck
+    ballast.unlink()
+    until_s = time.monotonic() + 30
+    while store._env.room.fullness and time.monotonic() < until_s:
+        limiter.hit("later", "1000000/hour")
+    keys = store.stats().keys
+    limiter.hit("last", "5/hour")
+    return {
+        "kinds": sorted({*heard.kinds}),
+        "passed": passed,
+        "unanswered": unanswered,
+        "stuck": stuck,
+        "banned": banned,
+        "own": store.stats().keys - keys,
+    }
+
+
+def counts_file(path: str) -> Path:
+    """Return the file of counts."""
+    (found,) = Path(path).glob("counts-*")
+    return found
 
 
 def overwrite_heads(path: str) -> None:
-    with open(os.path.join(path, "data.mdb"), "r+b") as file:
+    with counts_file(path).open("r+b") as file:
         for page in range(2):
             file.seek(page * 4_096 + 16)
             file.write(b"\xff" * 144)
@@ -284,7 +293,7 @@ class Crowd:
         new, shared = bucket(5), ((bucket(SHARED_AMOUNT), "user:all", 1),)
         while True:
             with suppress(StoreError, ConfigurationError):
-                store = store or LmdbStore(self.path, map_size=1 << 16, max_map_size=1 << 26)
+                store = store or LmdbStore(self.path, max_map_size=1 << 26)
                 for _ in range(20):
                     store.hit(((new, f"user:{own.getrandbits(64):x}", 1),))
                 os.write(writing, b"+" if store.hit(shared) else b".")
@@ -303,7 +312,7 @@ class Crowd:
         """Let something happen."""
         number = self.chance.randrange(len(self.actors))
         pid, pipe = self.actors[number]
-        what = self.chance.choice(("kill", "kill", "stop", "stop", "lock.mdb", "data.mdb", "head"))
+        what = self.chance.choice(("kill", "kill", "stop", "stop", "gate", "users", "counts", "head"))
         if what == "kill":
             end(pid)
             self.answered(pipe)
@@ -315,8 +324,11 @@ class Crowd:
             os.kill(pid, signal.SIGCONT)
         else:
             self.files += 1
-            with suppress(FileNotFoundError):
-                overwrite_heads(self.path) if what == "head" else os.unlink(os.path.join(self.path, what))
+            with suppress(FileNotFoundError, ValueError):
+                if what == "head":
+                    overwrite_heads(self.path)
+                else:
+                    (counts_file(self.path) if what == "counts" else Path(self.path, what)).unlink()
         return what
 
     def leave(self) -> list[int]:
@@ -349,7 +361,7 @@ def faults(path: str, processes: int, rounds: int, seed: int) -> Any:
     return {**seen, "admitted": crowd.admitted, "amount": SHARED_AMOUNT, "files": crowd.files}
 
 
-SCENES = {scene.__name__: scene for scene in (starts, killing, banning, readers, speaking, growing, faults)}
+SCENES = {scene.__name__: scene for scene in (hitting, starts, killing, banning, turns, on_full_disk, faults)}
 
 if __name__ == "__main__":
     name, place, *given = sys.argv[1:]

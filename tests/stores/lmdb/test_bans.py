@@ -65,19 +65,6 @@ def test_bans_that_are_over_go_by_requests_alone_a_few_at_a_time(store: LmdbStor
     assert [ban.key for ban in store.bans.active()] == ["user:ever"]
 
 
-@pytest.mark.parametrize("durability", ["fast", "safe"])
-async def test_a_worker_that_has_asked_for_nothing_refuses_the_banned_while_another_process_writes(
-    tmp_path: Path, durability: Any
-) -> None:
-    first = LmdbStore(tmp_path / "lmdb", durability=durability)
-    await Limiter(first).ban("192.0.2.0/24", "1h")
-    new = LmdbStore(tmp_path / "lmdb", durability=durability)
-    with gate_held(first):
-        assert (await Limiter(new, deadline=10).hit("192.0.2.7", "5/hour")).reason is Reason.BANNED
-    new.close()
-    first.close()
-
-
 async def test_others_are_answered_while_many_bans_are_imported(store: LmdbStore) -> None:
     limiter = Limiter(store, on_error="deny")
     importing = asyncio.ensure_future(limiter.import_bans(export(400)))

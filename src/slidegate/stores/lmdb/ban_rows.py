@@ -1,47 +1,29 @@
 """Bans and strike records as rows of an LMDB environment.
 
-    bans      key                  record of the ban
-    strikes   key 0xff policy      strike record as JSON
+    bans      key                  the ban as JSON
+    strikes   key 0xff policy      the strike record as JSON
     ban_ends  time, row            when to check a row again, and its database
     meta      "networks"           the keys of the bans of networks, after 8 random bytes as their version
-    meta      "lifted " key        record of a lifted ban, kept until the ban would have ended
 
-A *record* can be found in a damaged file whose page structure can no longer be followed::
-
-    mark (4 bytes)   length (uint16)   CRC-32 of the rest   JSON: number, whether it was lifted, ban
-
-Numbers increase with every change, so the newest record of a key determines whether it is banned.
+Each change of a ban or of a level is a line of the journal as well, see `journal`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
-from struct import Struct
 from typing import Any, Final
-from zlib import crc32
 
 from ...core.bans.ban import Ban
 from ...core.bans.networks import BannedNetworks
 from ...core.bans.strikes import StrikeRecord
-from ...core.limits import MAX_WINDOW_US
 from ...core.store import Clock
-from .layout import BAN_NUMBER, NETWORKS, Databases, look_later, row_of, rows_with, sweep
+from .journal import Fields, Note
+from .layout import BETWEEN, NETWORKS, Databases, recheck_at, row_of, rows_with, sweep
 
 _VERSION_BYTES: Final = 8
-
-_MARK: Final = b"\xb5SG3"
-_RECORD: Final = Struct("=4sHI")
-_LONGEST: Final = _RECORD.size + 0xFFFF
-"""The largest size of a record, in bytes."""
-_BLOCK: Final = 1 << 20
-"""The size of the blocks in which a damaged file is read, in bytes."""
-_NUMBER: Final = Struct(">Q")
 BANS: Final = b"bans"
 STRIKES: Final = b"strikes"
-META: Final = b"meta"
-_LIFTED: Final = b"lifted "
 
 
 class KnownNetworks:
@@ -63,15 +45,17 @@ class LmdbBanStorage:
         dbs: The databases.
         unix_us: Returns Unix time in microseconds.
         known: The cached bans of networks.
+        note: Called with each change that survives a restart of the machine.
     """
 
-    __slots__ = ("_dbs", "_known", "_txn", "_unix_us")
+    __slots__ = ("_dbs", "_known", "_note", "_txn", "_unix_us")
 
-    def __init__(self, txn: Any, dbs: Databases, unix_us: Clock, known: KnownNetworks) -> None:
+    def __init__(self, txn: Any, dbs: Databases, unix_us: Clock, known: KnownNetworks, note: Note) -> None:
         self._txn = txn
         self._dbs = dbs
         self._unix_us = unix_us
         self._known = known
+        self._note = note
 
     def ban(self, key: str) -> Ban | None:
         """Return the ban of exactly this key."""
@@ -84,12 +68,13 @@ class LmdbBanStorage:
         if ban.network() is not None or ban.key in networks.bans:
             self._keep_networks(networks.with_ban(ban))
         row = ban.key.encode()
-        self._txn.put(row, self._packed(ban, lifted=False), db=self._dbs.bans)
+        self._txn.put(row, json.dumps(ban, separators=(",", ":")).encode(), db=self._dbs.bans)
         if ban.until_us is not None:
-            look_later(self._txn, self._dbs.ban_ends, ban.until_us, row, BANS)
+            recheck_at(self._txn, self._dbs.ban_ends, ban.until_us, row, BANS)
+        self._note("ban", ban._asdict())
 
     def remove_ban(self, key: str) -> None:
-        """Remove the ban of a key, if it has one; a ban in force is recorded as lifted."""
+        """Remove the ban of a key, if it has one."""
         ban = self.ban(key)
         if ban is None:
             return
@@ -97,12 +82,8 @@ class LmdbBanStorage:
         if key in networks.bans:
             self._keep_networks(networks.without(key))
         self._txn.delete(key.encode(), b"", self._dbs.bans)
-        now_us = self._unix_us()
-        if not ban.is_over(now_us):
-            row = _LIFTED + key.encode()
-            self._txn.put(row, self._packed(ban, lifted=True), db=self._dbs.meta)
-            end_us = now_us + MAX_WINDOW_US if ban.until_us is None else ban.until_us
-            look_later(self._txn, self._dbs.ban_ends, end_us, row, META)
+        if not ban.is_over(self._unix_us()):
+            self._note("ban", lifted(key))
 
     def ban_count(self) -> int:
         """Return how many bans there are."""
@@ -126,16 +107,22 @@ class LmdbBanStorage:
     def put_record(self, policy: str, key: str, record: StrikeRecord) -> None:
         """Store a strike record, replacing that of the same policy and key."""
         row = row_of(key, policy.encode())
-        if self._txn.get(row, None, self._dbs.strikes) is None:
-            look_later(self._txn, self._dbs.ban_ends, record.over_us, row, STRIKES)
+        before = self.record(policy, key)
+        if before is None:
+            recheck_at(self._txn, self._dbs.ban_ends, record.over_us, row, STRIKES)
+        if _level(record) != _level(before):
+            self._note("level", level_fields(policy, key, record))
         self._txn.put(row, json.dumps(record, separators=(",", ":")).encode(), db=self._dbs.strikes)
 
     def remove_records(self, key: str) -> list[StrikeRecord]:
         """Remove the strike records of a key under all policies, and return them."""
         rows = rows_with(self._txn, self._dbs.strikes, row_of(key))
-        for row, _ in rows:
+        records = [record_of(packed) for _, packed in rows]
+        for (row, _), record in zip(rows, records, strict=True):
             self._txn.delete(row, b"", self._dbs.strikes)
-        return [record_of(packed) for _, packed in rows]
+            if record.level:
+                self._note("level", level_fields(row.rpartition(BETWEEN)[2].decode(), key, StrikeRecord()))
+        return records
 
     def record_count(self) -> int:
         """Return how many strike records there are."""
@@ -152,21 +139,29 @@ class LmdbBanStorage:
         return sweep(self._txn, self._dbs, self._dbs.ban_ends, now_us, max_count, _due_us)[1]
 
     def _keep_networks(self, networks: BannedNetworks) -> None:
-        keys = json.dumps([*networks.bans]).encode()
-        self._txn.put(NETWORKS, os.urandom(_VERSION_BYTES) + keys, db=self._dbs.meta)
-
-    def _packed(self, ban: Ban, *, lifted: bool) -> bytes:
-        packed = self._txn.get(BAN_NUMBER, None, self._dbs.meta)
-        number = 1 if packed is None else int(_NUMBER.unpack(packed)[0]) + 1
-        self._txn.put(BAN_NUMBER, _NUMBER.pack(number), db=self._dbs.meta)
-        body = json.dumps([number, lifted, *ban], separators=(",", ":")).encode()
-        return _RECORD.pack(_MARK, len(body), crc32(body)) + body
+        version = os.urandom(_VERSION_BYTES)
+        self._txn.put(NETWORKS, version + json.dumps([*networks.bans]).encode(), db=self._dbs.meta)
+        self._known.read = version, networks
 
 
-def ban_of(packed: bytes) -> Ban | None:
-    """Return the ban of a record; None if the record is damaged."""
-    record = _read_record(packed)
-    return None if record is None else record[2]
+def ban_of(packed: bytes) -> Ban:
+    """Return the ban of a row."""
+    return Ban(*json.loads(packed))
+
+
+def lifted(key: str) -> Fields:
+    """Return the fields of a line that says that a key has no ban."""
+    return {"key": key, "lifted": True}
+
+
+def level_fields(policy: str, key: str, record: StrikeRecord) -> Fields:
+    """Return the fields of a line about the level of a key."""
+    return {"policy": policy, "key": key, "level": record.level, "until_us": record.until_us, "over_us": record.over_us}
+
+
+def _level(record: StrikeRecord | None) -> tuple[int, int] | None:
+    """Return what survives of a record: the level, and the end of its ban."""
+    return (record.level, record.until_us) if record is not None and record.level else None
 
 
 def record_of(packed: bytes) -> StrikeRecord:
@@ -178,51 +173,4 @@ def _due_us(kind: bytes, row: bytes, packed: bytes) -> int | None:
     """Return when a row of `bans`, `strikes` or `meta` can be deleted; None for never."""
     if kind == STRIKES:
         return record_of(packed).over_us
-    ban = ban_of(packed)
-    if ban is None:
-        return 0  # a damaged record is useless
-    return ban.since_us + MAX_WINDOW_US if kind == META and ban.until_us is None else ban.until_us
-
-
-def salvage(path: Path) -> list[Ban]:
-    """Return the bans whose records can be found in a damaged file, except those that were lifted later."""
-    newest: dict[str, tuple[int, bool, Ban]] = {}
-    window = b""
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            window = window[-_LONGEST:] + block  # a record may extend over two blocks
-            at = window.find(_MARK)
-            while at >= 0:
-                record = _read_record(window[at : at + _LONGEST])
-                if record is not None:
-                    key = record[2].key
-                    newest[key] = max(newest.get(key, record), record, key=lambda one: one[0])
-                at = window.find(_MARK, at + 1)
-    return [ban for _, lifted, ban in newest.values() if not lifted]
-
-
-def rescue(path: Path, txn: Any, dbs: Databases, unix_us: Clock) -> int:
-    """Import the bans that are found in a damaged file; return how many of them are in force.
-
-    Args:
-        path: The damaged file.
-        txn: A write transaction of the new environment.
-        dbs: The databases of the new environment.
-        unix_us: Returns Unix time in microseconds.
-    """
-    storage, now_us = LmdbBanStorage(txn, dbs, unix_us, KnownNetworks()), unix_us()
-    bans = [ban for ban in salvage(path) if not ban.is_over(now_us)]
-    for ban in bans:
-        storage.put_ban(ban)
-    return len(bans)
-
-
-def _read_record(packed: bytes) -> tuple[int, bool, Ban] | None:
-    if len(packed) < _RECORD.size:
-        return None
-    mark, length, checksum = _RECORD.unpack_from(packed)
-    body = packed[_RECORD.size : _RECORD.size + length]
-    if mark != _MARK or not length or len(body) < length or crc32(body) != checksum:
-        return None  # an empty body is invalid: zeros after half a record would match its checksum, 0
-    number, lifted, *fields = json.loads(body)
-    return number, lifted, Ban(*fields)
+    return ban_of(packed).until_us

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from inspect import isawaitable
 from itertools import islice
@@ -46,11 +46,11 @@ class LmdbBans(BanStore):
         self._transactions = transactions
         self._batcher = batcher
         self._settings = transactions.settings
+        self._last_count = 0
 
-    def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
+    def find(self, subjects: Sequence[BanSubject]) -> Ban | Awaitable[Ban | None] | None:
         """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
-        refusal = self._transactions.read(Transaction.refusal_by_ban, (), subjects)
-        return None if refusal is None else refusal.ban
+        return self._batcher.look(Transaction.ban_of, subjects)
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | Awaitable[Ban | None] | None:
         """Count a strike, and ban the key if it reaches the policy's threshold; return the new ban, if any."""
@@ -70,43 +70,47 @@ class LmdbBans(BanStore):
         They are written in parts, with pauses in which other processes can write. If the store fails in between, a note
         of the error has the number of imported bans, and another import of the same rows adds the rest.
         """
+        self._transactions.expect_open()
         # The deadline of this call: while it waits, other tasks of the same loop set theirs.
         bans = from_rows(rows, self._settings.unix_us())
-        return _answer(self._load(bans, self._batcher.patience_s))
+        return _answer(self._load(bans, self._batcher.timeout_s))
 
     def count(self) -> int:
-        """Return how many bans are stored: those in force, and some that have recently expired."""
-        return self._transactions.read(lambda transaction: transaction.ban_rows.ban_count())
+        """Return how many bans are stored: those in force, and some that have recently expired.
+
+        While another process is behind the gate, it is the number of the last time.
+        """
+        answers = self._transactions.write([(Transaction.look, (_count,))])
+        if answers is not None:
+            self._last_count = answers[0]
+        return self._last_count
 
     def active(self) -> list[Ban] | Awaitable[list[Ban]]:
         """Return the bans in force."""
-        return _answer(self._active())
+        return _answer(self._active(self._batcher.timeout_s))
 
     def dump(self) -> list[Row] | Awaitable[list[Row]]:
         """Return the bans in force, as rows of `core.bans.rows`."""
-        return _answer(self._dump())
+        return _answer(self._dump(self._batcher.timeout_s))
 
-    async def _active(self) -> list[Ban]:
-        now_us = self._settings.unix_us()
-        found = [ban_of(packed) async for _, packed in self._rows()]
-        return [ban for ban in found if ban is not None and not ban.is_over(now_us)]
-
-    async def _dump(self) -> list[Row]:
-        return to_rows(await self._active())
-
-    async def _rows(self) -> AsyncIterator[tuple[bytes, bytes]]:
-        """Yield the rows of bans, read in parts, each in its own transaction."""
+    async def _active(self, timeout_s: float) -> list[Ban]:
+        """Return the bans in force, read in parts, each in its own transaction."""
+        bans: list[Ban] = []
         row: bytes | None = b""
         while row is not None:
-            rows, row = self._transactions.read(rows_from, row)
-            for one in rows:
-                yield one
+            packed, row = await self._run(timeout_s, Transaction.look, rows_from, row)
+            bans += map(ban_of, packed)
             await asyncio.sleep(0)
+        now_us = self._settings.unix_us()
+        return [ban for ban in bans if not ban.is_over(now_us)]
 
-    async def _load(self, bans: list[Ban], patience_s: float) -> int:
+    async def _dump(self, timeout_s: float) -> list[Row]:
+        return to_rows(await self._active(timeout_s))
+
+    async def _load(self, bans: list[Ban], timeout_s: float) -> int:
         for done in range(0, len(bans), LOAD_STEP):
             try:
-                await self._run(patience_s, partial(_import, bans[done : done + LOAD_STEP]))
+                await self._run(timeout_s, partial(_import, bans[done : done + LOAD_STEP]))
             except StoreError as error:
                 error.add_note(f"{done} of {len(bans)} bans were imported")
                 raise
@@ -116,23 +120,26 @@ class LmdbBans(BanStore):
     def _change(self, do: Callable[[BanRules, int], T]) -> T | Awaitable[T]:
         return self._batcher.run(Transaction.change_bans, do)
 
-    async def _run(self, patience_s: float, do: Callable[[Transaction], object]) -> None:
-        answer = self._batcher.run_job((do, ()), patience_s)
-        if isawaitable(answer):
-            await answer
+    async def _run(self, timeout_s: float, do: Callable[..., Any], *args: Any) -> Any:
+        answer = self._batcher.run_job((do, args), timeout_s)
+        return await answer if isawaitable(answer) else answer
 
 
 def _import(bans: list[Ban], transaction: Transaction) -> None:
     transaction.change_bans(lambda rules, _: rules.take_over(bans))
 
 
-def rows_from(transaction: Transaction, row: bytes) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
-    """Return up to `STEP` rows of bans from `row` on, and the row to continue with; None at the end."""
+def _count(transaction: Transaction) -> int:
+    return transaction.ban_rows.ban_count()
+
+
+def rows_from(transaction: Transaction, row: bytes) -> tuple[list[bytes], bytes | None]:
+    """Return the values of up to `STEP` rows of bans from `row` on, and the row to continue with; None at the end."""
     with transaction.txn.cursor(transaction.dbs.bans) as cursor:
         if not cursor.set_range(row):
             return [], None
         rows = list(islice(cursor.iternext(), STEP + 1))
-    return (rows[:STEP], rows[STEP][0]) if len(rows) > STEP else (rows, None)
+    return [packed for _, packed in rows[:STEP]], rows[STEP][0] if len(rows) > STEP else None
 
 
 def _on_asyncio() -> bool:

@@ -1,33 +1,21 @@
-"""Checks of the files of an LMDB environment: their location and permissions, and whether they are damaged.
-
-The directory contains LMDB's files, ``data.mdb`` and ``lock.mdb``. A damaged data file is renamed to
-``data.mdb.corrupt-<time>``.
-
-LMDB maps its file into memory and follows the page numbers in it, so a damaged file can crash the process. So a file is
-verified before LMDB opens it: always its head, and every page if no other process has it open. If another process has
-it open, it was verified before, and may be changing.
-"""
+"""Checks of the files of an LMDB environment: whether they are ours alone, and on a local disk."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
-import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
-from struct import Struct
-from typing import Any, Final
+from typing import Final
 
-import lmdb.verify
+from ...core.errors import ConfigurationError
 
-from ...core.errors import ConfigurationError, StoreUnavailable
-
-DATA: Final = "data.mdb"
-LOCK: Final = "lock.mdb"
+FILES: Final = ("gate", "users", "kept.jsonl*", "counts-*")
+"""The names of our files, as patterns."""
+_OTHER: Final = "data.mdb"
+"""The file of another program's environment, or of a slidegate before layout 12."""
 
 # On these, other hosts do not share locks and memory maps, and on some of them not even other processes do.
 NETWORKED: Final = frozenset(
@@ -38,6 +26,8 @@ NETWORKED: Final = frozenset(
     )
 )
 DOUBTFUL: Final = frozenset(["overlay", "aufs", "ecryptfs"])
+COPYING: Final = frozenset(["btrfs", "zfs", "bcachefs", "overlay"])
+"""These write changed blocks to new places, so space that was taken ahead does not help when the disk is full."""
 
 _REMEDIES: Final = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space, or "),
@@ -51,12 +41,6 @@ _KINDS: Final = {
     **dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device"),
 }
 _MOUNTS: Final = Path("/proc/self/mountinfo")
-_PAGE_HEAD: Final = Struct("=QHHHH")  # number, unused, flags, lower, upper
-_META: Final = Struct("=IIQQ IHHQQQQQ IHHQQQQQ QQ")  # see MDB_meta in LMDB's mdb.c
-_META_FLAG: Final = 0x08
-_MAGIC: Final = 0xBEEFC0DE
-_FORMAT: Final = 1
-_NEWER_HEAD: Final = 24  # the offset of the magic number in LMDB 1.0
 
 
 def check_directory(path: Path) -> None:
@@ -97,10 +81,20 @@ def check_files(path: Path) -> dict[Path, os.stat_result]:
     Opening another kind, such as a FIFO, could block.
 
     Raises:
-        ConfigurationError: One is not a regular file, or its status cannot be read.
+        ConfigurationError: One is not a regular file, or its status cannot be read; or there is a file of others.
     """
+    try:
+        is_foreign = (path / _OTHER).exists()
+    except OSError as error:
+        raise unusable(path, error) from error
+    if is_foreign:
+        raise ConfigurationError(
+            f"lmdb: {path} contains {_OTHER} of another program or an earlier slidegate; choose another path; to keep "
+            "its bans, write the lines of `limiter.export_bans()` with the version that wrote it, and pass them to "
+            "`limiter.import_bans()` of this one"
+        )
     found = {}
-    for place in (path / DATA, path / LOCK):
+    for place in [place for pattern in FILES for place in path.glob(pattern)]:
         try:
             found[place] = place.lstat()
         except (FileNotFoundError, NotADirectoryError):
@@ -134,9 +128,12 @@ def check_file_system(path: Path, mounts: Iterable[str] | None = None) -> str:
             f"lmdb: {path} is on {kind}, which does not share locks and memory maps; choose a path on a local "
             "disk, or RedisStore for several hosts"
         )
+    doubts = []
     if kind in DOUBTFUL or kind.startswith("fuse"):
-        return f"{path} is on {kind}: only processes that share this mount count together; a local disk is safer"
-    return ""
+        doubts.append("only processes that share this mount count together")
+    if kind in COPYING:
+        doubts.append("a full disk may kill the workers, because it keeps no space that was taken ahead")
+    return f"{path} is on {kind}: {'; '.join(doubts)}; ext4, XFS or tmpfs is safer" if doubts else ""
 
 
 def file_system(path: Path, mounts: Iterable[str] | None = None) -> str:
@@ -181,115 +178,9 @@ def _belongs(status: os.stat_result) -> str:
     return f"{owner}, and this process is user {os.geteuid()}"
 
 
-class Damaged(StoreUnavailable):
-    """A data file is damaged; the message describes the damage."""
-
-
-def check_data(path: Path, *, every_page: bool) -> None:
-    """Check that LMDB can safely open the data file of a directory. The caller holds the gate.
-
-    Args:
-        path: The directory.
-        every_page: Whether to verify every page, and not only the head.
-
-    Raises:
-        Damaged: It is damaged.
-        ConfigurationError: It has the format of another major version of LMDB; it may be intact, and is not modified.
-    """
-    data = path / DATA
-    short = _check_head(data)
-    if sys.maxsize <= 2**32 or not (short or every_page):
-        return
-    try:
-        verify: Any = lmdb.verify.verify
-        damage = verify(str(data), subdir=False)[:1]
-    except lmdb.verify.VerifyError as error:
-        damage = [str(error)]
-    except Exception as error:  # the check itself failed on a damaged page
-        damage = [repr(error)]
-    if damage:
-        raise Damaged(short or damage[0])
-
-
 def is_file_at(file: int, path: Path) -> bool:
     """Return whether an open file is still the file at a path."""
     try:
-        status = path.stat()
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(status, os.fstat(file))
-
-
-def nobody_else_has(lock: Path) -> bool:
-    """Return whether no process has the environment open; each of them locks the first byte of LMDB's lock file.
-
-    This process must not have it open, because closing the file here would release LMDB's lock.
-    """
-    try:
-        file = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        return os.path.samestat(path.stat(), os.fstat(file))
     except OSError:
         return False
-    finally:
-        os.close(file)
-    return True
-
-
-def _check_head(path: Path) -> str:
-    """Check the first two pages; return a message if the file is shorter than they specify, else an empty string.
-
-    A shorter file may be intact: pages at its end that were freed before they were written may be missing.
-    """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        head = file.read(_PAGE_HEAD.size + _META.size)
-        first = _meta(head)
-        if first is None:
-            if head[_NEWER_HEAD : _NEWER_HEAD + 4] == _MAGIC.to_bytes(4, sys.byteorder):
-                raise _of_another_format(path, int.from_bytes(head[_NEWER_HEAD + 4 : _NEWER_HEAD + 8], sys.byteorder))
-            raise Damaged("it is not an LMDB file")
-        file_format, page_bytes, _, _ = first
-        file.seek(page_bytes)
-        second = _meta(file.read(_PAGE_HEAD.size + _META.size))
-    if second is None or second[:2] != first[:2]:
-        raise Damaged("its second page is damaged")
-    if file_format != _FORMAT:
-        raise _of_another_format(path, file_format)
-    last_page = max(first, second, key=lambda meta: meta[3])[2]
-    if (last_page + 1) * page_bytes > size:
-        return f"it has {size} bytes, and its head specifies {(last_page + 1) * page_bytes}"
-    return ""
-
-
-def set_aside(path: Path) -> Path:
-    """Rename a damaged data file, whose gate this process holds, and return its new path.
-
-    LMDB's lock file is removed first: after the rename, another process may immediately create both files.
-    """
-    kept = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
-    (path.parent / LOCK).unlink(missing_ok=True)
-    path.rename(kept)
-    return kept
-
-
-def _of_another_format(path: Path, file_format: int) -> ConfigurationError:
-    return ConfigurationError(f"lmdb: {path} has LMDB's data format {file_format}; expected {_FORMAT}")
-
-
-def _meta(head: bytes) -> tuple[int, int, int, int] | None:
-    """Return format, page size, and numbers of the last page and transaction; None if the head is invalid."""
-    if len(head) < _PAGE_HEAD.size + _META.size:
-        return None
-    _, _, flags, _, _ = _PAGE_HEAD.unpack_from(head)
-    values = _META.unpack_from(head, _PAGE_HEAD.size)
-    magic, file_format, page_bytes, last_page, transaction = values[0], values[1], values[4], values[-2], values[-1]
-    if (
-        magic != _MAGIC
-        or not flags & _META_FLAG
-        or page_bytes not in (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-    ):
-        return None
-    return file_format, page_bytes, last_page, transaction

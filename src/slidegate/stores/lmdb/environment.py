@@ -1,27 +1,24 @@
-"""An open LMDB environment, and the gate that lets one process write at a time.
+"""The environment of a directory: the file of this start of the machine, used by one process at a time behind a gate.
 
-A writer holds the *gate*, an advisory lock (`flock`) on the data file itself, which works even if other files are
-deleted. LMDB has its own lock, but waiting for that cannot be cancelled: one stopped process would block every event
-loop of the host. The gate is acquired without blocking. LMDB's lock is always free for the process that holds the
-gate, and if a process dies, the kernel releases its gate.
+    counts-<layout>-<boot id>.mdb     windows, permits, statistics, and the bans in force, see `layout` and `opening`
+    kept.jsonl                        what survives a restart of the machine, see `journal`
+    gate, users                       whose turn it is, and who lives, see `gate`
 
-A process may write through its map of the file, and LMDB truncates the file to the size of the map. So a process that
-maps the file again, because the file has grown, holds the gate and maps at least the whole file: the file never
-shrinks.
+Everything happens behind the gate, reads too, so LMDB runs without its own locks and reader slots: nothing of a dead
+process is in the way, and no two processes need to see each other's process ids. The gate is tried and never waited
+for: one stopped process must not block every event loop of the host.
 
-Neither an LMDB environment nor a file lock survives `fork`, so a child opens the files again. It must not *close* the
-inherited environment, because that would clear the reader slots of its parent. It only drops its reference, at a time
-when no transaction is open.
+Neither an LMDB environment nor a file lock survives `fork`, so a child closes what it has inherited, and opens the
+files again. Nobody is in a transaction while a process forks.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from os import PathLike, fspath
 from pathlib import Path
@@ -29,33 +26,26 @@ from typing import Any, Final
 
 import lmdb
 
-from ...core.errors import ConfigurationError, StoreTimeout, StoreUnavailable, quoted
-from ...core.store import Event, closed
+from ...core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
+from ...core.store import Clock, Event
 from ..forks import hold_over_fork
-from ..system_clock import system_us
-from . import opening
-from .checking import DATA, LOCK, check_directory
-from .layout import CLOCK, NAMES, SCHEMA, WRITTEN_SCHEMA, Databases, boot_id, boot_us, written
-from .opening import BROKEN, POLL_S, Options, open_files, take_room, takes_room, whole_size
+from .checking import check_directory, check_file_system, check_files, is_file_at, unusable
+from .gate import Gate
+from .journal import Fields, Journal, in_background, line_of
+from .kept_rows import lines_as_stored
+from .layout import Databases, boot_us
+from .opening import DAMAGE, Opened, Options, choose, close, discard, open_file
+from .room import Room
 
-IN_PROCESS_S: Final = 0.05
-"""How long an event loop may wait for another thread, or for files that have to be opened or have grown."""
-RECORD_EVERY_US: Final = 1_000_000
-_CHECK_EVERY: Final = 16  # commits between two checks of how full the file is
-_GROW_AGAIN_S: Final = 1.0
-_DOUBT_AGAIN_S: Final = 1.0
-_NO_DAMAGE: Final = (OSError, lmdb.DiskError, lmdb.MapFullError, lmdb.MemoryError, lmdb.ReadersFullError)
-RESERVE: Final = 16
-"""A file at its largest size may grow by another 1/RESERVE for keys that it already contains."""
-MIN_RESERVE: Final = 2**21
-NO_WINDOWS: Final = 1
-NO_ROWS: Final = 2
-NO_CHANGES: Final = 3
-"""The changes that a full file rejects: first windows of new keys, then all new rows, then all changes, until expired
-rows have been deleted; that also needs room, because it copies pages."""
-_FAR_BEHIND: Final = 100  # transactions; a read takes as long as one or two
-_TOO_SHORT: Final = "its head names pages that the file does not have"
-_NO_DATABASES: Final = Databases(*(None,) * len(Databases._fields))  # type: ignore[arg-type]
+IN_PROCESS_S: Final = 0.001
+"""How long a thread waits for another one of its process."""
+POLL_S: Final = 0.000_5
+START_S: Final = 1.0
+"""How long a constructor tries to open the files; then the first question does."""
+OPEN_AGAIN_S: Final = 0.002
+EXAMINE_EVERY_S: Final = 1.0
+HOUSEKEEP_EVERY_S: Final = 1.0
+_NO_ROOM: Final = (lmdb.MapFullError, lmdb.MemoryError)
 
 
 class Environment:
@@ -66,374 +56,289 @@ class Environment:
         options: The options with which to open it.
 
     Attributes:
-        dbs: The databases.
-        opened: How many times the files have been opened.
-        untold: Pending events; any thread may add some while another one emits them.
-        stuck: Why the file could not grow at the last attempt; empty if it could.
-        fullness: How full a file is that cannot grow: 0, `NO_WINDOWS`, `NO_ROWS` or `NO_CHANGES`.
-        users: How many open stores of this process use it; after the last is closed, the files are not opened again.
+        journal: The journal.
+        pending_events: Events to emit; any thread may add some while another one emits them.
+        users: How many open stores of this process use it.
+        dbs: The databases, in a transaction.
+        room: The room of the file, in a transaction.
 
     Raises:
         ConfigurationError: The files cannot be used; the message names the remedy.
-        StoreTimeout: Another process holds the gate.
+        StoreUnavailable: They are opened for reading only, and do not exist.
     """
 
     def __init__(self, path: Path, options: Options) -> None:
         self.path = path
         self.options = options
-        self.dbs: Databases
-        self.opened = self.users = 0
-        self.stuck = ""
-        self.fullness = 0
-        self.untold: deque[Event] = deque()
-        self._lmdb: Any = None
-        self._file = -1
+        self._writes = not options.read_only
+        self.journal = Journal(path)
+        self.pending_events: deque[Event] = deque()
+        self.users = 0
+        self._gate = Gate(path, read_only=options.read_only)
         self._lock = _lock_over_fork()
-        self._map = _lock_over_fork()  # held while the map is read or changes its size
-        self._offset_us = 0
-        self._looked_us = 0
-        self._inodes = (0, 0)
-        self._suspect = (0, "")
-        self._doubt_again_s = 0.0
-        self._commits = 0
-        self._grow_again_s = 0.0
-        self._most = options.max_map_size + max(options.max_map_size // RESERVE, MIN_RESERVE)
-        self._readers = Readers(path, self._most)
-        self._must_close = False  # whether to close the files after the current transaction
-        self._checking: threading.Thread | None = None
-        self._check_failed: Exception | None = None
-        self._open(opening.PATIENCE_S)
+        self._is_closed = False
+        self.dbs: Databases
+        self.room: Room
+        self._lmdb: Any = None
+        self._opened: Opened | None = None
+        self._name: Path | None = None
+        self._damage = ""
+        self._is_sick = False  # whether to open the file again, because LMDB cannot go on with it
+        self._examine_at_s = self._housekeep_at_s = 0.0
+        self._opening: threading.Thread | None = None
+        self._open_error: Exception | None = None
+        try:
+            self.start()
+        except BaseException:
+            self._close_files()
+            raise
 
     def now_us(self) -> int:
         """Return the time of this host; see `layout`."""
-        return boot_us() + self._offset_us
+        return boot_us()
 
-    # -- writing and reading -----------------------------------------------------------------------------------------
+    # -- transactions ------------------------------------------------------------------------------------------------
 
     def begin(self) -> Any:
-        """Begin a write transaction, for this thread to `commit` or `abort`; None while another writer has the gate."""
-        if self.options.read_only:
-            raise StoreUnavailable(f"lmdb: {self.path} is open for reading only")
-        if not self._take_gate():
+        """Begin a transaction, for this thread to `commit` or `abort`; None while somebody else is behind the gate."""
+        if self._open_error is not None:
+            error, self._open_error = self._open_error, None
+            raise error
+        if self._opening is not None or not self._enter():
             return None
         try:
-            for _ in range(2):
-                try:
-                    return self._lmdb.begin(self.dbs.windows, write=True)
-                except lmdb.MapResizedError:
-                    with self._map:
-                        self._map_whole()
-            raise lmdb.CorruptedError(_TOO_SHORT)
+            if self._damage or self._is_sick or time.monotonic() >= self._examine_at_s:
+                self._examine()
+            if self._opened is None:
+                if self._opening is None:
+                    self._open_in_thread()
+                self._leave()
+                return None
+            return self._opened.lmdb.begin(self.dbs.windows, write=self._writes)
         except BaseException:
-            self._leave_gate()
+            self._leave()
             raise
 
-    def commit(self, txn: Any, *, looks: bool = False) -> None:
-        """Commit a transaction, enlarge the map if it is nearly full, and release the gate.
+    def commit(self, txn: Any, noted: Sequence[tuple[str, Fields]], *, is_large: bool) -> None:
+        """Append to the journal, commit a transaction, and leave the gate.
 
         Args:
             txn: The transaction.
-            looks: Whether to check how full the file is now, and not only at the next regular check.
-        """
-        try:
-            self._commits += 1
-            looks = looks or not self._commits % _CHECK_EVERY
-            used = self._used() if looks else 0
-            if looks:
-                self.fullness = self._measure(txn, used)
-            txn.commit()
-            if looks and self._size < self._most and self._size - used < self._spare():
-                with suppress(lmdb.Error, OSError):  # the data is written, and a full map is enlarged when needed
-                    self._grow()
-        except BaseException:
-            txn.abort()  # the check may have failed before the commit; after a commit this does nothing
-            raise
-        finally:
-            self._leave_gate()
-
-    def abort(self, txn: Any) -> None:
-        """Abort a transaction, and release the gate."""
-        try:
-            txn.abort()
-        finally:
-            self._leave_gate()
-
-    def read(self, patience_s: float = IN_PROCESS_S) -> Any:
-        """Begin a read transaction, which `end_read` has to end; it may wait for a writer if the file has grown."""
-        self._map.acquire()
-        txn = None
-        try:
-            if self._lmdb is not None:  # checked under the lock, because another thread may have closed the files
-                txn = self._begin_read()
-        except lmdb.MapResizedError:
-            pass
-        finally:
-            if txn is None:
-                self._map.release()
-        return self._read_behind_gate(patience_s) if txn is None else txn
-
-    def end_read(self, txn: Any) -> None:
-        """End a transaction that `read` began."""
-        try:
-            txn.abort()
-        finally:
-            self._map.release()
-
-    def grow(self) -> bool:
-        """Enlarge the map; return False if that is impossible, and True if another process may be doing it."""
-        if not self._take_gate():
-            return True
-        try:
-            return self._grow()
-        finally:
-            self._leave_gate()
-
-    def _grow(self) -> bool:
-        with self._map:
-            self.untold.extend(self._readers.look(self._lmdb))
-            if self._lmdb.reader_check():
-                return True  # pages that were kept for dead readers have become free
-            before = self._size
-            self._map_whole()  # another process may have enlarged it
-            if self._size > before:
-                return True
-            size = min(2 * before, self._most)
-            if size <= before or (self.stuck and time.monotonic() < self._grow_again_s):
-                return False
-            try:
-                take_room(self._file, size, self.options)
-            except OSError as error:
-                self.stuck = f"cannot grow to {size} bytes ({error.strerror})"
-                self._grow_again_s = time.monotonic() + _GROW_AGAIN_S
-                return False
-            self._set_size(size)
-            self.untold.append(Event("map_grown", f"{self.path} has grown to {size} bytes", {"bytes": size}))
-            return True
-
-    def _begin_read(self) -> Any:
-        try:
-            return self._lmdb.begin(self.dbs.windows)
-        except lmdb.ReadersFullError:
-            self._lmdb.reader_check()  # frees the slots of dead processes
-            return self._lmdb.begin(self.dbs.windows)
-
-    def _read_behind_gate(self, patience_s: float) -> Any:
-        """Begin to read after opening the files, or mapping them again because another process has enlarged them."""
-        until_s = time.monotonic() + patience_s
-        while not self._take_gate():
-            if time.monotonic() > until_s:
-                raise StoreTimeout(f"lmdb: {self.path} has to be mapped, but another process writes; is it stopped?")
-            time.sleep(POLL_S)
-        txn = None
-        self._map.acquire()
-        try:
-            self._map_whole()
-            txn = self._begin_read()
-            return txn
-        except lmdb.MapResizedError:  # impossible while this process holds the gate
-            raise lmdb.CorruptedError(_TOO_SHORT) from None
-        finally:
-            if txn is None:
-                self._map.release()
-            self._leave_gate()
-
-    def _map_whole(self) -> None:
-        # If no room is allocated, the file may be shorter than the map: nothing is written through it or truncated.
-        self._set_size(max(whole_size(self._file), self._size) if takes_room(self.options) else 0)
-
-    def _set_size(self, size: int) -> None:
-        before = self._size
-        self._lmdb.set_mapsize(size)
-        if self._size > before:
-            self.stuck, self.fullness = "", 0
-
-    @property
-    def _size(self) -> int:
-        """How many bytes are mapped."""
-        return int(self._lmdb.info()["map_size"])
-
-    def look_after(self, txn: Any, now_us: int) -> None:
-        """About once a second, record the time, and check that the files and the layout have not been replaced.
-
-        Args:
-            txn: The write transaction.
-            now_us: The time of any clock, in microseconds.
-        """
-        if self._looked_us <= now_us < self._looked_us + RECORD_EVERY_US:
-            return
-        self._looked_us = now_us
-        record = txn.get(CLOCK, None, self.dbs.meta)
-        txn.put(CLOCK, written(record, boot_id(), self._offset_us, boot_us(), system_us()), db=self.dbs.meta)
-        self._lmdb.reader_check()
-        self.untold.extend(self._readers.look(self._lmdb))
-        self._must_close = not self._are_ours() or txn.get(SCHEMA, None, self.dbs.meta) != WRITTEN_SCHEMA
-
-    def sizes(self, txn: Any) -> tuple[int, int, int]:
-        """Return the number of windows, the bytes of the file that have ever been used, and the size of the map."""
-        return txn.stat(self.dbs.windows)["entries"], self._used(), self._size
-
-    def _measure(self, txn: Any, used: int) -> int:
-        """Return the `fullness` of the file, given its used bytes; free pages do not count."""
-        most = self._size if self.stuck else self._most
-        room = min(self.options.max_map_size, most - self._spare())
-        if used < room:
-            return 0
-        stats = [txn.stat(getattr(self.dbs, name)) for name in NAMES]
-        pages = sum(stat["leaf_pages"] + stat["branch_pages"] + stat["overflow_pages"] for stat in stats)
-        used = pages * stats[0]["psize"]
-        return 0 if used < room else min(1 + 4 * (used - room) // (most - room), NO_CHANGES)
-
-    def _spare(self) -> int:
-        """Return the reserve for known keys and for copies of changed pages, in bytes."""
-        return min(max(self._size // RESERVE, MIN_RESERVE), self._size // 4)
-
-    def _used(self) -> int:
-        return int((self._lmdb.info()["last_pgno"] + 1) * self._lmdb.stat()["psize"])
-
-    # -- opening and closing -----------------------------------------------------------------------------------------
-
-    def failure(self, error: Exception) -> StoreUnavailable:
-        """Return the error to raise for an error of LMDB or the system.
-
-        LMDB reports nearly any error for a file that was damaged in place. So the files are closed, and opened again at
-        the next use, with a check unless another process has replaced them. Files that LMDB reports as damaged are set
-        aside.
-        """
-        broken, no_room = isinstance(error, BROKEN), os.strerror(errno.EDQUOT) in str(error)
-        if broken or not (isinstance(error, _NO_DAMAGE) or no_room or time.monotonic() < self._doubt_again_s):
-            with self._lock, self._map:
-                self._doubt_again_s = time.monotonic() + _DOUBT_AGAIN_S
-                self._suspect = self._inodes[0], str(error) if broken else ""
-                self._close()
-        return StoreUnavailable(f"lmdb: {self.path}{' is damaged' if broken else ''}: {error}")
-
-    def close(self) -> None:
-        """Close the files."""
-        with self._lock, self._map:
-            self._close()
-
-    def forked(self) -> None:
-        """In a forked child, drop the environment of the parent, and close its file."""
-        self._lock, self._map = _lock_over_fork(), _lock_over_fork()  # a thread of the parent may have held the old
-        self._checking = self._check_failed = None
-        if self._lmdb is not None:
-            self._lmdb = None
-            self.dbs = _NO_DATABASES._replace(cell_key=self.dbs.cell_key)
-            os.close(self._file)
-
-    def _are_ours(self) -> bool:
-        """Return whether the data file and LMDB's lock file at the path are still the opened ones."""
-        try:
-            return ((self.path / DATA).stat().st_ino, (self.path / LOCK).stat().st_ino) == self._inodes
-        except OSError:
-            return False
-
-    def _take_gate(self) -> bool:
-        """Acquire the gate without blocking; return False if another writer holds it or the files are being checked."""
-        if self._checking is not None or not self._lock.acquire(timeout=IN_PROCESS_S):
-            return False
-        taken = False
-        try:
-            if self._lmdb is None and self._suspect[0]:
-                self._check_in_thread()
-                return False
-            if self._lmdb is None:
-                self._open(0.0)
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            taken = True
-        except (BlockingIOError, StoreTimeout):
-            pass  # StoreTimeout: raised when the files have to be opened first
-        finally:
-            if not taken:
-                self._lock.release()
-        return taken
-
-    def _check_in_thread(self) -> None:
-        """Check and open possibly damaged files in a thread, because reading every page would block an event loop.
+            noted: The kinds and fields of the lines to append.
+            is_large: Whether the transaction may have taken much room.
 
         Raises:
-            StoreError: The previous check failed.
+            lmdb.Error: It cannot be committed.
+            OSError: The journal cannot be written.
+            StoreUnavailable: The files were replaced, so the lines would belong to rows that nobody finds.
         """
-        failed, self._check_failed = self._check_failed, None
-        if failed is not None:
-            raise failed
-        checking = threading.Thread(target=self._open_checked, name="slidegate-lmdb-check", daemon=True)
-        checking.start()  # it waits for the lock, which this thread holds
-        self._checking = checking
-
-    def _open_checked(self) -> None:
-        with self._lock:
-            try:
-                self._open(opening.PATIENCE_S)
-            except Exception as error:
-                self._check_failed = error
-            finally:
-                self._checking = None
-
-    def _leave_gate(self) -> None:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-            if self._must_close:
-                with self._map:
-                    self._close()
+            if self._writes:
+                self.room.check(txn, self.dbs, always=is_large)
+            if noted:
+                self._expect_in_place()
+                self.journal.append([line_of(*one) for one in noted])
+            try:
+                txn.commit()
+            except lmdb.Error:
+                self._take_back(noted)
+                raise
+        except BaseException:
+            txn.abort()  # the commit may not have been reached; after a commit this does nothing
+            raise
+        finally:
+            self._leave()
+
+    def abort(self, txn: Any) -> None:
+        """Abort a transaction, and leave the gate."""
+        try:
+            txn.abort()
+        finally:
+            self._leave()
+
+    def housekeep(self, unix_us: Clock) -> None:
+        """Sync the journal in a thread, and write it anew when it is long; called after a commit."""
+        if not self.journal.is_unsynced or time.monotonic() < self._housekeep_at_s:
+            return
+        self._housekeep_at_s = time.monotonic() + HOUSEKEEP_EVERY_S
+
+        def work() -> None:
+            self.journal.sync()
+            if self.journal.is_long():
+                self.journal.compact(unix_us(), self._behind_gate)
+
+        in_background(work)
+
+    def failure(self, error: Exception) -> StoreUnavailable:
+        """Return the error to raise for an error of LMDB or the system; the next `begin` does what it calls for."""
+        if isinstance(error, DAMAGE):
+            self._damage = str(error)
+        elif isinstance(error, lmdb.ReadonlyError) and self.options.read_only:
+            return StoreUnavailable(f"lmdb: {self.path} is open for reading only")
+        elif isinstance(error, lmdb.Error) and not isinstance(error, _NO_ROOM):
+            self._is_sick = True
+        return StoreUnavailable(f"lmdb: {self.path}{' is damaged' if self._damage else ''}: {error}")
+
+    # -- what is open ------------------------------------------------------------------------------------------------
+
+    def why_full(self) -> str:
+        """Return why new keys share cells, and what to do."""
+        stuck = self.room.stuck
+        return f"cannot take disk space ({stuck}); free some" if stuck else "is full; raise max_map_size"
+
+    # -- the gate ----------------------------------------------------------------------------------------------------
+
+    def _enter(self) -> bool:
+        """Enter the gate without waiting for another process; return False if somebody else is behind it."""
+        if not self._lock.acquire(timeout=IN_PROCESS_S):
+            return False
+        entered = False
+        try:
+            if not self._gate.is_open:
+                if self._is_closed:
+                    return False
+                self._check()
+            entered = self._gate.enter()
+        finally:
+            if not entered:
+                self._lock.release()
+        return entered
+
+    def _leave(self) -> None:
+        try:
+            self._gate.leave()
         finally:
             self._lock.release()
 
-    def _close(self) -> None:
-        environment, self._lmdb = self._lmdb, None
-        self._must_close = False
-        if environment is not None:
-            environment.close()
-            os.close(self._file)
+    def _behind_gate(self, do: Callable[[], object]) -> bool:
+        """Call a function behind the gate, in a thread that may wait; return False if there is no gate any more."""
+        while not self._is_closed:
+            if self._enter():
+                try:
+                    if not self._gate.is_in_place():
+                        return False
+                    do()
+                    return True
+                finally:
+                    self._leave()
+            time.sleep(POLL_S)
+        return False
 
-    def _open(self, patience_s: float) -> None:
-        if self.opened and not self.users:
-            raise closed(f"lmdb: the store at {self.path}")
+    def _expect_in_place(self) -> None:
+        if not self._is_in_place():
+            self._examine_at_s = 0.0
+            raise StoreUnavailable(f"lmdb: the files at {self.path} were replaced")
+
+    def _take_back(self, noted: Sequence[tuple[str, Fields]]) -> None:
+        """Append what is stored, after lines of a transaction that could not be committed."""
+        with suppress(lmdb.Error, OSError), self._lmdb.begin() as txn:
+            self.journal.append(lines_as_stored(txn, self.dbs, noted))
+
+    # -- opening and closing -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Try to open the files; if another process stays behind the gate, the first question opens them."""
+        until_s = time.monotonic() + START_S
         try:
-            opened = open_files(self.path, self.options, patience_s, self._suspect)
+            while self._opened is None and not self._open_behind_gate() and time.monotonic() < until_s:
+                time.sleep(POLL_S)
+        except lmdb.Error as error:
+            raise ConfigurationError(f"lmdb: {self.path} cannot be opened: {error}") from error
         except ConfigurationError as error:
-            if not self.opened and not self.options.read_only:
-                raise
-            raise StoreUnavailable(str(error)) from error
-        self._lmdb, self._file, self.dbs, self._offset_us, self._inodes, events = opened
-        self.stuck, self.fullness = "", 0
-        self.untold.extend(events)
-        self.opened += 1
-        self._suspect = (0, "")
+            if self.options.read_only:
+                raise StoreUnavailable(str(error)) from error
+            raise
 
+    def _open_in_thread(self) -> None:
+        """Open the files in a thread, for the journal may have many lines; until then nobody gets a transaction."""
 
-class Readers:
-    """Finds stopped readers, by comparing the readers of two successive checks.
+        def work() -> None:
+            try:
+                while not (self._is_closed or self._open_behind_gate()):
+                    time.sleep(OPEN_AGAIN_S)
+            except (ConfigurationError, StoreError, lmdb.Error) as error:
+                self._open_error = StoreUnavailable(str(error))
+            finally:
+                self._opening = None
 
-    Args:
-        path: The directory of the environment.
-        max_map_size: The largest size of the file, in bytes.
-    """
+        self._opening = threading.Thread(target=work, name="slidegate-lmdb", daemon=True)
+        self._opening.start()
 
-    def __init__(self, path: Path, max_map_size: int) -> None:
-        self._path = path
-        self._max_map_size = max_map_size
-        self._behind: set[tuple[int, int]] = set()  # (process, transaction) of each that was far behind
-        self._told: set[tuple[int, int]] = set()
+    def _open_behind_gate(self) -> bool:
+        """Open the files; return False if somebody else is behind the gate."""
+        if not self._enter():
+            return False
+        try:
+            if self._opened is not None:
+                return True  # another thread was faster
+            alone, events = False, list[Event]()
+            if self._name is None:
+                self._name, alone, events = choose(self.path, self._gate, self.options)
+            self._opened, more = open_file(self._name, self._gate, self.journal, self.options, alone=alone)
+            self._lmdb, _, self.dbs, self.room = self._opened
+            self.pending_events.extend([*events, *more])
+            return True
+        except OSError as error:
+            raise unusable(self.path, error) from error
+        finally:
+            self._leave()
 
-    def look(self, environment: Any) -> list[Event]:
-        """Return an event for each process that has been in the same transaction since an earlier check."""
-        last = environment.info()["last_txnid"]
-        behind = set()
-        for line in environment.readers().splitlines()[1:]:
-            pid, _, since = line.split()
-            if since.isdecimal() and last - int(since) > _FAR_BEHIND:
-                behind.add((int(pid), int(since)))
-        stopped = (behind & self._behind) - self._told
-        self._behind, self._told = behind, (self._told & behind) | stopped
-        return [self._event(pid, last - since) for pid, since in sorted(stopped)]
+    def _check(self) -> None:
+        """Check that the files are ours alone, before the gate is opened."""
+        if self.options.read_only:
+            check_files(self.path)
+            return
+        check_directory(self.path)
+        if warning := check_file_system(self.path):
+            self.pending_events.append(Event("store_doubtful", warning))
 
-    def _event(self, pid: int, transactions: int) -> Event:
-        message = (
-            f"process {pid} has been reading {self._path} for {transactions} transactions, is it stopped? "
-            f"The file grows until it continues or exits, up to {self._max_map_size} bytes"
+    def _is_in_place(self) -> bool:
+        return (
+            self._gate.is_in_place()
+            and self._name is not None
+            and self._opened is not None
+            and is_file_at(self._opened.file, self._name)
         )
-        return Event("reader_stopped", message, {"pid": pid, "transactions": transactions})
+
+    def _examine(self) -> None:
+        """Close files that are damaged or were replaced, or with which LMDB cannot go on."""
+        damage, is_sick, self._damage, self._is_sick = self._damage, self._is_sick, "", False
+        self._examine_at_s = time.monotonic() + EXAMINE_EVERY_S
+        if self._opened is None:
+            return
+        if damage and self._name is not None and not self.options.read_only:
+            self.pending_events.extend(discard(self._opened, self._name, damage))
+        if damage or is_sick or not self._is_in_place():
+            self._close_map()
+            self._name = None if self.options.read_only else self._name
+        if not self._gate.is_in_place():
+            self._gate.close()
+            self._name = None
+
+    def _close_map(self) -> None:
+        opened, self._opened, self._lmdb = self._opened, None, None
+        if opened is not None:
+            close(opened)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._is_closed = True
+        with self._lock, suppress(OSError):
+            self.journal.sync()
+            self._close_files()
+
+    def forked(self) -> None:
+        """In a forked child, close what was inherited; the gate first, which the parent may hold."""
+        self._gate.close()
+        self._lock = _lock_over_fork()  # a thread of the parent may have held the old one
+        self._close_files()
+        self._opening = self._open_error = None
+
+    def _close_files(self) -> None:
+        self._gate.close()
+        self.journal.close()
+        self._close_map()
+        self._name = None
 
 
 def _lock_over_fork() -> threading.Lock:
@@ -453,7 +358,6 @@ def open_environment(path: str | PathLike[str], options: Options) -> Environment
     Raises:
         ConfigurationError: The path cannot be used, or is open with other options.
         StoreUnavailable: It is opened for reading only, and cannot be read.
-        StoreTimeout: Another process holds the lock of the files and does not respond.
     """
     text = fspath(path) if isinstance(path, (str, PathLike)) else ""
     if not isinstance(text, str) or not text or "\0" in text:
@@ -472,6 +376,8 @@ def open_environment(path: str | PathLike[str], options: Options) -> Environment
                 f"lmdb: {real_path} is open in this process with {environment.options._asdict()}, "
                 f"not {options._asdict()}; use the same options"
             )
+        else:
+            environment.start()  # a forked child has not opened it yet
         environment.users += 1
         return environment
 

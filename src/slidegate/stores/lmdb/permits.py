@@ -25,8 +25,7 @@ from ...core.concurrency import PERMITS as UNITS
 from ...core.concurrency import taken
 from ...core.reservation import Permit
 from ..leases import HeldPermits
-from .environment import NO_ROWS, Environment
-from .layout import due_row, look_later, rows_with
+from .layout import Databases, due_row, recheck_at, rows_with
 
 PERMITS: Final = b"permits"
 
@@ -48,7 +47,8 @@ class PermitRows:
 
     Args:
         txn: LMDB's transaction.
-        env: The environment.
+        dbs: The databases.
+        has_room: Whether the file has room for further rows.
         now_us: The store's time, in microseconds.
         own: The permits of this process.
 
@@ -57,10 +57,10 @@ class PermitRows:
         lost: The permits of this process that this transaction found expired.
     """
 
-    def __init__(self, txn: Any, env: Environment, now_us: int, own: OwnPermits) -> None:
+    def __init__(self, txn: Any, dbs: Databases, has_room: bool, now_us: int, own: OwnPermits) -> None:
         self._txn = txn
-        self._dbs = env.dbs
-        self._has_room = env.fullness < NO_ROWS
+        self._dbs = dbs
+        self._has_room = has_room
         self._now_us = now_us
         self._own = own
         self._stored: dict[bytes, int] = {}  # how many are taken according to the rows
@@ -113,11 +113,7 @@ class PermitRows:
             self._put(row, held)
 
     def save(self) -> None:
-        """Write the rows that have changed.
-
-        Raises:
-            lmdb.MapFullError: The file has no room for another row.
-        """
+        """Write the rows that have changed."""
         for row, before in self._stored.items():
             change = taken(self.taken[row]) - before
             if change:
@@ -149,8 +145,8 @@ class PermitRows:
             return
         if self._txn.get(name, None, self._dbs.permits) is None:
             if not self._has_room:
-                raise lmdb.MapFullError("it has no room for permits of another key; raise max_map_size")
-            look_later(self._txn, self._dbs.ends, until_us, name, PERMITS)
+                raise lmdb.MapFullError("it has no room for permits of another key")
+            recheck_at(self._txn, self._dbs.ends, until_us, name, PERMITS)
         self._txn.put(name, _HELD.pack(units, until_us), db=self._dbs.permits)
 
 

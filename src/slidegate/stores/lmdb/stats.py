@@ -5,7 +5,7 @@
 The rows of a rollup are sorted by number, so expired ones come first. Each write deletes some expired rows.
 
 Stats must not take the room of windows and bans: they use at most an eighth of the largest size of the file, and
-nothing of the reserve of a file that cannot grow.
+nothing of the reserve of a full one.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class LmdbSharedStats(SharedStats):
         needed = sum(len(row.value) + _PER_ROW for row in rows if row.kept_us > 0)
         used = txn.stat(stats)
         pages = used["leaf_pages"] + used["branch_pages"] + used["overflow_pages"]
-        most = self._env.options.max_map_size // SHARE
+        most = self._env.room.size // SHARE
         is_command = all(row.rollup == CHANGED_LIMITS for row in rows)
-        if not is_command and (pages * used["psize"] + needed > most or self._env.fullness):
+        if not is_command and (pages * used["psize"] + needed > most or not self._env.room.has_room_for(needed)):
             return False
         for row in rows:
             key = _key(row.rollup, row.number) + worker
@@ -88,9 +88,9 @@ class LmdbSharedStats(SharedStats):
                 txn.delete(key, b"", stats)
         return True
 
-    def read(self, rollup: str, first: int, last: int) -> Rows:
-        """See `SharedStats`; it waits for no other process."""
-        return self._transactions.read(_read_rows, rollup, first, last)
+    def read(self, rollup: str, first: int, last: int) -> Rows | Awaitable[Rows]:
+        """See `SharedStats`."""
+        return self._batcher.look(_read_rows, rollup, first, last)
 
     def _delete_some(self, transaction: Transaction) -> None:
         """Delete expired rows. Each write continues where the last one ended."""

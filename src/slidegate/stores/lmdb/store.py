@@ -1,12 +1,13 @@
 """The store for all processes of one host.
 
-Windows and bans are rows of an LMDB environment, a file that the processes map into memory. Every hit is one write
+Windows and bans are rows of an LMDB environment, a file that the processes map into memory. Every hit is one
 transaction, and only one process has one at a time: it reads the rows, calls `core.decide` on the windows in them, and
-writes back those that changed. A repeated refusal and a `peek` only read, and wait for no other process.
+writes back those that changed.
 
 A hit is a method of `transaction.Transaction`. `batching` decides when `Transactions.write` runs it, alone or with
-others; `windows` and `permits` read and write the rows, and `core.decide` decides. `environment` manages the files:
-the gate and their growth. `opening`, `checking` and `layout` check the files before they are used.
+others; `windows` and `permits` read and write the rows, and `core.decide` decides. `environment` has the files: the
+`gate` behind which everything happens, the file of this start of the machine (`opening`, `room`), and the `journal` of
+what survives the next one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from os import PathLike
-from typing import Final, Literal
+from typing import Final
 
 try:
     from fcntl import flock  # noqa: F401
@@ -33,7 +34,6 @@ except ImportError as error:
 
 from ...core.bans.ban import BanSubject
 from ...core.decision import Bucket, Check, Decision
-from ...core.errors import ConfigurationError, quoted
 from ...core.limits import check_whole
 from ...core.reservation import Reservation
 from ...core.store import Clock, EventListener, Store
@@ -49,9 +49,8 @@ from .permits import OwnPermits
 from .stats import LmdbSharedStats
 from .transaction import Settings, Transaction, Transactions
 
-DEFAULT_MAP_SIZE: Final = 64 * 2**20
 DEFAULT_MAX_MAP_SIZE: Final = 2**30
-MIN_MAP_SIZE: Final = 2**16
+MIN_MAP_SIZE: Final = 2**20
 MAX_MAP_SIZE: Final = 2**40
 
 
@@ -62,7 +61,7 @@ class LmdbStats:
     Attributes:
         keys: The current number of windows, of all processes, without shared cells.
         bytes_used: How many bytes of the file have ever been used.
-        bytes_held: The size of the file.
+        bytes_held: How many bytes of the file have disk space.
         evictions: How many expired windows this process has deleted.
         shared_hits: How many hits of this process were counted in a shared cell.
     """
@@ -75,24 +74,24 @@ class LmdbStats:
 
 
 class LmdbStore(Store):
-    """Stores windows and bans in a file, for all processes of one host, across restarts and reboots.
+    """Stores windows and bans in a file, for all processes of one host, across restarts.
+
+    After a restart of the machine, windows begin anew; bans, the levels of their policies, and quotas go on.
 
     It can be used from several threads and event loops at the same time, and after `fork`. Every worker creates its own
     store with the same path and options; stores of one process share one environment. The constructor opens the files,
-    so that an unusable path fails at start-up and not at the first request.
+    so that an unusable path fails at start-up and not at the first request; if another process that uses them stands
+    still, the first request opens them, within its deadline.
 
     Args:
         path: A directory on a local disk, used only by slidegate; it is created if its parent exists.
-        map_size: The initial size of the file in bytes, 64 KiB to 1 TiB.
-        max_map_size: The bytes in use at which new keys begin to share cells; by default 1 GiB, or `map_size` if that
-            is more. The file doubles until then, and grows by another sixteenth, at least 2 MiB, for known keys.
+        max_map_size: The largest size of the file in bytes, 1 MiB to 1 TiB. It takes disk space as it needs it. An
+            existing file keeps its size, or is made larger by a process that starts while no other runs.
         max_keys: The most windows. Beyond it, further keys share cells, as in memory.
         max_bans: The most bans in force, and the most strike records (one for each key and policy). Beyond it,
             automatic bans are not recorded, and strike records are deleted.
         permit_lease: How long the permits of a dead process stay taken, 1 s to 10 minutes. A process renews its lease
             three times in this time.
-        durability: With ``"fast"``, counts and bans survive the end of any process. With ``"safe"``, they are on disk
-            before the answer, and also survive a power failure. All workers must use the same value.
         read_only: Whether the store never writes: the files must exist, and every change raises `StoreUnavailable`. For
             monitoring tools.
         clock: Returns microseconds; by default the clock of the host. Tests pass `slidegate.testing.FakeClock`.
@@ -102,7 +101,6 @@ class LmdbStore(Store):
     Raises:
         ConfigurationError: An option is out of range, or the files cannot be used; the message names the remedy.
         StoreUnavailable: `read_only` is set, and the files cannot be read.
-        StoreTimeout: Another process holds the lock of the files and does not respond.
     """
 
     bans: LmdbBans
@@ -111,35 +109,28 @@ class LmdbStore(Store):
         self,
         path: str | PathLike[str],
         *,
-        map_size: int = DEFAULT_MAP_SIZE,
-        max_map_size: int | None = None,
+        max_map_size: int = DEFAULT_MAX_MAP_SIZE,
         max_keys: int = DEFAULT_MAX_KEYS,
         max_bans: int = DEFAULT_MAX_BANS,
         permit_lease: str | float | timedelta = DEFAULT_PERMIT_LEASE,
-        durability: Literal["fast", "safe"] = "fast",
         read_only: bool = False,
         clock: Clock | None = None,
         wall_clock: Clock | None = None,
     ) -> None:
-        check_whole(map_size, MIN_MAP_SIZE, MAX_MAP_SIZE, "map_size", "for example 64 * 2**20")
-        if max_map_size is None:
-            max_map_size = max(map_size, DEFAULT_MAX_MAP_SIZE)
-        check_whole(max_map_size, map_size, MAX_MAP_SIZE, "max_map_size", "for example 2**30")
+        check_whole(max_map_size, MIN_MAP_SIZE, MAX_MAP_SIZE, "max_map_size", "for example 2**30")
         check_whole(max_keys, 1, 10**12, "max_keys", "for example 100_000")
         check_whole(max_bans, 1, 10**12, "max_bans", "for example 100_000")
-        if durability not in ("fast", "safe"):
-            raise ConfigurationError(f'durability: expected "fast" or "safe", not {quoted(durability)}')
         check_clock("clock", clock)
         check_clock("wall_clock", wall_clock)
         super().__init__()
         self._permits = OwnPermits(permit_lease_us(permit_lease))
         self.max_keys = max_keys
-        self._env = open_environment(path, Options(map_size, max_map_size, durability == "safe", read_only))
+        self._env = open_environment(path, Options(max_map_size, read_only))
         unix_us = wall_clock or clock or system_us
         now_us = clock or self._env.now_us
         settings = Settings(now_us, unix_us, max_keys, max_bans)
         self._transactions = Transactions(self._env, settings, self.observers, self._permits)
-        self._batcher = Batcher(self._transactions, in_thread=durability == "safe")
+        self._batcher = Batcher(self._transactions)
         self._renewer = LeaseRenewer(self._permits, self.renew_permits)
         self.bans = LmdbBans(self._transactions, self._batcher)
         self.shared_stats = LmdbSharedStats(self._transactions, self._batcher)
@@ -150,7 +141,7 @@ class LmdbStore(Store):
     def stats(self) -> LmdbStats:
         """Return the store's counters."""
         transactions = self._transactions
-        sizes = transactions.read(lambda transaction: self._env.sizes(transaction.txn))
+        sizes = transactions.look(Transaction.sizes)
         return LmdbStats(*sizes, transactions.evictions, transactions.shared_hits)
 
     def observe(self, observer: EventListener) -> None:
@@ -167,30 +158,21 @@ class LmdbStore(Store):
             close_environment(self._env)
 
     def keep_deadline(self, deadline_s: float) -> bool:
-        """Set the deadline of this thread's calls, in seconds; return whether it is enforced."""
-        return self._batcher.keep_deadline(deadline_s)
+        """Set the deadline of this thread's calls, in seconds; it is enforced."""
+        self._batcher.timeout_s = deadline_s
+        return True
 
     def answers_threads(self) -> bool:
-        """Return whether the deadline is kept without an event loop; not if each commit waits for the disk."""
-        return not self._batcher.in_thread
+        """Return True: the deadline is kept without an event loop, too."""
+        return True
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none, atomically, and return the decision."""
-        checks, refused = tuple(checks), self._transactions.refused
-        if refused and checks in refused:
-            refusal = self._batcher.read(Transaction.refusal, checks, subjects)
-            if refusal is not None:
-                return refusal
-            refused.pop(checks, None)
-        batcher = self._batcher
-        answer: Decision | Future[Decision] = batcher.run_job(
-            (Transaction.hit, (checks, subjects)), batcher.patience_s, instead=Transaction.refusal
-        )
-        return self._keep_permits(checks, answer)
+        return self._keep_permits(checks, self._batcher.run(Transaction.hit, checks, subjects))
 
-    def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
-        """Return what `hit` would answer now, without changing anything or waiting for another process."""
-        return self._transactions.read(Transaction.peek, checks, subjects)
+    def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
+        """Return what `hit` would answer now, without changing anything."""
+        return self._batcher.look(Transaction.peek, checks, subjects)
 
     def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
         """Charge every cost atomically, even beyond the limits, and return the decision."""
@@ -215,9 +197,9 @@ class LmdbStore(Store):
         """
         return self._batcher.run(lambda transaction: transaction.windows.reset_all())
 
-    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
-        """Return the windows of `key` under some buckets, without waiting for another process."""
-        return self._transactions.read(Transaction.inspect, key, buckets)
+    def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot | Awaitable[Snapshot]:
+        """Return the windows of `key` under some buckets."""
+        return self._batcher.look(Transaction.inspect, key, buckets)
 
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits requests of this process hold."""

@@ -1,25 +1,25 @@
 """The transactions of an LMDB store, with all steps of a hit.
 
-`Transactions.write` runs one: gate and begin, clock, the jobs, save, sweep, commit. A job is a method of `Transaction`
-with its arguments; `Transaction.hit` checks bans, finds windows, calls `core.decide`, and holds permits.
+`Transactions.write` runs one: gate and begin, clock, the jobs, save, sweep, journal and commit. A job is a method of
+`Transaction` with its arguments; `Transaction.hit` checks bans, finds windows, calls `core.decide`, and holds permits.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, TypeVarTuple
 
 import lmdb
 
-from ...core.bans.ban import BanSubject, longest
+from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.bans.rules import LOG_EVERY_US, BanRules
 from ...core.concurrency import Concurrency
 from ...core.decide import WindowRef, charge_all, decide, in_periods, refund_all
 from ...core.decision import Bucket, Check, Decision, refused_by_ban
-from ...core.errors import StoreUnavailable
+from ...core.errors import StoreTimeout, StoreUnavailable
 from ...core.logs import Throttle
-from ...core.memo import remember
 from ...core.quotas import Quota
 from ...core.reservation import Reservation
 from ...core.store import Clock, Event, Observers, closed
@@ -27,20 +27,23 @@ from ...core.views import Snapshot
 from ..leases import permits_lost
 from ..shared import SHARED_PAUSE_US, keys_shared
 from .ban_rows import KnownNetworks, LmdbBanStorage, ban_of
-from .batching import Job
-from .environment import IN_PROCESS_S, NO_CHANGES, Environment
+from .environment import POLL_S, Environment
+from .journal import Fields
 from .layout import row_of
 from .permits import OwnPermits, PermitRows
+from .room import CHECK_EVERY, NO_CELLS, NO_CHANGES
 from .windows import Bound, WindowRows, bind
 
 SAY_FULL_EVERY_US: Final = 60_000_000
 SWEEP_STEP: Final = 16
-SWEEP_ALONE: Final = 512
-"""The step of a sweep in a transaction of its own, if the file is full."""
 SWEEP_PAUSE_US: Final = 100_000
+LOOK_S: Final = 0.05
+"""How long a caller that cannot await waits for another process."""
 
 Args = TypeVarTuple("Args")
 T = TypeVar("T")
+Job: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function that is called with a transaction, and its further arguments."""
 
 
 class Settings(NamedTuple):
@@ -74,7 +77,6 @@ class Transactions:
         closed: Whether the store was closed.
         evictions: How many expired windows were deleted.
         networks: The cached bans of networks.
-        refused: Questions whose last answer was a refusal.
         shared_hits: How many hits were counted in shared cells.
     """
 
@@ -85,52 +87,41 @@ class Transactions:
         self._observers = observers
         self.bound: dict[Bucket, Bound] = {}
         self.networks = KnownNetworks()
-        self.refused: dict[Sequence[Check], None] = {}
         self.ban_throttle = Throttle(LOG_EVERY_US)
         self._sweep_due_us = self._next_shared_event_us = 0
         self._throttle = Throttle(SAY_FULL_EVERY_US)
         self.closed = False
         self.evictions = self.shared_hits = 0
 
-    def read(self, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T:
-        """Run a method of `Transaction` in a read transaction and return its answer, without waiting for writers.
-
-        If the files have to be opened or have grown, it may wait up to `IN_PROCESS_S`, see `Environment.read`.
-
-        Raises:
-            StoreUnavailable: The files cannot be read, or the store was closed.
-        """
-        return self.read_within(IN_PROCESS_S, ask, *args)
-
-    def read_within(self, patience_s: float, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T:
-        """Do the same as `read`, but wait at most `patience_s` for files that have to be opened or have grown."""
-        self._expect_open()
-        try:
-            txn = self.env.read(patience_s)
-            try:
-                return ask(Transaction(self, txn, self.settings.now_us(), writes=False), *args)
-            finally:
-                self.env.end_read(txn)
-        except (lmdb.Error, OSError) as error:
-            raise self.env.failure(error) from error
-
     def write(self, jobs: Sequence[Job]) -> list[Any] | None:
-        """Run jobs in one transaction and return their answers; None while another process or thread writes.
+        """Run jobs in one transaction and return their answers; None while somebody else is behind the gate.
 
         Raises:
             StoreUnavailable: The files are damaged or full, or the store was closed.
         """
-        self._expect_open()
+        self.expect_open()
         try:
-            while True:
-                try:
-                    return self._write(jobs)
-                except lmdb.MapFullError as error:
-                    self._make_room(error)
+            return self._write(jobs)
         except lmdb.MapFullError as error:
+            self._make_room()
             raise StoreUnavailable(f"lmdb: {self.env.path} is full: {error}", concerns="key") from error
         except (lmdb.Error, OSError) as error:
             raise self.env.failure(error) from error
+
+    def look(self, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T:
+        """Run a method that changes nothing, waiting for others a little; for callers that cannot await.
+
+        Raises:
+            StoreTimeout: Another process stays behind the gate.
+            StoreUnavailable: The files cannot be used, or the store was closed.
+        """
+        until_s = time.monotonic() + LOOK_S
+        while (answers := self.write([(Transaction.look, (ask, *args))])) is None:
+            if time.monotonic() > until_s:
+                raise StoreTimeout(f"lmdb: another process has held the files for {LOOK_S:g} s; is it stopped?")
+            time.sleep(POLL_S)
+        answer: T = answers[0]
+        return answer
 
     def _write(self, jobs: Sequence[Job]) -> list[Any] | None:
         txn = self.env.begin()
@@ -139,23 +130,23 @@ class Transactions:
         transaction = None
         try:
             try:
-                if self.env.fullness == NO_CHANGES:
-                    raise lmdb.MapFullError("it has no room for changes; raise max_map_size")
+                if self.env.room.fullness == NO_CHANGES and _change(jobs):
+                    raise lmdb.MapFullError("it has no room for changes")
                 # The clock is read behind the gate: under an older time, units of later charges would leave too early.
                 transaction = Transaction(self, txn, self.settings.now_us(), writes=True)
                 answers = [do(transaction, *args) for do, args in jobs]
                 transaction.save()
-                if transaction.now_us >= self._sweep_due_us:
+                if transaction.now_us >= self._sweep_due_us and _change(jobs):
                     self._sweep(transaction, max(SWEEP_STEP, 2 * len(jobs)))
-                self.env.look_after(txn, transaction.now_us)
             except BaseException:
                 self.env.abort(txn)
                 raise
-            self.env.commit(txn)
+            self.env.commit(txn, transaction.noted, is_large=len(jobs) > CHECK_EVERY)
         except BaseException:
             if transaction is not None:
                 transaction.roll_back()
             raise
+        self.env.housekeep(self.settings.unix_us)
         self._record(transaction)
         return answers
 
@@ -171,82 +162,72 @@ class Transactions:
     def _record(self, transaction: Transaction) -> None:
         """Record the results of a committed transaction, and emit its events."""
         now_us, windows = transaction.now_us, transaction.windows
-        self.env.untold.extend(transaction.events())
+        self.env.pending_events.extend(transaction.events())
         if windows.shared_hits:
             self.shared_hits += windows.shared_hits
             if now_us >= self._next_shared_event_us:
                 self._next_shared_event_us = max(windows.shared_until_us, now_us + SHARED_PAUSE_US)
-                self.env.untold.append(keys_shared(self.settings.max_keys))
+                self.env.pending_events.append(keys_shared(self.settings.max_keys))
         self.tell()
-        if self.env.fullness:
+        if windows.fullness:
             self._report_full(now_us)
 
-    def _expect_open(self) -> None:
+    def expect_open(self) -> None:
+        """Raise `StoreUnavailable` if the store was closed."""
         if self.closed:
             raise closed(f"lmdb: the store at {self.env.path}")
 
     def tell(self) -> None:
         """Emit the pending events."""
         with suppress(IndexError):  # another thread may take the last one
-            while self.env.untold:
-                self._observers.tell(self.env.untold.popleft())
+            while self.env.pending_events:
+                self._observers.tell(self.env.pending_events.popleft())
 
-    def _make_room(self, error: lmdb.MapFullError) -> None:
-        """Enlarge the map; if it cannot grow, delete some expired rows.
-
-        Raises:
-            lmdb.MapFullError: There are none.
-        """
-        if self.env.grow():
-            self.tell()
-            return
-        fullness = self.env.fullness
-        for max_count in (SWEEP_ALONE, SWEEP_STEP, 1):
-            with suppress(lmdb.MapFullError):  # deletions copy pages, which needs room
-                if self._sweep_alone(max_count) or self.env.fullness < fullness:
-                    return
+    def _make_room(self) -> None:
+        """Delete some expired rows; where there are none, known keys have no room either."""
+        for max_count in (SWEEP_STEP, 1):
+            with suppress(lmdb.Error, OSError):
+                if (txn := self.env.begin()) is None:
+                    break
+                try:
+                    self._sweep(Transaction(self, txn, self.settings.now_us(), writes=True), max_count)
+                except BaseException:
+                    self.env.abort(txn)
+                    raise
+                self.env.commit(txn, (), is_large=True)
+                break
         self._report_full(self.settings.now_us())
-        raise error
-
-    def _sweep_alone(self, max_count: int) -> bool:
-        """Delete expired rows; return whether there may be more, or another process writes."""
-        txn = self.env.begin()
-        if txn is None:
-            return True
-        try:
-            is_swept = self._sweep(Transaction(self, txn, self.settings.now_us(), writes=True), max_count)
-        except BaseException:
-            self.env.abort(txn)
-            raise
-        self.env.commit(txn, looks=True)
-        return not is_swept
 
     def _report_full(self, now_us: int) -> None:
         if self._throttle.left_out("map_full", now_us) is not None:
-            stuck = self.env.stuck
-            remedy = "free some space" if stuck else "raise max_map_size"
-            message = f"{self.env.path} {stuck or 'is full'}, so new keys are counted in shared cells; {remedy}"
-            self.env.untold.append(Event("map_full", message))
+            message = f"{self.env.path} {self.env.why_full()}, so new keys are counted in shared cells"
+            self.env.pending_events.append(Event("map_full", message))
         self.tell()
 
 
+def _change(jobs: Sequence[Job]) -> bool:
+    """Return whether some jobs do more than look."""
+    return any(do is not Transaction.look for do, _ in jobs)
+
+
 class Transaction:
-    """The operations in one LMDB transaction. In a read transaction they simulate changes without writing them.
+    """The operations in one LMDB transaction.
 
     Args:
         process: The state that this process keeps across transactions.
         txn: LMDB's transaction.
         now_us: The store's time, in microseconds.
-        writes: Whether it may write.
+        writes: Whether its changes are written; else they are simulated.
 
     Attributes:
         dbs: The databases.
+        noted: The kinds and fields of the lines that are appended to the journal before the commit.
         now_us: The store's time, in microseconds.
         txn: LMDB's transaction.
         windows: The rows of windows.
     """
 
-    __slots__ = ("_permits", "_process", "_rules", "_writes", "dbs", "now_us", "txn", "windows")
+    __slots__ = ("_permits", "_process", "_rules", "_writes", "dbs", "noted", "now_us", "txn", "windows")
 
     def __init__(self, process: Transactions, txn: Any, now_us: int, *, writes: bool) -> None:
         self._process = process
@@ -254,9 +235,22 @@ class Transaction:
         self.txn = txn
         self.dbs = process.env.dbs
         self.now_us = now_us
-        self.windows = WindowRows(txn, process.env, now_us, process.settings.unix_us, process.settings.max_keys)
+        self.noted: list[tuple[str, Fields]] = []
+        fullness, settings = process.env.room.fullness, process.settings
+        self.windows = WindowRows(txn, self.dbs, fullness, now_us, settings.unix_us, settings.max_keys, self.note)
         self._permits: PermitRows | None = None
         self._rules: BanRules | None = None
+
+    def note(self, kind: str, fields: Fields) -> None:
+        """Append a line to the journal before the commit."""
+        self.noted.append((kind, fields))
+
+    def look(self, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T:
+        """Return the answer of a method that sees the changes of earlier jobs, and whose own are not written."""
+        self.windows.save_and_clear()
+        if self._permits is not None:
+            self._permits.save()
+        return ask(Transaction(self._process, self.txn, self.now_us, writes=False), *args)
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
@@ -264,15 +258,14 @@ class Transaction:
         """Charge every check or none, and return the decision."""
         decision: Decision | None = self.refusal_by_ban(checks, subjects)
         if decision is None:
-            refs = self._charged(checks)
+            refs = self._find(checks)
             decision = decide(checks, refs, self.now_us)
             if decision.allowed:
                 return self._hold_permits(decision, refs)
-        remember(self._process.refused, checks, None)
         return decision
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
-        """Return what `hit` would answer now; for a read transaction."""
+        """Return what `hit` would answer now; for `look`."""
         refusal = self.refusal_by_ban(checks, subjects)
         if refusal is not None:
             return refusal
@@ -280,26 +273,26 @@ class Transaction:
         decision.reservations = ()
         return decision
 
-    def refusal(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
-        """Return the answer of `hit` if it is a refusal that changes no row; else None."""
-        decision = self.peek(checks, subjects)
-        return None if decision.allowed or self.windows.changed() else decision
-
     def charge(self, checks: Sequence[Check]) -> Decision:
         """Charge every cost, even beyond the limits, and return the decision."""
-        refs = self._charged(checks)
+        refs = self._find(checks)
         return self._hold_permits(charge_all(checks, refs, self.now_us), refs)
 
     def refund(self, reservations: Sequence[Reservation]) -> bool:
         """Refund charges; return False if all of them have expired or were refunded before."""
         left = [one for one in reservations if one.permit is None or self.permit_rows().end(one.permit)]
-        refs = self._find([one.check for one in left], makes=False)
+        refs = self._find([one.check for one in left], create=False)
         return refund_all(left, refs, self.now_us)
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
         """Return the windows of `key` under some buckets."""
-        refs = self._find([(bucket, key, 0) for bucket in buckets], makes=False)
+        refs = self._find([(bucket, key, 0) for bucket in buckets], create=False)
         return Snapshot(self.now_us, self._process.settings.unix_us(), [windows[row] for _, _, windows, row in refs])
+
+    def sizes(self) -> tuple[int, int, int]:
+        """Return the number of windows, the bytes of the file that were ever used, and those that have disk space."""
+        room = self._process.env.room
+        return self.txn.stat(self.dbs.windows)["entries"], room.used(), room.held()
 
     # -- bans ---------------------------------------------------------------------------------------------------------
 
@@ -313,13 +306,18 @@ class Transaction:
             else:
                 found += self.ban_rows.networks().of(subject)
         for key in keys:
-            if (packed := get(key.encode(), None, bans)) is not None and (ban := ban_of(packed)) is not None:
-                found.append(ban)
+            if (packed := get(key.encode(), None, bans)) is not None:
+                found.append(ban_of(packed))
         if not found:
             return None  # most requests end here
         now_us = self._process.settings.unix_us()
         ban = longest(found, now_us)
         return None if ban is None else refused_by_ban(ban, now_us, checks)
+
+    def ban_of(self, subjects: Sequence[BanSubject]) -> Ban | None:
+        """Return the longest ban in force that refuses one of `subjects`."""
+        refusal = self.refusal_by_ban((), subjects)
+        return None if refusal is None else refusal.ban
 
     def change_bans(self, do: Callable[[BanRules, int], T]) -> T:
         """Apply a change of `BanRules`; `do` is called with the rules and Unix time."""
@@ -336,20 +334,17 @@ class Transaction:
     @property
     def ban_rows(self) -> LmdbBanStorage:
         """The rows of bans and strike records."""
-        return LmdbBanStorage(self.txn, self.dbs, self._process.settings.unix_us, self._process.networks)
+        process = self._process
+        return LmdbBanStorage(self.txn, self.dbs, process.settings.unix_us, process.networks, self.note)
 
     # -- windows and permits ------------------------------------------------------------------------------------------
 
-    def _charged(self, checks: Sequence[Check]) -> list[WindowRef]:
-        """Return the locations of the windows of a question that is about to be charged."""
-        return self._find(checks)
-
-    def _find(self, checks: Sequence[Check], *, makes: bool = True) -> list[WindowRef]:
+    def _find(self, checks: Sequence[Check], *, create: bool = True) -> list[WindowRef]:
         """Return the locations of the windows of a question.
 
         Args:
             checks: The question.
-            makes: Whether to create missing windows.
+            create: Whether to create missing windows.
         """
         refs: list[WindowRef] = []
         dated = False
@@ -358,7 +353,7 @@ class Transaction:
                 if bucket.is_permit:
                     windows, row = self.permit_rows().find(row_of(key, bound[0]))
                 else:
-                    windows, row = self.windows.find(key, bound, makes)
+                    windows, row = self.windows.find(key, bound, create)
                 refs.append((bound[2].counter, cost, windows, row))
                 dated = dated or isinstance(bound[2], Quota)
         return in_periods(refs, self.now_us, self._process.settings.unix_us()) if dated else refs
@@ -366,7 +361,8 @@ class Transaction:
     def permit_rows(self) -> PermitRows:
         """Return the rows of permits; before a write, those of this process are valid for at least half a lease."""
         if self._permits is None:
-            self._permits = PermitRows(self.txn, self._process.env, self.now_us, self._process.permits)
+            has_room = self.windows.fullness < NO_CELLS
+            self._permits = PermitRows(self.txn, self.dbs, has_room, self.now_us, self._process.permits)
             if self._writes:
                 self._permits.ensure_lease()
         return self._permits

@@ -2,14 +2,14 @@
 
 A window's row is found by its key and a digest of its rule, length and resolution::
 
-    windows   key 0xff digest(rule, window, resolution)    version, life, then the bytes of the window
+    windows   key 0xff digest(rule, window, resolution)    life, then the bytes of the window
     cells     number of the cell, digest                   the same, for keys that share a cell
     ends      when to check the row again, row             the database of the row: `windows`, `cells` or `permits`
 
 So all windows of a client are adjacent, usually on one page, and `WindowRows.reset` finds them.
 
-A row of another version is ignored, and the next hit of its key overwrites it. The life is the longest time that a unit
-counts, and 0 for the count of a quota; it tells code that does not know the limit when the row expires.
+The life is the time after which a row without a hit can be deleted. The row of a quota has its end in its bytes; it
+has in this place the Unix time of its last line in the journal, as a negative number, see `quota_lines`.
 
 `ends` is an index by time. A row gets an entry when it is first written, and hits do not move the entry. When the entry
 is due, the row is checked; if it is still in use, the entry is written again for its new expiry.
@@ -27,27 +27,29 @@ from ...core import ring
 from ...core.decision import Bucket
 from ...core.limits import AnyLimit
 from ...core.memo import remember
-from ...core.quotas import KEPT_US
+from ...core.quotas import KEPT_US, Quota
 from ...core.store import Clock
 from ..shared import SHARED_CELLS
 from . import permits
-from .environment import NO_ROWS, Environment
-from .layout import look_later, row_of, rows_with, sweep
+from .journal import Note
+from .layout import Databases, recheck_at, row_of, rows_with, sweep
+from .quota_lines import HEAD, HEAD_BYTES, QuotaLines, digest_of, quota_fields
+from .room import NO_CELLS
 
-ROW_VERSION: Final = 5
-"""If it changes, `layout.SCHEMA_VERSION` has to change, too."""
-HEAD: Final = Struct("=Bq")
-HEAD_BYTES: Final = HEAD.size
 WINDOWS: Final = b"windows"
 CELLS: Final = b"cells"
 
 _CELL: Final = Struct(">H")
 
-Bound: TypeAlias = tuple[tuple[bytes, bytes, AnyLimit], ...]
-"""For each limit of a bucket: the digest in the names of its rows, the head of their values, and the limit."""
+Named: TypeAlias = tuple[str, Quota] | None
+"""The rule and the quota of a window that has lines in the journal."""
+BoundLimit: TypeAlias = tuple[bytes, bytes, AnyLimit, Named]
+"""The digest in the names of rows of a limit, the head of their values, the limit, and its rule if it is a quota."""
+Bound: TypeAlias = tuple[BoundLimit, ...]
+"""The limits of a bucket."""
 Windows: TypeAlias = dict[bytes, bytes]
-_Loaded: TypeAlias = tuple[Windows, bytes, bytes, bytes, bool]
-"""The mapping of a window, its row, the head of its value, the window as stored, and whether the row is new."""
+_Loaded: TypeAlias = tuple[Windows, bytes, bytes, bytes, bool, Named]
+"""The mapping of a window, its row, the head of its value, the window as stored, whether the row is new, its rule."""
 
 
 class WindowRows:
@@ -55,12 +57,15 @@ class WindowRows:
 
     Args:
         txn: LMDB's transaction.
-        env: The environment.
+        dbs: The databases.
+        fullness: How full the file is, see `room`.
         now_us: The store's time, in microseconds.
         unix_us: Returns Unix time in microseconds, for quotas.
         max_keys: The most windows.
+        note: Called with each change that survives a restart of the machine.
 
     Attributes:
+        fullness: How full the file is, see `room`.
         own: The windows of keys that were read or created, by row.
         shared: The windows in shared cells that were read or created, by row.
         shared_hits: How many hits were counted in shared cells.
@@ -68,14 +73,17 @@ class WindowRows:
     """
 
     __slots__ = (
-        *("_dbs", "_fullness", "_key_count", "_loaded", "_max_keys", "_now_us", "_txn", "_unix_us"),
-        *("own", "shared", "shared_hits", "shared_until_us"),
+        *("_dbs", "_key_count", "_loaded", "_max_keys", "_note", "_now_us", "_txn", "_unix_us"),
+        *("fullness", "own", "shared", "shared_hits", "shared_until_us"),
     )
 
-    def __init__(self, txn: Any, env: Environment, now_us: int, unix_us: Clock, max_keys: int) -> None:
+    def __init__(
+        self, txn: Any, dbs: Databases, fullness: int, now_us: int, unix_us: Clock, max_keys: int, note: Note
+    ) -> None:
         self._txn = txn
-        self._dbs = env.dbs
-        self._fullness = env.fullness
+        self._dbs = dbs
+        self.fullness = fullness
+        self._note = note
         self._now_us = now_us
         self._unix_us = unix_us
         self._max_keys = max_keys
@@ -85,7 +93,7 @@ class WindowRows:
         self.shared: Windows = {}
         self.shared_hits = self.shared_until_us = 0
 
-    def find(self, key: str, bound: tuple[bytes, bytes, AnyLimit], makes: bool) -> tuple[Windows, bytes]:
+    def find(self, key: str, bound: BoundLimit, create: bool) -> tuple[Windows, bytes]:
         """Return the location of a key's window: its own, else a new one if there is room, else its cell.
 
         A new window is a copy of the key's cell, because its units there are mixed with those of other keys.
@@ -93,31 +101,31 @@ class WindowRows:
         Args:
             key: The key.
             bound: The limit.
-            makes: Whether to create a missing window.
+            create: Whether to create a missing window.
         """
-        digest, head, limit = bound
+        digest, head, limit, named = bound
         row = row_of(key, digest)
         if row in self.own:
             return self.own, row
         stored = self._txn.get(row)  # the default database of `txn` is `windows`
-        if stored is not None and stored[0] == ROW_VERSION:
-            self._load(self.own, row, head, stored[HEAD_BYTES:])
+        if stored is not None:
+            self._load(self.own, row, head if named is None else stored[:HEAD_BYTES], stored[HEAD_BYTES:], False, named)
             return self.own, row
         number = int.from_bytes(blake2b(row, key=self._dbs.cell_key, digest_size=2).digest(), "big") % SHARED_CELLS
         cell = _CELL.pack(number) + digest
         if cell not in self.shared:
             stored = self._txn.get(cell, None, self._dbs.cells)
-            if stored is not None and stored[0] == ROW_VERSION:
-                self._load(self.shared, cell, head, stored[HEAD_BYTES:])
-        if makes and self._takes_room():
-            self._load(self.own, row, head, b"", is_new=True)
+            if stored is not None:
+                self._load(self.shared, cell, head, stored[HEAD_BYTES:], False, None)
+        if create and self._takes_room():
+            self._load(self.own, row, head, b"", True, named)
             self.own[row] = self.shared.get(cell, self.own[row])
             return self.own, row
         if cell not in self.shared:
-            if makes and self._fullness >= NO_ROWS:
-                raise lmdb.MapFullError("it has no room for another shared cell; raise max_map_size")
-            self._load(self.shared, cell, head, b"", is_new=True)
-        if makes:
+            if create and self.fullness >= NO_CELLS:
+                raise lmdb.MapFullError("it has no room for another shared cell")
+            self._load(self.shared, cell, head, b"", True, None)
+        if create:
             self.shared_hits += 1
             self.shared_until_us = limit.leaves_us(self._now_us)
         return self.shared, cell
@@ -128,30 +136,38 @@ class WindowRows:
 
     def save(self) -> None:
         """Write the windows that have changed."""
-        for windows, row, head, _, is_new in self.changed():
+        lines: QuotaLines | None = None
+        for windows, row, head, before, is_new, named in self.changed():
+            if named is not None:
+                lines = lines or QuotaLines(self._txn, self._dbs, self._unix_us(), self._note)
+                head = lines.head(row, head, before, windows[row], *named)
             stored, is_shared = head + windows[row], windows is self.shared
             self._txn.put(row, stored, db=self._dbs.cells if is_shared else self._dbs.windows)
             if is_new:
                 due_us = expires_us(stored, self._now_us, self._unix_us)
-                look_later(self._txn, self._dbs.ends, due_us, row, CELLS if is_shared else WINDOWS)
+                recheck_at(self._txn, self._dbs.ends, due_us, row, CELLS if is_shared else WINDOWS)
 
     def reset(self, key: str) -> bool:
         """Forget the units in a key's own windows; return whether there were any."""
-        self._save_and_clear()
+        self.save_and_clear()
         had_units = False
         for row, stored in rows_with(self._txn, self._dbs.windows, row_of(key)):
-            if stored[0] == ROW_VERSION and len(stored) > HEAD_BYTES:
+            if len(stored) > HEAD_BYTES:
                 had_units |= expires_us(stored, self._now_us, self._unix_us) > self._now_us
                 self._txn.put(row, stored[:HEAD_BYTES])
+                if HEAD.unpack_from(stored)[0] <= 0:
+                    self._note("quota", quota_fields(row, b""))
         return had_units
 
     def reset_all(self) -> bool:
         """Delete the windows of all keys and all shared cells; return whether there were any."""
-        self._save_and_clear()
+        self.save_and_clear()
         databases = self._dbs.windows, self._dbs.cells
         had_windows = any(self._txn.stat(database)["entries"] for database in databases)
         for database in databases:
             self._txn.drop(database, delete=False)
+        if had_windows:
+            self._note("reset_all", {})
         return had_windows
 
     def sweep(self, max_count: int) -> tuple[int, bool]:
@@ -170,19 +186,17 @@ class WindowRows:
         """Return when a row may have expired."""
         if kind == permits.PERMITS:
             return permits.ends_us(stored)
-        if stored[0] != ROW_VERSION:
-            return 0
         due_us = expires_us(stored, self._now_us, self._unix_us)
         if row in self.own:  # else a refused key could find others' units in its cell, and wait longer than promised
-            due_us = max(due_us, self._now_us + HEAD.unpack_from(stored)[1])
+            due_us = max(due_us, self._now_us + HEAD.unpack_from(stored)[0])
         return due_us
 
-    def _load(self, windows: Windows, row: bytes, head: bytes, window: bytes, is_new: bool = False) -> None:
+    def _load(self, windows: Windows, row: bytes, head: bytes, window: bytes, is_new: bool, named: Named) -> None:
         """Add a window that was read from its row."""
         windows[row] = window
-        self._loaded.append((windows, row, head, window, is_new))
+        self._loaded.append((windows, row, head, window, is_new, named))
 
-    def _save_and_clear(self) -> None:
+    def save_and_clear(self) -> None:
         """Write all changes, and discard the loaded windows."""
         self.save()
         self._loaded.clear()
@@ -194,7 +208,7 @@ class WindowRows:
         """Reserve room for a window; return whether there is any."""
         if self._key_count < 0:
             self._key_count = self._txn.stat(self._dbs.windows)["entries"]
-        if self._fullness or self._key_count >= self._max_keys:
+        if self.fullness or self._key_count >= self._max_keys:
             return False
         self._key_count += 1
         return True
@@ -204,9 +218,9 @@ def bind(bucket: Bucket, memo: dict[Bucket, Bound]) -> Bound:
     """Compute the `Bound` of a bucket, and store it in a memo."""
     bound = []
     for limit in bucket.limits:
-        name = "\n".join((bucket.name, *map(str, limit.same_window)))  # the same for every amount
-        digest = blake2b(name.encode(), digest_size=8).digest()
-        bound.append((digest, HEAD.pack(ROW_VERSION, limit.life_us), limit))
+        digest = digest_of(bucket.name, *limit.same_window)  # the same for every amount
+        named = (bucket.name, limit) if isinstance(limit, Quota) else None
+        bound.append((digest, HEAD.pack(limit.life_us), limit, named))
     return remember(memo, bucket, tuple(bound))
 
 
@@ -218,10 +232,10 @@ def expires_us(stored: bytes, now_us: int, unix_us: Clock) -> int:
         now_us: The store's time, in microseconds.
         unix_us: Returns Unix time in microseconds, by which periods end; its clock may have been set since the write.
     """
-    _, life_us = HEAD.unpack_from(stored)
+    (life_us,) = HEAD.unpack_from(stored)
     window = stored[HEAD_BYTES:]
     if not window:
         return 0
-    if not life_us:
+    if life_us <= 0:  # the row of a quota
         return now_us + ring.expires_us(window, KEPT_US) - unix_us()
     return ring.expires_us(window, life_us)

@@ -1,0 +1,128 @@
+"""The gate, behind which one process at a time uses the file, and the list of those who live.
+
+    gate     locked exclusively by whoever reads or writes, for microseconds; it is tried, and never waited for
+    users    locked shared by every process while its store is open; whoever gets it exclusively knows that nobody lives
+
+Both are empty files, and both locks are advisory (`flock`): the kernel releases those of a process that dies. They
+belong to open files, which a forked child has too; so a child closes its descriptors before anything else, or a gate
+that its parent held when it died would stay closed as long as the child lives.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+from ...core.errors import ConfigurationError, StoreUnavailable
+from .checking import check_kind, is_file_at, unusable
+
+GATE: Final = "gate"
+USERS: Final = "users"
+
+_INODE: Final = Struct("=QQ")
+
+
+class Gate:
+    """The gate of a directory, and its list of users.
+
+    Args:
+        path: The directory.
+        read_only: Whether nothing is created, and this process is no user.
+
+    Attributes:
+        is_open: Whether the file of the gate is open.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool) -> None:
+        self._path = path
+        self._read_only = read_only
+        self._gate = self._users = -1
+        self.is_open = False
+
+    def enter(self) -> bool:
+        """Enter without waiting; return False if another process is inside.
+
+        Raises:
+            ConfigurationError: The files cannot be opened, or are not ours.
+            StoreUnavailable: They do not exist, and nothing may be created.
+        """
+        is_new = not self.is_open
+        if is_new:
+            self._gate = self._opened(GATE)
+            self.is_open = True
+        try:
+            fcntl.flock(self._gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        if is_new and not is_file_at(self._gate, self._path / GATE):
+            self.close()  # it was deleted while it was opened
+        return self.is_open
+
+    def leave(self) -> None:
+        """Leave."""
+        if self.is_open:
+            fcntl.flock(self._gate, fcntl.LOCK_UN)
+
+    def is_alone(self) -> bool:
+        """Return whether no process lives, inside the gate; `join` afterwards."""
+        if self._users < 0:
+            self._users = self._opened(USERS)
+        return _locked(self._users, fcntl.LOCK_EX)
+
+    def join(self) -> None:
+        """Become one of those who live, inside the gate."""
+        _locked(self._users, fcntl.LOCK_UN if self._read_only else fcntl.LOCK_SH)
+
+    def is_in_place(self) -> bool:
+        """Return whether both files are still those at their paths."""
+        return is_file_at(self._gate, self._path / GATE) and is_file_at(self._users, self._path / USERS)
+
+    def identity(self) -> bytes:
+        """Return bytes that differ for each file that has been the gate."""
+        status = os.fstat(self._gate)
+        return _INODE.pack(status.st_dev, status.st_ino)
+
+    def close(self) -> None:
+        """Close the files, which releases the locks unless another process has inherited them."""
+        for file in (self._gate, self._users):
+            if file >= 0:
+                os.close(file)
+        self._gate = self._users = -1
+        self.is_open = False
+
+    def _opened(self, name: str) -> int:
+        place = self._path / name
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK in case it is a FIFO or a device
+        flags |= os.O_RDONLY if self._read_only else os.O_RDWR | os.O_CREAT
+        try:
+            file = os.open(place, flags, 0o600)
+        except FileNotFoundError as error:
+            if not self._read_only:
+                raise unusable(self._path, error) from error
+            raise StoreUnavailable(
+                f"lmdb: there is no store at {self._path}: {place} does not exist; the first worker creates it"
+            ) from None
+        except OSError as error:
+            raise unusable(self._path, error) from error
+        try:
+            status = os.fstat(file)
+            check_kind(place, status)
+            if status.st_size:
+                raise ConfigurationError(
+                    f"lmdb: {self._path} contains other data, such as {place}; choose a directory for slidegate alone"
+                )
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+
+
+def _locked(file: int, operation: int) -> bool:
+    try:
+        fcntl.flock(file, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

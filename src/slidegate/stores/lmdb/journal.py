@@ -1,0 +1,238 @@
+"""The journal: bans, levels and quotas, which survive a restart of the machine.
+
+`kept.jsonl` has one line of JSON for each change, and the last line of a row counts::
+
+    {"v": 1, "ban": {"key": "user:eve", "reason": "", "by": "ann", "level": 0, "since_us": 5, "until_us": null}}
+    {"v": 1, "ban": {"key": "user:eve", "lifted": true}}
+    {"v": 1, "level": {"policy": "abuse", "key": "user:eve", "level": 2, "until_us": 7, "over_us": 9}}
+    {"v": 1, "quota": {"key": "user:ann", "window": "5f...", "spent": 3, "until_us": 9, "rule": "plan", ...}}
+    {"v": 1, "reset_all": {}}
+
+Times are Unix time. Lines are appended behind the gate, before the transaction that they belong to is committed: who is
+killed in between has told nobody. Each begins with a line break, so a torn line spoils no other. They are synced about
+once a second, in a thread. When the file is twice as long as the lines that counted when it was last written anew, a
+process copies those that count now into a new file, after a line with their length, and gives it the name of the old
+one behind the gate; so before each append, the open file is compared with that at the path.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from ...core.errors import ConfigurationError
+from ...core.quotas import KEPT_US
+from .checking import is_file_at
+
+JOURNAL: Final = "kept.jsonl"
+VERSION: Final = 1
+MIN_BYTES: Final = 2**18
+"""A shorter journal is not compacted."""
+
+_LONGEST_HEAD: Final = 100
+_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_CREAT | os.O_NONBLOCK
+
+Name: TypeAlias = tuple[str, ...]
+"""The kind of a row, and what identifies it."""
+Fields: TypeAlias = Mapping[str, Any]
+Note: TypeAlias = Callable[[str, Fields], object]
+"""Takes the kind and the fields of a line."""
+_NAMED_BY: Final[Mapping[str, tuple[str, ...]]] = {
+    "ban": ("key",),
+    "level": ("policy", "key"),
+    "quota": ("key", "window"),
+    "reset_all": (),
+}
+
+
+def name_of(kind: str, fields: Fields) -> Name:
+    """Return the name of the row that a line is about."""
+    return kind, *(fields[field] for field in _NAMED_BY[kind])
+
+
+def is_over(kind: str, fields: Fields, unix_us: int) -> bool:
+    """Return whether a line says that its row is gone, or has been since some time."""
+    if kind == "ban":
+        return "lifted" in fields or (fields["until_us"] is not None and unix_us >= int(fields["until_us"]))
+    if kind == "level":
+        return not fields["level"] or unix_us >= int(fields["over_us"])
+    return not fields["spent"] or unix_us >= int(fields["until_us"]) + KEPT_US
+
+
+def read_lines(lines: Iterable[bytes], unix_us: int) -> dict[Name, Fields]:
+    """Return the fields of the rows that count, by name.
+
+    Raises:
+        ConfigurationError: A later version has written some of them.
+    """
+    kept: dict[Name, Fields] = {}
+    later = 0
+    for line in lines:
+        try:
+            (_, version), (kind, fields) = json.loads(line).items()
+            if version > VERSION:
+                later = version
+            elif kind == "reset_all":
+                kept = {name: row for name, row in kept.items() if name[0] != "quota"}
+            elif is_over(kind, fields, unix_us):
+                kept.pop(name_of(kind, fields), None)
+            else:
+                kept[name_of(kind, fields)] = fields
+        except (ValueError, TypeError, AttributeError, KeyError):
+            continue  # a line that was torn
+    if later:
+        raise ConfigurationError(f"lmdb: {JOURNAL} has lines of version {later}; upgrade slidegate")
+    return kept
+
+
+def line_of(kind: str, fields: Fields) -> bytes:
+    """Return a line."""
+    return b"\n" + json.dumps({"v": VERSION, kind: fields}, separators=(",", ":")).encode()
+
+
+class Journal:
+    """The journal of a directory. All methods but `sync` and `compact` are called behind the gate.
+
+    Args:
+        path: The directory.
+
+    Attributes:
+        path: The path of its file.
+        is_unsynced: Whether lines of this process may not be on the disk yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / JOURNAL
+        self._file = -1
+        self.is_unsynced = False
+
+    def append(self, lines: Sequence[bytes]) -> None:
+        """Append lines, all of them or none.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        if not is_file_at(self._file, self.path):
+            self.close()
+            self._file = os.open(self.path, _FLAGS | os.O_WRONLY | os.O_APPEND, 0o600)
+        size, data = os.fstat(self._file).st_size, b"".join(lines)
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(self._file, data[written:])
+        except OSError:
+            os.ftruncate(self._file, size)
+            raise
+        self.is_unsynced = True
+
+    def read(self) -> dict[Name, Fields]:
+        """Return the fields of the rows that count, by name; some may have expired.
+
+        Raises:
+            ConfigurationError: A later version has written some of them.
+            OSError: It cannot be read.
+        """
+        try:
+            with open(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+                return read_lines(file, 0)
+        except FileNotFoundError:
+            return {}
+
+    def is_long(self) -> bool:
+        """Return whether it is twice as long as the lines that counted when it was last written anew.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        size = self.path.stat().st_size
+        if size < MIN_BYTES:
+            return False
+        with self.path.open("rb") as file:
+            file.readline()
+            first = file.readline(_LONGEST_HEAD)
+        try:
+            return size >= 2 * int(json.loads(first)["compacted"]["bytes"])
+        except (ValueError, TypeError, KeyError):
+            return True  # it has not been compacted yet
+
+    def sync(self) -> None:
+        """Write what was appended to the disk, if there is anything new."""
+        if self.is_unsynced:
+            self.is_unsynced = False
+            file = os.dup(self._file)  # it may be closed meanwhile
+            try:
+                getattr(os, "fdatasync", os.fsync)(file)
+            finally:
+                os.close(file)
+
+    def compact(self, unix_us: int, behind_gate: Callable[[Callable[[], object]], bool]) -> None:
+        """Replace the journal by a shorter one, unless another process is doing it.
+
+        Args:
+            unix_us: The Unix time in microseconds.
+            behind_gate: Calls a function behind the gate; returns whether it did.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        fresh = self.path.with_name(f"{JOURNAL}.new")
+        with suppress(BlockingIOError), open(os.open(fresh, _FLAGS | os.O_RDWR, 0o600), "r+b") as new:
+            fcntl.flock(new, fcntl.LOCK_EX | fcntl.LOCK_NB)  # whoever is killed in between leaves it to the next
+            if not is_file_at(new.fileno(), fresh):
+                return
+            sizes: list[int] = []
+            with self.path.open("rb") as old:
+                if not behind_gate(lambda: sizes.append(os.fstat(old.fileno()).st_size)):
+                    return
+                kept = read_lines(old.read(sizes[0]).splitlines(), unix_us)
+                _write_anew(new, [line_of(kind, fields) for (kind, *_), fields in kept.items()])
+                new.write(old.read())  # what was appended meanwhile, so that little is left for behind the gate
+                new.flush()
+                os.fsync(new.fileno())
+
+                def take_place() -> None:
+                    if is_file_at(old.fileno(), self.path):
+                        new.write(old.read())
+                        new.flush()
+                        fresh.replace(self.path)
+
+                if behind_gate(take_place):
+                    os.fsync(new.fileno())
+                    _sync_directory(self.path.parent)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file, self.is_unsynced = -1, False
+
+
+def _write_anew(file: Any, lines: Sequence[bytes]) -> None:
+    file.truncate()
+    file.write(line_of("compacted", {"bytes": sum(map(len, lines))}))
+    file.writelines(lines)
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def in_background(work: Callable[[], object]) -> None:
+    """Run something in a daemon thread; an error of the disk leaves it to the next time."""
+
+    def run() -> None:
+        with suppress(OSError):
+            work()
+
+    with suppress(RuntimeError):  # the process is ending
+        threading.Thread(target=run, name="slidegate-journal", daemon=True).start()

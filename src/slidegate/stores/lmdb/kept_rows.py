@@ -1,0 +1,49 @@
+"""The rows that survive a restart of the machine: written from the lines of the journal, and read for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ...core.bans.ban import Ban
+from ...core.bans.strikes import StrikeRecord
+from .ban_rows import KnownNetworks, LmdbBanStorage, level_fields, lifted
+from .journal import Fields, Name, line_of, name_of
+from .layout import Databases, recheck_at
+from .quota_lines import HEAD_BYTES, quota_fields, quota_row
+
+
+def write(txn: Any, dbs: Databases, rows: Iterable[tuple[Name, Fields]]) -> None:
+    """Write rows; those that have expired are found by the next sweeps, which know the clock of the store."""
+    bans = _bans(txn, dbs)
+    for (kind, *_), fields in rows:
+        if kind == "ban":
+            bans.put_ban(Ban(*(fields[name] for name in Ban._fields)))
+        elif kind == "level":
+            level, until_us, over_us = fields["level"], fields["until_us"], fields["over_us"]
+            bans.put_record(fields["policy"], fields["key"], StrikeRecord(level, until_us, until_us, over_us))
+        else:
+            row, stored = quota_row(fields)
+            txn.put(row, stored, db=dbs.windows)
+            recheck_at(txn, dbs.ends, 0, row, b"windows")
+
+
+def lines_as_stored(txn: Any, dbs: Databases, noted: Iterable[tuple[str, Fields]]) -> list[bytes]:
+    """Return lines that take back others: they say of the same rows what is stored."""
+    bans, lines = _bans(txn, dbs), []
+    for kind, fields in noted:
+        if kind == "ban":
+            ban = bans.ban(fields["key"])
+            lines.append(line_of(kind, lifted(fields["key"]) if ban is None else ban._asdict()))
+        elif kind == "level":
+            _, policy, key = name_of(kind, fields)
+            lines.append(line_of(kind, level_fields(policy, key, bans.record(policy, key) or StrikeRecord())))
+        elif kind == "quota":
+            row, _ = quota_row(fields)
+            stored = txn.get(row, None, dbs.windows) or b""
+            lines.append(line_of(kind, quota_fields(row, stored[HEAD_BYTES:])))
+    return lines
+
+
+def _bans(txn: Any, dbs: Databases) -> LmdbBanStorage:
+    return LmdbBanStorage(txn, dbs, lambda: 0, KnownNetworks(), lambda *_: None)

@@ -1,0 +1,234 @@
+"""A file for each start of the machine: what a restart of it forgets, what it keeps, and whose file is deleted when."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from slidegate import BanPolicy
+from slidegate.core import Bucket, ConfigurationError, Quota, StoreUnavailable, parse_limits
+from slidegate.stores.lmdb import LmdbStore, environment, layout, opening
+from slidegate.stores.lmdb.layout import LAYOUT, boot_id, boot_us
+from slidegate.testing import FakeClock, RecordingObserver
+
+from .remote import SMALL
+from .test_store import child
+
+HOUR_US = 3_600_000_000
+ASKED = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)
+PLAN = ((Bucket("plan", parse_limits(Quota("5/year"))), "user:ann", 2),)
+POLICY = BanPolicy("1/minute", "1h", factor=2, forgive="400d")
+
+
+class Machine:
+    """A machine that can be started again, and its stores, which tell what happens to them."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path, self.boot, self.heard = path, "1", RecordingObserver()
+        self.wall, self.stores = FakeClock(10**15), list[Any]()
+        monkeypatch.setattr(opening, "boot_id", lambda: self.boot)
+
+    def store(self, **options: Any) -> Any:
+        self.stores.append(LmdbStore(self.path, wall_clock=self.wall, **SMALL, **options))
+        self.stores[-1].observe(self.heard)
+        return self.stores[-1]
+
+    def close(self) -> None:
+        while self.stores:
+            self.stores.pop().close()
+
+    def restart(self, boot: str) -> Any:
+        """Restart it with another boot id, as it is seen; return a store."""
+        self.close()
+        self.boot = boot
+        self.heard.events.clear()
+        return self.store()
+
+    @property
+    def files(self) -> list[str]:
+        return sorted(file.name for file in self.path.glob("counts-*"))
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    made = Machine(tmp_path / "lmdb", monkeypatch)
+    yield made
+    made.close()
+
+
+def test_the_boot_clock_and_the_boot_id_are_those_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = boot_us()
+    assert boot_us() >= first > 0
+    assert len(boot_id()) == 32
+    assert boot_id() == boot_id()
+    for missing in (tmp_path / "missing", tmp_path):
+        monkeypatch.setattr(layout, "_BOOT_ID", missing)
+        assert boot_id() == ""
+
+
+@pytest.mark.parametrize(("said", "known"), [("1B4E28BA-2FA1-11D2-883F-B9A761BDE3FB\n", True), ("", False)])
+def test_on_macos_the_boot_id_is_that_of_the_session(said: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout.sys, "platform", "darwin")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, stdout=said))
+    assert boot_id() == ("1b4e28ba2fa111d2883fb9a761bde3fb" if known else "")
+
+
+def test_a_restart_of_the_workers_forgets_nothing(machine: Machine) -> None:
+    machine.store().hit(ASKED)
+    assert machine.restart("1").hit(ASKED).remaining == 3
+    assert machine.heard.kinds == []
+
+
+def test_after_a_reboot_windows_begin_anew_and_bans_levels_and_quotas_go_on(machine: Machine) -> None:
+    store = machine.store()
+    for _ in range(5):
+        store.hit(ASKED)
+    assert store.hit(PLAN).remaining == 3
+    for key in ("user:eve", "192.0.2.0/24", "user:bob"):
+        store.bans.ban(key, HOUR_US, "by request", "ann")
+    store.bans.ban("user:ever", None, "by request", "ann")
+    assert store.bans.unban("user:bob", "ann")
+    assert store.bans.strike(POLICY, "user:mallory", 1, "why").level == 1
+    machine.wall.advance(us=HOUR_US // 2)
+    bans = store.bans.active()
+    store = machine.restart("2")
+    assert machine.heard.kinds == ["counts_restarted"]
+    assert "is of an earlier start of the machine" in machine.heard.events[0].message
+    assert machine.files == [f"counts-{LAYOUT}-2.mdb"]
+    assert store.hit(ASKED).remaining == 4
+    assert store.hit(PLAN).remaining == 1
+    assert store.bans.active() == bans
+    assert [ban.left_us(machine.wall.now_us) for ban in bans if ban.until_us] == [HOUR_US // 2] * 3
+    assert store.hit(((ASKED[0][0], "192.0.2.7", 1),), ((4, 0xC0000207),)).ban.key == "192.0.2.0/24"
+    machine.wall.advance(us=HOUR_US)
+    assert [ban.key for ban in store.bans.active()] == ["user:ever"]
+    assert store.bans.strike(POLICY, "user:mallory", 1, "why").level == 2
+    machine.close()
+    assert [ban.level for ban in machine.restart("3").bans.active()] == [0, 2]
+
+
+def test_what_was_lifted_or_reset_stays_away_over_a_reboot(machine: Machine) -> None:
+    store = machine.store()
+    store.bans.strike(POLICY, "user:mallory", 1, "why")
+    store.hit(PLAN)
+    store.hit(((PLAN[0][0], "user:bob", 1),))
+    assert store.bans.unban("user:mallory", "ann")
+    assert store.reset("user:ann")
+    store = machine.restart("2")
+    assert store.bans.active() == []
+    assert store.bans.strike(POLICY, "user:mallory", 1, "why").level == 1
+    assert [store.peek(((PLAN[0][0], key, 0),)).remaining for key in ("user:ann", "user:bob")] == [5, 4]
+    store.reset_all()
+    store = machine.restart("3")
+    assert store.peek(((PLAN[0][0], "user:bob", 0),)).remaining == 5
+
+
+def test_who_sees_another_boot_id_joins_those_who_live(machine: Machine) -> None:
+    def begin() -> Any:
+        machine.boot = "theirs"
+        own = LmdbStore(machine.path, **SMALL)
+        own.hit(ASKED)
+        return own
+
+    with child(begin):
+        store = machine.store()
+        assert machine.files == [f"counts-{LAYOUT}-theirs.mdb"]
+        assert store.hit(ASKED).remaining == 3
+        store._env.failure(lmdb.PanicError("its own error"))
+        assert [store.hit(ASKED).remaining for _ in range(2)] == [2, 1], "it joins them again"
+    store._env.failure(lmdb.PanicError("its own error"))
+    assert store.hit(ASKED).remaining == 0, "although nobody else lives now"
+    assert machine.heard.kinds == []
+
+
+@pytest.mark.parametrize("others_live", [True, False])
+def test_without_a_boot_id_a_file_is_joined_while_somebody_lives_and_else_begun_anew(
+    machine: Machine, others_live: bool
+) -> None:
+    machine.boot = ""
+    first = machine.store()
+    first.hit(ASKED)
+    first.bans.ban("user:eve", None, "by request", "ann")
+    if others_live:
+        with child(lambda: LmdbStore(machine.path, **SMALL).hit(ASKED)):
+            store = machine.restart("")
+            assert store.hit(ASKED).remaining == 2
+            assert machine.heard.kinds == []
+    else:
+        store = machine.restart("")
+        assert store.hit(ASKED).remaining == 4
+        assert machine.heard.kinds == ["counts_restarted"]
+    assert [ban.key for ban in store.bans.active()] == ["user:eve"]
+
+
+def test_another_layout_is_refused_while_its_workers_live_and_else_begun_anew(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin() -> Any:
+        opening.LAYOUT = LAYOUT + 1  # type: ignore[misc]
+        own: Any = LmdbStore(machine.path, **SMALL)
+        own.bans.ban("user:eve", None, "by request", "ann")
+        return own
+
+    refused = f"is in use with layout {LAYOUT + 1} by another version of slidegate, and this one uses {LAYOUT}; stop"
+    with child(begin):
+        with pytest.raises(ConfigurationError, match=refused):
+            machine.store()
+        with pytest.raises(StoreUnavailable, match=refused):
+            machine.store(read_only=True)
+    store = machine.store()
+    assert [ban.key for ban in store.bans.active()] == ["user:eve"], "its journal is read"
+    assert machine.files == [f"counts-{LAYOUT}-1.mdb"]
+    assert machine.heard.kinds == ["counts_restarted"]
+
+
+def test_whoever_only_reads_keeps_nobody_from_beginning_anew(machine: Machine) -> None:
+    machine.store().hit(ASKED)
+    machine.close()
+    reader = machine.store(read_only=True)
+    assert reader.peek(ASKED).remaining == 3
+    with child(lambda: _restarted(machine)):
+        reader._env._examine_at_s = 0.0
+        assert reader.peek(ASKED).remaining == 4
+
+
+def _restarted(machine: Machine) -> Any:
+    environment._open.clear()  # the options of the parent are others
+    machine.boot = "2"
+    return LmdbStore(machine.path, **SMALL)
+
+
+def test_the_size_of_the_map_is_that_in_the_file_unless_a_larger_one_is_asked_for_by_who_is_alone(
+    tmp_path: Path,
+) -> None:
+    path, mib = tmp_path / "lmdb", 1 << 20
+
+    def size_of(store: Any) -> int:
+        return int(store._env._opened.lmdb.info()["map_size"])
+
+    def beside(most: int) -> Callable[[], object]:
+        def begin() -> Any:
+            environment._open.clear()  # the options of the parent are others
+            own = LmdbStore(path, max_map_size=most)
+            assert size_of(own) == 8 * mib
+            return own
+
+        return begin
+
+    store = LmdbStore(path, max_map_size=8 * mib)
+    for most in (4 * mib, 16 * mib):
+        with child(beside(most)):
+            assert store.hit(ASKED)
+    store.close()
+    for most, size in ((4 * mib, 8 * mib), (16 * mib, 16 * mib), (2 * mib, 16 * mib)):
+        store = LmdbStore(path, max_map_size=most)
+        assert size_of(store) == size
+        assert store.peek(ASKED).remaining == 2  # type: ignore[union-attr]
+        store.close()

@@ -1,0 +1,370 @@
+"""The journal: what was acknowledged is there after a reboot, whatever happened to process, disk and file."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from slidegate import BanPolicy
+from slidegate.core import Bucket, ConfigurationError, Quota, StoreUnavailable, parse_limits
+from slidegate.stores.lmdb import LmdbStore, journal, opening, quota_lines
+from slidegate.stores.lmdb.journal import JOURNAL
+from slidegate.testing import FakeClock
+
+from .test_boot import ASKED, HOUR_US, Machine
+
+POLICY = BanPolicy("1/minute", "1h", factor=2, forgive="400d")
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    made = Machine(tmp_path / "lmdb", monkeypatch)
+    yield made
+    made.close()
+
+
+def lines(machine: Machine) -> list[Any]:
+    return [json.loads(line) for line in (machine.path / JOURNAL).read_text().splitlines() if line]
+
+
+def banned(store: Any) -> list[str]:
+    return sorted(ban.key for ban in store.bans.active())
+
+
+def ban(store: Any, *keys: str, length_us: int | None = None) -> None:
+    for key in keys:
+        store.bans.ban(key, length_us, "by request", "ann")
+
+
+def test_each_change_is_a_line_with_named_fields_and_a_version(machine: Machine) -> None:
+    store, now_us = machine.store(), machine.wall.now_us
+    ban(store, "user:eve")
+    store.bans.unban("user:eve", "ann")
+    store.bans.strike(POLICY, "user:bob", 1, "why")
+    store.hit(((Bucket("plan", parse_limits(Quota("64/year"))), "user:ann", 2),))
+    store.reset_all()
+    *seen, quota, all_reset = lines(machine)
+    until_us = now_us + HOUR_US
+    made = {"reason": "by request", "by": "ann", "level": 0, "since_us": now_us, "until_us": None}
+    assert seen == [
+        {"v": 1, "ban": {"key": "user:eve", **made}},
+        {"v": 1, "ban": {"key": "user:eve", "lifted": True}},
+        {
+            "v": 1,
+            "level": {
+                **{"policy": "abuse", "key": "user:bob", "level": 1, "until_us": until_us},
+                "over_us": until_us + POLICY.forgive_us,
+            },
+        },
+        {
+            "v": 1,
+            "ban": {**made, "key": "user:bob", "reason": "why", "by": "abuse", "level": 1, "until_us": until_us},
+        },
+    ]
+    assert quota["quota"] == {
+        **{"key": "user:ann", "window": quota["quota"]["window"], "spent": 2, "rule": "plan"},
+        **{"period": "year 01-01 UTC", "until_us": 1_009_843_200_000_000},
+    }
+    assert all_reset == {"v": 1, "reset_all": {}}
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [b'\n{"v":1,"ban":{"key":"user:mal', b"\n" + bytes(4_096), b"\n[]", b'\n{"v":1,"ban":{}}', b'\n{"v":1,"later":{}}'],
+)
+def test_a_torn_line_spoils_no_other(machine: Machine, tail: bytes) -> None:
+    ban(machine.store(), "user:eve")
+    machine.close()
+    with (machine.path / JOURNAL).open("ab") as file:
+        file.write(tail)
+    store = machine.restart("2")
+    ban(store, "user:bob")
+    assert banned(machine.restart("3")) == ["user:bob", "user:eve"]
+
+
+def test_lines_of_a_later_version_are_an_error_that_says_what_to_do(machine: Machine) -> None:
+    ban(machine.store(), "user:eve")
+    machine.close()
+    with (machine.path / JOURNAL).open("ab") as file:
+        file.write(b'\n{"v":2,"ban":{}}')
+    with pytest.raises(ConfigurationError, match=r"kept.jsonl has lines of version 2; upgrade slidegate"):
+        machine.restart("2")
+
+
+class Killed(BaseException):
+    """The process was killed here."""
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, machine: Machine, act: Callable[[], object]) -> None:
+    """Do something in a process that is killed where the test has put `os._exit`."""
+    pid = os.fork()
+    if not pid:
+        try:
+            act()
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+
+
+def exits(*_: Any, **__: Any) -> Any:
+    os._exit(9)
+
+
+def test_who_is_killed_between_journal_and_commit_has_acknowledged_nothing_and_loses_nothing(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = machine.store()
+    ban(store, "user:eve", "user:bob")
+
+    def act(change: Callable[[Any], object]) -> None:
+        own: Any = LmdbStore(machine.path, wall_clock=machine.wall, max_map_size=1 << 24)
+        append = own._env.journal.append
+        own._env.journal.append = lambda lines: (append(lines), exits())
+        change(own)
+
+    killed_at(monkeypatch, machine, lambda: act(lambda own: ban(own, "user:mallory")))
+    killed_at(monkeypatch, machine, lambda: act(lambda own: own.bans.unban("user:bob", "ann")))
+    assert banned(store) == ["user:bob", "user:eve"]
+    store.bans.unban("user:eve", "ann")
+    ban(store, "user:zoe")
+    assert {"user:zoe"} <= {*banned(machine.restart("2"))} <= {"user:bob", "user:mallory", "user:zoe"}
+
+
+@pytest.mark.parametrize("kind", ["ban", "unban", "level", "quota"])
+def test_a_failed_commit_leaves_the_row_in_the_journal_as_it_is(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    store, plan = machine.store(), ((Bucket("plan", parse_limits(Quota("5/year"))), "user:ann", 2),)
+    ban(store, "user:eve")
+    store.bans.strike(POLICY, "user:bob", 1, "why")
+    store.bans.unban("user:bob", "ann") if kind == "level" else None
+    store.hit(plan)
+    changes: dict[str, Callable[[], object]] = {
+        "ban": lambda: ban(store, "user:mallory"),
+        "unban": lambda: store.bans.unban("user:eve", "ann"),
+        "level": lambda: store.bans.strike(POLICY, "user:bob", 1, "why"),
+        "quota": lambda: store.hit(plan),
+    }
+    before, kept, begin = len(lines(machine)), banned(store), store._env.begin
+
+    class Failing:
+        def __init__(self, txn: Any) -> None:
+            self.__dict__["txn"] = txn
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.txn, name)
+
+        def commit(self) -> None:
+            self.txn.abort()
+            raise lmdb.DiskError("as a fault")
+
+    monkeypatch.setattr(store._env, "begin", lambda: Failing(txn) if (txn := begin()) else None)
+    with pytest.raises(StoreUnavailable, match="as a fault"):
+        changes[kind]()
+    monkeypatch.setattr(store._env, "begin", begin)
+    assert len(lines(machine)) > before + 1, "the line, and what takes it back"
+    assert banned(store) == kept
+    store = machine.restart("2")
+    assert banned(store) == kept
+    assert store.peek(plan).remaining == 1, "of 5, after 2 and the 2 that are asked for"
+    assert store.bans.strike(POLICY, "user:bob", 1, "why") is None if kind != "level" else True
+
+
+@pytest.mark.parametrize("written", [0, 20])
+def test_a_failed_append_fails_the_command_and_leaves_no_half_a_line(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    store, write, calls = machine.store(), os.write, list[int]()
+    ban(store, "user:eve")
+    before = (machine.path / JOURNAL).read_bytes()
+
+    def full(file: int, data: bytes) -> int:
+        calls.append(file)
+        if len(calls) > (1 if written else 0):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data[:written])
+
+    monkeypatch.setattr(journal.os, "write", full)
+    with pytest.raises(StoreUnavailable, match="No space left on device"):
+        ban(store, "user:bob")
+    assert store.hit(ASKED).remaining == 4, "everybody else is answered"
+    monkeypatch.setattr(journal.os, "write", write)
+    assert (machine.path / JOURNAL).read_bytes() == before
+    assert banned(store) == ["user:eve"]
+    ban(store, "user:zoe")
+    assert banned(machine.restart("2")) == ["user:eve", "user:zoe"]
+
+
+# -- compaction --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "MIN_BYTES", 2_000)
+
+
+def compact(store: Any) -> None:
+    store._env.journal.compact(store._transactions.settings.unix_us(), store._env._behind_gate)
+
+
+@pytest.mark.usefixtures("short")
+def test_at_twice_the_length_of_what_counts_it_is_written_anew(machine: Machine) -> None:
+    store, kept = machine.store(), machine.path / JOURNAL
+    ban(store, *(f"user:{number}" for number in range(20)))
+    assert store._env.journal.is_long(), "it has never been written anew"
+    for _ in range(3):
+        compact(store)
+        size = kept.stat().st_size
+        assert not store._env.journal.is_long()
+        while not store._env.journal.is_long():
+            ban(store, "user:7")
+        assert 1.9 * size < kept.stat().st_size < 2.2 * size
+    ban(store, "user:over", length_us=1)
+    store.bans.unban("user:3", "ann")
+    machine.wall.advance(us=2)
+    compact(store)
+    assert len(lines(machine)) == 1 + 19
+    assert banned(machine.restart("2")) == sorted(f"user:{number}" for number in range(20) if number != 3)
+
+
+@pytest.mark.usefixtures("short")
+def test_others_append_to_the_new_file_after_a_compaction(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = machine.store()
+    ban(first, "user:eve")
+    other: Any = journal.Journal(machine.path)
+    other.append([journal.line_of("ban", {**first.bans.active()[0]._asdict(), "key": "user:other"})])
+    compact(first)
+    other.append([journal.line_of("ban", {"key": "user:eve", "lifted": True})])
+    other.close()
+    assert banned(machine.restart("2")) == ["user:other"]
+
+
+@pytest.mark.usefixtures("short")
+def test_what_is_appended_while_it_is_written_anew_is_kept(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, read_lines = machine.store(), journal.read_lines
+    ban(store, "user:eve", "user:bob")
+
+    def slowly(*given: Any) -> Any:
+        kept = read_lines(*given)
+        ban(store, "user:zoe")
+        store.bans.unban("user:bob", "ann")
+        return kept
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal, "read_lines", slowly)
+        compact(store)
+    assert banned(machine.restart("2")) == ["user:eve", "user:zoe"]
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("at", ["read_lines", "_write_anew", "fsync", "replace", "_sync_directory"])
+def test_who_is_killed_in_a_compaction_loses_nothing(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    store = machine.store()
+    ban(store, "user:eve", "user:bob")
+    store.bans.unban("user:bob", "ann")
+
+    def act() -> None:
+        own: Any = LmdbStore(machine.path, wall_clock=machine.wall, max_map_size=1 << 24)
+        where: Any = {"fsync": os, "replace": Path}.get(at, journal)
+        monkeypatch.setattr(where, at, exits)
+        compact(own)
+
+    killed_at(monkeypatch, machine, act)
+    ban(store, "user:zoe")
+    compact(store)
+    assert not (machine.path / f"{JOURNAL}.new").exists()
+    ban(store, "user:yan")
+    assert banned(store) == ["user:eve", "user:yan", "user:zoe"]
+    assert banned(machine.restart("2")) == ["user:eve", "user:yan", "user:zoe"]
+
+
+@pytest.mark.usefixtures("short")
+def test_it_is_synced_and_written_anew_about_once_a_second_in_a_thread(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, background, synced = machine.store(), list[Any](), list[int]()
+    monkeypatch.setattr("slidegate.stores.lmdb.environment.in_background", background.append)
+    monkeypatch.setattr(journal.os, "fdatasync", synced.append)
+    store.hit(ASKED)
+    assert background == []
+    ban(store, *(f"user:{number}" for number in range(40)))
+    assert len(background) == 1
+    size = (machine.path / JOURNAL).stat().st_size
+    for number in range(40):
+        store.bans.unban(f"user:{number}", "ann")
+    assert len(background) == 1, "a second has not passed"
+    background[0]()
+    assert len(synced) == 1
+    assert (machine.path / JOURNAL).stat().st_size < size / 10
+    store._env._housekeep_at_s = 0.0
+    store.hit(ASKED)
+    assert len(background) == 1, "nothing is new"
+
+
+# -- quotas ------------------------------------------------------------------------------------------------------------
+
+
+def spent_lines(machine: Machine) -> list[int]:
+    return [line["quota"]["spent"] for line in lines(machine) if "quota" in line]
+
+
+def test_a_quota_has_a_line_at_each_64th_of_its_amount_and_where_the_last_is_a_minute_old(machine: Machine) -> None:
+    store, asked = machine.store(), ((Bucket("plan", parse_limits(Quota("640/year"))), "user:ann", 1),)
+    charged = [store.hit(asked) for _ in range(35)]
+    assert spent_lines(machine) == [1, 10, 20, 30]
+    machine.wall.advance(us=60_000_000)
+    store.hit(asked)
+    store.hit(asked)
+    assert spent_lines(machine)[4:] == [36]
+    for decision in charged[-8:]:
+        store.refund(decision.take_back())
+    assert spent_lines(machine)[5:] == [29]
+    assert machine.restart("2").hit(asked).remaining == 640 - 30
+
+
+def test_all_quotas_together_have_no_more_lines_than_allowed_in_a_second(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota_lines, "MOST_A_SECOND", 3)
+    store, plan = machine.store(), Bucket("plan", parse_limits(Quota("5/year")))
+    for number in range(5):
+        store.hit(((plan, f"user:{number}", 1),))
+    assert len(spent_lines(machine)) == 3
+    machine.wall.advance(us=1_000_000)
+    for number in range(5):
+        store.hit(((plan, f"user:{number}", 1),))
+    assert len(spent_lines(machine)) == 6
+
+
+def test_a_quota_of_a_period_that_is_over_does_not_come_back(machine: Machine) -> None:
+    store, asked = machine.store(), ((Bucket("plan", parse_limits(Quota("5/day"))), "user:ann", 1),)
+    store.hit(asked)
+    machine.wall.advance("26h")
+    store = machine.restart("2")
+    assert store.hit(asked).remaining == 4
+    clock = FakeClock(10**9)
+    other = LmdbStore(machine.path, clock=clock, wall_clock=machine.wall, max_map_size=1 << 24)
+    for _ in range(3):
+        other.hit(ASKED)
+        clock.advance("1s")
+    assert other.stats().keys == 2
+    other.close()
+
+
+def test_many_bans_are_written_into_a_new_file_in_parts(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "_AT_ONCE", 7)
+    store = machine.store()
+    ban(store, *(f"user:{number}" for number in range(50)), *(f"10.{number}.0.0/16" for number in range(20)))
+    keys = banned(store)
+    store = machine.restart("2")
+    assert banned(store) == keys
+    assert store.hit(((ASKED[0][0], "10.3.0.1", 1),), ((4, 0x0A030001),)).ban.key == "10.3.0.0/16"
