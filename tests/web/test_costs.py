@@ -22,7 +22,6 @@ from slidegate import (
     ConfigurationError,
     Limiter,
     MemoryStore,
-    Networks,
     Quota,
     RateLimitMiddleware,
     Rule,
@@ -33,7 +32,7 @@ from slidegate import (
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, Answer, call, hello, statuses
+from ..asgi import PEER, Answer, call, hello
 from ..redis_servers import BOUND_S, RedisServer
 from ..remote_stores import RemoteStore
 from ..stores.redis.stores import store_at
@@ -152,59 +151,6 @@ async def test_what_follows_from_a_status_is_carried_out_though_the_request_is_c
     assert (decision.remaining, decision.ban is None) == ((None, False) if options is STRUCK else (9, True))
 
 
-async def test_an_estimate_asks_for_no_more_than_could_ever_pass() -> None:
-    model = Model(Limiter(MemoryStore(clock=FakeClock())))
-    assert (await model.ask(AMOUNT + 1)).status == 200
-    assert await model.spent() == AMOUNT
-    refused = await model.ask(AMOUNT + 1)
-    assert refused.status == 429
-    assert "retry-after" in refused.headers
-    capped = Model(Limiter(MemoryStore(clock=FakeClock())), tokens(cost_max=4_000))
-    assert (await capped.ask(AMOUNT + 1)).status == 200
-    assert await capped.spent() == 4_000
-
-
-@pytest.mark.parametrize("cost_max", [None, 8])
-async def test_the_smallest_amount_of_all_limits_caps_an_estimate_also_where_a_function_returns_them(
-    cost_max: int | None,
-) -> None:
-    limiter = Limiter(MemoryStore(clock=FakeClock()))
-    for name, limits in (("fixed", "9/minute; 7/hour"), ("plan", lambda request: ["9/minute", "7/hour"])):
-        options: Any = {"name": name, "key": everyone, "cost": lambda request: 1_000}
-        options |= {} if cost_max is None or name == "fixed" else {"cost_max": cost_max}
-        app = RateLimitMiddleware(hello, rules=[Rule("/", limits, **options)], limiter=limiter)
-        assert (await call(app)).headers["ratelimit"].endswith(f'"{name}_3600";r=0;t=3600')
-
-
-def charging(tokens: int, rule: str | None = None) -> Any:
-    """Return an application that charges for its answer after it was sent."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await hello(scope, receive, send)
-        await charge(Request(scope), tokens, rule=rule)
-
-    return app
-
-
-async def test_a_debt_goes_beyond_the_limit_and_holds_the_next_requests_for_a_window() -> None:
-    clock = FakeClock()
-    limiter = Limiter(MemoryStore(clock=clock))
-    app = RateLimitMiddleware(charging(250), limiter=limiter, rules=[Rule("*", "100/m", cost=0, name="tokens")])
-    assert await statuses(app, 2) == [200, 429]
-    refused = await call(app)
-    assert refused.headers["retry-after"] == "61", "a window and a slice"
-    clock.advance("61s")
-    assert await statuses(app, 1) == [200]
-
-
-async def test_the_rule_is_named_where_several_apply() -> None:
-    rules = [Rule("*", "9/hour", name="requests"), Rule("*", "100/hour", cost=0, name="tokens")]
-    limiter = Limiter(MemoryStore(clock=FakeClock()))
-    await call(RateLimitMiddleware(charging(30, "tokens"), limiter=limiter, rules=rules))
-    assert (await limiter.peek(PEER, "100/hour", 0, rule="tokens")).remaining == 70
-    assert (await limiter.peek(PEER, "9/hour", 0, rule="requests")).remaining == 8
-
-
 @pytest.mark.parametrize("change", [charge, settle])
 @pytest.mark.parametrize(
     ("units", "rule", "message"),
@@ -223,25 +169,3 @@ async def test_what_cannot_be_charged_or_settled_is_refused(change: Any, units: 
     with pytest.raises(ConfigurationError) as caught:
         await call(RateLimitMiddleware(app, rules=rules))
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"rules": [Rule("*", "100/hour", name="tokens")], "enabled": False},
-        {"rules": [Rule("*", "100/hour", name="tokens")], "allowlist": Networks([PEER])},
-        {"rules": [Rule("*", exempt=True), Rule("*", "100/hour", name="tokens")]},
-        {"rules": [Rule("*", lambda request: "unlimited", name="tokens")]},
-        {"rules": [Rule("*", "9/hour", key=lambda request: None, name="tokens")]},
-        {"rules": [Rule("*", "9/hour", shadow=True, name="tokens")]},
-    ],
-)
-@pytest.mark.parametrize("rule", ["tokens", None])
-async def test_where_the_rule_does_not_count_the_request_nothing_is_charged_and_nothing_breaks(
-    options: dict[str, Any], rule: str | None
-) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await charging(5, rule)(scope, receive, send)
-        assert not await settle(Request(scope), 5, rule="tokens")
-
-    assert (await call(RateLimitMiddleware(app, **options))).status == 200

@@ -32,19 +32,6 @@ from slidegate.testing import FakeClock
 
 from ..asgi import call, hello, page, statuses
 
-
-async def test_two_middlewares_write_lines_of_their_own_each_refuses_and_a_shared_name_is_charged_by_both() -> None:
-    limiter = Limiter(MemoryStore(clock=FakeClock()))
-    inner = RateLimitMiddleware(hello, rules=[Rule("*", "6/hour", name="plan")], limiter=limiter)
-    app = RateLimitMiddleware(inner, rules=[Rule("*", "9/hour", name="plan")], limiter=limiter)
-    answers = [await call(app) for _ in range(4)]
-    assert [answer.status for answer in answers] == [200] * 3 + [429], "six of each request's two are spent"
-    lines = [value for name, value in answers[0].start["headers"] if name == b"ratelimit"]
-    assert lines == [b'"plan";r=4;t=3600', b'"plan";r=8;t=3600'], "the inner one was asked later"
-    outer = RateLimitMiddleware(inner, limits="1/hour", limiter=Limiter(MemoryStore(clock=FakeClock())))
-    assert await statuses(outer, 2, client=("192.0.2.1", 1)) == [200, 429], "the outer one refuses as well"
-
-
 # -- a refusal further in that somebody catches ------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ A scenario begins with ``site``, or with ``everywhere``, which is one limit in e
     > around limits="9/hour"                  a middleware around the others; with `other` by a limiter of its own
     > depends RateLimit("1/hour")             what the whole application inside depends on
     > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,200
+    > GET /a X-Charge=5,api                   one whose endpoint charges 5 units under a rule; X-Settle settles a cost
     > SOCKET /a                               a handshake; DENIAL where the server can send a whole answer
     > GET /a times=5 show=retry-after         the same five times, and a field of the last answer
     > +30s                                    time goes by
@@ -32,7 +33,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 import slidegate
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, charge, settle
 from slidegate.core.durations import read_span_us
 from slidegate.testing import FakeClock
 
@@ -116,7 +117,12 @@ class Stage:
             own = request.headers.get("x-tenant", "nobody"), asyncio.Event()
             self.under_way.append(own)
             await own[1].wait()
-        return answer(request)
+        made = answer(request)
+        for field, spend in (("x-charge", charge), ("x-settle", settle)):
+            if field in request.headers:
+                units, _, rule = request.headers[field].partition(",")
+                made.headers[f"{field}d"] = str(bool(await spend(request, int(units), rule=rule or None)))
+        return made
 
     def _another_endpoint(self) -> Any:
         """Return another function of the same name at each call."""
@@ -319,7 +325,12 @@ class Stage:
         return str(self.limiter.store.stats().keys)
 
     def _findings(self) -> str:
-        return " ".join(finding.code for finding in self.app.findings)
+        """Return the findings of each middleware, the outermost first."""
+        found, app = [], self.app
+        while isinstance(app, RateLimitMiddleware):
+            found += [finding.code for finding in app.findings]
+            app = app.app
+        return " ".join(found)
 
 
 AS_IN_CODE = ("site", "everywhere", "rule", "around", "depends", "endpoint")
