@@ -226,12 +226,11 @@ async def test_where_a_rule_by_path_misses_because_an_application_reads_another_
     assert "it" not in answers[0].headers["ratelimit-policy"]
 
 
-WILD = ["/login\n", "/x\n/y", f"/{'./' * 3_000}x"]
-TAME = ["/x/../y", "/login/..", "/../login", "/..", f"/{'./' * 1_100}x", f"/x/{'/' * 2_100}y"]
+LONG = [f"/{'./' * 3_000}x", f"/{'./' * 1_100}x", f"/x/{'/' * 2_100}y"]
 
 
-@pytest.mark.parametrize("path", [*WILD, *TAME], ids=lambda path: path[:9])
-async def test_what_readers_make_several_texts_of_meets_every_limit_and_block_of_its_method(path: str) -> None:
+@pytest.mark.parametrize("path", LONG, ids=len)
+async def test_an_odd_path_that_is_long_meets_every_limit_and_block_of_its_method(path: str) -> None:
     rules = [
         Rule("/x/{y}", exempt=True),
         Rule("/{rest:path}", exempt=True),
@@ -252,35 +251,6 @@ HARMLESS = ["/.env/..", f"/{'./' * 3_000}.env", "/.env/../x", "/.env\n", "/x/../
 async def test_a_honeypot_is_one_in_its_normal_form_and_never_where_a_path_may_mean_any_other(path: str) -> None:
     middleware = RateLimitMiddleware(hello, rules=[], bans=BanPolicy("3/1h", "1h", signals={"/.env": "ban"}))
     assert await statuses(middleware, 3, path, raw_path=b"/") == [403 if path in TRAPS else 200] * 3
-
-
-@pytest.mark.parametrize("ends", [{"exempt": True}, {"limits": PLENTY, "final": True}], ids=str)
-async def test_what_ends_the_list_does_so_for_its_own_text_alone(ends: dict[str, Any]) -> None:
-    rules = [Rule("/login", name="first", **ends), Rule("/{any:path}", PLENTY, name="it")]
-    middleware = RateLimitMiddleware(Starlette(routes=[LOGIN]), rules=rules)
-    for path, root in (("/login", ""), ("/api/login", "/api")):
-        assert "it" not in await names(middleware, path, root_path=root)
-    for path in ("//login", "/./login", "/login/", "/login\n", "/LOGIN", "/login/.", "/login;x=1", "/%6cogin"):
-        assert "it" in await names(middleware, path)
-
-
-PREFIXES = ["../x", "x", "", ";x=1", "\\x", "/../x", "/x/../../x"]
-
-
-@pytest.mark.parametrize("path", ["/STATIC/x", "/x/static/y", "//static/../x", *(f"/static{end}" for end in PREFIXES)])
-async def test_what_only_begins_like_an_exempt_path_is_not_exempt(path: str) -> None:
-    rules = [Rule("/static/{rest:path}", exempt=True), Rule("*", PLENTY, name="it")]
-    assert await names(RateLimitMiddleware(hello, rules=rules), path) == ["it"]
-
-
-async def test_a_final_slash_makes_no_difference_to_a_limit_and_none_is_exempt_by_it() -> None:
-    rules = [Rule("/login", PLENTY, name="it"), Rule("/v1/a/", PLENTY, name="below"), Rule("/{x}/b", PLENTY, name="b")]
-    for app in (hello, Starlette(routes=[LOGIN])):
-        known = RateLimitMiddleware(app, rules=rules)
-        found = [await names(known, path) for path in ("/login", "/login/", "/v1/a", "/v1/a/", "/c/b/", "/login//")]
-        assert found == [["it"], ["it"], ["below"], ["below"], ["b"], ["it"]]
-    exempt = RateLimitMiddleware(hello, rules=[Rule("/login", exempt=True), Rule("*", PLENTY, name="it")])
-    assert [await names(exempt, path) for path in ("/login", "/login/")] == [[], ["it"]]
 
 
 @pytest.mark.parametrize("path", ["/health", "/api/health"])

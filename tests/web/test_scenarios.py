@@ -181,6 +181,7 @@ class Stage:
     def _scopes(self, method: str, path: str, *words: str) -> tuple[list[str], list[Scope]]:
         """Return which fields are shown, and the scopes of requests."""
         given = dict(word.split("=", 1) for word in words)
+        path = path.encode().decode("unicode_escape")
         statuses = given.pop("answers", "200").split(",")
         times = int(given.pop("times", len(statuses)))
         show = [name for name in given.pop("show", "").split(",") if name]
@@ -244,7 +245,7 @@ class Stage:
 
     def _shown(self, name: str, given: Answer, scope: Scope) -> str:
         if name == "charged":
-            return f"charged: {', '.join(charged(scope))}"
+            return f"charged: {', '.join(charged(scope)) or 'none'}"
         if name == "keys":
             return f"keys: {', '.join(key for _, key, _ in checks(scope))}"
         if name == "body":
