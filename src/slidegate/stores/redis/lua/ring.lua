@@ -34,38 +34,47 @@ local function clear(w)
   w.spent, w.units, w.newest, w.oldest, w.older = 0, 0, 0, 0, ""
 end
 
+-- Return all entries, packed, the newest last.
+local function entries_of(w)
+  return w.older .. pack(ENTRY, w.newest, w.units)
+end
+
+-- Replace all entries; the caller adjusts `spent`.
+local function replace(w, entries)
+  if entries == "" then
+    clear(w)
+  else
+    w.newest, w.units = unpack_from(ENTRY, entries, #entries - ENTRY_BYTES + 1)
+    w.oldest, w.older = unpack_from(ENTRY, entries), sub(entries, 1, -ENTRY_BYTES - 1)
+  end
+  w.dirty = true
+end
+
 -- Drop the entries up to `moment`; there must be at least one.
 local function drop(w, moment)
-  w.dirty = true
-  if w.newest <= moment then
-    clear(w)
-    return
-  end
-  local at, oldest, units = 1, w.newest, nil
-  while at < #w.older do
-    oldest, units = unpack_from(ENTRY, w.older, at)
+  local entries, at = entries_of(w), 1
+  while at < #entries do
+    local oldest, units, rest = unpack_from(ENTRY, entries, at)
     if oldest > moment then
       break
     end
-    w.spent, oldest, at = w.spent - units, w.newest, at + ENTRY_BYTES
+    w.spent, at = w.spent - units, rest
   end
-  w.oldest, w.older = oldest, sub(w.older, at)
+  replace(w, sub(entries, at))
 end
 
 -- The server's clock stepped back: move units from the slices ahead of now into the current slice.
 local function step_back(w, limit, now)
-  local latest, at = moment_of(limit, now), #w.older - ENTRY_BYTES + 1
+  local latest, entries, moved = moment_of(limit, now), entries_of(w), 0
+  local at = #entries - ENTRY_BYTES + 1
   while at > 0 do
-    local moment, units = unpack_from(ENTRY, w.older, at)
+    local moment, units = unpack_from(ENTRY, entries, at)
     if moment < latest then
       break
     end
-    w.units, at = w.units + units, at - ENTRY_BYTES
+    moved, at = moved + units, at - ENTRY_BYTES
   end
-  w.older, w.newest, w.dirty = sub(w.older, 1, at + ENTRY_BYTES - 1), latest, true
-  if w.older == "" then
-    w.oldest = latest
-  end
+  replace(w, sub(entries, 1, at + ENTRY_BYTES - 1) .. pack(ENTRY, latest, moved))
 end
 
 -- Drop expired entries, and handle a clock step. The other functions expect a settled ring.
@@ -104,9 +113,10 @@ end
 
 -- Merge the oldest entry into the next one, so that its units expire with those.
 local function merge_oldest(w)
-  local _, first = unpack_from(ENTRY, w.older)
-  local moment, second = unpack_from(ENTRY, w.older, 1 + ENTRY_BYTES)
-  w.older, w.oldest = pack(ENTRY, moment, first + second) .. sub(w.older, 1 + 2 * ENTRY_BYTES), moment
+  local entries = entries_of(w)
+  local _, first = unpack_from(ENTRY, entries)
+  local moment, second = unpack_from(ENTRY, entries, 1 + ENTRY_BYTES)
+  replace(w, pack(ENTRY, moment, first + second) .. sub(entries, 1 + 2 * ENTRY_BYTES))
 end
 
 -- Charge units, whatever the limit; return how many were counted.
@@ -135,37 +145,22 @@ end
 
 -- Refund units of the entry `mark`, as many as are still there; false if none is.
 function ring.remove(w, now, mark, units)
-  if w.spent == 0 or units == 0 then
-    return false
-  end
-  local at, there = #w.older + 1, w.units
-  if mark ~= w.newest then
-    local moment
-    repeat
-      at = at - ENTRY_BYTES
-      if at < 1 then
-        return false
-      end
-      moment, there = unpack_from(ENTRY, w.older, at)
-    until moment <= mark
-    if moment ~= mark then
+  local entries = w.spent > 0 and units > 0 and entries_of(w) or ""
+  local at, moment, there = #entries + 1, nil, nil
+  repeat
+    at = at - ENTRY_BYTES
+    if at < 1 then
       return false
     end
+    moment, there = unpack_from(ENTRY, entries, at)
+  until moment <= mark
+  if moment ~= mark then
+    return false
   end
   units = min(units, there)
-  w.spent, w.dirty = w.spent - units, true
-  if mark ~= w.newest then
-    local left = units < there and pack(ENTRY, mark, there - units) or ""
-    w.older = sub(w.older, 1, at - 1) .. left .. sub(w.older, at + ENTRY_BYTES)
-  elseif units < there then
-    w.units = there - units
-  elseif w.older == "" then
-    clear(w)
-  else
-    w.newest, w.units = unpack_from(ENTRY, w.older, #w.older - ENTRY_BYTES + 1)
-    w.older = sub(w.older, 1, -ENTRY_BYTES - 1)
-  end
-  w.oldest = w.older == "" and w.newest or unpack_from(ENTRY, w.older)
+  local left = units < there and pack(ENTRY, mark, there - units) or ""
+  w.spent = w.spent - units
+  replace(w, sub(entries, 1, at - 1) .. left .. sub(entries, at + ENTRY_BYTES))
   return true
 end
 
