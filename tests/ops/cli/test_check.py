@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Host, Mount, Route, Router
 
-from slidegate import ConfigurationError, RateLimitMiddleware
+from slidegate import ConfigurationError, Limiter, RateLimitMiddleware
 from slidegate.ops.cli import check
 
 from ...asgi import page
@@ -140,3 +140,14 @@ def test_startup_that_never_ends_is_an_error(slidegate: Command, monkeypatch: py
     ended = slidegate("check", "tests.ops.cli.apps:stuck")
     assert ended.code == 1
     assert "startup took longer" in ended.err
+
+
+def test_an_application_on_one_host_is_told_which_windows_a_reboot_forgets(
+    tmp_path: Path, slidegate: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for url, expected in ((f"lmdb://{tmp_path}/store", "the windows of 50/1h of default"), ("memory://", "")):
+        module: Any = ModuleType("tests_served")
+        module.app = RateLimitMiddleware(page, limits="5/m; 50/hour", limiter=Limiter.from_url(url))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        ended = slidegate("check", f"{module.__name__}:app")
+        assert ("a reboot forgets" in ended.err, expected in ended.err) == (bool(expected), True)

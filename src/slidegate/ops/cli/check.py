@@ -23,7 +23,7 @@ import click
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message
 
-from ... import ConfigurationError, Limiter, RateLimitMiddleware, StoreError
+from ... import ConfigurationError, Limit, Limiter, RateLimitMiddleware, StoreError
 from ...events import Finding
 from .main import STORE_VARIABLE, ask, failed, middleware_of, note, one_line, show, with_json
 
@@ -37,6 +37,7 @@ MAX_WALKED: Final = 200_000
 """The most objects of an application that are searched for middlewares; a large application has a few thousand."""
 _MEMORY: Final = "SG103"
 """The code of the middleware's finding about memory stores."""
+_LONG_US: Final = 3_600_000_000
 _NOT_THERE: Final = re.compile("there is no store|no slidegate data")
 _OUTSIDE: Final = (type, ModuleType, FrameType, CodeType, str, bytes, int, float)
 """Types whose objects lead out of an application, or to nothing."""
@@ -110,6 +111,9 @@ async def _about_app(app: ASGIApp) -> list[Finding]:
                 await limiter.now_us()
             except StoreError as error:
                 findings += _about_error(f"{limiter.store!r} does not answer", error)
+        for middleware in middlewares:
+            if type(middleware.limiter.store).__name__ == "LmdbStore":  # its module needs the extra
+                _note_what_a_reboot_forgets(middleware)
     if not middlewares:
         findings = [
             Finding(
@@ -201,11 +205,14 @@ async def _answer(sent: asyncio.Queue[Message], phase: str) -> None:
 
 
 def _about_file(path: Path) -> list[Finding]:
-    findings = list(middleware_of(path).findings)
+    middleware = middleware_of(path)
+    findings = list(middleware.findings)
     address = _address_in(path)
     if address.startswith("memory://"):
         return findings
     findings = [finding for finding in findings if finding.code != _MEMORY]
+    if address.startswith("lmdb:"):
+        _note_what_a_reboot_forgets(middleware)
     try:
         ask(address, Limiter.now_us)
     except ConfigurationError as error:
@@ -220,6 +227,21 @@ def _address_in(path: Path) -> str:
     store = tomllib.loads(path.read_text("utf-8-sig")).get("store", {"env": STORE_VARIABLE})
     address: str = os.environ.get(store["env"], "") if isinstance(store, dict) else store
     return address or "memory://"
+
+
+def _note_what_a_reboot_forgets(middleware: RateLimitMiddleware) -> None:
+    """Name the windows that are so long that somebody may count on them over a restart of the machine."""
+    forgotten = [
+        f"{limit} of {rule.label}"
+        for rule in middleware.rules
+        for limit in rule.limits
+        if isinstance(limit, Limit) and limit.window_us >= _LONG_US
+    ]
+    if forgotten:
+        note(
+            f"a reboot forgets the windows of {', '.join(forgotten)}; if they must survive one, write "
+            'Quota("10000/day"), or use Redis'
+        )
 
 
 def _about_error(what: str, error: StoreError) -> Iterator[Finding]:

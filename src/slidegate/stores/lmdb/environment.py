@@ -158,7 +158,7 @@ class Environment:
 
     def housekeep(self, unix_us: Clock) -> None:
         """Sync the journal in a thread, and write it anew when it is long; called after a commit."""
-        if not self.journal.is_unsynced or time.monotonic() < self._housekeep_at_s:
+        if time.monotonic() < self._housekeep_at_s:
             return
         self._housekeep_at_s = time.monotonic() + HOUSEKEEP_EVERY_S
 

@@ -146,7 +146,8 @@ class Transactions:
             if transaction is not None:
                 transaction.roll_back()
             raise
-        self.env.housekeep(self.settings.unix_us)
+        if self.env.journal.is_unsynced:
+            self.env.housekeep(self.settings.unix_us)
         self._record(transaction)
         return answers
 
