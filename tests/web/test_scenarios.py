@@ -5,7 +5,7 @@ A scenario begins with ``site``, or with ``everywhere``, which is one limit in e
     > site bans=BanPolicy("3/10m", "1h")      the options of the middleware
     > rule "/a", "2/hour", name="a"           one of its rules
     > endpoint /a RateLimit("1/hour")         an endpoint, what decorates it, and what it depends=[...] on
-    > around limits="9/hour"                  a middleware around the others; with `other` by a limiter of its own
+    > around limits="9/hour"                  a middleware around the others; `around other, ...` has its own limiter
     > depends RateLimit("1/hour")             what the whole application inside depends on
     > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,200
     > GET /a X-Charge=5,api                   one whose endpoint charges 5 units under a rule; X-Settle settles a cost
@@ -45,7 +45,8 @@ from .network_files import countries, operators
 
 SCENARIOS = Path(__file__).with_name("scenarios")
 PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "GET"}
-NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "Text": PlainTextResponse}
+NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "other": True}
+NAMES |= {"Text": PlainTextResponse}
 METHODS_SENT = {*METHODS, "DELETE", "OPTIONS", "FOO", "get", "post", "SOCKET", "DENIAL", "PREFLIGHT"}
 
 
