@@ -167,7 +167,6 @@ def followed(request: pytest.FixtureRequest, tmp_path: Path) -> Followed:
     return Followed(tmp_path, request.param)
 
 
-@pytest.mark.parametrize("followed", ["list", "config"], indirect=True)
 async def test_a_changed_file_takes_over_and_that_is_said_once(
     followed: Followed, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -180,7 +179,6 @@ async def test_a_changed_file_takes_over_and_that_is_said_once(
     assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
-@pytest.mark.parametrize("followed", ["list", "config"], indirect=True)
 @pytest.mark.parametrize("how", ["<html>not found</html>", "", "it is gone", "its reader fails"])
 async def test_what_cannot_be_used_keeps_what_is_at_work_and_is_said_once(
     followed: Followed, how: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -194,6 +192,7 @@ async def test_what_cannot_be_used_keeps_what_is_at_work_and_is_said_once(
         elif how == "its reader fails":
             patched.setattr("slidegate.web.lists.ListFile.ranges", fails)
             patched.setattr("slidegate.web.reload.ConfigReader.options", fails)
+            patched.setattr("slidegate.web.networks._opened", fails)
             followed.put(2)
         else:
             followed.write("followed", how)
