@@ -21,11 +21,11 @@ from starlette.types import ASGIApp
 from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, header
 from slidegate.testing import FakeClock
 
-from ..asgi import Answer, scope_of, send_scope
+from ..asgi import Answer, send_scope
 from ..ops.shared_rows import SharedRows
 from .limited import answer, class_of, page
 from .middlewares import Listener
-from .model import METHODS, PATHS, PROGRAMS, REQUESTS, Model, Program, Told
+from .model import METHODS, PATHS, PROGRAMS, REQUESTS, Asked, Model, Program, Told
 from .test_responses import fields
 
 WORKERS = 2
@@ -98,19 +98,17 @@ class Middleware(RuleBasedStateMachine):
         return self.runner.run(work())
 
     @rule(worker=st.integers(0, WORKERS - 1), asked=st.lists(REQUESTS, min_size=1, max_size=6))
-    def requests(self, worker: int, asked: list[dict[str, Any]]) -> None:
+    def requests(self, worker: int, asked: list[Asked]) -> None:
         for one in asked:
             self.request(worker, one)
 
-    def request(self, worker: int, asked: dict[str, Any]) -> None:
+    def request(self, worker: int, asked: Asked) -> None:
         self.listener.events.clear()
         self.listener.outcomes.clear()
-        scope = scope_of(asked["path"], asked["method"], client=asked["client"], headers=asked["headers"])
+        scope = asked.scope()
         self.model.worker = worker
         key_of = self.workers[worker][0].key_for
-        told = self.model.decide(
-            Request(scope), int(asked["headers"]["x-status"]), lambda name: key_of(header("X-User").of(name))
-        )
+        told = self.model.decide(Request(scope), int(asked.status), lambda name: key_of(header("X-User").of(name)))
         self.failed |= told.failed
         found = self.run(lambda: send_scope(self.apps[worker], scope))
         assert found.status == told.status
