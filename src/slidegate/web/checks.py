@@ -108,7 +108,11 @@ class StartupChecks:
     """
 
     def __init__(self, ignore_checks: Iterable[str]) -> None:
-        self._ignored = _checked_codes(ignore_checks)
+        self._ignored = check_list("ignore_checks", ignore_checks, 'a list of codes such as ["SG103"]', str)
+        for code in self._ignored:
+            if code not in CODES:
+                near = closest(code.upper().replace("O", "0"), CODES)
+                raise ConfigurationError(f"unknown code {quoted(code)}{near}", "ignore_checks")
         self.findings: list[Finding] = []
         self.left = REQUESTS_CHECKED
 
@@ -122,14 +126,11 @@ class StartupChecks:
         except Exception:
             logger.exception("checking for start-up findings failed")
 
-
-def _checked_codes(ignore_checks: Iterable[str]) -> frozenset[str]:
-    codes = check_list("ignore_checks", ignore_checks, 'a list of codes such as ["SG103"]', str)
-    for code in codes:
-        if code not in CODES:
-            near = closest(code.upper().replace("O", "0"), CODES)
-            raise ConfigurationError(f"unknown code {quoted(code)}{near}", "ignore_checks")
-    return frozenset(codes)
+    def report_of_request(self, middleware: RateLimitMiddleware, scope: Scope) -> None:
+        """Report what one of the first requests shows."""
+        if self.left:
+            self.left -= 1
+            self.report(about_request(middleware, scope))
 
 
 def about_settings(middleware: RateLimitMiddleware, off: str) -> Iterator[Finding]:

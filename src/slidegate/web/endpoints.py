@@ -242,18 +242,16 @@ class RateLimit:
         known = id(middleware), id(endpoint), path
         found = self._plans.get(known)
         if found is None:
+            rule = copy(self.rule)
+            identity = rule.identity
+            if rule.name is None:
+                where, is_named = _place_of(endpoint)
+                rule.label = where[-MAX_LABEL:]
+                identity = f"{where if is_named else f'{where} {path}'} {_spelled(rule)}"
+            plan = middleware.plan_of_endpoint(BoundRule(rule, identity))
             # The memo keeps both alive, so that no other object gets their ids.
-            found = remember(self._plans, known, (self._made_plan(middleware, endpoint, path), (middleware, endpoint)))
+            found = remember(self._plans, known, (plan, (middleware, endpoint)))
         return found[0]
-
-    def _made_plan(self, middleware: RateLimitMiddleware, endpoint: Any, path: object) -> Plan:
-        rule = copy(self.rule)
-        identity = rule.identity
-        if rule.name is None:
-            where, is_named = _place_of(endpoint)
-            rule.label = where[-MAX_LABEL:]
-            identity = f"{where if is_named else f'{where} {path}'} {_spelled(rule)}"
-        return middleware.plan_of_endpoint(BoundRule(rule, identity))
 
 
 def _limits_of(written: Any, limits: Any) -> Any:

@@ -30,7 +30,7 @@ from ..limiter.operators import NetworkLookup
 from .bans import BanSignals
 from .broken import FailsAtStartup, end_start
 from .callbacks import UserCallbacks
-from .checks import StartupChecks, about_building, about_request, about_routes, about_settings, switched_off
+from .checks import StartupChecks, about_building, about_routes, about_settings, switched_off
 from .client_ip import ClientAddress, Clients, client_ip
 from .decide import Decider
 from .decided import DECIDED_KEY, Decided
@@ -366,7 +366,8 @@ class RateLimitMiddleware(FailsAtStartup):
                 self._has_checked_routes = True
                 self._checks.report(about_routes(self, scope.get("app", self.app)))
             if scope["type"] in _DECIDED:
-                self._check_request(scope)
+                self._checks.report_of_request(self, scope)
+                self._decided = frozenset() if self._checks.left else _DECIDED
                 return True
         if scope["type"] in _DECIDED and scope.get(EXCHANGE_KEY) is None:
             await self._pass_on(scope, receive, send)
@@ -385,14 +386,6 @@ class RateLimitMiddleware(FailsAtStartup):
             await self.app(scope, receive, send)
         finally:
             scope[EXCHANGE_KEY] = None
-
-    def _check_request(self, scope: Scope) -> None:
-        """Check one of the first requests for probable mistakes."""
-        if self._checks.left:
-            self._checks.left -= 1
-            self._checks.report(about_request(self, scope))
-        else:
-            self._decided = _DECIDED
 
 
 def _ending(limiter: Limiter, send: Send) -> Send:

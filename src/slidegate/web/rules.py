@@ -161,7 +161,10 @@ class Rule:
         self.key = self._checked_key(key)
         self._read_cost(cost, cost_max)
         self.unit = None if unit is None else check_name(unit, "unit")
-        self.count_if = None if count_if is None else checked_count_if(count_if)
+        if iscoroutinefunction(count_if):
+            expected = "a plain function such as lambda status: status == 401"
+            raise ConfigurationError(f"expected {expected}, not {quoted(count_if)}", "count_if")
+        self.count_if = None if count_if is None else check_takes("count_if", count_if, "status")
         self.count_denied = count_denied
         self.wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
         check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
@@ -332,17 +335,3 @@ def checked_function(key: KeyFunction | None, option: str = "key") -> KeyFunctio
     if key is not None:
         check_takes(option, key, "request")
     return key
-
-
-def checked_count_if(count_if: CountIf) -> CountIf:
-    """Return a `count_if` function after checking it.
-
-    Raises:
-        ConfigurationError: It is not a sync function of one parameter.
-    """
-    if iscoroutinefunction(count_if):
-        raise ConfigurationError(
-            f"expected a plain function such as lambda status: status == 401, not {quoted(count_if)}", "count_if"
-        )
-    checked: CountIf = check_takes("count_if", count_if, "status")
-    return checked
