@@ -178,7 +178,7 @@ class Batcher:
                     self._idle.append(idle)
                     await idle
         finally:
-            await (line.aclose() if isinstance(line, RedisCluster) else line.disconnect(nowait=True))
+            await _close(line)
 
     def _taken(self) -> list[Request | Call]:
         """Take the requests of the next call from the queue; let another sender send the rest."""
@@ -225,7 +225,7 @@ class Batcher:
         self._news_s = monotonic() + NEWS_S
         try:
             await self._shared.bans.hear(partial(self._run, line))
-        except StoreError:
+        except Exception:  # of whatever kind; the next call tells of it
             self._has_heard = not self._shared.read_only
 
     # -- calls -------------------------------------------------------------------------------------------------------
@@ -311,6 +311,16 @@ def _deliver(request: Request, answer: bytes, now_us: int, sent_ns: int) -> bool
         return False
     _fail((request,), error)
     return any(word in str(error) for word in SICK)
+
+
+async def _close(line: Any) -> None:
+    """Close the connections of a sender."""
+    if isinstance(line, RedisCluster):
+        await line.aclose()
+        for nodes in ("nodes_cache", "startup_nodes"):  # it closes none of them if the last command failed
+            await line.nodes_manager.aclose(nodes)
+    else:
+        await line.disconnect(nowait=True)
 
 
 async def _reconnect(line: Any) -> None:

@@ -68,10 +68,18 @@ def _open_cluster(given: RedisCluster, timeout_s: float) -> RedisCluster:
         own.cluster_error_retry_attempts = 0
     else:
         assert own.retry.get_retries() == 0, "a charge must not be sent twice"
+    own.commands_parser = _NoCommands()  # type: ignore[assignment]
     own.connection_kwargs["connection_class"] = checked(kind)
     for node in own.nodes_manager.startup_nodes.values():
         node.connection_class = checked(kind)
     return own
+
+
+class _NoCommands:
+    """In the place of redis-py's table of commands, for which it asks a node that may be dead: scripts need none."""
+
+    async def initialize(self, node: ClusterNode) -> None:
+        """Ask nothing."""
 
 
 def _settings(given: dict[str, Any], timeout_s: float) -> dict[str, Any]:
