@@ -93,7 +93,7 @@ class WithoutBans(Smallest):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (NoStore(), "not <.*NoStore.*>; a store of your own derives from slidegate.core.Store"),
+        (NoStore(), "expected a store such as MemoryStore.*, not <.*NoStore.*>"),
         (Smallest, "expected a store such as MemoryStore()"),
         (WithoutBans(), "WithoutBans.* has no bans; set self.bans in its __init__, for example to slidegate.stores"),
     ],
