@@ -77,6 +77,15 @@ def test_axe_finds_nothing_and_no_text_is_clipped_on_a_desk_or_a_phone(
     assert {name: what for name, what in found.items() if what} == {}
 
 
+def test_every_value_of_a_table_has_its_label_on_a_phone(site: Site, opened: OpenPage) -> None:
+    for view in VIEWS:
+        desk, phone = [opened(site, TOKEN, view, viewport={"width": width, "height": 812}) for width in (1280, 375)]
+        heads = desk.locator("main table:not(.plain) thead th:not(:first-child)").all_inner_texts()
+        labels = phone.locator("main td[data-label]").evaluate_all("cells => cells.map((cell) => cell.dataset.label)")
+        assert {*labels} <= {*heads}
+        assert {*heads} - {*labels} <= {"Action"}
+
+
 def test_page_goes_by_the_keyboard(site: Site, opened: OpenPage) -> None:
     page = opened(site, TOKEN, "bans")
     page.keyboard.press("Tab")
