@@ -85,6 +85,7 @@ async def test_limits_are_listed_as_configured_and_in_force() -> None:
 # -- the state of the store --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.interpreted("a compiled class cannot be derived from")
 async def test_a_failing_store_is_reported() -> None:
     limiter = Limiter(away(), deadline="20ms", on_error="allow")
     assert (limiter.is_failing, limiter.failures, limiter.deadline_us, limiter.on_error) == (False, 0, 20_000, "allow")

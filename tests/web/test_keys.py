@@ -341,3 +341,12 @@ async def test_no_text_of_a_client_is_an_exception_in_a_store(url: str, tmp_path
         scope = {"client": (odd, 1), "path": f"/t/{odd}", "state": {"user": odd}, "query_string": b"say=%ED%A0%80"}
         answers = [await send_scope(app, {**scope_of(headers={"cookie": "c=\xed\xa0\x80"}), **scope}) for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 200, 429]
+
+
+async def test_a_function_made_where_no_module_is_named_is_a_key() -> None:
+    made: dict[str, Any] = {}
+    exec("key = lambda request: request.headers['x-user']", made.setdefault("names", {}))
+    key = made["names"]["key"]
+    assert key.__module__ in (None, "builtins")
+    app = RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", key=key)])
+    assert [(await call(app, headers={"x-user": name})).status for name in "aab"] == [200, 429, 200]

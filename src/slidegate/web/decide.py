@@ -6,6 +6,7 @@ function: it awaits no decision that is available immediately.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -226,7 +227,7 @@ class Decider:
         if not checks:
             return
         decision = await self._ask(checks, ())
-        exchange.observed = (*exchange.observed, *checks)
+        exchange.observed = (*exchange.observed, checks)
         if decision.allowed or decision.reason is Reason.BANNED:
             return
         label, key = bound.rule.label, checks[0][1]
@@ -309,19 +310,21 @@ class Decider:
         return decision
 
 
-def _passed(exchange: Exchange) -> list[Check]:
-    """Return the checks that a request has passed in its middleware. A refusal charges nothing."""
-    return [check for decision in exchange.own if decision.allowed for check in decision.checks]
+def _passed(exchange: Exchange) -> list[Sequence[Check]]:
+    """Return the questions that a request has passed in its middleware. A refusal charges nothing."""
+    return [decision.checks for decision in exchange.own if decision.allowed and decision.checks]
 
 
-def _uncharged(earlier: Sequence[Check], checks: Sequence[Check]) -> Sequence[Check]:
-    """Return the checks without those that were charged earlier: the same limits of a key count a request once.
+def _uncharged(earlier: Sequence[Sequence[Check]], checks: Sequence[Check]) -> Sequence[Check]:
+    """Return the checks without what earlier questions have charged: the same limits of a key count a request once.
 
-    Of two costs the larger one is charged.
+    Of several costs the largest one is charged, so a later question has charged what was missing.
     """
     if not earlier:
         return checks
-    charged = {_window(check): check[2] for check in earlier}
+    charged = Counter[tuple[object, ...]]()
+    for question in earlier:  # in which no window is twice
+        charged.update({_window(check): check[2] for check in question})
     costs = [(check, charged.get(_window(check))) for check in checks]
     left = [(check[0], check[1], check[2] - (cost or 0)) for check, cost in costs if cost is None or cost < check[2]]
     return checks if left == [*checks] else left

@@ -81,8 +81,8 @@ class Exchange:
     """The decisions of this middleware: about its rules, then about limits at endpoints within."""
     is_complete = False
     """Whether the last message of the response was sent."""
-    observed: tuple[Check, ...] = ()
-    """The checks of shadow rules."""
+    observed: tuple[Sequence[Check], ...] = ()
+    """The checks of shadow rules, of each rule by itself."""
     is_refused = False
     """Whether this middleware, or a limit at an endpoint within, has refused the request before its response began."""
     permits: tuple[tuple[Name, str], ...] = ()

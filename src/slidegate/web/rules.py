@@ -330,7 +330,7 @@ def checked_function(key: KeyFunction | None, option: str = "key") -> KeyFunctio
     """
     if key is not None and not callable(key):
         raise ConfigurationError(f'expected client_ip(), header("X-API-Key") or a function, not {quoted(key)}', option)
-    if getattr(key, "__module__", "").startswith("slidegate.") and key is not client_key:
+    if f"{getattr(key, '__module__', '')}".startswith("slidegate.") and key is not client_key:
         raise ConfigurationError(f'{key!r} returns a key; call it, for example header("X-API-Key")', option)
     if key is not None:
         check_takes(option, key, "request")
