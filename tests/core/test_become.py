@@ -5,11 +5,12 @@ from __future__ import annotations
 import pickle
 from threading import Thread
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate import MemoryStore, Quota
-from slidegate.core import Bucket, Concurrency, Decision, Limit, Reason
+from slidegate.core import AnyLimit, Bucket, Concurrency, Decision, Limit, Reason
 from slidegate.testing import FakeClock
 
 WINDOW_US = 10_000_000
@@ -113,3 +114,18 @@ def test_quotas_and_permits_are_refused_by_the_amount_that_holds_now() -> None:
         assert store.ask(question).reason is Reason.LIMITED
         bucket.limits[0].become(3)
         assert store.ask(question)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        Limit(5, "1m", resolution=10, name="burst"),
+        Quota("5/month", zone="Europe/Berlin", starts=15, name="plan"),
+        Concurrency(5, name="permits"),
+    ],
+    ids=str,
+)
+def test_a_limit_with_another_amount_differs_in_nothing_else(one: AnyLimit) -> None:
+    other = one.with_amount(9)
+    assert (other.amount, other.name, other.same_window) == (9, one.name, one.same_window)
+    assert other.with_amount(one.amount) == one

@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -45,6 +44,13 @@ Command = Callable[..., Ended]
 """Runs the command with some arguments: the fixture `slidegate`."""
 
 
+INTERRUPTIBLE = """\
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it, and child processes inherit that
+runpy.run_module("slidegate", run_name="__main__", alter_sys=True)
+"""
+
+
 def environment(**more: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return {**inherited, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))), **more}
@@ -52,10 +58,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def start(*words: str, **streams: int) -> subprocess.Popen[bytes]:
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
-    command = [sys.executable, "-m", "slidegate", *words]
-    # Background jobs ignore SIGINT, and child processes inherit that.
-    interruptible = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
-    return subprocess.Popen(command, env=environment(), preexec_fn=interruptible, **pipes)  # type: ignore[call-overload,no-any-return]
+    return subprocess.Popen([sys.executable, "-c", INTERRUPTIBLE, *words], env=environment(), **pipes)  # type: ignore[call-overload,no-any-return]
 
 
 @contextmanager
