@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import hiredis
 import pytest
+from redis.asyncio import Redis
+from redis.credentials import CredentialProvider
 
 from slidegate import BanPolicy, Decision, StoreError
 from slidegate.core import Ban, Bucket, Concurrency, Reason, Snapshot, StatsRow, parse_limits
@@ -173,6 +175,20 @@ async def test_an_answer_that_is_none_is_a_clear_error_for_every_method(rng: ran
                 errors += [str(found)] if isinstance(found, StoreError) else []
         assert any("sent an unexpected answer" in error for error in errors), errors
         await store.close()
+
+
+class Sealed(CredentialProvider):
+    """A user's provider of credentials that fails."""
+
+    def get_credentials(self) -> tuple[str, str]:
+        raise ValueError("the vault is sealed")
+
+
+@needs_redis
+async def test_what_fails_in_a_function_of_the_user_is_what_the_error_says(server: RedisServer) -> None:
+    store = RedisStore(Redis(port=server.port, credential_provider=Sealed()))
+    assert "the vault is sealed" in str(await outcome(lambda: store.hit(CHECKS)))
+    await store.close()
 
 
 @needs_redis

@@ -264,10 +264,11 @@ class Batcher:
         """Run a script; return the server's time in microseconds, and the rest of its answer."""
         try:
             answer = await self._evalsha(line, script, len(keys), *keys, *args)
-            (now_us,) = _TIME.unpack(answer[0])
         except (ReadOnlyError, AuthenticationError, NoPermissionError):
             self._sick_calls += 1
             raise
+        try:
+            (now_us,) = _TIME.unpack(answer[0])
         except NONSENSE:
             raise unexpected(answer) from None
         self._shared.time.saw(now_us)
