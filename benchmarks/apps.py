@@ -158,20 +158,27 @@ async def asgi_ratelimit(allowed: Allowed, patterns: Iterable[str] = ("^/",)) ->
     return app
 
 
-async def fastapi(allowed: Allowed, limit: str = "") -> ASGIApp:
-    """Return a FastAPI application whose endpoints have a limit, by one of our two ways or by that of the peer."""
-    app, written = FastAPI(), str(allowed)
-    rate = Rate(allowed.amount, {"minute": 60_000, "hour": 3_600_000}[allowed.unit])
+def bare_fastapi(dependencies: Callable[[], list[Any]] = list, decorate: Callable[[Any], Any] | None = None) -> FastAPI:
+    """Return a FastAPI application, with the dependencies of each route, and what decorates its endpoint."""
+    app = FastAPI()
     for template in TEMPLATES:
 
         async def page(id: str) -> str:
             return "hi"
 
-        dependencies = {
-            "dependency": lambda: [Depends(RateLimit(written))],
-            "fastapi-limiter": lambda: [Depends(RateLimiter(limiter=PyrateLimiter(rate)))],
-        }.get(limit, list)
-        app.get(template, dependencies=dependencies())(RateLimit(written)(page) if limit == "decorator" else page)
+        app.get(template, dependencies=dependencies())(page if decorate is None else decorate(page))
+    return app
+
+
+async def fastapi(allowed: Allowed, limit: str = "") -> ASGIApp:
+    """Return a FastAPI application whose endpoints have a limit, by one of our two ways or by that of the peer."""
+    written = str(allowed)
+    rate = Rate(allowed.amount, {"minute": 60_000, "hour": 3_600_000}[allowed.unit])
+    dependencies = {
+        "dependency": lambda: [Depends(RateLimit(written))],
+        "fastapi-limiter": lambda: [Depends(RateLimiter(limiter=PyrateLimiter(rate)))],
+    }.get(limit, list)
+    app = bare_fastapi(dependencies, (lambda page: RateLimit(written)(page)) if limit == "decorator" else None)
     if limit in ("dependency", "decorator"):
         app.add_middleware(RateLimitMiddleware, rules=[], limiter=Limiter())
     return app

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import redis.asyncio
-from fastapi import Depends, FastAPI
+from fastapi import Depends
 from fastapi_limiter.depends import RateLimiter
 from pyrate_limiter import Limiter, Rate
 from pyrate_limiter.buckets.redis_bucket import RedisBucket
@@ -14,8 +14,7 @@ from slowapi.middleware import SlowAPIASGIMiddleware
 from slowapi.util import get_remote_address
 from starlette.types import ASGIApp
 
-from .apps import STORE, Allowed, App, bare
-from .traffic import TEMPLATES
+from .apps import STORE, Allowed, App, bare, bare_fastapi
 
 
 async def slowapi(allowed: Allowed) -> ASGIApp:
@@ -32,14 +31,8 @@ async def fastapi_limiter(allowed: Allowed) -> ASGIApp:
     """Return a FastAPI application whose routes depend on fastapi-limiter, with one bucket of pyrate-limiter."""
     rate = Rate(allowed.amount, 60_000)
     bucket = await RedisBucket.init([rate], redis.asyncio.Redis.from_url(os.environ[STORE]), "everybody")
-    limiter, app = Limiter(bucket), FastAPI()
-    for template in TEMPLATES:
-
-        async def page(id: str) -> str:
-            return "hi"
-
-        app.get(template, dependencies=[Depends(RateLimiter(limiter=limiter))])(page)
-    return app
+    limiter = Limiter(bucket)
+    return bare_fastapi(lambda: [Depends(RateLimiter(limiter=limiter))])
 
 
 PEERS = {"slowapi": App(slowapi), "fastapi-limiter": App(fastapi_limiter)}
