@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from threading import Lock, Thread
 from typing import Final, TypeAlias
@@ -163,13 +164,13 @@ class FollowedFile(FileWatcher):
         self.name = name
         self.generation = 0
 
+    @abstractmethod
     def load(self) -> tuple[int, Callable[[], None]]:
         """Read the file, and return how many entries it has and a function that applies them.
 
         Raises:
             ConfigurationError: It cannot be read.
         """
-        raise NotImplementedError
 
     def _read_again_or_keep(self) -> Callable[[], None]:
         details = {"list": self.name, "path": self.path}

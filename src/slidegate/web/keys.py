@@ -7,6 +7,7 @@ example, they fall back to the client's address, so omitting it does not bypass 
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -52,9 +53,9 @@ class Key:
     def __repr__(self) -> str:
         return f"<key {self.identity}>"
 
+    @abstractmethod
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """Return the key of a request, at most 64 bytes; `client_key` is the key of its address."""
-        raise NotImplementedError
 
 
 KeyFunction: TypeAlias = Callable[[Any], str | Awaitable[str | None] | None]
