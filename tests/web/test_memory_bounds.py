@@ -158,3 +158,14 @@ def test_a_memo_weighs_no_more_than_it_says() -> None:
     assert len(memo) <= MEMO_SIZE
     assert text_held(memo) <= MEMO_SIZE * MEMO_BYTES
     assert all(text_held(asked) <= MEMO_BYTES for asked in memo)
+
+
+async def test_paths_of_all_kinds_of_requests_share_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slidegate.web.rule_set.MAX_PATHS", 100)
+    middleware = RateLimitMiddleware(hello, rules=[Rule("/other", "9/hour"), Rule("/paths/{id}", "9999/hour")])
+    for number in range(1_000):
+        method = f"M{number % 40}" if number % 2 else "GET"
+        await send_scope(middleware, scope_of(f"/paths/{number}", method=method))
+    remembered = [one for one in reached(middleware.rule_set).values() if isinstance(one, str)]
+    assert 50 < sum(one.startswith("/paths/") and one[7:].isdigit() for one in remembered) <= 101
+    assert sum(one.startswith("M") and one[1:].isdigit() for one in remembered) <= 16

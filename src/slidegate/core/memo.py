@@ -19,7 +19,7 @@ MEMO_BYTES: Final = 1_024
 MAX_PATHS: Final = 16_384
 """How many request paths are memoized; there are more of them than of other texts."""
 PATH_BYTES: Final = 512
-"""The most bytes of a memoized path, with the type, method and root path of its request."""
+"""The most bytes of a memoized path."""
 
 _PARTS: Final = 64
 """In how many steps the entries of a full memo are replaced."""
@@ -42,15 +42,21 @@ def remember(
     """
     if key_bytes(question) <= max_bytes:
         if len(memo) >= max_size:
-            _forget_oldest(memo, max_size)
+            forget_oldest(memo, max_size)
         memo[question] = answer
     return answer
 
 
-def _forget_oldest(memo: dict[_K, _V], max_size: int) -> None:
-    """Remove a few of the oldest entries; one alone would be searched for among those that were removed before."""
+def forget_oldest(memo: dict[_K, _V], max_size: int | None = None) -> None:
+    """Remove a few of the oldest entries; one alone would be searched for among those that were removed before.
+
+    Args:
+        memo: The memo.
+        max_size: The most entries that it may have; by default as many as it has.
+    """
+    size = len(memo) if max_size is None else max_size
     with suppress(RuntimeError):  # another thread has changed the memo, without a lock of the interpreter
-        for question in list(islice(memo, len(memo) - max_size + 1 + max_size // _PARTS)):
+        for question in list(islice(memo, len(memo) - size + 1 + size // _PARTS)):
             memo.pop(question, None)
 
 
