@@ -3,7 +3,7 @@
 Run ``python -m scripts.make_configuration``. With ``--check`` it changes nothing, and exits with 1 if a generated file
 is outdated. A table of the file is the keyword arguments of a class or function: types come from its annotations,
 descriptions from its docstring. On the page, ``<!-- keys of NAME -->`` stands above the keys of a table: a table with a
-line for each key if it begins with ``|``, otherwise a sentence.
+line for each key if it begins with ``|``, otherwise a sentence. The section about a kind of table is called after it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from slidegate.web.rules import EXCLUSIONS, NEEDS
 ROOT: Final = Path(__file__).resolve().parents[1]
 SCHEMA: Final = ROOT / "docs" / "slidegate.schema.json"
 PAGE: Final = ROOT / "docs" / "guides" / "configuration.md"
-KEYS: Final = re.compile(r"(?P<head><!-- keys of (?P<name>[\w ]+) -->\n\n).*?(?=\n<!-- end of keys -->)", re.DOTALL)
-TITLE: Final = re.compile(r"^### (.+)\n(?:(?!###|<!--).*\n)*<!-- keys of (\w+) -->", re.MULTILINE)
+KEYS: Final = re.compile(r"(?P<head><!-- keys of (?P<name>[\w ]+) -->\n\n).*?(?=\n\n|\n\Z)", re.DOTALL)
+TITLE: Final = re.compile(r"^### (\w+)$", re.MULTILINE)
 TYPES: Final = {str: "string", bool: "boolean", int: "integer", float: "number"}
 TEXT: Final = {"type": "string"}
 WORDS: Final = {"string": "text"}
@@ -70,10 +70,15 @@ WRITTEN: Final[Mapping[str, dict[str, Any]]] = {
 }
 """What is written differently in a file than in code."""
 TOP: Final = {
+    "client": "Whose address is the client's: the default key of rules, and what lists are compared with.",
+    "limits": 'Short for one rule for "*", such as "100/minute" for each client address.',
+    "rules": "Which requests have which limits.",
+    "default_limits": 'Limits of each route by itself, in addition to the rules: "60/minute".',
+    "name": "Stands in front of the names of its rules, so that other middlewares' rules of the same name count apart.",
     "headers": "Which RateLimit header fields are sent.",
     "bans": 'Ban policies by name, such as { scanning = { after = "20/10m" } }.',
     "messages": "The limits of messages over a websocket.",
-    "key": 'What limits, default_limits and rules without their own key count by, such as { header = "X-API-Key" }.',
+    "key": 'What rules without a key, limits and default_limits count by, such as { header = "X-API-Key" }.',
     "store": 'The address of the store, such as "memory://".',
     "networks": 'Files that identify operators for bans such as "asn:64500": ["GeoLite2-ASN.mmdb"].',
 }
@@ -212,7 +217,7 @@ def json_schema() -> dict[str, Any]:
     top = table(RateLimitMiddleware, [name for name in config.OPTIONS if name not in config.OF_LIMITER])
     limiter = table(Limiter, ("deadline", "on_error"))
     for name, told in TOP.items():
-        top["properties"][name] = {**top["properties"].get(name, WRITTEN[name]), "description": told}
+        top["properties"][name] = {**top["properties"].get(name, WRITTEN.get(name, {})), "description": told}
     top["properties"] |= limiter["properties"]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -239,7 +244,8 @@ class Described:
 
     def __init__(self, schema: dict[str, Any], text: str) -> None:
         self._schema, self._text = schema, text
-        self._titles = {name: title for title, name in TITLE.findall(text)}
+        titles = {title.rstrip("s"): title for title in TITLE.findall(text)}
+        self._titles = {name: titles[name.rstrip("s")] for name in schema["$defs"]}
 
     def page(self) -> str:
         """Return the page with the keys of every table."""
@@ -248,12 +254,12 @@ class Described:
     def _keys(self, found: re.Match[str]) -> str:
         table = self._schema["$defs"].get(found["name"], self._schema)
         if not found[0].removeprefix(found["head"]).startswith("|"):
-            return f"{found['head']}Keys: {', '.join(f'`{key}`' for key in table['properties'])}.\n"
+            return f"{found['head']}Keys: {', '.join(f'`{key}`' for key in table['properties'])}."
         rows = [
-            f"| `{key}` | {self._kinds(value)}{default(key, table)} | {value['description']} |\n"
+            f"| `{key}` | {self._kinds(value)}{default(key, table)} | {value['description']} |"
             for key, value in table["properties"].items()
         ]
-        return "".join([found["head"], "| key | value | meaning |\n", "| --- | --- | --- |\n", *rows])
+        return "\n".join([f"{found['head']}| key | value | meaning |", "| --- | --- | --- |", *rows])
 
     def _kinds(self, value: dict[str, Any]) -> str:
         """Return the kinds of values that a key accepts."""

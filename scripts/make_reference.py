@@ -1,7 +1,7 @@
-"""Writes the rows of docs/reference/api.md anew from the docstrings; `--check` only compares.
+"""Writes the lines of docs/reference/api.md anew from the docstrings; `--check` only compares.
 
-A row begins with the anchor of its name. It gets the first sentence of the docstring, and in a table with a third
-column the public attributes or methods.
+A line begins with the anchor of its name, and gets the first sentence of the docstring. A line below it that begins
+with "Methods:" or "Attributes:" gets the public ones.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "reference" / "api.md"
-ROW: Final = re.compile(r'\| <a id="([\w.]+)"></a>')
-HEAD: Final = re.compile(r"\| name \| \|(?: (attributes|methods) \|)?$")
+LINE: Final = re.compile(r'\* <a id="([\w.]+)"></a>`')
+MEMBERS: Final = re.compile(r"  (Methods|Attributes): ")
 CODE: Final = re.compile(r"`{1,2}([^`]+)`{1,2}")
 
 
@@ -23,32 +23,41 @@ def sentence(found: Any) -> str:
     """Return the first sentence of a docstring, with code as Markdown writes it."""
     text = (inspect.getdoc(found) or "").partition("\n\n")[0].replace("\n", " ")
     first, end, _ = text.partition(". ")
-    return CODE.sub(r"`\1`", first + end.strip()).replace("|", "\\|")
+    return CODE.sub(r"`\1`", first + end.strip())
 
 
-def listed(found: Any, kind: str) -> list[str]:
-    """Return the public attributes or methods of a class."""
+def listed(path: str, kind: str) -> str:
+    """Return the line of the public attributes or methods of a class."""
+    found = named(path)
     members = [name for name in dir(found) if not name.startswith("_") and not hasattr(tuple, name)]
-    return [name for name in members if callable(getattr(found, name)) == (kind == "methods")]
+    wanted = [name for name in members if callable(getattr(found, name)) == (kind == "Methods")]
+    return f"  {kind}: {', '.join(f'`{one}`' for one in wanted)}."
 
 
-def row(path: str, kind: str | None) -> str:
-    """Return the row of a name."""
+def named(path: str) -> Any:
+    """Return what a full name names."""
     module, _, name = path.rpartition(".")
-    found = getattr(import_module(module), name)
+    return getattr(import_module(module), name)
+
+
+def line(path: str) -> str:
+    """Return the line of a name."""
+    module, _, name = path.rpartition(".")
     shown = path if module not in {"slidegate", "slidegate.core"} else name
-    names = f" {', '.join(f'`{one}`' for one in listed(found, kind))} |" if kind else ""
-    return f'| <a id="{path}"></a>`{shown}` | {sentence(found)} |{names}'
+    return f'* <a id="{path}"></a>`{shown}`: {sentence(named(path))}'
 
 
 def made(text: str) -> str:
-    """Return the page with its rows as they must be."""
-    lines, kind = [], None
-    for line in text.splitlines():
-        if head := HEAD.match(line):
-            kind = head[1]
-        known = ROW.match(line)
-        lines.append(row(known[1], kind) if known else line)
+    """Return the page with its lines as they must be."""
+    lines, path = [], ""
+    for old in text.splitlines():
+        if known := LINE.match(old):
+            path = known[1]
+            lines.append(line(path))
+        elif members := MEMBERS.match(old):
+            lines.append(listed(path, members[1]))
+        else:
+            lines.append(old)
     return "\n".join(lines) + "\n"
 
 
