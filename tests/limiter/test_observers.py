@@ -273,13 +273,13 @@ class Indifferent(RecordingObserver):
 def test_refusals_make_events_only_where_somebody_hears_them(caplog: pytest.LogCaptureFixture) -> None:
     limiter = Limiter(observers=[Indifferent(), Requests()])
     logging.getLogger("slidegate").setLevel(logging.NOTSET)
-    assert not limiter.engine.observers.wants_refusals()
+    assert not limiter.engine.observers.wants("refused")
     with caplog.at_level(logging.INFO, logger="slidegate"):
-        assert limiter.engine.observers.wants_refusals()
+        assert limiter.engine.observers.wants("refused")
     subscription = limiter.observe(print)
-    assert limiter.engine.observers.wants_refusals()
+    assert limiter.engine.observers.wants("refused")
     subscription.remove()
-    assert not limiter.engine.observers.wants_refusals()
+    assert not limiter.engine.observers.wants("refused")
 
 
 def test_who_wants_no_events_of_refusals_has_none_and_all_others_though_somebody_else_wants_them() -> None:

@@ -219,7 +219,7 @@ async def test_beyond_so_many_routes_further_ones_are_one(exporter: type[Exporte
 
 
 def test_metrics_create_no_event_for_each_refused_request(exporter: type[Exported]) -> None:
-    assert not Measured(exporter).limiter.engine.observers.wants_refusals()
+    assert not Measured(exporter).limiter.engine.observers.wants("refused")
 
 
 async def test_instruments_of_opentelemetry_have_units_descriptions_and_bounds() -> None:

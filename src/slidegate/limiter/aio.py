@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import anyio
 
 from ..core.errors import ConfigurationError, StoreTimeout
-from ..core.logs import logger
+from ..core.logs import escaped, logger, written
 
 COMMAND_DEADLINE_S: Final = 30.0
 """The deadline of a command of an operator, such as a ban or a list of bans."""
@@ -191,4 +191,4 @@ def _begun(work: Awaitable[T]) -> asyncio.Future[T]:
 
 def _log_failure(task: asyncio.Future[Any]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("work for a caller that was cancelled failed: %r", error)
+        logger.error("work for a caller that was cancelled failed: %s", escaped(written(error)))

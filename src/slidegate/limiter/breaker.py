@@ -151,7 +151,6 @@ class Breaker:
             failures, after_us = self.failures - self._failures_before, now_us - self._began_us
             message = f"the store answers again after {_shown(after_us)}, in which {failures} calls failed"
             self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
-            logger.warning("store_recovered: %s", message)
         elif self._undecided is not None:
             error, self._undecided = self._undecided, None
             self._report(error, "failed once", now_us)
@@ -178,12 +177,14 @@ class Breaker:
             self._report(error, f"failed for a {error.concerns}", now_us)
         elif self._begins(call or self.call(), now_us, is_refused=_is_refused(error)):
             self._undecided, self._began_us, self._failures_before = None, now_us, self.failures - 1
-            self._emit(self._log(self._failure("store_failed", "failed", error), now_us))
+            self._next_line_us = now_us + REPORT_EVERY_US
+            self._emit(self._failure("store_failed", "failed", error))
         elif not self.open_until_us:
             self._undecided = error
         elif now_us >= self._next_line_us:
+            self._next_line_us = now_us + REPORT_EVERY_US
             lasts = f"has failed for {_shown(now_us - self._began_us)}"
-            self._log(self._failure("store_failed", lasts, error), now_us)
+            logger.error("store_failed: %s", self._failure("store_failed", lasts, error).message)
 
     def forget(self, call: Call | None) -> None:
         """Drop a call that says nothing about the server. If it was the probe, the next question is."""
@@ -250,11 +251,6 @@ class Breaker:
         who = f"(on_error={self._on_error!r}, but for rules with their own)"
         message = f"the store {what}, so requests {_CONSEQUENCES[self._on_error]} {who}: {text}"
         return Event(kind, message, {"on_error": self._on_error, "error": text})
-
-    def _log(self, failure: Event, now_us: int) -> Event:
-        self._next_line_us = now_us + REPORT_EVERY_US
-        logger.error("store_failed: %s", failure.message)
-        return failure
 
 
 def _shown(span_us: int) -> str:

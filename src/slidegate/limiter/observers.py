@@ -24,15 +24,13 @@ FAILURE_EVERY_S: Final = 10.0
 """The least time between two tracebacks of a failing observer, which may fail at every refusal of a flood."""
 LINE_EVERY_S: Final = 1.0
 """The least time between two log lines of the same kind and rule."""
-LOGGED_WHERE_MADE: Final = frozenset(
-    {
-        *("store_failed", "store_recovered"),
-        *("list_reloaded", "list_rejected", "config_reloaded", "config_rejected"),
-    }
-)
-"""Kinds that are logged where they are emitted, with their own levels and rates."""
-_INFORMATION: Final = frozenset({"refused", "exceeded", "shadow_refused", "pause_ignored", "pause_unshared"})
-"""Kinds that are logged as INFO; all others are warnings."""
+LOGGED_WHERE_MADE: Final = frozenset({"list_reloaded", "list_rejected", "config_reloaded", "config_rejected"})
+"""Kinds that are logged where they are emitted: several limiters may follow one file."""
+_LEVELS: Final = {
+    **dict.fromkeys(("refused", "exceeded", "shadow_refused", "pause_ignored", "pause_unshared"), logging.INFO),
+    "store_failed": logging.ERROR,
+}
+"""The level in the log of each kind that is not a warning."""
 _MAX_VALUE: Final = 256
 
 
@@ -255,25 +253,24 @@ class ObserverHub:
         with self._lock:
             self._set(tuple(other for other in self.subscriptions if other is not subscription))
 
-    def wants_refusals(self) -> bool:
-        """Return whether events of refused requests are needed, by an observer or the log."""
-        return bool(self._refusals) or logger.isEnabledFor(logging.INFO)
-
-    def wants_information(self) -> bool:
-        """Return whether events that are logged as information are needed, by an observer or the log."""
-        return bool(self._events) or logger.isEnabledFor(logging.INFO)
+    def wants(self, kind: str) -> bool:
+        """Return whether events of a kind that is logged as information are needed, by an observer or the log."""
+        return bool(self._receivers(kind)) or logger.isEnabledFor(logging.INFO)
 
     def emit(self, event: Event) -> None:
         """Log an event, and pass it to the observers of its kind, with the time added."""
         event = Event(event.kind, event.message, event.details, self._unix_us())
         self.log.event(event)
-        for subscription, method in self._refusals if event.kind == "refused" else self._events:
+        for subscription, method in self._receivers(event.kind):
             subscription.call(method, event)
 
     def request(self, outcome: Outcome) -> None:
         """Pass an outcome to the observers of requests."""
         for subscription, method in self._requests:
             subscription.call(method, outcome)
+
+    def _receivers(self, kind: str) -> list[tuple[Subscription, Callable[..., object]]]:
+        return self._refusals if kind == "refused" else self._events
 
     def _set(self, subscriptions: tuple[Subscription, ...]) -> None:
         self.subscriptions = subscriptions
@@ -294,7 +291,7 @@ class EventLog:
 
     def event(self, event: Event) -> None:
         """Log an event, or count it as omitted."""
-        level = _level(event.kind)
+        level = _LEVELS.get(event.kind, logging.WARNING)
         if event.kind in LOGGED_WHERE_MADE or not logger.isEnabledFor(level):
             return
         rule = event.details.get("rule") or event.details.get("by")
@@ -304,10 +301,6 @@ class EventLog:
         more = f" (and {left_out} more since the last such line)" if left_out else ""
         fields = {"kind": event.kind, "details": {name: _shown(value) for name, value in event.details.items()}}
         logger.log(level, "%s: %s%s", event.kind, event.message, more, extra=fields)
-
-
-def _level(kind: str) -> int:
-    return logging.INFO if kind in _INFORMATION else logging.WARNING
 
 
 def _shown(value: object) -> object:

@@ -19,7 +19,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.types import Message, Receive, Scope
 
 from ..core.errors import ConfigurationError
-from ..core.logs import Throttle, logger
+from ..core.logs import Throttle, escaped, logger, written
 from ..limiter import check_cost
 from .keys import KeyCondition
 from .rules import Rule
@@ -163,8 +163,8 @@ class UserCallbacks:
         if suppressed is None:
             return
         trace = None if isinstance(error, ConfigurationError) else error
-        said = "%s function of rule %r failed, so %s (suppressed=%d): %r"
-        logger.error(said, what, where, consequence, suppressed, error, exc_info=trace)
+        said = "%s function of rule %r failed, so %s (suppressed=%d): %s"
+        logger.error(said, what, where, consequence, suppressed, escaped(written(error)), exc_info=trace)
 
 
 def whole_cost(units: object) -> int:

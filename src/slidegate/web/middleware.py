@@ -331,7 +331,7 @@ class RateLimitMiddleware(FailsAtStartup):
             if lengths:
                 decision.at_least_us = max(lengths)
         answer = self.refusals.answer(decision)
-        if is_news and self._observers.wants_information():
+        if is_news and self._observers.wants("exceeded"):
             self.refusals.report(scope, decision, self._routes.label(scope), answer[0])
         return decision, answer
 

@@ -156,7 +156,7 @@ class Refusals:
         Args:
             decision: The refusal, by rules in shadow mode too.
         """
-        if not self._observers.wants_information():
+        if not self._observers.wants("exceeded"):
             return
         # Not the time of the decision: in an outage, another store decides, by another clock.
         now_us = self._engine.now_us()
@@ -180,7 +180,7 @@ class Refusals:
             status: The status of the default answer; `on_refused` may send another.
         """
         self.report_exceeded(refusal)
-        if not self._observers.wants_refusals():
+        if not self._observers.wants("refused"):
             return
         client, _ = self._client.locate(scope)
         state, ban, wait_us = refusal.binding, refusal.ban, refusal.retry_after_us

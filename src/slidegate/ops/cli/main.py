@@ -87,7 +87,7 @@ class Program(click.Group):
             click.ClickException: Any other error of the library or the system; exit code 1.
             click.exceptions.Exit: Ctrl-C was pressed; exit code 130.
         """
-        level = logger.level
+        level = logger.logger.level
         logger.setLevel(logging.CRITICAL + 1)  # commands report findings and errors themselves
         try:
             with _printable_errors():
