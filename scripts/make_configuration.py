@@ -66,7 +66,6 @@ WRITTEN: Final[Mapping[str, dict[str, Any]]] = {
     "combine": list_of(KEY, minItems=2),
     "mcp_tool": list_of(TEXT, minItems=1),
     "is_in": list_of(any_of(TEXT, {"type": "integer"}), minItems=1),
-    "is_method": list_of(TEXT, minItems=1),
 }
 """What is written differently in a file than in code."""
 TOP: Final = {
@@ -95,7 +94,6 @@ SOURCES: Final = {
     "validated": "The server rejects requests whose header fields and body differ.",
     "by": 'What to count by if the file has both, "asn" or "country"; by default the operator.',
     "is_in": 'Some of the tools, such as ["export"]; or countries and operators, such as ["NL", 64500].',
-    "is_method": 'JSON-RPC methods, such as ["tools/list"].',
 }
 """The keys of the tables of keys and conditions, which are the names of functions and methods."""
 
@@ -192,11 +190,8 @@ def excluding(rule: dict[str, Any]) -> dict[str, Any]:
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a configuration file."""
     beside = [name for names in config.BESIDE.values() for name in names]
-    keys, conditions = (
-        [*dict.fromkeys([*config.BESIDE, *beside])],
-        ["mcp_tool", "validated", "network", "is_in", "is_method"],
-    )
-    tools = [way(conditions, ["mcp_tool", "validated", test]) for test in config.CONDITIONS["mcp_tool"]]
+    ways = [["mcp_tool", "validated"], ["network"]]
+    keys, conditions = [*dict.fromkeys([*config.BESIDE, *beside])], ["mcp_tool", "validated", "network", "is_in"]
     rule = [name for name in inspect.signature(Rule).parameters if name not in ("cost_max", "fallback_limits")]
     policy = [name for name in inspect.signature(BanPolicy).parameters if name != "name"]
     tables = {
@@ -204,7 +199,7 @@ def json_schema() -> dict[str, Any]:
         "Ban": table(BanPolicy, policy),
         "Client": table(client_ip),
         "Key": named(keys, [way(keys, [kind], also) for kind, also in config.BESIDE.items()]),
-        "Condition": named(conditions, [*tools, way(conditions, ["network", "is_in"])]),
+        "Condition": named(conditions, [way(conditions, [*one, "is_in"]) for one in ways]),
         "Quota": table(Quota, ("quota", "zone", "starts", "name"), quota="text"),
         "Messages": table(MessageLimits),
         "Environment": {

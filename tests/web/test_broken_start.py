@@ -53,7 +53,6 @@ ADDITIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "two names": (RateLimitMiddleware, {"rules": [Rule("*", "1/s", name="a")] * 2}, "would share one bucket"),
     "bans": (RateLimitMiddleware, {"bans": BanPolicy("3/1h", key=of_ban)}, "of_ban"),
     "an option": (RateLimitMiddleware, {"limit": "5/minute"}, "unknown option 'limit'"),
-    "ignore_checks": (RateLimitMiddleware, {"limits": "1/s", "ignore_checks": 7}, "not 7"),
     "a subclass": (Strict, {"limits": "ten/minute"}, "'ten/minute'"),
     "a factory": (made, {"limits": "ten/minute"}, "'ten/minute'"),
     "no file": (FROM_FILE, {"path": None}, "slidegate.toml"),

@@ -1,4 +1,4 @@
-"""What looks wrong at start-up or in the first requests is said once, with a code, and can be silenced."""
+"""What looks wrong at start-up or in the first requests is said once, with a code."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ def codes(found: RateLimitMiddleware) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS", "GUNICORN_CMD_ARGS"):
-        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.delenv("WEB_CONCURRENCY", raising=False)
 
 
 def test_what_is_right_is_not_found() -> None:
@@ -66,33 +65,14 @@ def test_a_finding_is_logged_once_with_its_code_and_its_page(caplog: pytest.LogC
 # -- several processes -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("environment", "arguments", "where"),
-    [
-        ({"WEB_CONCURRENCY": "4"}, ["app.py"], "WEB_CONCURRENCY=4"),
-        ({"GRANIAN_WORKERS": "2"}, [], "GRANIAN_WORKERS=2"),
-        ({"GUNICORN_CMD_ARGS": "--bind 127.0.0.1 -w 2"}, [], "--workers 2"),
-        ({}, ["/lib/uvicorn/__main__.py", "app:app", "--workers=4"], "--workers 4"),
-        ({}, ["hypercorn", "-w4", "app:app"], "--workers 4"),
-        ({}, ["bin/granian", "app:app", "--workers", "4"], "--workers 4"),
-        ({}, ["uvicorn", "app:app", "--workers", "1"], ""),
-        ({}, ["uvicorn", "app:app", "--workers"], ""),
-        ({}, ["uvicorn", "app:app", "--limit-max-requests", "4"], ""),
-        ({}, ["celery", "--workers", "4"], ""),
-        ({"WEB_CONCURRENCY": "1"}, [], ""),
-        ({"WEB_CONCURRENCY": "²"}, [], ""),
-        ({}, [], ""),
-    ],
-)
+@pytest.mark.parametrize(("count", "is_found"), [("4", True), ("1", False), ("²", False), ("", False)])
 def test_several_processes_with_a_memory_store_each_are_found(
-    environment: dict[str, str], arguments: list[str], where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    count: str, is_found: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "argv", arguments)
-    for variable, value in environment.items():
-        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("WEB_CONCURRENCY", count)
     found = middleware()
-    assert codes(found) == ["SG103"] * bool(where)
-    assert all(f"with {where} a client" in one.message for one in found.findings)
+    assert codes(found) == ["SG103"] * is_found
+    assert all(f"with WEB_CONCURRENCY={count} a client" in one.message for one in found.findings)
     assert codes(middleware(limiter=Limiter(LmdbStore(tmp_path)))) == []
 
 
@@ -179,7 +159,6 @@ async def test_a_proxy_that_nobody_trusts_is_found_once(field: str, caplog: pyte
     [
         ({"client": client_ip(["10.0.0.0/8"])}, "198.51.100.7"),
         ({}, f"{PEER}, 10.0.0.1"),
-        ({"ignore_checks": ["SG102"]}, "198.51.100.7"),
     ],
 )
 async def test_a_proxy_that_is_trusted_or_read_by_the_server_is_no_finding(options: Any, field: str) -> None:
@@ -289,10 +268,8 @@ async def test_a_path_written_with_the_root_of_the_application_is_met_by_no_rout
     assert "'/api/health' of rule '/api/health' matches no route; rules have no root_path: write '/health'" in message
 
 
-async def test_of_many_such_rules_ten_are_named_and_the_others_counted() -> None:
-    found = await unmet(shop(), *(Rule(f"/nowhere/{number}", "5/minute") for number in range(2_000)))
-    assert len(found) == 11
-    assert found[-1] == "1990 more paths of rules match no route"
+async def test_of_many_such_rules_ten_are_named() -> None:
+    assert len(await unmet(shop(), *(Rule(f"/nowhere/{number}", "5/minute") for number in range(2_000)))) == 10
 
 
 async def test_a_limit_that_a_request_meets_in_a_second_middleware_is_found_once() -> None:

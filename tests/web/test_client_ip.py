@@ -105,10 +105,6 @@ def test_a_number_of_proxies_counts_from_the_right(hops: int, client: str) -> No
     assert behind("192.0.2.1, nobody, 192.0.2.3", trusted=3) == "192.0.2.3", "garbage ends the count before it"
 
 
-def test_trusting_everybody_has_to_be_spelled_out() -> None:
-    assert behind("6.6.6.6, 7.7.7.7", trusted=["0.0.0.0/0"], trust_all=True) == "6.6.6.6"
-
-
 def test_a_huge_header_costs_no_more_than_its_right_end() -> None:
     for name, honest in (("x-forwarded-for", "203.0.113.9"), ("forwarded", "for=203.0.113.9")):
         for flood in ("1.2.3.4," * 10_000, '"' * 65_536, ";" * 65_536, "\\" * 65_536, "," * 65_536):

@@ -60,7 +60,7 @@ def test_everything_can_be_written_in_the_file() -> None:
     assert api.key.identity == "client/24/56+header:x-tenant+path:tenant"  # type: ignore[union-attr]
     assert (render.limits, render.concurrency) == ((), Concurrency(4))
     assert tools.key.identity == "user+mcp_tool:export,search"  # type: ignore[union-attr]
-    assert repr(calls.when) == "<condition mcp_tool:export,search ['tools/call'] ['export']>"
+    assert repr(calls.when) == "<condition mcp_tool:export,search ['export']>"
     assert (export.cost, export.wait_us, export.wait_max) == (5, 200_000, 4)
     assert export.key.identity == "header:x-api-key|cookie:device|everyone"  # type: ignore[union-attr]
     assert (service.name, service.key.identity) == ("service", "everyone")  # type: ignore[union-attr]

@@ -31,7 +31,7 @@ TOOLS = """
 [[rules]]
 path = "/mcp"
 exempt = true
-when = { mcp_tool = ["search", "export"], validated = true, is_method = ["server/discover", "tools/list"] }
+when = { mcp_tool = ["search", "export"], validated = true, is_in = ["search"] }
 
 [[rules]]
 path = "/mcp"
@@ -90,7 +90,7 @@ def opened(middleware: RateLimitMiddleware) -> set[NetworkFile]:
 async def test_tools_count_and_are_asked_for_as_in_code(files: FollowedFiles) -> None:
     tools = mcp_tool("search", "export", validated=True)
     rules = [
-        Rule("/mcp", exempt=True, when=tools.is_method("server/discover", "tools/list")),
+        Rule("/mcp", exempt=True, when=tools.is_in("search")),
         Rule("/mcp", "120/minute", key=combine(header("Authorization"), tools)),
         Rule("/mcp", "2/hour", key=header("Authorization"), when=tools.is_in("export"), name="export"),
     ]

@@ -55,7 +55,6 @@ WRONG: list[tuple[str, str, object, dict[str, Any]]] = [
     ("Configuration", "on_error", "ignore", {}),
     ("Configuration", "networks", ["missing.mmdb"], {}),
     ("Configuration", "headers", "all", {}),
-    ("Configuration", "ignore_checks", ["SG999"], {}),
     ("Client", "trusted", ["proxy"], {}),
     ("Client", "trusted", "missing.txt", {}),
     ("Client", "trusted", 65, {}),
@@ -111,8 +110,6 @@ WRONG: list[tuple[str, str, object, dict[str, Any]]] = [
     ("Condition", "is_in", ["b"], {"mcp_tool": ["a"], "validated": True}),
     ("Condition", "is_in", ["Belgium"], {"network": "asn.mmdb"}),
     ("Condition", "is_in", ["NL"], {"network": "asn.mmdb"}),
-    ("Condition", "is_method", ["a"], {"network": "asn.mmdb"}),
-    ("Condition", "is_method", [""], {"mcp_tool": ["a"], "validated": True}),
     ("Configuration", "blocklist", {"path": "blocked.netset"}, {}),
     ("Ban", "after", "5/minut", {}),
     ("Ban", "after", "5/s; 6/minute", {}),
@@ -129,7 +126,6 @@ WRONG: list[tuple[str, str, object, dict[str, Any]]] = [
 """Values of the right type that cannot work: table, key and value, and what stands beside them."""
 ANY_VALUE = {
     "Configuration": {"client", "bans", "messages", "enabled", "key", "name"},
-    "Client": {"trust_all"},
     "Rule": {"when", "count_denied", "final"},
     "Ban": {"shadow", "ban_private"},
     "Environment": {"env"},

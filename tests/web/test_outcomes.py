@@ -231,7 +231,7 @@ async def test_every_refused_request_makes_one_event_and_every_other_none(
 ) -> None:
     """The record that the middleware leaves in the scope says which requests were refused."""
     rules = [Rule("/free", exempt=True), Rule("/shut", block=True), Rule("*", "6/minute")]
-    site = Site(rules=rules, ignore_checks=["SG103"], **options)
+    site = Site(rules=rules, **options)
     further_in: list[Event] = []
     if nested:
         inner = Limiter()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -23,7 +22,7 @@ from weakref import WeakKeyDictionary
 from starlette.routing import compile_path
 from starlette.types import Scope
 
-from ..core.arguments import check_flag, check_list
+from ..core.arguments import check_flag
 from ..core.decision import Decision
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import logger
@@ -35,31 +34,19 @@ from .rules import Rule
 if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
 
-CODES: Final = {
-    "SG102": "requests have a proxy header, but no proxy is trusted",
-    "SG103": "several processes use memory stores",
-    "SG109": "the server names no peer",
-    "SG110": "slidegate is switched off",
-    "SG123": "no route matches a rule",
-    "SG126": "default_limits cannot see routes",
-    "SG131": "a middleware is built again and again, each with a limiter of its own",
-    "SG132": "two middlewares around each other charge one limit",
-}
-"""Every code, with its subject."""
+CODES: Final = ("SG102", "SG103", "SG109", "SG110", "SG123", "SG126", "SG131", "SG132")
+"""Every code, in the order of the page of findings."""
 REQUESTS_CHECKED: Final = 1_000
 """The number of requests that are checked."""
 _PROXY_HEADERS: Final = frozenset({b"x-forwarded-for", b"forwarded"})
-_SERVER: Final = re.compile(r"(?:^|[/\\])(?:uvicorn|gunicorn|granian|hypercorn|fastapi)(?:[/\\]__main__)?(?:\.\w+)?$")
-_VARIABLES: Final = ("WEB_CONCURRENCY", "UVICORN_WORKERS", "GRANIAN_WORKERS")
-_WORKERS: Final = r"(?<!\S)(?:--workers(?:=| +)|-w ?)([0-9]{1,6})(?!\S)"
+_WORKERS: Final = "WEB_CONCURRENCY"
+"""The environment variable from which several servers read how many processes they start."""
 _DIGITS: Final = re.compile(rb"[0-9]+")
 _MAX_NAMED: Final = 10
 """The most rules that findings of one kind name."""
 _compiled: Final = lru_cache(compile_path)
 _HOST: Final = re.compile("^//[^/]*")
 _BUILT_OFTEN: Final = 3
-_MAX_BUILT: Final = 256
-"""How many middlewares are compared with a new one."""
 ENABLED_VARIABLE: Final = "SLIDEGATE_ENABLED"
 """The environment variable that switches every middleware off or on."""
 _TRUE: Final = ("1", "true", "yes", "on")
@@ -70,7 +57,7 @@ class Finding(NamedTuple):
     """A setting that works, but probably not as intended.
 
     Attributes:
-        code: Its kind, for example ``"SG103"``; pass it to `ignore_checks` to silence the finding.
+        code: Its kind, for example ``"SG103"``.
         message: The probable mistake and its remedy.
     """
 
@@ -96,23 +83,12 @@ def switched_off(enabled: object) -> str:
 class StartupChecks:
     """The findings about a middleware, each logged once.
 
-    Args:
-        ignore_checks: Codes of findings that are not reported.
-
     Attributes:
         findings: The findings that were reported.
         left: The number of requests that are still to be checked.
-
-    Raises:
-        ConfigurationError: A code does not exist.
     """
 
-    def __init__(self, ignore_checks: Iterable[str]) -> None:
-        self._ignored = check_list("ignore_checks", ignore_checks, 'a list of codes such as ["SG103"]', str)
-        for code in self._ignored:
-            if code not in CODES:
-                near = closest(code.upper().replace("O", "0"), CODES)
-                raise ConfigurationError(f"unknown code {quoted(code)}{near}", "ignore_checks")
+    def __init__(self) -> None:
         self.findings: list[Finding] = []
         self.left = REQUESTS_CHECKED
 
@@ -120,7 +96,7 @@ class StartupChecks:
         """Report findings that were not reported before. If a check raises, that is logged and no request fails."""
         try:
             for finding in found:
-                if finding.code not in self._ignored and finding not in self.findings:
+                if finding not in self.findings:
                     self.findings.append(finding)
                     logger.warning("%s", finding)
         except Exception:
@@ -145,7 +121,7 @@ def about_settings(middleware: RateLimitMiddleware, off: str) -> Iterator[Findin
             "SG110",
             f"slidegate is switched off ({off}): every request passes; if that is not intended, remove this setting",
         )
-    yield from _about_workers(middleware, many_workers())
+    yield from _about_workers(middleware, _configured_workers())
 
 
 def _about_workers(middleware: RateLimitMiddleware, where: str) -> Iterator[Finding]:
@@ -157,20 +133,13 @@ def _about_workers(middleware: RateLimitMiddleware, where: str) -> Iterator[Find
         )
 
 
-def many_workers() -> str:
-    """Return the setting that starts several processes for the application; empty if there is none."""
-    for variable in _VARIABLES:
-        value = os.environ.get(variable, "")
-        if value.isascii() and value.isdigit() and int(value) > 1:
-            return f"{variable}={value}"
-    words = os.environ.get("GUNICORN_CMD_ARGS", "")
-    if sys.argv and _SERVER.search(sys.argv[0]):
-        words += f" {shlex.join(sys.argv[1:])}"
-    counts = re.findall(_WORKERS, words)
-    return f"--workers {counts[-1]}" if counts and int(counts[-1]) > 1 else ""
+def _configured_workers() -> str:
+    """Return the environment variable that starts several processes for the application; empty if it does not."""
+    count = os.environ.get(_WORKERS, "")
+    return f"{_WORKERS}={count}" if count.isascii() and count.isdigit() and int(count) > 1 else ""
 
 
-def sibling_workers() -> str:
+def _sibling_workers() -> str:
     """Return how many workers of this application this process sees beside it; empty if it sees none.
 
     Workers are children of one process with one command line, but for numbers in it. Only processes that a server has
@@ -209,11 +178,10 @@ def about_building(middleware: RateLimitMiddleware, options: tuple[object, ...])
     """
     if attribute_of(middleware.app, "__module__", "").partition(".")[0] in ("starlette", "fastapi"):
         return
-    if len(_alike(options)) + 1 >= _BUILT_OFTEN:
-        gc.collect()  # those that are gone may be parts of cycles
-    is_often = len(_alike(options)) + 1 == _BUILT_OFTEN
     _built[middleware] = options
-    if is_often:
+    if _count_alike(options) == _BUILT_OFTEN:
+        gc.collect()  # some may be gone, and parts of cycles
+    if _count_alike(options) == _BUILT_OFTEN:
         yield Finding(
             "SG131",
             "this middleware is built again and again, each time with a limiter of its own, so a client gets each "
@@ -222,9 +190,9 @@ def about_building(middleware: RateLimitMiddleware, options: tuple[object, ...])
         )
 
 
-def _alike(options: tuple[object, ...]) -> list[tuple[object, ...]]:
-    """Return the options of living middlewares that are the same objects."""
-    return [other for other in list(_built.values())[-_MAX_BUILT:] if all(map(is_, other, options))]
+def _count_alike(options: tuple[object, ...]) -> int:
+    """Return how many living middlewares have the same objects as options."""
+    return sum(all(map(is_, other, options)) for other in list(_built.values()))
 
 
 def about_request(middleware: RateLimitMiddleware, scope: Scope) -> Iterator[Finding]:
@@ -277,8 +245,8 @@ def about_routes(middleware: RateLimitMiddleware, app: object) -> Iterator[Findi
         middleware: The middleware.
         app: The application that it belongs to.
     """
-    if not many_workers():
-        yield from _about_workers(middleware, sibling_workers())
+    if not _configured_workers():
+        yield from _about_workers(middleware, _sibling_workers())
     behind = visible_app(middleware.app, {"app": app})
     if routes_of(behind) is not None:
         yield from _about_unmet_rules(middleware.rules, behind)
@@ -302,8 +270,6 @@ def _about_unmet_rules(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
         if below:
             remedy = f"; rules have no root_path: write {below!r}"
         yield Finding("SG123", f"path {path!r} of rule {label!r} matches no route{remedy}")
-    if len(unmet) > _MAX_NAMED:
-        yield Finding("SG123", f"{len(unmet) - _MAX_NAMED} more paths of rules match no route")
 
 
 def _is_met(app: object, path: str, known: Sequence[str]) -> bool:

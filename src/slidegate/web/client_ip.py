@@ -33,7 +33,7 @@ from ..core.addresses import (
     parse_network,
     prefix_length,
 )
-from ..core.arguments import check_flag, check_list
+from ..core.arguments import check_list
 from ..core.bans.ban import BanSubject
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, InvalidKey, quoted
@@ -166,7 +166,6 @@ def client_ip(
     header: str = "x-forwarded-for",
     ipv4_prefix: int = 32,
     ipv6_prefix: int = IPV6_PREFIX,
-    trust_all: bool = False,
 ) -> ClientAddress:
     """Count each client address.
 
@@ -182,16 +181,15 @@ def client_ip(
         header: ``"x-forwarded-for"``, ``"forwarded"`` (RFC 7239), ``"x-real-ip"`` or whatever your proxy sets.
         ipv4_prefix: The prefix length that identifies one IPv4 client, 8 to 32.
         ipv6_prefix: The prefix length that identifies one IPv6 client, 32 to 128. One customer usually has a /64.
-        trust_all: Allow trusted networks that cover most addresses, so that any client can forge its address.
 
     Raises:
         ConfigurationError: A network is invalid, the networks cover most addresses, or a value is out of range.
     """
     networks, unix, hops = _read_trusted(trusted)
-    if not check_flag("trust_all", trust_all) and networks.covers_most_of() is not None:
+    if networks.covers_most_of() is not None:
         raise ConfigurationError(
             "these networks cover most addresses, so any client could forge its address; list your proxies, "
-            f"{_EXAMPLE}; trust_all=True allows it",
+            f"{_EXAMPLE}",
             "trusted",
         )
     check_whole(ipv4_prefix, 8, 32, "ipv4_prefix", "for example 32")

@@ -51,7 +51,7 @@ OF_LIMITER: Final[Mapping[str, Any]] = {"store": None, "deadline": "50ms", "on_e
 """The options of the limiter, with their defaults."""
 OPTIONS: Final = (
     *("client", "limits", "rules", "default_limits", "key", "blocklist", "allowlist", "bans", "headers"),
-    *("messages", "enabled", "ignore_checks", "name", *OF_LIMITER),
+    *("messages", "enabled", "name", *OF_LIMITER),
 )
 """The keys at the top of a file, in the order of reading: options of `RateLimitMiddleware` and of its `Limiter`."""
 _LIMITING: Final = frozenset({"limits", "rules", "default_limits", "bans"})
@@ -68,8 +68,8 @@ _MAKERS: Final[Mapping[str, Callable[..., keys.Key]]] = {
     **{"path_param": keys.path_param, "client": lambda client: client, "network": key_by},
     **{"combine": lambda parts: keys.combine(*parts), "mcp_tool": lambda tools, **rest: mcp_tool(*tools, **rest)},
 }
-CONDITIONS: Final[Mapping[str, tuple[str, ...]]] = {"mcp_tool": ("is_in", "is_method"), "network": ("is_in",)}
-"""The keys of which a rule can have a condition, with the methods that return it."""
+CONDITIONS: Final = ("mcp_tool", "network")
+"""The keys of which a rule can have a condition."""
 _MMDB: Final = 'for example "GeoLite2-ASN.mmdb"'
 _KEY: Final = 'expected "client", "everyone", "user", or a table such as { header = "X-API-Key" }'
 
@@ -280,19 +280,15 @@ class ConfigReader:
         return [self._key_or_client(part) for part in listed]
 
     def _condition(self, given: Any) -> keys.KeyCondition:
-        """Return the condition of a rule: is_in or is_method, of mcp_tool or network."""
+        """Return the condition of a rule: is_in of mcp_tool or network."""
         table = given if isinstance(given, dict) else {}
-        kinds, tests = ([name for name in names if name in table] for names in (CONDITIONS, CONDITIONS["mcp_tool"]))
-        if len(kinds) != 1 or len(tests) != 1:
-            expected = 'mcp_tool or network with is_in or is_method, for example { network = "x.mmdb", is_in = ["NL"] }'
+        if len([name for name in CONDITIONS if name in table]) != 1 or "is_in" not in table:
+            expected = 'mcp_tool or network with is_in, for example { network = "x.mmdb", is_in = ["NL"] }'
             raise ConfigurationError(f"expected {expected}, not {quoted(given)}")
-        (kind,), (test,) = kinds, tests
-        if test not in CONDITIONS[kind]:
-            raise ConfigurationError("requires mcp_tool; remove it, or write is_in", test)
-        key: Any = self._key({name: value for name, value in table.items() if name != test})
-        with about(test):
-            values = check_list("", table[test], 'a list such as ["NL"]')
-        condition: keys.KeyCondition = getattr(key, test)(*values)
+        key: Any = self._key({name: value for name, value in table.items() if name != "is_in"})
+        with about("is_in"):
+            values = check_list("", table["is_in"], 'a list such as ["NL"]')
+        condition: keys.KeyCondition = key.is_in(*values)
         return condition
 
     # -- files ---------------------------------------------------------------------------------------------------------

@@ -81,20 +81,15 @@ class McpTool(Key):
                     f"not {quoted(name)}{closest(str(name), self.names)}",
                     "is_in",
                 )
-        return self._condition(frozenset({"tools/call"}), frozenset(names))
+        wanted = frozenset(names)
 
-    def is_method(self, *methods: str) -> KeyCondition:
-        """Return a condition for `Rule(when=...)`: the request has one of these JSON-RPC methods.
+        def holds(scope: Scope, client_key: str) -> bool | None:
+            if not _is_post(scope):
+                return False
+            called = _called(scope)
+            return None if called is None else called[0] == "tools/call" and called[1] in wanted
 
-        ``Rule("/mcp", exempt=True, when=tools.is_method("server/discover", "tools/list"))`` leaves discovery uncounted.
-        If the method of a POST is unknown, limits and blocks apply and exemptions do not.
-
-        Raises:
-            ConfigurationError: There are no methods, or one is not a text.
-        """
-        if not methods or not all(isinstance(method, str) and method for method in methods):
-            raise ConfigurationError(f'expected methods such as "tools/list", not {quoted(methods)}', "is_method")
-        return self._condition(frozenset(methods), None)
+        return KeyCondition(f"{self.identity} {sorted(wanted)}", holds)
 
     def is_older(self) -> KeyCondition:
         """Return a condition for `Rule(when=...)`: the client speaks a revision that names no tools in header fields.
@@ -103,15 +98,6 @@ class McpTool(Key):
         all methods and tools together. Any client can claim an older revision, so the limit must suit every tool.
         """
         return KeyCondition(f"{self.identity} older", lambda scope, client_key: _is_older(scope))
-
-    def _condition(self, methods: frozenset[str], names: frozenset[str] | None) -> KeyCondition:
-        def is_true(scope: Scope, client_key: str) -> bool | None:
-            if not _is_post(scope):
-                return False
-            called = _called(scope)
-            return None if called is None else called[0] in methods and (names is None or called[1] in names)
-
-        return KeyCondition(f"{self.identity} {sorted(methods)} {sorted(names or ())}", is_true)
 
 
 def _called(scope: Scope) -> tuple[str, str] | None:
@@ -163,7 +149,7 @@ def mcp_tool(*names: str, validated: bool = False) -> McpTool:
     Requests that call one of the tools, by ``Mcp-Method: tools/call`` and ``Mcp-Name``, are counted per tool. Those of
     clients that speak an older revision of the protocol share one bucket. All others share another: those of other
     tools and methods, and those whose fields are missing, repeated or malformed. An invented name therefore gains a
-    client nothing. The methods `is_in`, `is_method` and `is_older` return conditions:
+    client nothing. The methods `is_in` and `is_older` return conditions:
     ``Rule("/mcp", "2/hour", when=tools.is_in("export"))``.
 
     Args:

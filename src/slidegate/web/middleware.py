@@ -82,7 +82,6 @@ class RateLimitMiddleware(FailsAtStartup):
             tuple, or None.
         messages: The limits for messages on an accepted websocket: ``MessageLimits("10/second")``.
         enabled: False switches the middleware off, as ``SLIDEGATE_ENABLED=0`` in the environment does.
-        ignore_checks: Codes of start-up findings, such as ``"SG103"``, that are not reported.
         name: Stands in front of the names of its rules in the store, so that they count apart from rules of the same
             name in other middlewares.
 
@@ -137,7 +136,6 @@ class RateLimitMiddleware(FailsAtStartup):
         headers: HeaderStyles | None = "draft",
         messages: MessageLimits | None = None,
         enabled: bool = True,
-        ignore_checks: Iterable[str] = (),
         name: str | None = None,
     ) -> None:
         self.app = app
@@ -175,7 +173,7 @@ class RateLimitMiddleware(FailsAtStartup):
         off = switched_off(enabled)
         self._enabled = not off
         self._has_checked_routes = False
-        self._checks = StartupChecks(ignore_checks)
+        self._checks = StartupChecks()
         self.findings = self._checks.findings
         self._checks.report(about_settings(self, off))
         if limiter is None:

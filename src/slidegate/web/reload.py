@@ -60,7 +60,6 @@ class FileOptions(TypedDict, total=False):
     headers: HeaderStyles | None
     messages: MessageLimits | None
     enabled: bool
-    ignore_checks: Iterable[str]
     name: str | None
     store: str
 

@@ -126,7 +126,7 @@ async def _state_of(
     """Return what a store has about a key, and whether that refuses it."""
     rules, lists = ([], {}) if of_file is None else (of_file.rules, of_file.lists)
     # Limiters have weak references to their middlewares.
-    middleware = RateLimitMiddleware(no_app, limiter=limiter, rules=[*rules, *in_code], ignore_checks=["SG103"])
+    middleware = RateLimitMiddleware(no_app, limiter=limiter, rules=[*rules, *in_code])
     ban = await limiter.banned(key)
     changes = await limiter.overrides()  # reads them, and the middleware applies them
     off = next((one.until.timestamp() for one in changes if one.name == "*"), None)
