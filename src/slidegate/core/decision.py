@@ -189,18 +189,10 @@ class Decision:
         reservations: What was charged; None if each check charged its cost, and the readings contain its marks.
     """
 
-    __slots__ = (
-        "_reservations",
-        "allowed",
-        "at_least_us",
-        "ban",
-        "by",
-        "checks",
-        "now_us",
-        "readings",
-        "reason",
-        "status",
-    )
+    by: str = ""
+    ban: Ban | None = None
+    status: int = 0
+    at_least_us: int = 0
 
     def __init__(
         self,
@@ -221,10 +213,11 @@ class Decision:
         self.checks: Any = checks  # a `Question` if one was prepared, which has more attributes
         self.readings = readings
         self._reservations = reservations
-        self.by = by
-        self.ban = ban
-        self.status = status
-        self.at_least_us = at_least_us
+        if not allowed:
+            self.by = by
+            self.ban = ban
+            self.status = status
+            self.at_least_us = at_least_us
 
     def __bool__(self) -> bool:
         return self.allowed

@@ -390,10 +390,9 @@ class Clients:
 
 def _peer(scope: Scope) -> str | None:
     """Return the host of the peer; None if it is no text, which no server sends."""
-    peer = scope.get("client")
     try:
-        host = peer[0] if peer else None
-    except (TypeError, LookupError):
+        host = scope["client"][0]
+    except (TypeError, LookupError):  # no peer
         return None
     return host if type(host) is str else None
 
@@ -402,10 +401,10 @@ def _peer_and_header(header: bytes) -> Callable[[Scope], Any]:
     """Return a function that returns the host of the peer, and the value of the header of trusted proxies."""
 
     def peer_and_value(scope: Scope) -> tuple[str, Any] | None:
-        peer, found = scope.get("client"), None
+        found = None
         try:
-            host = peer[0] if peer else None
-        except (TypeError, LookupError):
+            host = scope["client"][0]
+        except (TypeError, LookupError):  # no peer
             return None
         if type(host) is not str:
             return None
