@@ -111,11 +111,11 @@ def details(events: Iterable[Any]) -> list[dict[str, Any]]:
         ("api", "50/hour", "'api': in the code it is '10/1m', and its amount alone can change; write for .* '5/1m'"),
         ("api", "50/minute @10", "in the code it is '10/1m'"),
         ("calm", "5/minute @64", "in the code it is '5/1m @5'"),
-        ("hourly", "10", "in the code it is '10/1h', .* write for example '10/1h' or '10 per 1h', not '10'"),
+        ("hourly", "10", "in the code it is '10/1h', .* write for example '5/1h', not '10'"),
         ("api", "50/month", "in the code it is '10/1m'"),
         ("plan", "50/week", "in the code it is '100/month'.* write for example '50/month'"),
         ("plan", "50/minute", "in the code it is '100/month'"),
-        ("plan", "50", "write for example '50/month' or '50 per month'"),
+        ("plan", "50", "write for example '50/month', not '50'"),
         ("api-concurrency", "4/minute", "in the code it is '4'.* write for example '2'"),
         ("api", "0/minute", "amount: expected a whole number from 1"),
         ("api", "5/minute; 50/hour", "expected one"),
@@ -167,7 +167,7 @@ async def test_a_limit_of_each_kind_takes_another_amount(worker: Worker, name: s
     assert worker.known() == {name: kept}
     assert await worker.limiter.overrides() == [made]
     assert made.until - made.since == timedelta(hours=1)
-    assert (made.length_us, made.until_us) == (HOUR_US, worker.rows.clock() + HOUR_US)
+    assert (made.since_us, made.until_us) == (worker.rows.clock(), worker.rows.clock() + HOUR_US)
 
 
 NAMES = st.sampled_from([*LIMITS, "plans", "*", "apy"]) | st.text(max_size=6)
@@ -512,7 +512,7 @@ async def until(holds: Callable[[], object]) -> None:
             await anyio.sleep(0.001)
 
 
-async def test_it_is_over_by_the_time_of_the_store_also_while_that_is_away(worker: Worker) -> None:
+async def test_it_is_over_in_time_also_while_the_store_is_away(worker: Worker) -> None:
     await worker.change(duration="1h")
     await worker.change("calm", "6/minute", duration="2h")
     worker.rows.is_failing = True
@@ -605,7 +605,7 @@ async def test_a_store_of_one_process_keeps_changes_there_and_ends_them() -> Non
         b"[" * 100_000,
         *(
             json.dumps({**{"name": "calm", "limit": "6/minute", "by": "", "reason": ""}, **times, **more}).encode()
-            for times in ({"made_us": 0, "length_us": 1, "until_us": 2**51},)
+            for times in ({"since_us": 0, "until_us": 2**51},)
             for more in (
                 {"limit": "6 a minute"},
                 {"limit": 6},

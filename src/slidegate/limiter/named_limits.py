@@ -94,13 +94,9 @@ def amount_in(text: str, name: str, configured: AnyLimit, fixed: str) -> int:
     if isinstance(other, Limit) and isinstance(configured, Limit) and "@" not in text:
         is_same = other.window_us == configured.window_us
     if not is_same:
-        example = repr(written(configured, max(configured.amount // 2, 1)))
-        if isinstance(other, Concurrency):  # an amount alone
-            same = written(configured, other.amount)
-            example = f"{same!r} or {same.replace('/', ' per ')!r}"
         raise ConfigurationError(
-            f"limit {name!r}: in the code it is {written(configured)!r}, and its amount alone can change; "
-            f"write for example {example}, not {quoted(text)}"
+            f"limit {name!r}: in the code it is {written(configured)!r}, and its amount alone can change; write for "
+            f"example {written(configured, max(configured.amount // 2, 1))!r}, not {quoted(text)}"
         )
     return other.amount
 
@@ -125,9 +121,8 @@ class Override:
         limit: The limit that replaces the one in code: ``"50/1m"``; ``"off"`` with the name ``*``.
         by: The person or program that changed it.
         reason: The reason, for operators.
-        made_us: When it was changed, in microseconds of Unix time.
-        length_us: How long it applies, in microseconds.
-        until_us: When it ends, in microseconds of the store's time.
+        since_us: When it was changed, in microseconds of Unix time.
+        until_us: When it ends, in microseconds of Unix time.
         workers: How many workers had this limit when this was returned; each applies a change within a second.
     """
 
@@ -135,20 +130,19 @@ class Override:
     limit: str
     by: str
     reason: str
-    made_us: int
-    length_us: int
+    since_us: int
     until_us: int
     workers: int = field(default=0, compare=False)
 
     @property
     def since(self) -> datetime:
-        """When it was made."""
-        return datetime.fromtimestamp(self.made_us / 1_000_000, UTC)
+        """When it was changed (UTC)."""
+        return datetime.fromtimestamp(self.since_us / 1_000_000, UTC)
 
     @property
     def until(self) -> datetime:
-        """When it ends."""
-        return datetime.fromtimestamp((self.made_us + self.length_us) / 1_000_000, UTC)
+        """When it ends (UTC)."""
+        return datetime.fromtimestamp(self.until_us / 1_000_000, UTC)
 
     def packed(self) -> bytes:
         """Return the value of a row."""
@@ -183,23 +177,16 @@ def checked(name: str, limit: str) -> str:
     return written(parse_one(limit))
 
 
-def event_of(name: str, was: int, amount: int, applied: Override | None, latest: Override) -> Event:
-    """Return the event of a changed amount.
-
-    Args:
-        name: The name of the limit.
-        was: The amount before.
-        amount: The amount in force.
-        applied: The override that sets it; None if it is that in code.
-        latest: The override that has changed or ended.
-    """
-    until, author = f"until {latest.until:%Y-%m-%dT%H:%M:%SZ}", f"; changed by {latest.by}" if latest.by else ""
-    author += f": {latest.reason}" if latest.reason else ""
-    details = {"by": latest.by, "reason": latest.reason, "until": latest.until}
+def event_of(name: str, was: int, amount: int, override: Override, *, ended: bool) -> Event:
+    """Return the event of a limit whose amount has changed with an override, or with its end."""
+    author = f"; changed by {override.by}" if override.by else ""
+    author += f": {override.reason}" if override.reason else ""
+    how = "again" if ended else f"until {override.until:%Y-%m-%dT%H:%M:%SZ}"
+    details = {"by": override.by, "reason": override.reason, "until": override.until}
+    if name == ALL and ended:
+        return Event("switched_on", "slidegate is on again", details)
     if name == ALL:
-        if applied is None:
-            return Event("switched_on", "slidegate is on again", details)
-        return Event("switched_off", f"slidegate is off {until}: every request passes{author}", details)
-    kind, how = ("limit_restored", "again") if applied is None else ("limit_overridden", until)
+        return Event("switched_off", f"slidegate is off {how}: every request passes{author}", details)
     message = f"limit {name!r} is {amount} {how}, and was {was}{author}"
-    return Event(kind, message, {"limit": name, "amount": amount, "was": was, **details})
+    details |= {"limit": name, "amount": amount, "was": was}
+    return Event("limit_restored" if ended else "limit_overridden", message, details)

@@ -53,22 +53,16 @@ class Overrides:
         self.known: dict[str, Override] = {}
         self._engine = engine
         self._rows = engine.rows
-        self._looked_us = self._next_us = 0
-        self._names: set[str] = set()
-        self._ahead_us = self._begun = self._applied = 0
+        self._next_us = self._begun = self._applied = 0
         self._throttle = Throttle(_LOG_EVERY_S)
         self._lock = Lock()
         hold_over_fork(self._lock)
 
     def register(self, limits: Iterable[NamedLimit]) -> None:
         """Apply the overrides in effect to limits with which this process counts from now on."""
-        made = list(limits)
-        names = {one.name for one in made}
+        self._rows.hurry()
         with self._lock:
-            if not names <= self._names:
-                self._names |= names
-                self._rows.hurry()
-            changes = self._apply(made)
+            changes = self._apply(limits)
         self._wake(changes)
 
     # -- commands ------------------------------------------------------------------------------------------------------
@@ -84,12 +78,11 @@ class Overrides:
         workers = await self._workers()
         having = _having(workers, name)
         if workers and not having:
-            free = [other for worker in workers for other in worker.limits if other not in worker.fixed]
-            raise unknown(name, free)
+            raise unknown(name, (other for one in workers for other in one.limits if other not in one.fixed))
         for worker in having if name != ALL else ():
             amount_in(limit, name, parse_one(worker.limits[name]), worker.fixed.get(name, ""))
-        now_us = await self._rows.time()
-        made = Override(name, text, by, reason, self._engine.unix_us(), length_us, now_us + length_us)
+        now_us = self._engine.unix_us()
+        made = Override(name, text, by, reason, now_us, now_us + length_us)
         await self._write(made, length_us)
         return replace(made, workers=len(having))
 
@@ -118,15 +111,11 @@ class Overrides:
         Raises:
             StoreError: The store does not answer.
         """
-        self._begun += 1
-        reading = self._begun
+        self._begun = reading = self._begun + 1
         rows = await self._rows.read(CHANGED_LIMITS, 0, 0, deadline_s)
-        if rows:
-            self._ahead_us = await self._rows.time(deadline_s) - self._engine.now_us()
         if reading > self._applied:  # else a read that started later has already returned
             self._applied = reading
-            found = filter(None, (unpacked(row.value) for row in rows))
-            self._replace({one.name: one for one in found})
+            self._replace({one.name: one for row in rows if (one := unpacked(row.value)) is not None})
 
     def forget(self) -> None:
         """Drop all overrides in this process. For tests."""
@@ -142,9 +131,9 @@ class Overrides:
     def look_if_due(self) -> None:
         """Look, unless that was done in the last half second. Every question calls this while overrides may change."""
         now_us = self._engine.now_us()
-        if self._looked_us <= now_us < self._next_us or not self._engine.counting:
+        if 0 < self._next_us - now_us <= _LONGEST_LOOK_US or not self._engine.counting:
             return
-        self._looked_us, self._next_us = now_us, now_us + _LONGEST_LOOK_US  # nobody else looks meanwhile
+        self._next_us = now_us + _LONGEST_LOOK_US  # nobody else looks meanwhile
         if on_asyncio() and self._rows.is_shared:
             in_background(self.look())
         elif self._engine.store.answers_threads():
@@ -168,7 +157,7 @@ class Overrides:
             await self.refresh(DEADLINE_S)
             await self._rows.keep_own(self._engine.limits(), DEADLINE_S)
         except Exception as error:
-            now_us = self._engine.now_us() + self._ahead_us
+            now_us = self._engine.unix_us()
             self._replace({name: one for name, one in self.known.items() if one.until_us > now_us})
             if not isinstance(error, StoreError) and self._throttle.left_out(None, monotonic()) is not None:
                 logger.exception("changed limits cannot be read")
@@ -201,7 +190,8 @@ class Overrides:
         self._engine.rebuild()
         self._wake(changes)
         for name, (was, amount, applied) in changes.items():
-            self._engine.emit(event_of(name, was, amount, applied, applied or known.get(name) or found[name]))
+            event = event_of(name, was, amount, applied or known.get(name) or found[name], ended=applied is None)
+            self._engine.emit(event)
 
     def _apply(self, limits: Iterable[NamedLimit]) -> Changes:
         """Set the amounts of limits, and log why an override does not apply to one; return what has changed."""

@@ -124,7 +124,8 @@ class Rows:
             return
         self._due_s = monotonic() + EVERY_S
         self._has_written = True
-        await self._write_own(packed(worker_of(limits), self._engine.keys.fingerprint), KEPT_US, deadline_s)
+        own = packed(worker_of(limits), self._engine.keys.fingerprint)
+        await self.write(self.worker, StatsRow(CHANGED_LIMITS, NUMBER, own, KEPT_US), deadline_s)
         others = await self.others(deadline_s)
         differing = sum(not other.same_secret for other in others)
         if differing and not self._has_differed:
@@ -143,7 +144,7 @@ class Rows:
         """
         if self._has_written:
             self._due_s, self._has_written = 0.0, False
-            await self._write_own(b"", 0, deadline_s)
+            await self.write(self.worker, StatsRow(CHANGED_LIMITS, NUMBER, b"", 0), deadline_s)
 
     async def others(self, deadline_s: float = COMMAND_DEADLINE_S) -> list[Worker]:
         """Return the other workers; those of other versions are left out.
@@ -154,9 +155,6 @@ class Rows:
         rows = await self.read(CHANGED_LIMITS, NUMBER, NUMBER, deadline_s) if self.is_shared else []
         found = [unpacked(row.value, self._engine.keys.fingerprint) for row in rows if row.worker != self.worker]
         return [worker for worker in found if worker is not None]
-
-    async def _write_own(self, value: bytes, kept_us: int, deadline_s: float) -> None:
-        await self.write(self.worker, StatsRow(CHANGED_LIMITS, NUMBER, value, kept_us), deadline_s)
 
 
 def worker_of(limits: Iterable[NamedLimit]) -> Worker:
