@@ -29,8 +29,9 @@ def sentence(found: Any) -> str:
 def listed(path: str, kind: str) -> str:
     """Return the line of the public attributes or methods of a class."""
     found = named(path)
-    members = [name for name in dir(found) if not name.startswith("_") and not hasattr(tuple, name)]
-    wanted = [name for name in members if callable(getattr(found, name)) == (kind == "Methods")]
+    known = sorted({*dir(found), *inspect.get_annotations(found)})
+    members = [name for name in known if not name.startswith("_") and not hasattr(tuple, name)]
+    wanted = [name for name in members if callable(getattr(found, name, None)) == (kind == "Methods")]
     return f"  {kind}: {', '.join(f'`{one}`' for one in wanted)}."
 
 

@@ -189,6 +189,11 @@ class Decision:
         reservations: What was charged; None if each check charged its cost, and the readings contain its marks.
     """
 
+    allowed: bool
+    reason: Reason
+    now_us: int
+    checks: Any  # a `Question` if one was prepared, which has more attributes
+    readings: Sequence[WindowState]
     by: str = ""
     ban: Ban | None = None
     status: int = 0
@@ -210,7 +215,7 @@ class Decision:
         self.allowed = allowed
         self.reason = reason
         self.now_us = now_us
-        self.checks: Any = checks  # a `Question` if one was prepared, which has more attributes
+        self.checks = checks
         self.readings = readings
         self._reservations = reservations
         if not allowed:
