@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import zip_longest
-from multiprocessing import parent_process
 from operator import is_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -145,7 +144,9 @@ def _sibling_workers() -> str:
     Workers are children of one process with one command line, but for numbers in it. Only processes that a server has
     made are compared, so that programs which a shell or a test runner starts are no workers.
     """
-    if parent_process() is None and "gunicorn.arbiter" not in sys.modules:
+    processes: Any = sys.modules.get("multiprocessing.process")  # imported in each process that it has started
+    is_started = processes is not None and processes.parent_process() is not None
+    if not is_started and "gunicorn.arbiter" not in sys.modules:
         return ""
     parent = os.getppid()
     try:
