@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route, Router, request_response
@@ -226,7 +227,7 @@ async def test_without_a_router_the_function_is_known_all_the_same() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await (two if scope["path"] == "/two" else one)(scope, receive, send)
 
-    middleware = RateLimitMiddleware(app)
+    middleware = RateLimitMiddleware(ExceptionMiddleware(app))
     paths = ["/one/1", "/two", "/one/2", "/two"]
     assert [(await call(middleware, path)).status for path in paths] == [200, 200, 429, 429]
 

@@ -72,7 +72,7 @@ class DefaultLimits:
         route = reached.route
         if route is None:
             return self.anywhere(), False
-        if reached.answers and is_exempt(route.endpoint, scope.get("method", "")):
+        if reached.answers and is_exempt(route.endpoint):
             return self.anywhere() if is_astray(scope["path"]) else (), self._is_by_path
         return [self._at(route.label)], self._is_by_path
 

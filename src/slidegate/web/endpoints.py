@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from copy import copy
-from functools import partial, wraps
+from functools import wraps
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
 
@@ -20,8 +20,7 @@ from starlette._utils import is_async_callable
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException, WebSocketException
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from ..core.arguments import unknown_option
@@ -29,8 +28,7 @@ from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
 from ..core.memo import remember
 from .exchange import Exchange, exchange_of
-from .headers import Fields, completed
-from .responses import NEEDED, POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, Refusals, close_websocket, takes_answer
+from .responses import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, takes_answer
 from .rule_set import BoundRule, Plan, limits_kind
 from .rules import MAX_LABEL, Rule
 
@@ -62,17 +60,16 @@ class EndpointRefusal(RateLimitExceeded, HTTPException):
         decision: The refusal.
         exchange: The request in its innermost middleware.
         answer: The answer of that middleware.
-        needed: Those of its header fields that every answer to the refusal has.
 
     Attributes:
         exchange: The request in its innermost middleware.
     """
 
-    def __init__(self, decision: Decision, exchange: Exchange, answer: Answer, needed: Fields) -> None:
+    def __init__(self, decision: Decision, exchange: Exchange, answer: Answer) -> None:
         RateLimitExceeded.__init__(self, decision)
         self.exchange = exchange
-        headers = {name.decode().title(): value.decode() for name, value in needed}
-        HTTPException.__init__(self, answer[0], answer[1], headers)
+        status, detail, _, _, needed = answer
+        HTTPException.__init__(self, status, detail, {name.decode().title(): value.decode() for name, value in needed})
 
 
 class EndpointOptions(TypedDict, total=False):
@@ -191,8 +188,8 @@ class RateLimit:
     def exempt(endpoint: _T) -> _T:
         """Exempt an endpoint from the `default_limits` of a middleware: ``@RateLimit.exempt``.
 
-        Marks a function, a class, or a method of a class-based endpoint, and returns it unchanged. It can be placed
-        above or below the route decorator. Lists, bans, rules and limits at the endpoint still apply.
+        Marks a function or a class, and returns it unchanged. It can be placed above or below the route decorator.
+        Lists, bans, rules and limits at the endpoint still apply.
 
         Raises:
             ConfigurationError: The endpoint cannot be marked, or is an application with routes of its own.
@@ -291,17 +288,15 @@ def _spelled(rule: Rule) -> str:
 def _place_of(endpoint: Any) -> tuple[str, bool]:
     """Return the module and the name of an endpoint, and whether that name leads to it.
 
-    The name of a partial, of an instance, of a function that was defined within another one or that a later definition
-    has replaced may be that of several endpoints.
+    It does not for a function that another one makes, for a partial or an instance, nor where a later definition has
+    replaced the function.
     """
-    function = endpoint = inspect.unwrap(endpoint)
-    while isinstance(function, partial):
-        function = function.func
+    function = inspect.unwrap(endpoint)
     kind = function if hasattr(function, "__qualname__") else type(function)
     named: Any = sys.modules.get(kind.__module__)
     for part in kind.__qualname__.split("."):
         named = getattr(named, part, None)
-    return f"{kind.__module__}.{kind.__qualname__}", named is not None and inspect.unwrap(named) is endpoint
+    return f"{kind.__module__}.{kind.__qualname__}", named is not None and inspect.unwrap(named) is function
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
@@ -309,48 +304,14 @@ def _place_of(endpoint: Any) -> tuple[str, bool]:
 
 async def _refusal(exchange: Exchange, connection: HTTPConnection, decision: Decision) -> Exception:
     """Refuse a request, and return the exception to raise for it."""
-    middleware = exchange.middleware
-    decision, answer = await middleware.count_refusal(exchange, connection.scope, decision)
-    if exchange.status and connection.scope["type"] == "websocket":
-        return WebSocketException(TRY_AGAIN_LATER, TOO_MANY)
-    needed = [field for field in answer[3] if field[0] in NEEDED]
-    exchange.send_on = _completing(exchange, needed)
-    return EndpointRefusal(decision, exchange, answer, needed)
+    decision, answer = await exchange.middleware.count_refusal(exchange, connection.scope, decision)
+    if connection.scope["type"] == "websocket" and (exchange.status or not takes_answer(connection.scope)):
+        return WebSocketException(TRY_AGAIN_LATER if exchange.status else POLICY_VIOLATION, TOO_MANY)
+    exchange.complete(answer[4])
+    return EndpointRefusal(decision, exchange, answer)
 
 
-def _completing(exchange: Exchange, needed: Fields) -> Send:
-    """Return a `send` for the answer to a refused request, which adds the missing ones of the needed fields.
-
-    Frameworks answer handshakes like requests. Where the server cannot send that, it closes the websocket.
-    """
-    send_on, sends_answers = exchange.send_on, takes_answer(exchange.scope)
-
-    async def send(message: Message) -> None:
-        kind = message["type"]
-        if kind.endswith("http.response.start"):
-            if not sends_answers:
-                await close_websocket(send_on, POLICY_VIOLATION)
-                return
-            message = {**message, "headers": completed(message.get("headers", ()), needed)}
-        if sends_answers or not kind.startswith("websocket.http.response."):
-            await send_on(message)
-
-    return send
-
-
-class _DefaultAnswer(Response):
-    """The answer of a middleware to a refused request."""
-
-    def __init__(self, refusals: Refusals, decision: Decision) -> None:
-        self._refusals = refusals
-        self._decision = decision
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = self._refusals.answer(self._decision)
-        await self._refusals.send(self._decision, answer, scope, receive, send)
-
-
-async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Response:
+async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
     """Exception handler: answer a refusal at an endpoint as the innermost middleware of the request answers its own.
 
     That is with problem details, or with the answer of its `on_refused`::
@@ -370,7 +331,12 @@ async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Resp
         exchange = error.exchange
     else:  # of a function under `Limiter.limited`, which the endpoint has called
         exchange = exchange_of(request.scope, "rate_limit_exceeded")
-    return _DefaultAnswer(exchange.middleware.refusals, error.decision)
+    refusals, decision = exchange.middleware.refusals, error.decision
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await refusals.send(decision, refusals.answer(decision), exchange, receive, send)
+
+    return answer
 
 
 # -- decorators --------------------------------------------------------------------------------------------------------
@@ -450,23 +416,10 @@ def _limited_class(limit: RateLimit, endpoint: type[Any]) -> type[Any]:
     return type(endpoint.__name__, (endpoint,), {**names, "__wrapped__": endpoint, "dispatch": dispatch})
 
 
-def is_exempt(endpoint: object, method: str) -> bool:
-    """Return whether an endpoint is exempt from default limits.
-
-    Args:
-        endpoint: The endpoint.
-        method: The method of a request, for class-based endpoints with a function per method; empty for a websocket.
-    """
-    if _is_marked(endpoint):
-        return True
-    name = "get" if method == "HEAD" and not hasattr(endpoint, "head") else method.lower()
-    return inspect.isclass(endpoint) and _is_marked(getattr(endpoint, name, None))
-
-
-def _is_marked(endpoint: Any) -> bool:
-    """Return whether an endpoint, or a function that it wraps, is marked as exempt."""
+def is_exempt(endpoint: Any) -> bool:
+    """Return whether an endpoint, or a function that it wraps, is exempt from default limits."""
     while endpoint is not None:
-        if getattr(endpoint, "__dict__", {}).get(EXEMPT):
+        if EXEMPT in getattr(endpoint, "__dict__", ()):
             return True
-        endpoint = endpoint.func if isinstance(endpoint, partial) else getattr(endpoint, "__wrapped__", None)
+        endpoint = getattr(endpoint, "__wrapped__", None)
     return False

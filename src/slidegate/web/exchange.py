@@ -17,6 +17,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from ..core.decision import Check, Decision, Reason
 from .decided import Decided, decided_about, no_middleware
+from .headers import Fields, completed
 
 if TYPE_CHECKING:
     from ..core.bans.policy import BanPolicy
@@ -155,6 +156,17 @@ class Exchange:
         self.is_refused = True
         self.hooks = [hook for hook in self.hooks if hook.after_refusal]
         return True
+
+    def complete(self, needed: Fields) -> None:
+        """Add the missing ones of some fields to the answer, whoever makes it."""
+        send_on = self.send_on
+
+        def send(message: Message) -> Awaitable[None]:
+            if message["type"].endswith("http.response.start"):
+                message = {**message, "headers": completed(message.get("headers", ()), needed)}
+            return send_on(message)
+
+        self.send_on = send
 
     async def _start(self, message: Message) -> None:
         """Call the hooks for the status, which may change what the fields say, then send the first message."""

@@ -20,7 +20,6 @@ from ..core.arguments import expect, names_checked
 from ..core.bans.ban import Ban
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision, Reason
-from ..core.errors import RateLimitExceeded
 from ..core.limits import check_name
 from ..core.networks import Networks
 from ..limiter import Limiter
@@ -283,8 +282,8 @@ class RateLimitMiddleware(FailsAtStartup):
             if exchange.hooks:
                 await exchange.end(None)
         except BaseException as error:
-            if not await self._is_answered(exchange, error):
-                raise
+            await exchange.end(error)
+            raise
         finally:
             scope[EXCHANGE_KEY] = outer  # the exchange refers to the scope
 
@@ -293,22 +292,7 @@ class RateLimitMiddleware(FailsAtStartup):
         if exchange.decided.has_left:
             return
         decision, answer = await self.count_refusal(exchange, exchange.scope, decision)
-        await self.refusals.send(decision, answer, exchange.scope, exchange.receive, exchange.send)
-
-    async def _is_answered(self, exchange: Exchange, error: BaseException) -> bool:
-        """End a request that an exception has ended. Return whether it is answered, so that it must not be raised.
-
-        That is a refusal by a limit at an endpoint, if no framework has answered it.
-        """
-        is_refusal = isinstance(error, RateLimitExceeded) and error.decision in exchange.own and not exchange.status
-        try:
-            if is_refusal:
-                decision = exchange.own[-1]
-                answer = self.refusals.answer(decision)
-                await self.refusals.send(decision, answer, exchange.scope, exchange.receive, exchange.send)
-        finally:
-            await exchange.end(None if is_refusal else error)
-        return is_refusal
+        await self.refusals.send(decision, answer, exchange, exchange.receive, exchange.send)
 
     async def count_refusal(self, exchange: Exchange, scope: Scope, decision: Decision) -> tuple[Decision, Answer]:
         """Strike for a refusal by a limit, and report the refusal.

@@ -7,7 +7,6 @@ Everything in them but Retry-After is rendered once and cached.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from functools import lru_cache
@@ -21,21 +20,22 @@ from starlette.types import Message, Receive, Scope, Send
 from ..core.arguments import check_takes
 from ..core.concurrency import Concurrency
 from ..core.decision import Decision, Reason, ceil_s
-from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
 from ..core.logs import escaped
 from ..core.memo import remember
 from ..core.store import Event
 from .callbacks import request_of
-from .headers import Fields, completed
+from .headers import Fields
 from .routes import UNROUTED
 
 if TYPE_CHECKING:
+    from .exchange import Exchange
     from .middleware import RateLimitMiddleware
 
 Refused: TypeAlias = Callable[[Any, Decision], Response | Awaitable[Response | None] | None]
-Answer: TypeAlias = tuple[int, str, bytes, Fields]
-"""The answer to a refused request: its status, a sentence with the reason, its body, and its header fields."""
+Answer: TypeAlias = tuple[int, str, bytes, Fields, Fields]
+"""The default answer to a refused request: its status, a sentence with the reason, its body, the header fields of the
+body, and those that every answer to the request must have."""
 
 _TYPES: Final = "https://iana.org/assignments/http-problem-types#"
 _QUOTA: Final = "quota-exceeded"
@@ -46,12 +46,6 @@ _TITLES: Final = {
     _ABUSE: "Request not satisfied due to detection of abnormal request pattern",
     _CAPACITY: "Request cannot be satisfied due to temporary server capacity constraints",
 }
-NEEDED: Final = frozenset({b"cache-control", b"retry-after"})
-"""The names of the fields that every answer to a refused request must have."""
-_NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-"""A token of RFC 9110, section 5.6.2."""
-_VALUE: Final = re.compile(rb"(?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?")
-"""A value of RFC 9110, section 5.5. Servers reject other characters or, worse, send the field after a line break."""
 _MAX_RENDERED: Final = 1_024
 """The most answers of one kind that are cached."""
 _MAX_METHOD: Final = 64
@@ -91,23 +85,24 @@ class Refusals:
         self._writer = middleware.header_writer
         self._exceeded: dict[tuple[str, str], int] = {}
 
-    async def send(self, decision: Decision, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
+    async def send(self, decision: Decision, answer: Answer, exchange: Exchange, receive: Receive, send: Send) -> None:
         """Answer a refused request.
 
         Args:
             decision: The refusal.
             answer: The answer to send unless `on_refused` builds another.
-            scope: The scope of the request.
+            exchange: The request in this middleware.
             receive: Its receive channel.
             send: Sends to the client.
         """
-        status, _, body, fields = answer
+        status, _, body, of_body, needed = answer
+        scope, fields = exchange.scope, [*of_body, *needed]
         if scope["type"] == "websocket":
             await _refuse_websocket(scope, send, status, body, fields)
             return
-        if self._on_refused is not None and await self._send_own(decision, answer, scope, receive, send):
+        if self._on_refused is not None and await self._is_answered(decision, answer, exchange, receive, send):
             return
-        await send({"type": "http.response.start", "status": status, "headers": [*fields]})
+        await send({"type": "http.response.start", "status": status, "headers": fields})
         await send({"type": "http.response.body", "body": b"" if scope.get("method") == "HEAD" else body})
 
     def answer(self, decision: Decision) -> Answer:
@@ -205,51 +200,24 @@ class Refusals:
         }
         self._observers.emit(Event("refused", f"{key} was refused: {why}, {method} {path}", details))
 
-    async def _send_own(self, decision: Decision, answer: Answer, scope: Scope, receive: Receive, send: Send) -> bool:
+    async def _is_answered(
+        self, decision: Decision, answer: Answer, exchange: Exchange, receive: Receive, send: Send
+    ) -> bool:
         """Send the answer of `on_refused`; return False if there is none, or it failed before anything was sent."""
         on_refused: Any = self._on_refused
-        needed = [field for field in answer[3] if field[0] in NEEDED]
         shown = copy(decision)  # lists and rules give one object to all whom they refuse
         shown.status = answer[0]
-        started = False
-
-        def send_completed(message: Message) -> Awaitable[None]:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                _check_sendable(message)
-                message = {**message, "headers": completed(message.get("headers", ()), needed)}
-            started = True
-            return send(message)
-
+        exchange.complete(answer[4])
         try:
-            made = on_refused(request_of(scope), shown)
+            made = on_refused(request_of(exchange.scope), shown)
             response = await made if isawaitable(made) else made
             if response is not None:
-                await response(scope, receive, send_completed)
+                await response(exchange.scope, receive, send)
         except Exception as error:
             self._calls.report("on_refused", label_of_refusal(decision), error, "the client gets the default answer")
-            if started:
+            if exchange.status:
                 raise
-        return started
-
-
-def _check_sendable(message: Message) -> None:
-    """Check that every server can send the first message of a response, so that no client is left without an answer.
-
-    Raises:
-        ConfigurationError: It has a status or a header field that cannot be sent.
-    """
-    status = message.get("status")
-    if not isinstance(status, int) or isinstance(status, bool) or not 200 <= status <= 999:
-        raise ConfigurationError(f"expected a status such as 429, not {quoted(status)}")
-    for field in message.get("headers", ()):
-        try:
-            name, value = field
-            is_good = _NAME.fullmatch(name) is not None and _VALUE.fullmatch(value) is not None
-        except (TypeError, ValueError):
-            is_good = False
-        if not is_good:
-            raise ConfigurationError(f"a header field cannot be sent: {quoted(field)}")
+        return bool(exchange.status)
 
 
 def label_of_refusal(refusal: Decision) -> str:
@@ -297,8 +265,8 @@ async def close_websocket(send: Send, code: int, reason: str = "") -> None:
 
 
 def _later(answer: Answer, wait_us: int) -> Answer:
-    status, detail, body, fields = answer
-    return status, detail, body, [*fields, (b"retry-after", b"%d" % ceil_s(wait_us))]
+    status, detail, body, of_body, needed = answer
+    return status, detail, body, of_body, [*needed, (b"retry-after", b"%d" % ceil_s(wait_us))]
 
 
 @lru_cache(_MAX_RENDERED)
@@ -319,9 +287,8 @@ def _problem(
         problem["violated-policies"] = violated
     # Escape "<", so that the text cannot end a script element into which a page embeds it.
     body = json.dumps(problem).replace("<", "\\u003c").encode()
-    length = b"content-length", b"%d" % len(body)
-    kept = b"cache-control", b"no-store"  # keeps refusals out of caches
-    return status, detail, body, [(b"content-type", b"application/problem+json"), length, kept]
+    of_body = [(b"content-type", b"application/problem+json"), (b"content-length", b"%d" % len(body))]
+    return status, detail, body, of_body, [(b"cache-control", b"no-store")]
 
 
 def _over_quota(violated: Sequence[tuple[str, AnyLimit]], *, too_large: bool) -> Answer:

@@ -19,6 +19,7 @@ from ..core.limits import AnyLimit, parse_limits
 from .exchange import Exchange
 from .responses import POLICY_VIOLATION, TRY_AGAIN_LATER, close_websocket
 
+_OWN_CODES: Final = (POLICY_VIOLATION, TRY_AGAIN_LATER)
 LOOK_EVERY_US: Final = 10_000_000
 """How old the last look for a ban of the client may be when a message comes or goes."""
 
@@ -87,8 +88,8 @@ class GuardedWebSocket:
         await self._end_if_banned()
         is_close = message["type"] == "websocket.close"
         if self._ended is None:
-            if is_close and message.get("code") == TRY_AGAIN_LATER:  # of a limit at an endpoint
-                await close_websocket(self._send_on, TRY_AGAIN_LATER, message.get("reason") or "")
+            if is_close and message.get("code") in _OWN_CODES:  # of a limit at an endpoint
+                await close_websocket(self._send_on, message["code"], message.get("reason") or "")
             else:
                 await self._send_on(message)
         elif not is_close:
