@@ -95,9 +95,10 @@ async def bare(allowed: Allowed, routes: int = 10) -> Starlette:
 
 
 def five_rules(limits: str) -> list[Rule]:
-    """Return five rules with the same limits; half of the requests match two of them."""
-    paths = ("/api/{rest:path}", "/items/{id}", "/export/{id}", "*")
-    return [Rule("/login", limits, methods=["POST"]), *(Rule(path, limits) for path in paths)]
+    """Return five rules with the same limits, the first of which that matches counts a request, as for the peer."""
+    paths = ("/api/{rest:path}", "/items/{id}", "/export/{id}")
+    login = Rule("/login", limits, methods=["POST"], final=True)
+    return [login, *(Rule(path, limits, final=True) for path in paths), Rule("*", limits)]
 
 
 def rule_of_each(routes: int, limits: str) -> list[Rule]:
