@@ -16,9 +16,9 @@ from slidegate.core import (
     BanSubject,
     Bucket,
     Decision,
+    LimitState,
     SharedStats,
     Store,
-    WindowView,
     parse_address,
     parse_limits,
 )
@@ -82,7 +82,7 @@ class StoreHarness:
         """Reset all keys."""
         return await settle(self.raw.reset_all())
 
-    async def views(self, key: str, asked: Bucket) -> list[WindowView]:
+    async def views(self, key: str, asked: Bucket) -> list[LimitState]:
         """Return the windows of a key, and check them against a peek."""
         return await as_peek_says(self.raw, key, asked)
 

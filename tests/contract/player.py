@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeAlias, TypeVar
 
-from slidegate.core import AnyLimit, Bucket, Check, Decision, Limit, Quota, Store, WindowView
+from slidegate.core import AnyLimit, Bucket, Check, Decision, Limit, LimitState, Quota, Store
 from slidegate.core import Question as Asked
 from slidegate.core.decision import uncounted
 from slidegate.core.views import view_of
@@ -32,16 +32,13 @@ async def settle(answer: Answered | Awaitable[Answered]) -> Answered:
     return answer
 
 
-async def views_of(store: Store, key: str, asked: Bucket) -> list[WindowView]:
+async def views_of(store: Store, key: str, asked: Bucket) -> list[LimitState]:
     """Return the windows of a key as a store reports them."""
     now_us, unix_us, windows = await settle(store.inspect(key, (asked,)))
-    return [
-        view_of(asked.name, asked.label, name, limit, window, now_us, unix_us)
-        for name, limit, window in zip(asked.names, asked.limits, windows, strict=True)
-    ]
+    return [view_of(asked, key, at, window, now_us, unix_us) for at, window in enumerate(windows)]
 
 
-async def as_peek_says(store: Store, key: str, asked: Bucket) -> list[WindowView]:
+async def as_peek_says(store: Store, key: str, asked: Bucket) -> list[LimitState]:
     """Return the windows of a key, and assert that they match a peek."""
     views = await views_of(store, key, asked)
     decision = await settle(store.peek(((asked, key, 0),)))

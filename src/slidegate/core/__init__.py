@@ -8,7 +8,7 @@ from .bans.ban import Ban, BanSubject
 from .calendar import Anchor, Calendar, Period
 from .concurrency import Concurrency
 from .decide import WindowRef, charge_all, decide, in_periods, merged, refund_all
-from .decision import Bucket, Check, Decision, LimitState, Reason
+from .decision import Bucket, Check, Decision, LimitState, Reason, WindowSlice
 from .errors import ConfigurationError, InvalidKey, SlidegateError, StoreTimeout, StoreUnavailable
 from .limits import AnyLimit, Limit, parse_duration_us, parse_limits
 from .networks import Networks
@@ -17,7 +17,7 @@ from .quotas import Quota
 from .reservation import Reservation
 from .ring import NEVER, OPEN, WindowState
 from .store import BanStore, Clock, Event, EventListener, Observers, SharedStats, StatsRow, Store
-from .views import Snapshot, WindowSlice, WindowView
+from .views import Snapshot
 from .windows.counter_window import CounterWindow
 from .windows.hot_keys import HotKeys
 from .windows.metric_window import MetricWindow
@@ -69,7 +69,6 @@ __all__ = [
     "WindowRef",
     "WindowSlice",
     "WindowState",
-    "WindowView",
     "charge_all",
     "compiled",
     "decide",

@@ -101,10 +101,6 @@ class Concurrency(AnyLimit):
         """The same for all: a rule has one count of permits for each key."""
         return 0, 1
 
-    def with_amount(self, amount: int) -> Concurrency:
-        """See `AnyLimit.with_amount`."""
-        return Concurrency(amount, name=self.name)
-
     @property
     def suffix(self) -> str:
         """See `AnyLimit.suffix`."""

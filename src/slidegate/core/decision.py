@@ -145,27 +145,64 @@ def unique_name(name: str, taken: Collection[str]) -> str:
     return unique
 
 
+def state_of(bucket: Bucket, key: str, cost: int, at: int, reading: WindowState, now_us: int) -> LimitState:
+    """Return the state of a limit, given its index in the bucket and the reading of its window at a time."""
+    spent, leaves_us, newest_us, wait_us = reading
+    limit = bucket.limits[at]
+    return LimitState(
+        bucket.names[at],
+        bucket.name,
+        key,
+        limit,
+        remaining=max(limit.amount - spent, 0),
+        retry_after_us=None if wait_us < 0 else wait_us,
+        # Permits have no times: both are 0.
+        more_after_us=max(leaves_us - now_us, 0) if spent else 0,
+        reset_after_us=max(newest_us + limit.span_us - now_us, 0) if spent else 0,
+        cost=cost,
+        used=spent,
+        label=bucket.label,
+    )
+
+
 Check: TypeAlias = tuple[Bucket, str, int]
 """One charge of a question: the bucket, the key (at most 64 bytes) and the cost in units (0 or more)."""
 
 
+class WindowSlice(NamedTuple):
+    """A part of a window. All times are microseconds of the store's time."""
+
+    start_us: int
+    end_us: int
+    """The exclusive end; equal to `start_us` if the time of each unit is stored."""
+    leaves_us: int
+    """When its units leave the window."""
+    units: int
+
+
 class LimitState(NamedTuple):
-    """The result for one limit of a decision. All spans are microseconds from `Decision.now_us`."""
+    """The window of a key under one limit, as a decision has left it. All spans are microseconds from then."""
 
     name: str
     rule: str
     key: str
     limit: AnyLimit
     remaining: int
-    """Units left now, never below 0."""
+    """Units left, never below 0."""
     retry_after_us: int | None
     """How long this limit refuses the request's cost: 0 if it does not, None if for ever or until a permit is free."""
     more_after_us: int
     """How long until the oldest spent unit leaves; 0 if nothing is spent, and for permits."""
     reset_after_us: int
     """How long until all spent units have left; 0 if nothing is spent, and for permits."""
-    cost: int = 1
+    cost: int
     """The cost of the request, in units."""
+    used: int
+    """Units that count now."""
+    label: str
+    """The name of the rule in stats."""
+    slices: tuple[WindowSlice, ...] = ()
+    """The parts of the window, oldest first, if it was inspected; their units add up to `used`. Empty for permits."""
 
 
 class Decision:
@@ -245,7 +282,8 @@ class Decision:
         """The result for every limit, in the order of the checks; empty if no limit was checked."""
         if not self.readings:
             return ()
-        return tuple(self._state(*asked, reading) for asked, reading in zip(self._asked(), self.readings, strict=True))
+        pairs = zip(self._asked(), self.readings, strict=True)
+        return tuple(state_of(*asked, reading, self.now_us) for asked, reading in pairs)
 
     @property
     def binding(self) -> LimitState | None:
@@ -256,27 +294,11 @@ class Decision:
         asked = self._asked()
         amounts = [bucket.limits[at].amount for bucket, _, _, at in asked]
         tightest = tightest_first(amounts, readings, unequal_costs(self.checks))[0]
-        return self._state(*asked[tightest], readings[tightest])
+        return state_of(*asked[tightest], readings[tightest], self.now_us)
 
     def _asked(self) -> list[tuple[Bucket, str, int, int]]:
         """Return (bucket, key, cost, index of the limit in the bucket) of each reading."""
         return [(bucket, key, cost, at) for bucket, key, cost in self.checks for at in range(len(bucket.limits))]
-
-    def _state(self, bucket: Bucket, key: str, cost: int, at: int, reading: WindowState) -> LimitState:
-        spent, leaves_us, newest_us, wait_us = reading
-        limit = bucket.limits[at]
-        return LimitState(
-            bucket.names[at],
-            bucket.name,
-            key,
-            limit,
-            remaining=max(limit.amount - spent, 0),
-            retry_after_us=None if wait_us < 0 else wait_us,
-            # Permits have no times: both are 0.
-            more_after_us=max(leaves_us - self.now_us, 0) if spent else 0,
-            reset_after_us=max(newest_us + limit.span_us - self.now_us, 0) if spent else 0,
-            cost=cost,
-        )
 
     @property
     def reservations(self) -> Sequence[Reservation]:

@@ -172,10 +172,6 @@ class AnyLimit:
     def same_window(self) -> Identity:
         """The identity of the window: limits of one rule with equal identities share a window."""
 
-    @abstractmethod
-    def with_amount(self, amount: int) -> AnyLimit:
-        """Return the same limit with another amount; the two share their windows."""
-
     def own(self) -> Self:
         """Return a copy whose amount may change, without a change of this limit."""
         return copy(self)
@@ -183,6 +179,12 @@ class AnyLimit:
     def become(self, amount: int) -> None:
         """Change the amount of a bucket's own copy; the change holds for the next hit, whoever has prepared it."""
         self._fill(amount=amount)
+
+    def with_amount(self, amount: int) -> Self:
+        """Return the same limit with another amount, 1 to 2**31 - 1; the two share their windows."""
+        twin = self.own()
+        twin.become(amount)
+        return twin
 
     @property
     @abstractmethod
@@ -296,11 +298,6 @@ class Limit(AnyLimit):
     def same_window(self) -> Identity:
         """Window and resolution: limits of one rule with both equal share a window, whatever their amounts."""
         return self.window_us, self.resolution
-
-    def with_amount(self, amount: int) -> Limit:
-        """See `AnyLimit.with_amount`."""
-        window = timedelta(microseconds=self.window_us)
-        return Limit(amount, window, resolution=self.resolution, name=self.name)
 
     @property
     def suffix(self) -> str:

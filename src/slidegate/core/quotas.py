@@ -85,10 +85,6 @@ class Quota(AnyLimit):
         """Unit, zone and start: quotas of one rule with all three equal share a count, whatever their amounts."""
         return 0, f"{self.unit} {self.starts} {self.zone_name}"
 
-    def with_amount(self, amount: int) -> Quota:
-        """See `AnyLimit.with_amount`."""
-        return Quota(f"{amount}/{self.unit}", zone=self.zone_name, starts=self.starts, name=self.name)
-
     @property
     def suffix(self) -> str:
         """See `AnyLimit.suffix`; it is the unit."""

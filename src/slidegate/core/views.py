@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from .decision import Bucket, LimitState, WindowSlice, state_of
 from .limits import AnyLimit, Limit
 from .quotas import Quota, QuotaCounter
 from .ring import entries
@@ -31,73 +32,25 @@ class Snapshot(NamedTuple):
     """One for each limit of each requested bucket, in order."""
 
 
-class WindowSlice(NamedTuple):
-    """A part of a window. All times are microseconds of the store's time."""
-
-    start_us: int
-    end_us: int
-    """The exclusive end; equal to `start_us` if the time of each unit is stored."""
-    leaves_us: int
-    """When its units leave the window."""
-    units: int
-
-
-class WindowView(NamedTuple):
-    """The window of a key under one limit. All spans are microseconds from the time of the snapshot."""
-
-    rule: str
-    """The identity of the rule that the window belongs to."""
-    label: str
-    """The rule's name in stats."""
-    name: str
-    """The limit's name on the wire."""
-    limit: AnyLimit
-    used: int
-    """Units that count now."""
-    remaining: int
-    """Units left, never below 0."""
-    retry_after_us: int | None
-    """How long one more unit is refused: 0 if it is not, None if unknown, because all permits are taken."""
-    more_after_us: int
-    """How long until the oldest unit leaves; 0 if none is used, and for permits."""
-    reset_after_us: int
-    """How long until all units have left; 0 if none is used, and for permits."""
-    slices: tuple[WindowSlice, ...]
-    """The parts of the window, oldest first; their units add up to `used`. Empty if none is used, and for permits."""
-    fallback: bool = False
-    """Whether the limit is the fallback of a limits function, which may return another one for the key."""
-
-
-def view_of(rule: str, label: str, name: str, limit: AnyLimit, window: bytes, now_us: int, unix_us: int) -> WindowView:
-    """Return the view of a window.
+def view_of(bucket: Bucket, key: str, at: int, window: bytes, now_us: int, unix_us: int) -> LimitState:
+    """Return the state of a window, with its slices, for one more unit.
 
     Args:
-        rule: The identity of its rule.
-        label: The rule's name in stats.
-        name: The limit's name on the wire.
-        limit: The limit.
+        bucket: The bucket.
+        key: The key.
+        at: The index of the limit in the bucket.
         window: The window.
         now_us: The store's time, in microseconds.
         unix_us: The Unix time, read together with `now_us`.
     """
+    limit = bucket.limits[at]
     counter = limit.counter
     if isinstance(counter, QuotaCounter):
         counter = counter.at(now_us, unix_us)
     window = counter.settle(window, now_us)
-    used, leaves_us, newest_us, _ = counter.state(window)
-    wait_us = counter.spend(window, now_us, 1)[1][3]
-    return WindowView(
-        rule,
-        label,
-        name,
-        limit,
-        used,
-        max(limit.amount - used, 0),
-        None if wait_us < 0 else wait_us,
-        max(leaves_us - now_us, 0) if used else 0,
-        max(newest_us + limit.span_us - now_us, 0) if used else 0,
-        tuple(_slices(window, limit, leaves_us, now_us)) if used else (),
-    )
+    reading = counter.state(window, counter.spend(window, now_us, 1)[1][3])
+    slices = _slices(window, limit, reading[1], now_us) if reading[0] else ()
+    return state_of(bucket, key, 1, at, reading, now_us)._replace(slices=tuple(slices))
 
 
 def _slices(window: bytes, limit: AnyLimit, leaves_us: int, now_us: int) -> Iterator[WindowSlice]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from functools import cached_property, partial, wraps
+from functools import cached_property, wraps
 from hashlib import blake2b
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -64,7 +64,7 @@ class Limited:
         """
         _check_function(function)
         caller = self._caller(_name_of(function))
-        if not _is_async(function):
+        if not inspect.iscoroutinefunction(function):
 
             @wraps(function)
             def limited(*args: P.args, **options: P.kwargs) -> R:
@@ -143,7 +143,7 @@ class Limited:
 def _checked_key(key: object) -> LimitedKey:
     if isinstance(key, str) and key:
         return key
-    if callable(key) and not inspect.isclass(key) and not _is_async(key):
+    if callable(key) and not inspect.isclass(key) and not inspect.iscoroutinefunction(key):
         return key
     raise ConfigurationError(
         'limited: key: expected text such as "github", or a plain function of the arguments such as '
@@ -152,33 +152,22 @@ def _checked_key(key: object) -> LimitedKey:
 
 
 def _check_function(function: Callable[..., object]) -> None:
-    if not callable(function) or inspect.isclass(function):
+    if not callable(function) or not inspect.isroutine(function):
         raise ConfigurationError(
             f"limited: expected a function, not {quoted(function)}; put it below @classmethod, and on the methods of "
             "a class"
         )
-    if any(inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called) for called in _called(function)):
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(
             f"limited: {quoted(function)} is a generator, which runs after the call has returned; write "
             "`with limiter.limited(...)` or `async with` around its work"
         )
 
 
-def _is_async(function: Callable[..., object]) -> bool:
-    return any(map(inspect.iscoroutinefunction, _called(function)))
-
-
-def _called(function: Callable[..., object]) -> tuple[object, object]:
-    """Return a callable, and the `__call__` of its class, which runs if it is an object."""
-    return function, type(function).__call__
-
-
 def _name_of(function: Callable[..., object]) -> str:
     """Return a function's rule name: the same in every process, with only characters that a rule may have."""
     named = inspect.unwrap(function)
-    while isinstance(named, partial):
-        named = inspect.unwrap(named.func)
-    name = f"{named.__module__}.{getattr(named, '__qualname__', type(named).__qualname__)}"
+    name = f"{named.__module__}.{named.__qualname__}"
     name = "".join(letter if " " < letter <= "~" and letter not in ":;" else "_" for letter in name)
     if len(name) <= MAX_NAME:
         return name

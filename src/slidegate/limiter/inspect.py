@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
-from ..core.decision import Bucket
+from ..core.decision import Bucket, LimitState
 from ..core.limits import AnyLimit
-from ..core.views import WindowView, view_of
+from ..core.views import view_of
 from .aio import let_others_run
 from .named_limits import NamedLimit, named
 
@@ -102,7 +102,7 @@ class KeyView(NamedTuple):
     """The store's time of the last query."""
     unix_us: int
     """The store's Unix time at that moment."""
-    windows: tuple[WindowView, ...]
+    windows: tuple[LimitState, ...]
     """One for each limit of each rule, empty windows included."""
 
 
@@ -117,8 +117,7 @@ async def inspect_key(engine: Engine, key: str, buckets: Sequence[Bucket]) -> Ke
     Raises:
         StoreError: The store does not answer.
     """
-    fallbacks = {id(one.limit) for one in engine.callers.limits() if one.fixed}
-    views: list[WindowView] = []
+    views: list[LimitState] = []
     for first in range(0, max(len(buckets), 1), TOGETHER):  # without buckets, only the time is queried
         if first:
             await let_others_run()
@@ -126,7 +125,5 @@ async def inspect_key(engine: Engine, key: str, buckets: Sequence[Bucket]) -> Ke
         now_us, unix_us, windows = await engine.command(partial(engine.store.inspect, key, part))
         places = [(bucket, place) for bucket in part for place in range(len(bucket.limits))]
         for (bucket, place), window in zip(places, windows, strict=True):
-            limit = bucket.limits[place]
-            view = view_of(bucket.name, bucket.label, bucket.names[place], limit, window, now_us, unix_us)
-            views.append(view._replace(fallback=id(limit) in fallbacks))
+            views.append(view_of(bucket, key, place, window, now_us, unix_us))
     return KeyView(key, now_us, unix_us, tuple(views))

@@ -8,10 +8,9 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
-from ..core.addresses import parse_network
 from ..core.arguments import check_list, names_checked
 from ..core.bans.ban import Ban, ban_key, clean_reason
-from ..core.bans.policy import BanPolicy, NetworkSet, hand_ban_key, may_ban
+from ..core.bans.policy import BanPolicy, NetworkSet, hand_ban_key, may_ban, with_wider_networks
 from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import (
@@ -35,7 +34,7 @@ from .inspect import Guard, KeyView, inspect_key
 from .keys import AnyKey, KeyOf, Limits, keyed
 from .named_limits import NamedLimit, Override
 from .observers import AnyObserver, Subscription
-from .operators import NetworkKey, check_ban, files_of, operator_of
+from .operators import NetworkKey, check_ban, files_of, operators_of
 from .portal import PORTAL
 from .rows import Row, Worker
 
@@ -226,9 +225,8 @@ class Limiter:
     async def inspect(self, key: AnyKey, rules: Mapping[str, Limits] | None = None) -> KeyView:
         """Return all windows of `key`, slice by slice. Changes nothing.
 
-        For a limits function, these are the windows of `fallback_limits`, and `WindowView.fallback` is true; pass the
-        limits that it returns for `key` as `rules`. Units that this process counted locally during an outage are not
-        included.
+        For a limits function, these are the windows of `fallback_limits`; pass the limits that it returns for `key` as
+        `rules`. Units that this process counted locally during an outage are not included.
 
         Args:
             key: The key.
@@ -342,11 +340,9 @@ class Limiter:
             StoreError: The store does not answer.
         """
         known = self._ban_key(key)
-        _, guards = self.engine.keys.learn(key)
-        operator = operator_of(known, self.engine.networks)
-        subjects = (known, *guards) if operator is None else (known, *guards, operator)
-        ban = await self.engine.command(partial(self.store.bans.find, subjects))
-        return await self._ban_around(known) if ban is None else ban
+        guards, operators = self.engine.keys.learn(key)[1], operators_of(known, self.engine.networks)
+        subjects = [*with_wider_networks(known), *guards, *operators]
+        return await self.engine.command(partial(self.store.bans.find, subjects))
 
     async def bans(self) -> AsyncIterator[Ban]:
         """Yield the bans in force."""
@@ -592,32 +588,11 @@ class Limiter:
             remember(self._buckets, (rule, limits), bucket)
         return bucket
 
-    async def _ban_around(self, key: str) -> Ban | None:
-        """Return a ban that refuses all addresses of a network; None if there is none, or the key is no network."""
-        network = _network(key)
-        if network is None:
-            return None
-        version, first, last = network
-        for end in (first, last):  # at one end, the longest ban may be of a smaller network
-            ban = await self.engine.command(partial(self.store.bans.find, ((version, end),)))
-            around = None if ban is None else _network(ban.key)
-            if around is not None and around[1] <= first and last <= around[2]:
-                return ban
-        return None
-
     def _ban_key(self, key: AnyKey) -> str:
         if isinstance(key, KeyOf):
             return hand_ban_key(self.engine.keys.learn(key)[0])
         ban_key(key)
         return self.engine.keys.learn(key)[0]
-
-
-def _network(key: str) -> tuple[int, int, int] | None:
-    """Return (version, first address, last address) of a key that is a network with a prefix length; else None."""
-    try:
-        return parse_network(key) if "/" in key else None
-    except ConfigurationError:
-        return None
 
 
 def check_cost(cost: object, what: str = "cost") -> int:

@@ -255,22 +255,20 @@ class ObserverHub:
 
     def wants(self, kind: str) -> bool:
         """Return whether events of a kind that is logged as information are needed, by an observer or the log."""
-        return bool(self._receivers(kind)) or logger.isEnabledFor(logging.INFO)
+        receivers = self._refusals if kind == "refused" else self._events
+        return bool(receivers) or logger.logger.isEnabledFor(logging.INFO)
 
     def emit(self, event: Event) -> None:
         """Log an event, and pass it to the observers of its kind, with the time added."""
         event = Event(event.kind, event.message, event.details, self._unix_us())
         self.log.event(event)
-        for subscription, method in self._receivers(event.kind):
+        for subscription, method in self._refusals if event.kind == "refused" else self._events:
             subscription.call(method, event)
 
     def request(self, outcome: Outcome) -> None:
         """Pass an outcome to the observers of requests."""
         for subscription, method in self._requests:
             subscription.call(method, outcome)
-
-    def _receivers(self, kind: str) -> list[tuple[Subscription, Callable[..., object]]]:
-        return self._refusals if kind == "refused" else self._events
 
     def _set(self, subscriptions: tuple[Subscription, ...]) -> None:
         self.subscriptions = subscriptions

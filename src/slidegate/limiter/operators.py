@@ -61,13 +61,9 @@ def files_of(networks: Iterable[NetworkKey]) -> tuple[NetworkLookup, ...]:
     return tuple(dict.fromkeys(key.file for key in keys))
 
 
-def operator_of(client_key: str, files: Sequence[NetworkLookup]) -> str | None:
-    """Return the ban key of the operator of a client's address; None if no file has it."""
-    for file in files:
-        asn = file.find(client_key).asn
-        if asn is not None:
-            return f"{_KIND}{asn}"
-    return None
+def operators_of(client_key: str, files: Sequence[NetworkLookup]) -> list[str]:
+    """Return the ban keys of the operator of a client's address, one for each file that has it."""
+    return [f"{_KIND}{asn}" for file in files if (asn := file.find(client_key).asn) is not None]
 
 
 def check_ban(key: object, files: Sequence[NetworkLookup]) -> None:

@@ -24,7 +24,7 @@ from ..core.decision import Reason
 from ..core.errors import ConfigurationError, StoreError, closest, quoted
 from ..core.limits import check_whole
 from ..limiter.aio import to_the_end
-from ..limiter.operators import operator_of
+from ..limiter.operators import operators_of
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .decided import decided_about
 from .exchange import Exchange
@@ -110,8 +110,7 @@ class BanSignals:
             return (client_key,)
         own: tuple[BanSubject, ...] = (client_key, address)
         own = (*own, address_key(*address)) if self._is_wider else own
-        operator = operator_of(address_key(*address), self._limiter.engine.networks)
-        return own if operator is None else (*own, operator)
+        return *own, *operators_of(address_key(*address), self._limiter.engine.networks)
 
     def met(self, texts: RequestTexts) -> Sequence[Signal]:
         """Return the signals whose paths match that of a request, each once; none if it may mean any other path."""

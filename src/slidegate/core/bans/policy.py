@@ -9,7 +9,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
-from ..addresses import parse_network, prefix_length
+from ..addresses import format_network, parse_network, prefix_length
 from ..arguments import check_flag, names_checked
 from ..durations import format_duration
 from ..errors import ConfigurationError, InvalidKey, closest, quoted
@@ -203,6 +203,18 @@ def hand_ban_key(key: object) -> str:
             f'a network no wider than an IPv{version} /{widest}, for example "192.0.2.0/24"',
         )
     return spelled
+
+
+def with_wider_networks(key: str) -> list[str]:
+    """Return the canonical key of a ban; if it is a network, after those of all networks that contain it."""
+    if "/" not in key:
+        return [key]
+    try:
+        version, first, last = parse_network(key)
+    except ConfigurationError:
+        return [key]
+    prefixes = range(REGISTRY[version], prefix_length(version, first, last))
+    return [*(format_network(version, first, prefix) for prefix in prefixes), key]
 
 
 def may_ban(policy: BanPolicy, key: str, protected: NetworkSet | None = None) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 import click
 
 from ... import ConfigurationError, Limit, Limiter, RateLimitMiddleware, Rule, parse_limits
-from ...core import AnyLimit, WindowView
+from ...core import AnyLimit, LimitState
 from ..statistics import Statistics
 from .bans import end_of, row_of
 from .bounds import most_units, steady_us, wait_after_burst_us
@@ -151,7 +151,7 @@ async def _state_of(
     }
 
 
-def _row_of_window(window: WindowView, offset_us: int, shadow: bool) -> dict[str, Any]:
+def _row_of_window(window: LimitState, offset_us: int, shadow: bool) -> dict[str, Any]:
     """Return a window as JSON shows it: spans in seconds, times in Unix seconds."""
     wait_us = window.retry_after_us
     return {

@@ -28,7 +28,7 @@ from ... import (
     header,
     query,
 )
-from ...core import AnyLimit, Ban, Concurrency, WindowView
+from ...core import AnyLimit, Ban, Concurrency, LimitState
 from ...core.durations import format_duration
 from ...core.logs import logger
 from ..statistics import LoggedEvent, Statistics, Traffic
@@ -390,11 +390,11 @@ def _override(override: Any) -> dict[str, Any]:
     return {**named, "since_at": override.since.timestamp(), "until_at": override.until.timestamp()}
 
 
-def _window(view: WindowView, ahead_us: int, shadows: frozenset[str]) -> dict[str, Any]:
+def _window(view: LimitState, ahead_us: int, shadows: frozenset[str]) -> dict[str, Any]:
     times = {"retry_after_s": view.retry_after_us, "more_after_s": view.more_after_us}
     times |= {"reset_after_s": view.reset_after_us, "window_s": view.limit.span_us}
     return {
-        **_named(view, "name", "used", "remaining", "fallback"),
+        **_named(view, "name", "used", "remaining"),
         **{name: None if us is None else us / _S for name, us in times.items()},
         "rule": view.label,
         "limit": str(view.limit),
