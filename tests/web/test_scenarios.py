@@ -305,7 +305,6 @@ class Stage:
         said = [
             f"{one.reason} by {', '.join(one.rules) or 'none'}, {one.route}, {one.status}, {one.ended}"
             + (f", shadows {', '.join(one.shadow_rules)}" if one.shadow_rules else "")
-            + (f", waited {one.waited_us / 1_000_000:g}s" if one.waited_us is not None else "")
             for one in self.heard.outcomes
         ]
         self.heard.outcomes.clear()

@@ -68,7 +68,6 @@ class Outcome(NamedTuple):
             while it waits for room is ``cancelled``, and not allowed.
         began_us: When it arrived, in microseconds of Unix time.
         duration_us: The time until the last byte of its response was sent, in microseconds.
-        waited_us: How long it waited for room, in microseconds; None if it did not wait.
         decisions: Its decisions, those of outer middlewares first.
     """
 
@@ -81,16 +80,14 @@ class Outcome(NamedTuple):
     ended: Ended
     began_us: int
     duration_us: int
-    waited_us: int | None
     decisions: Sequence[Decision]
 
 
 def outcome_of_question(decision: Decision, now_us: int) -> Outcome:
     """Return the outcome of a call of the limiter without HTTP, made at `now_us`."""
     ended: Ended = "success" if decision.allowed else "refused"
-    waited_us = 0 if decision.reason is Reason.WAITED else None
     rules = tuple([bucket.label for bucket, _, _ in decision.checks]) if decision.allowed else refusing_rules(decision)
-    return Outcome(decision.allowed, decision.reason, rules, (), None, 0, ended, now_us, 0, waited_us, (decision,))
+    return Outcome(decision.allowed, decision.reason, rules, (), None, 0, ended, now_us, 0, (decision,))
 
 
 def refusing_rules(refusal: Decision) -> tuple[str, ...]:

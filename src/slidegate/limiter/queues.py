@@ -214,7 +214,6 @@ class Queues:
         wait_max: int,
         tenant: str = "",
         is_gone: Callable[[], bool] = lambda: False,
-        begins: Callable[[], object] = lambda: None,
     ) -> Decision:
         """Wait until `ask` admits a request, or its time is over.
 
@@ -226,7 +225,6 @@ class Queues:
             wait_max: The most waiters.
             tenant: The tenant of the request, if the rule is fair; the caller records its permit with `take`.
             is_gone: Returns whether the client has left. Callable from any thread.
-            begins: Called once when the request begins to sleep, if it has to.
 
         Returns:
             The last decision; an admission after a wait has the reason WAITED. A request that cannot be admitted in
@@ -241,7 +239,7 @@ class Queues:
                 queue.waiters.append(waiter)
         try:
             if joins:
-                await self._take_turns(name, queue, waiter, ask, begins)
+                await self._take_turns(name, queue, waiter, ask)
             decision = waiter.decision if waiter.decision is not None else queue.refusal_of(name)
             if decision is None:  # the first waiter is still asking for the first time
                 decision = await self._ask(waiter, ask)
@@ -257,9 +255,7 @@ class Queues:
             decision.reason = Reason.WAITED
         return decision
 
-    async def _take_turns(
-        self, name: Name, queue: _Queue, waiter: _Waiter, ask: Ask, begins: Callable[[], object]
-    ) -> None:
+    async def _take_turns(self, name: Name, queue: _Queue, waiter: _Waiter, ask: Ask) -> None:
         """Sleep, and ask as the first waiter, until there is an answer or the time is over."""
         while not waiter.is_removed and not waiter.is_gone():
             asks_s = waiter.until_s
@@ -275,8 +271,6 @@ class Queues:
                     asks_s = max(asks_s, anyio.current_time() + PAUSE_S)
             if max(queue.asks_s, anyio.current_time()) >= waiter.until_s:
                 return
-            if not waiter.has_slept:
-                begins()
             await waiter.sleep_until(asks_s, self._look)
 
     async def _ask(self, waiter: _Waiter, ask: Ask) -> Decision:

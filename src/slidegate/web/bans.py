@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from ..core.addresses import Address, address_key
 from ..core.arguments import check_list
-from ..core.bans.ban import OWN_PREFIX, Ban, BanSubject, clean_reason
+from ..core.bans.ban import OWN_PREFIX, Ban, BanSubject, clean_reason, longest
 from ..core.bans.policy import WIDEST, BanPolicy, may_ban
-from ..core.decision import Reason
+from ..core.decision import Decision, Reason, refused_by_ban
 from ..core.errors import ConfigurationError, StoreError, closest, quoted
 from ..core.limits import check_whole
 from ..limiter.aio import to_the_end
@@ -113,14 +112,11 @@ class BanSignals:
         return *own, *operators_of(address_key(*address), self._limiter.engine.networks)
 
     def met(self, texts: RequestTexts) -> Sequence[Signal]:
-        """Return the signals whose paths match that of a request, each once; none if it may mean any other path."""
+        """Return the signals whose paths match that of a request, the heaviest first; none if it may be any path."""
         if texts.any or not self.on_request:
             return ()
-        return [*{id(signal): signal for signal in self._index.find(texts)}.values()]
-
-    def are_for(self, status: Any) -> bool:
-        """Return whether the status of a response is a signal."""
-        return status in self._signals
+        found = {id(signal): signal for signal in self._index.find(texts)}
+        return sorted(found.values(), key=lambda signal: -signal.weight)
 
     async def strike(self, signal: Signal, scope: Scope) -> Ban | None:
         """Strike the client of a request; return the ban if there is one. A disconnect does not cancel the strike.
@@ -158,15 +154,28 @@ class BanSignals:
             scope: The request.
             exchange: The request in the middleware, which strikes each policy once; None for a message.
         """
-        bans: list[Ban] = []
-        with suppress(StoreError):  # does not change the answer to the request
-            for signal in self._signals.get(what, ()):
-                if exchange is not None and not exchange.strikes(signal.policy):
-                    continue
-                ban = await self.strike(signal, scope)
-                if ban is not None:
-                    bans.append(ban)
-        return bans
+        try:
+            return await self.strike_all(self._signals.get(what, ()), scope, exchange)
+        except StoreError:  # does not change the answer to the request
+            return []
+
+    async def refuse_by_path(self, signals: Sequence[Signal], exchange: Exchange) -> Decision | None:
+        """Strike for the path of a request; return its refusal if that bans it, or if it may have."""
+        try:
+            ban = longest(await self.strike_all(signals, exchange.scope, exchange))
+        except StoreError:
+            return self._limiter.engine.unanswered()
+        return None if ban is None else refused_by_ban(ban, ban.since_us)
+
+    async def strike_all(self, signals: Sequence[Signal], scope: Scope, exchange: Exchange | None) -> list[Ban]:
+        """Strike for some signals, each policy once; return the resulting bans.
+
+        Raises:
+            StoreUnavailable: The store does not answer, and ``on_error="deny"``.
+        """
+        struck = [signal for signal in signals if exchange is None or exchange.strikes(signal.policy)]
+        bans = [await self.strike(signal, scope) for signal in struck]
+        return [ban for ban in bans if ban is not None]
 
 
 def _class_of(name: str) -> set[int]:

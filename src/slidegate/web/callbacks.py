@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from inspect import isawaitable
 from operator import index
 from typing import Any, Final, NoReturn, SupportsIndex, TypeVar
@@ -82,18 +82,6 @@ class _ReadTwice:
         return self._kept.popleft() if self._kept else await self._receive()
 
 
-class _ReadAsForm(Request):
-    """A request of whose body nothing but its form is left, which `form` returns again."""
-
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Raise an error that says how to read it."""
-        raise RuntimeError(
-            "the body was read as a form already, which FastAPI does for an endpoint with Form(); write "
-            "await request.form()"
-        )
-        yield b""
-
-
 def with_body(request: HTTPConnection, max_body: int) -> HTTPConnection:
     """Return a request for functions at an endpoint, which may read its body in any way, and the endpoint again."""
     own = vars(request)
@@ -101,8 +89,7 @@ def with_body(request: HTTPConnection, max_body: int) -> HTTPConnection:
         return request
     channel = _ReadTwice(request.receive, max_body)
     own["_receive"] = channel.receive_again
-    made = _ReadAsForm if own.get("_form") is not None and "_body" not in own else Request
-    shown = made(request.scope, channel.receive)
+    shown = Request(request.scope, channel.receive)
     vars(shown).update({name: own[name] for name in _ALREADY_READ if name in own})
     return shown
 

@@ -6,7 +6,6 @@ function: it awaits no decision that is available immediately.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -14,20 +13,17 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.requests import HTTPConnection
 from starlette.types import Message, Scope
 
-from ..core.bans.ban import Ban, BanSubject, longest
-from ..core.decision import Bucket, Check, Decision, Reason, refused_by_ban
-from ..core.errors import StoreError
+from ..core.bans.ban import BanSubject
+from ..core.decision import Bucket, Check, Decision, Reason
 from ..core.memo import remember
 from ..core.question import Question
 from ..core.store import Event
-from ..limiter.queues import Ask, Name, may_wait
-from .bans import Signal
+from ..limiter.queues import Name, may_wait
 from .callbacks import request_of, whole_cost
 from .client_ip import Client, ClientAddress
 from .exchange import Exchange
 from .keys import Key, parts_of
 from .rule_set import BoundRule, Met, Plan
-from .rules import Rule
 from .waiting import Peeked, refund
 
 if TYPE_CHECKING:
@@ -73,10 +69,10 @@ class Decider:
             return self._uncounted(plan, exchange.scope, client)
         question = self._question(plan, exchange.scope if request is None else request.scope, client)
         if request is not None:
-            left = _uncharged(_passed(exchange), question.checks)
+            left = _uncharged(exchange, question.checks)
             if not left:
                 return plan.verdict
-            if left is not question.checks:
+            if len(left) < len(question.checks):
                 question = self._engine.prepare(left, question.subjects)
         return self._engine.ask(question)
 
@@ -129,23 +125,25 @@ class Decider:
             exchange.hooks = [*exchange.hooks, *plan.hooks]
         if plan.is_exempt:
             exchange.decided.exempt = (*exchange.decided.exempt, exchange.middleware)
-        refusal = await self._struck(plan.strikes, exchange)
+        refusal = await self._signals.refuse_by_path(plan.strikes, exchange)
         if refusal is not None:
             return refusal
         checks: list[Check] = []
         queue: tuple[BoundRule, Name] | None = None
         for bound in plan.limiting:
-            own = _uncharged(_passed(exchange), await self._checks(bound, client, request))
+            own = await self._checks(bound, client, request)
             checks += own
             if own and bound.rule.wait_us and queue is None:
                 queue = bound, (own[0][0].name, own[0][1])
+        checks = _uncharged(exchange, checks)
         if not checks:
             answer = self._uncounted(plan, request.scope, client)
             decision = answer if isinstance(answer, Decision) else await answer
         elif queue is None:
             decision = await self._ask(checks, self.subjects(request.scope, client))
         else:
-            decision = await self._in_queue(exchange, client, *queue, checks, request, endpoint is None)
+            channel = _peeked(exchange, endpoint)
+            decision = await self._in_queue(exchange, channel, client, *queue, checks, request)
         try:
             for bound in plan.shadows if decision.allowed else ():
                 await self._observe(bound, exchange, client, request)
@@ -201,33 +199,10 @@ class Decider:
         """Return the key that a user's function has returned; None and an empty text stay as they are."""
         return found if found is None or found == "" else self._limiter.key_for(found)
 
-    async def _struck(self, signals: Sequence[Signal], exchange: Exchange) -> Decision | None:
-        """Strike for the path of a request; return its refusal if that bans it.
-
-        The result of the strike decides, without a further query: the store may have failed since. A strike without a
-        result refuses the request, too, because it may have banned it.
-        """
-        bans: list[Ban] = []
-        unanswered: Decision | None = None
-        for signal in sorted(signals, key=lambda signal: -signal.weight):
-            if not exchange.strikes(signal.policy):
-                continue
-            try:
-                made = await self._signals.strike(signal, exchange.scope)
-            except StoreError:
-                unanswered = self._engine.unanswered()
-            else:
-                bans += [] if made is None else [made]
-        ban = longest(bans)
-        return unanswered if ban is None else refused_by_ban(ban, ban.since_us)
-
     async def _observe(self, bound: BoundRule, exchange: Exchange, client: Client, request: HTTPConnection) -> None:
         """Count a request under a shadow rule, and report it if the rule would have refused it."""
-        checks = _uncharged(exchange.observed, await self._checks(bound, client, request))
-        if not checks:
-            return
+        checks = await self._checks(bound, client, request)
         decision = await self._ask(checks, ())
-        exchange.observed = (*exchange.observed, checks)
         if decision.allowed or decision.reason is Reason.BANNED:
             return
         label, key = bound.rule.label, checks[0][1]
@@ -241,22 +216,39 @@ class Decider:
     async def _in_queue(
         self,
         exchange: Exchange,
+        channel: Peeked,
         client: Client,
         bound: BoundRule,
         name: Name,
         checks: Sequence[Check],
         request: HTTPConnection,
-        is_outside: bool,
     ) -> Decision:
-        """Ask about the limits of a request, which waits under its first rule with `wait`."""
+        """Ask about the limits of a request, which waits under its first rule with `wait`.
+
+        If the client leaves meanwhile, nothing stays charged, and nobody is answered.
+        """
+        queues, decided = self._engine.queues, exchange.decided
         tenant = await self._tenant(bound, client, request)
         ask = partial(self._ask, checks, self.subjects(request.scope, client))
-        decision = None if self._engine.queues.is_queued(name) else await ask()
-        if decision is None or may_wait(decision):
-            channel = _peeked(exchange, None if is_outside else request)
-            decision = await self._wait(exchange, channel, bound.rule, name, tenant, decision, ask)
+        refused = None if queues.is_queued(name) else await ask()
+        if refused is not None and not may_wait(refused):
+            decision = refused
+        else:
+            channel.begin()
+            decided.has_left = True  # until the wait has ended: a request that is cancelled meanwhile was not refused
+            wait_us, wait_max = bound.rule.wait_us, bound.rule.wait_max
+            decision = await queues.wait(
+                name, refused, ask, wait_us=wait_us, wait_max=wait_max, tenant=tenant, is_gone=channel.is_gone
+            )
+            decided.has_left = channel.is_gone()
+            if decided.has_left:
+                exchange.send_on = _send_nobody
+                await refund(self._limiter, decision.take_back())
+                return Decision(False, Reason.LIMITED) if refused is None else refused
+            if not isinstance(decision.checks, Question):  # what a refusal of another request says about this one
+                decision.checks = self._engine.prepare(decision.checks, ())
         if decision.allowed and bound.rule.fair is not None:
-            self._engine.queues.take(name, tenant)
+            queues.take(name, tenant)
             exchange.permits = (*exchange.permits, (name, tenant))
         return decision
 
@@ -271,63 +263,11 @@ class Decider:
             return found if found != client.key or asks_address else ""
         return await self._calls.ask_about(bound.rule, request, "fair", fair, self._key_for, None) or ""
 
-    async def _wait(
-        self,
-        exchange: Exchange,
-        channel: Peeked,
-        rule: Rule,
-        name: Name,
-        tenant: str,
-        refused: Decision | None,
-        ask: Ask,
-    ) -> Decision:
-        """Wait for room under a rule; return the last decision. If the client leaves, nothing stays charged."""
-        engine, decided = self._engine, exchange.decided
-        channel.begin()
-        began_us: list[int] = []
-        decided.has_left = True  # until the wait has ended: a request that is cancelled meanwhile was not refused
-        try:
-            decision = await engine.queues.wait(
-                name,
-                refused,
-                ask,
-                wait_us=rule.wait_us,
-                wait_max=rule.wait_max,
-                tenant=tenant,
-                is_gone=channel.is_gone,
-                begins=lambda: began_us.append(engine.now_us()),
-            )
-        finally:
-            if began_us:
-                decided.waited_us = (decided.waited_us or 0) + max(engine.now_us() - began_us[0], 0)
-        decided.has_left = channel.is_gone()
-        if decided.has_left:
-            exchange.send_on = _send_nobody
-            await refund(self._limiter, decision.take_back())
-            return Decision(False, Reason.LIMITED) if refused is None else refused
-        if not isinstance(decision.checks, Question):  # what a refusal of another request says about this one
-            decision.checks = engine.prepare(decision.checks, ())
-        return decision
 
-
-def _passed(exchange: Exchange) -> list[Sequence[Check]]:
-    """Return the questions that a request has passed in its middleware. A refusal charges nothing."""
-    return [decision.checks for decision in exchange.own if decision.allowed and decision.checks]
-
-
-def _uncharged(earlier: Sequence[Sequence[Check]], checks: Sequence[Check]) -> Sequence[Check]:
-    """Return the checks without what earlier questions have charged: the same limits of a key count a request once.
-
-    Of several costs the largest one is charged, so a later question has charged what was missing.
-    """
-    if not earlier:
-        return checks
-    charged = Counter[tuple[object, ...]]()
-    for question in earlier:  # in which no window is twice
-        charged.update({_window(check): check[2] for check in question})
-    costs = [(check, charged.get(_window(check))) for check in checks]
-    left = [(check[0], check[1], check[2] - (cost or 0)) for check, cost in costs if cost is None or cost < check[2]]
-    return checks if left == [*checks] else left
+def _uncharged(exchange: Exchange, checks: Sequence[Check]) -> list[Check]:
+    """Return the checks without those of limits that have charged the request before, for example at a router."""
+    charged = {_window(check) for decision in exchange.own if decision.allowed for check in decision.checks}
+    return [check for check in checks if _window(check) not in charged] if charged else [*checks]
 
 
 def _window(check: Check) -> tuple[object, ...]:
@@ -335,18 +275,18 @@ def _window(check: Check) -> tuple[object, ...]:
     return bucket.name, check[1], *[(limit.same_window, limit.amount) for limit in bucket.limits]
 
 
-def _peeked(exchange: Exchange, request: HTTPConnection | None) -> Peeked:
+def _peeked(exchange: Exchange, endpoint: HTTPConnection | None) -> Peeked:
     """Return a channel that reads ahead, and put it in front of the channel of the application or of the endpoint."""
-    receive = exchange.receive if request is None else vars(request).get(_RECEIVE)
+    receive = exchange.receive if endpoint is None else vars(endpoint).get(_RECEIVE)
     known = [hook for hook in exchange.hooks if isinstance(hook, Peeked)]  # of those that have waited before
     channel = next((one for one in known if receive in (one, one.receive)), None)
     if channel is None:
         channel = Peeked(receive)
         exchange.hooks = [*exchange.hooks, channel]
-    if request is None:
+    if endpoint is None:
         exchange.receive = channel
     elif receive is not None:
-        vars(request)[_RECEIVE] = channel
+        vars(endpoint)[_RECEIVE] = channel
     return channel
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
@@ -36,8 +36,6 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
     """The middlewares whose ban policies ignore the request, because a rule exempts it or it is a CORS preflight."""
     has_left = False
     """Whether the client left while the request waited for room."""
-    waited_us: int | None = None
-    """How long the request has waited for room; None if it has not."""
     shadow_rules: tuple[str, ...] = ()
     """The labels of the shadow rules that would have refused the request."""
 
@@ -48,7 +46,7 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
         Raises:
             ConfigurationError: There is no decision yet.
         """
-        decisions = self.latest()
+        decisions = [decision for _, decision in self]
         if not decisions:
             raise ConfigurationError(
                 'scope["slidegate"].decision: nothing is decided about this request yet; read it in the application, '
@@ -58,12 +56,10 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
         counted = [decision for decision in decisions if decision.readings]
         return refusals[0] if refusals else (counted or decisions)[-1]
 
-    def latest(self) -> list[Decision]:
-        """Return the decisions, without refusals after which the same middleware has decided again."""
-        if len(self) == 1:
-            return [self[0][1]]
-        last = dict(self)
-        return [decision for middleware, decision in self if decision.allowed or last[middleware] is decision]
+    def asked_again(self, middleware: RateLimitMiddleware) -> Self:
+        """Return the list after removing the refusals of a middleware, which decides again."""
+        self[:] = [(other, decision) for other, decision in self if decision.allowed or other is not middleware]
+        return self
 
     def is_exempt_from(self, middleware: RateLimitMiddleware) -> bool:
         """Return whether the ban policies of a middleware ignore the request."""

@@ -112,7 +112,7 @@ class RateLimit:
 
     Each endpoint function has its own count, at whichever routes it is, and also below a router or an application with
     the limit. Objects of one name share their counts, also with a `Rule` of that name. A request that meets the same
-    limit twice is charged once, with the larger cost.
+    limit twice is charged once.
 
     A refusal raises `RateLimitExceeded`, which is a Starlette `HTTPException` with status 429 (503 under
     ``on_error="deny"``). The application answers it; see `rate_limit_exceeded`. An accepted websocket is closed with
@@ -304,7 +304,7 @@ def _place_of(endpoint: Any) -> tuple[str, bool]:
 
 async def _refusal(exchange: Exchange, connection: HTTPConnection, decision: Decision) -> Exception:
     """Refuse a request, and return the exception to raise for it."""
-    decision, answer = await exchange.middleware.count_refusal(exchange, connection.scope, decision)
+    answer = await exchange.middleware.count_refusal(exchange, connection.scope, decision)
     if connection.scope["type"] == "websocket" and (exchange.status or not takes_answer(connection.scope)):
         return WebSocketException(TRY_AGAIN_LATER if exchange.status else POLICY_VIOLATION, TOO_MANY)
     exchange.complete(answer[4])

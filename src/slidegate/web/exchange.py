@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from ..core.decision import Check, Decision, Reason
+from ..core.decision import Decision
 from .decided import Decided, decided_about, no_middleware
 from .headers import Fields, completed
 
@@ -35,7 +35,7 @@ _STARTS: Final = {
 _CLOSED: Final = 403
 """The status that servers send for a close before the handshake is accepted."""
 _BODIES: Final = (".body", ".pathsend", ".zerocopysend")
-"""How the kinds of messages end that carry a part of the body."""
+"""How the kinds of messages end that carry a part of the body. Trailers come after the end."""
 
 
 class Hook:
@@ -44,18 +44,14 @@ class Hook:
     starts = True
     """Whether `start` has to be called."""
     ends = False
-    """Whether `end` has to be called after the last byte of the response."""
-    stays = False
-    """Whether `end` has to be called only when the application returns or raises."""
-    after_refusal = True
-    """Whether it applies to a request that its middleware, or a limit at an endpoint within, refuses."""
+    """Whether `end` has to be called."""
 
     def start(self, exchange: Exchange, status: Any) -> Awaitable[object] | None:
         """Act when the status of a response is known, before its first message is sent."""
         return None
 
     def end(self, exchange: Exchange, error: BaseException | None) -> Awaitable[object] | None:
-        """Act after the end; `error` is the exception that ended it."""
+        """Act once after the last byte of the response, or when the application returns or raises `error` before."""
         return None
 
 
@@ -82,8 +78,6 @@ class Exchange:
     """The decisions of this middleware: about its rules, then about limits at endpoints within."""
     is_complete = False
     """Whether the last message of the response was sent."""
-    observed: tuple[Sequence[Check], ...] = ()
-    """The checks of shadow rules, of each rule by itself."""
     is_refused = False
     """Whether this middleware, or a limit at an endpoint within, has refused the request before its response began."""
     permits: tuple[tuple[Name, str], ...] = ()
@@ -91,7 +85,6 @@ class Exchange:
 
     struck: tuple[BanPolicy, ...] = ()
     """The ban policies that the request has struck."""
-    _has_trailers = False
 
     def __init__(
         self,
@@ -118,13 +111,7 @@ class Exchange:
     def record(self, decision: Decision) -> None:
         """Record a decision of this middleware. It replaces refusals, after which the request was decided again."""
         self.own = (*[one for one in self.own if one.allowed], decision)
-        self.decided.append((self.middleware, decision))
-
-    @property
-    def is_uncounted(self) -> bool:
-        """Whether nothing counts this request: its client is on the allowlist, or limits are switched off."""
-        reasons = [decision.reason for decision in self.own]
-        return Reason.ALLOWLISTED in reasons or Reason.DISABLED in reasons
+        self.decided.asked_again(self.middleware).append((self.middleware, decision))
 
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message of the response. Not a coroutine function: most messages need no await of their own."""
@@ -134,8 +121,6 @@ class Exchange:
         if kind in _STARTS:
             self.status = message.get("status") or _STARTS[kind]
             if self.hooks:
-                if message.get("trailers"):
-                    self._has_trailers = True
                 for hook in self.hooks:
                     if hook.starts:
                         return self._start(message)
@@ -146,15 +131,10 @@ class Exchange:
         return self.send_on(message)
 
     def refuse(self) -> bool:
-        """Note a refusal, and drop the hooks that do not apply to a refused request.
-
-        Returns:
-            Whether it is the first one, before the response begins: the one to count and to report.
-        """
+        """Note a refusal; return whether it is the first one, before the response begins: the one that counts."""
         if self.is_refused or self.status:
             return False
         self.is_refused = True
-        self.hooks = [hook for hook in self.hooks if hook.after_refusal]
         return True
 
     def complete(self, needed: Fields) -> None:
@@ -176,7 +156,7 @@ class Exchange:
         await (self._finish(message) if self._is_last(message) else self.send_on(message))
 
     async def _call_starts(self, status: Any) -> None:
-        hooks, self.hooks = self.hooks, [hook for hook in self.hooks if hook.ends or hook.stays]
+        hooks, self.hooks = self.hooks, [hook for hook in self.hooks if hook.ends]
         for hook in hooks:
             waiting = hook.start(self, status)
             if waiting is not None:
@@ -186,31 +166,20 @@ class Exchange:
         """Send the last message, then call the hooks for it. What the application does afterwards has no part in it."""
         await self.send_on(message)
         self.is_complete = True
-        hooks, self.hooks = self.hooks, ()
-        for hook in hooks:
-            if hook.stays:
-                self.hooks = (*self.hooks, hook)
-            elif (waiting := hook.end(self, None)) is not None:
-                await waiting
+        await self._call_ends(None)
 
     def _is_last(self, message: Message) -> bool:
         """Return whether a message is the last of the response."""
         kind = message["type"]
-        if kind.endswith(_BODIES):
-            return not message.get("more_body", False) and not self._has_trailers
-        return kind == "websocket.close" or (
-            kind == "http.response.trailers" and not message.get("more_trailers", False)
-        )
+        return kind == "websocket.close" or (kind.endswith(_BODIES) and not message.get("more_body", False))
 
     async def end(self, error: BaseException | None) -> None:
         """Call the hooks that were not called yet: the application has returned or raised."""
-        if error is not None and is_failure(error) and not self.status:
-            try:
+        try:
+            if error is not None and is_failure(error) and not self.status:
                 await self._call_starts(500)  # the server will answer so
-            except BaseException:
-                await self._call_ends(error)
-                raise
-        await self._call_ends(error)
+        finally:
+            await self._call_ends(error)
 
     async def _call_ends(self, error: BaseException | None) -> None:
         hooks, self.hooks = self.hooks, ()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.websockets import WebSocketDisconnect
 
-from ..core.decision import Decision, Reason
+from ..core.decision import Reason
 from ..core.reservation import Reservation
 from ..limiter.aio import in_background
 from ..limiter.engine import Engine
@@ -69,14 +69,12 @@ class StrikeForStatus(Hook):
         signals: The ban policies.
     """
 
-    after_refusal = False
-
     def __init__(self, signals: BanSignals) -> None:
         self._signals = signals
 
     def start(self, exchange: Exchange, status: Any) -> Awaitable[object] | None:
         """See `Hook.start`."""
-        if not self._signals.are_for(status) or exchange.is_uncounted:
+        if exchange.is_refused or exchange.decided.is_exempt_from(exchange.middleware):
             return None
         return self._signals.strike_for(status, exchange.scope, exchange)
 
@@ -137,12 +135,8 @@ class Report(Hook):
 
     def end(self, exchange: Exchange, error: BaseException | None) -> None:
         """See `Hook.end`."""
-        decisions = exchange.decided.latest()
-        refusal: Decision | None = None
-        for decision in decisions:
-            if not decision.allowed:
-                refusal = decision
-                break
+        decisions = [decision for _, decision in exchange.decided]
+        refusal = next((decision for decision in decisions if not decision.allowed), None)
         if error is not None and exchange.status and is_failure(error):
             refusal = None  # a limit at an endpoint refuses after the response has begun: the connection breaks
         status: Any = exchange.status
@@ -168,7 +162,6 @@ class Report(Hook):
                 ended=ended,
                 began_us=self._began_us,
                 duration_us=max(self._engine.now_us() - self._began_us, 0),  # a user-supplied clock may step back
-                waited_us=exchange.decided.waited_us,
                 decisions=decisions,
             )
         )

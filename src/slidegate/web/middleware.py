@@ -32,7 +32,7 @@ from .callbacks import UserCallbacks
 from .checks import StartupChecks, about_building, about_routes, about_settings, switched_off
 from .client_ip import ClientAddress, Clients, client_ip
 from .decide import Decider
-from .decided import DECIDED_KEY, Decided
+from .decided import DECIDED_KEY, UNCOUNTED, Decided
 from .default_limits import DefaultLimits
 from .exchange import EXCHANGE_KEY, Exchange
 from .file_watcher import FileWatcher
@@ -262,7 +262,7 @@ class RateLimitMiddleware(FailsAtStartup):
         if plan is None or scope.get("method") in _UNUSUAL:
             plan = self.rule_set.match(scope)
         outer = scope.get(EXCHANGE_KEY)
-        decided = scope[DECIDED_KEY] = Decided() if outer is None else outer.decided
+        decided = scope[DECIDED_KEY] = Decided() if outer is None else outer.decided.asked_again(self)
         exchange = scope[EXCHANGE_KEY] = Exchange(self, scope, receive, send, plan.hooks, decided)
         try:
             if self._observers.requests:
@@ -276,7 +276,7 @@ class RateLimitMiddleware(FailsAtStartup):
             if not decision.allowed:
                 await self._refuse(exchange, decision)
             else:
-                if plan.is_websocket and not exchange.is_uncounted:
+                if plan.is_websocket and decision.reason not in UNCOUNTED:
                     GuardedWebSocket(exchange, self._messages)
                 await self.app(scope, exchange.receive, exchange.send)
             if exchange.hooks:
@@ -291,10 +291,10 @@ class RateLimitMiddleware(FailsAtStartup):
         """Refuse a request, unless its client has left while it waited."""
         if exchange.decided.has_left:
             return
-        decision, answer = await self.count_refusal(exchange, exchange.scope, decision)
+        answer = await self.count_refusal(exchange, exchange.scope, decision)
         await self.refusals.send(decision, answer, exchange, exchange.receive, exchange.send)
 
-    async def count_refusal(self, exchange: Exchange, scope: Scope, decision: Decision) -> tuple[Decision, Answer]:
+    async def count_refusal(self, exchange: Exchange, scope: Scope, decision: Decision) -> Answer:
         """Strike for a refusal by a limit, and report the refusal.
 
         Args:
@@ -303,19 +303,18 @@ class RateLimitMiddleware(FailsAtStartup):
             decision: The refusal.
 
         Returns:
-            The refusal, whose retry-after includes a ban that it has caused, and the answer to it.
+            The answer to the refusal, whose retry-after from now on includes a ban that it has caused.
         """
         is_news = exchange.refuse() and not exchange.decided.has_left
-        strikes = self.signals.on_refusal and is_news and decision.readings
-        if strikes and not exchange.decided.is_exempt_from(self):
+        if is_news and self.signals.on_refusal and decision.readings and not exchange.decided.is_exempt_from(self):
             bans = await self.signals.strike_for("refused", scope, exchange)
-            lengths = [ban.until_us - ban.since_us for ban in bans if ban.until_us is not None]
-            if lengths:
-                decision.at_least_us = max(lengths)
+            decision.at_least_us = max(
+                [ban.until_us - ban.since_us for ban in bans if ban.until_us is not None], default=0
+            )
         answer = self.refusals.answer(decision)
         if is_news and self._observers.wants("exceeded"):
             self.refusals.report(scope, decision, self._routes.label(scope), answer[0])
-        return decision, answer
+        return answer
 
     async def strike_for_message(self, scope: Scope) -> list[Ban]:
         """Strike for a message of a websocket that was refused; return the resulting bans."""

@@ -151,8 +151,6 @@ class Refusals:
         Args:
             decision: The refusal, by rules in shadow mode too.
         """
-        if not self._observers.wants("exceeded"):
-            return
         # Not the time of the decision: in an outage, another store decides, by another clock.
         now_us = self._engine.now_us()
         labels = {bucket.name: bucket.label for bucket, _, _ in decision.checks}

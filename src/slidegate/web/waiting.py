@@ -31,7 +31,7 @@ class Peeked(Hook):
     """
 
     starts = False
-    stays = True
+    ends = True
 
     def __init__(self, receive: Receive | None) -> None:
         self.receive = receive
@@ -52,13 +52,12 @@ class Peeked(Hook):
         """Return the next message."""
         self._is_waiting = False
         while not self._early:
-            if self._ahead is None:
-                return await self._next()
             ahead = self._ahead
+            if ahead is None:
+                return await self._next()
             await asyncio.wait([ahead])
-            if not ahead.cancelled() and ahead.exception() is not None:
+            if self._ahead is ahead:  # it has failed
                 self._ahead = None
-            if not self._early:
                 return ahead.result()
         return self._early.popleft()
 

@@ -199,7 +199,7 @@ def test_limits_of_each_route_count_by_the_key_of_the_middleware() -> None:
 def test_a_rule_that_shares_permits_fairly_is_replayed() -> None:
     rule = Rule("*", "1/minute", concurrency=2, wait="1s", fair=header("X-Tenant"))
     results = play(Replay([RateLimitMiddleware(hello, rules=[rule])]), record(0), record(59.5))
-    assert [(result.allowed, result.outcomes[0].waited_us) for result in results] == [(True, None), (False, None)]
+    assert [result.allowed for result in results] == [True, False]
     assert rule.wait_us == 1_000_000
 
 
