@@ -14,7 +14,6 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import zip_longest
 from operator import is_
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -151,18 +150,23 @@ def _sibling_workers() -> str:
     parent = os.getppid()
     try:
         own = _command_of(os.getpid())
-        lists = [path.read_text() for path in Path(f"/proc/{parent}/task").glob("*/children")]
+        lists = [_read(f"/proc/{parent}/task/{task}/children") for task in os.listdir(f"/proc/{parent}/task")]
     except OSError:  # another system than Linux
         return ""
     workers = 0
-    for child in " ".join(lists).split():
+    for child in b" ".join(lists).split():
         with suppress(OSError):  # it has ended meanwhile
             workers += _command_of(int(child)) == own
     return f"{workers} workers below process {parent}" if workers > 1 else ""
 
 
 def _command_of(process: int) -> bytes:
-    return _DIGITS.sub(b"", Path(f"/proc/{process}/cmdline").read_bytes())
+    return _DIGITS.sub(b"", _read(f"/proc/{process}/cmdline"))
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 _built: Final[WeakKeyDictionary[RateLimitMiddleware, tuple[object, ...]]] = WeakKeyDictionary()
