@@ -11,7 +11,7 @@ from threading import Lock
 from time import monotonic_ns, time_ns
 from typing import TypeAlias
 
-from slidegate import StoreError
+from slidegate import MemoryStore, StoreError
 from slidegate.core import (
     AnyLimit,
     BanSubject,
@@ -31,7 +31,6 @@ from slidegate.core import (
     in_periods,
     refund_all,
 )
-from slidegate.stores import MemoryBans
 
 Name: TypeAlias = tuple[str, object, str]
 """The name of a window: the rule, the window's length and resolution, and the key."""
@@ -61,7 +60,9 @@ class DictStore(Store):
         self._lock = Lock()
         self._windows: Windows = {}
         self._limits: dict[Name, AnyLimit] = {}
-        self.bans = MemoryBans(self._unix_us, emit=self.observers.tell_all, max_bans=most)
+        self._memory = MemoryStore(max_keys=most, max_bans=most, clock=clock)
+        self._memory.observe(self.observers.tell)
+        self.bans = self._memory.bans
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Charge every check or none."""
@@ -135,7 +136,7 @@ class DictStore(Store):
     def close(self) -> None:
         """Close the store and its bans."""
         super().close()
-        self.bans.close()
+        self._memory.close()
 
     def answers_threads(self) -> bool:
         """Return True: `Limiter.sync` needs no event loop, because no method returns an awaitable."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from slidegate.core import Ban, ConfigurationError, Reason, StoreUnavailable
+from slidegate.core import Ban, ConfigurationError, Reason
 from slidegate.testing import FakeClock
 
 from .ban_player import BanPlayer
@@ -110,17 +110,23 @@ class BansContract:
 
     @with_store()
     async def test_threads_that_cross_the_threshold_make_one_ban(self, store: StoreHarness) -> None:
-        outrun: list[StoreUnavailable] = []
-
         async def strike() -> list[Ban]:
-            made: list[Ban | None] = []
-            for _ in range(200):
-                try:
-                    made.append(await store.strike("user:eve"))
-                except StoreUnavailable as error:  # of a store that retries a lost compare-and-set only a few times
-                    outrun.append(error)
+            made = [await store.strike("user:eve") for _ in range(200)]
             return [ban for ban in made if ban is not None]
 
         made = [ban for bans in await in_threads(strike) for ban in bans]
         assert store.heard.kinds == ["banned"]
-        assert [ban.level for ban in made] == [1] or (outrun and not made)
+        assert [ban.level for ban in made] == [1]
+
+    @with_store()
+    async def test_resets_let_strikes_and_levels_stay(self, store: StoreHarness) -> None:
+        await store.strike("user:eve", 2)
+        assert await store.reset("user:eve") is False
+        await store.reset_all()
+        made = await store.strike("user:eve")
+        assert (made and made.level) == 1
+        store.clock.advance("10m")
+        await store.reset("user:eve")
+        await store.reset_all()
+        made = await store.strike("user:eve", 3)
+        assert (made and made.level) == 2

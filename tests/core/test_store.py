@@ -9,7 +9,6 @@ import pytest
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.core import BanStore, BanSubject, Check, Decision, Event, Store
 from slidegate.ops.statistics import Statistics
-from slidegate.stores import MemoryBans
 from slidegate.testing import FakeClock
 
 from ..asgi import hello
@@ -24,7 +23,8 @@ class Smallest(Store):
     def __init__(self, clock: FakeClock) -> None:
         super().__init__()
         self.inner = MemoryStore(clock=clock)
-        self.bans = MemoryBans(clock, emit=self.observers.tell_all)
+        self.inner.observe(self.observers.tell)
+        self.bans = self.inner.bans
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         refusal = self.bans.decide(checks, subjects)
@@ -95,7 +95,7 @@ class WithoutBans(Smallest):
     [
         (NoStore(), "expected a store such as MemoryStore.*, not <.*NoStore.*>"),
         (Smallest, "expected a store such as MemoryStore()"),
-        (WithoutBans(), "WithoutBans.* has no bans; set self.bans in its __init__, for example to slidegate.stores"),
+        (WithoutBans(), "WithoutBans.* has no bans; set self.bans in its __init__, for example to MemoryStore"),
     ],
 )
 def test_what_cannot_be_a_store_is_refused_with_what_to_do(given: object, words: str) -> None:

@@ -149,16 +149,13 @@ class BanModel:
         return sum(strike.weight for strike in counted)
 
     def _level(self, policy: BanPolicy, key: str, now_us: int) -> int:
-        """Return the level: one up for each ban, one down for each full `forgive` period without strikes."""
-        level = clean_from_us = 0
+        """Return the level: one up for each ban, one down for each full `forgive` period since the end of the last."""
+        level = ended_us = 0
         for entry in self._own(policy, key):
-            if isinstance(entry, Struck):
-                level = max(level - max(entry.at_us - clean_from_us, 0) // policy.forgive_us, 0)
-                clean_from_us = entry.at_us
-            elif entry.until_us is not None:
-                level += 1
-                clean_from_us = entry.until_us
-        return max(level - max(now_us - clean_from_us, 0) // policy.forgive_us, 0)
+            if isinstance(entry, Made) and entry.until_us is not None:
+                level = max(level - max(entry.since_us - ended_us, 0) // policy.forgive_us, 0) + 1
+                ended_us = entry.until_us
+        return max(level - max(now_us - ended_us, 0) // policy.forgive_us, 0)
 
 
 def _holds(network: str, address: str) -> bool:

@@ -369,7 +369,7 @@ async def test_every_set_of_places_has_an_end(server: RedisServer) -> None:
     crew = Workers(server)
     store = crew.hire(clock=None, permit_lease="5s")
     held = await take(store)
-    (name,) = server.command("KEYS", f"{{{crew.prefix}}}:9:p:*")
+    (name,) = server.command("KEYS", f"{{{crew.prefix}}}:10:p:*")
     assert 4_000 < server.command("PTTL", name) <= 6_000
     await settle(store.refund(held.take_back()))
     assert server.command("EXISTS", name) == 0
@@ -437,7 +437,7 @@ async def test_permits_move_with_their_slot(cluster: RedisCluster) -> None:
     crew = Workers(cluster)
     holds, other = crew.hire(readable=True), crew.hire(readable=True)
     held = [await take(holds), await take(holds)]
-    (name,) = {name for server in cluster.masters for name in server.command("KEYS", f"{{{crew.prefix}}}:9:p:*")}
+    (name,) = {name for server in cluster.masters for name in server.command("KEYS", f"{{{crew.prefix}}}:10:p:*")}
     slot = cluster.slot_of(name)
     owner = cluster.owner(slot)
     target = next(server for server in cluster.masters if server is not owner)
@@ -473,7 +473,7 @@ async def test_a_foreign_value_in_the_place_of_permits_stops_no_renewal_of_other
     (name, owner) = next(
         (name, server)
         for server in at_server.servers
-        for name in server.command("KEYS", f"{{{at_server.prefix}}}:9:p:bob*")
+        for name in server.command("KEYS", f"{{{at_server.prefix}}}:10:p:bob*")
     )
     owner.command("DEL", name)
     owner.command("SET", name, "of somebody else")

@@ -104,8 +104,7 @@ class Limiter:
             raise ConfigurationError(f"store: expected a store such as MemoryStore(), not {quoted(store)}")
         if store is not None and not isinstance(getattr(store, "bans", None), BanStore):
             raise ConfigurationError(
-                f"store: {store!r} has no bans; set self.bans in its __init__, for example to "
-                "slidegate.stores.MemoryBans()"
+                f"store: {store!r} has no bans; set self.bans in its __init__, for example to MemoryStore().bans"
             )
         self.store: Store = store if store is not None else MemoryStore()
         """The store that keeps the counts."""

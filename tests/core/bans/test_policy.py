@@ -51,6 +51,8 @@ def test_signals_are_words_statuses_classes_and_paths() -> None:
     assert dict(BanPolicy(signals={}).signals) == {}
 
 
-@pytest.mark.parametrize(("after", "grain_us"), [("1/1s", 1), ("64/64s", 1), ("65/64s", SECOND_US), ("65/1s", 15_625)])
-def test_many_strikes_are_counted_by_slices(after: str, grain_us: int) -> None:
-    assert BanPolicy(after).grain_us == grain_us
+@pytest.mark.parametrize(("after", "step_us"), [("1/1s", 1), ("64/64s", 1), ("65/64s", SECOND_US), ("65/1s", 15_625)])
+def test_many_strikes_are_counted_by_slices(after: str, step_us: int) -> None:
+    policy = BanPolicy(after)
+    (limit,) = policy.strikes.limits
+    assert limit.counter.terms == (policy.after.amount, step_us, policy.after.window_us - step_us + 1)

@@ -1,4 +1,4 @@
-"""The state machine of bans: strikes, the ladder, forgiving."""
+"""The law of bans: strikes in a ring, the ladder, forgiving."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core.bans.policy import MAX_EXACT, BanPolicy
-from slidegate.core.bans.strikes import StrikeRecord
+from slidegate.core.bans.strikes import LATEST_US, Level, next_ban
+from slidegate.core.ring import entries
 
 SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
@@ -17,12 +18,26 @@ HOUR_US = 60 * MINUTE_US
 DAY_US = 24 * HOUR_US
 
 
+class Struck:
+    """The strikes of a key under a policy, counted as stores count them."""
+
+    def __init__(self, policy: BanPolicy) -> None:
+        self.policy = policy
+        self.window = b""
+
+    def strike(self, now_us: int, weight: int) -> bool:
+        """Return whether a ban is due."""
+        counter = self.policy.strikes.limits[0].counter
+        self.window, _ = counter.charge(self.window, now_us, weight)
+        return counter.state(self.window)[0] >= self.policy.after.amount
+
+
 @pytest.mark.parametrize("after", ["1/minute", "64/minute", "65/minute", "100000/minute"])
-def test_no_flood_of_strikes_makes_a_record_large(after: str) -> None:
-    policy, record = BanPolicy(after), StrikeRecord()
+def test_no_flood_of_strikes_makes_a_window_large(after: str) -> None:
+    struck = Struck(BanPolicy(after))
     for number in range(3_000):
-        record, _ = record.struck(policy, number * 40_009, 1 + number % 3)
-        assert len(record.strikes) <= MAX_EXACT + 1
+        struck.strike(number * 40_009, 1 + number % 3)
+        assert len(list(entries(struck.window))) <= 2 * MAX_EXACT + 2
 
 
 class Blow(NamedTuple):
@@ -36,62 +51,85 @@ class Blow(NamedTuple):
     st.integers(0, 10**9),
 )
 def test_many_strikes_ban_at_most_a_slice_late(amount: int, blows: list[Blow], now_us: int) -> None:
-    policy = BanPolicy(f"{amount}/64s", "1s", factor=1)
-    assert policy.grain_us == SECOND_US
-    record, plain = StrikeRecord(), list[tuple[int, int]]()
+    struck, plain = Struck(BanPolicy(f"{amount}/64s", "1s", factor=1)), list[tuple[int, int]]()
     for pause_us, weight in blows:
         now_us += pause_us
         plain.append((now_us, weight))
-        record, due = record.struck(policy, now_us, weight)
+        due = struck.strike(now_us, weight)
         in_window = sum(weight for at_us, weight in plain if at_us > now_us - 64 * SECOND_US)
         surely = sum(weight for at_us, weight in plain if at_us > now_us - 63 * SECOND_US)
         assert due <= (in_window >= amount)
         assert due >= (surely >= amount)
         if due:
-            record, _ = record.banned(policy, "ann", "")
-            plain, now_us = [], now_us + SECOND_US
+            struck, plain, now_us = Struck(struck.policy), [], now_us + SECOND_US
+
+
+@given(
+    st.integers(1, 64),
+    st.lists(st.builds(Blow, st.sampled_from([0, 1, MINUTE_US - 1, MINUTE_US]), st.integers(1, 9)), max_size=60),
+)
+def test_few_strikes_ban_exactly_also_where_no_ban_could_be_made(amount: int, blows: list[Blow]) -> None:
+    struck, plain, now_us = Struck(BanPolicy(f"{amount}/minute")), list[tuple[int, int]](), 0
+    for pause_us, weight in blows:
+        now_us += pause_us
+        plain.append((now_us, weight))
+        in_window = sum(weight for at_us, weight in plain if at_us > now_us - MINUTE_US)
+        assert struck.strike(now_us, weight) is (in_window >= amount)
 
 
 @pytest.mark.parametrize("amount", [3, 64, 100])
 @given(st.lists(st.builds(Blow, st.integers(-(10**9), 10**9), st.integers(1, 3)), max_size=60))
 def test_no_step_of_the_clock_bans_too_early(amount: int, blows: list[Blow]) -> None:
-    policy, record, now_us, struck = BanPolicy(f"{amount}/minute"), StrikeRecord(), 10**12, 0
+    policy, now_us, weights = BanPolicy(f"{amount}/minute"), 10**12, 0
+    struck = Struck(policy)
     for step_us, weight in blows:
         now_us += step_us
-        record, due = record.struck(policy, now_us, weight)
-        struck += weight
-        assert not due or struck >= amount
-        assert len(record.strikes) <= MAX_EXACT + 1
-        assert all(at_us <= now_us for at_us, _ in record.strikes)
+        due = struck.strike(now_us, weight)
+        weights += weight
+        assert not due or weights >= amount
+        assert all(at_us <= now_us + SECOND_US for at_us, _ in entries(struck.window)), "at most to the end of a slice"
         if due:
-            record, struck = record.banned(policy, "ann", "")[0], 0
+            struck, weights = Struck(policy), 0
 
 
 def test_strikes_of_the_future_leave_within_a_window_of_the_next_one() -> None:
-    policy = BanPolicy("3/minute")
-    record, _ = StrikeRecord().struck(policy, DAY_US, 1)
-    record, _ = record.struck(policy, HOUR_US, 1)  # the clock was set back
-    assert record.struck(policy, HOUR_US + MINUTE_US - 1, 1)[1]
-    assert not record.struck(policy, HOUR_US + MINUTE_US, 2)[1]
+    struck = Struck(BanPolicy("3/minute"))
+    struck.strike(DAY_US, 1)
+    struck.strike(HOUR_US, 1)  # the clock was set back
+    window = struck.window
+    assert struck.strike(HOUR_US + MINUTE_US - 1, 1)
+    struck.window = window
+    assert not struck.strike(HOUR_US + MINUTE_US, 2)
 
 
-def test_a_record_is_over_when_neither_strike_nor_level_is_left() -> None:
+def test_a_level_is_over_when_it_is_forgiven() -> None:
+    policy = BanPolicy("2/minute", "10m", factor=2, forgive="1h")
+    ban, level = next_ban(policy, "ann", "why", None, HOUR_US)
+    assert ban == ("ann", "why", "abuse", 1, HOUR_US, HOUR_US + 10 * MINUTE_US)
+    assert level == Level(1, ban.until_us or 0, HOUR_US + 70 * MINUTE_US)
+    second, after = next_ban(policy, "ann", "why", level, level.over_us - 1)
+    assert (second.level, second.until_us) == (2, level.over_us - 1 + 20 * MINUTE_US)
+    assert after == (2, second.until_us, (second.until_us or 0) + 2 * HOUR_US)
+    assert next_ban(policy, "ann", "why", level, level.over_us)[0].level == 1
+
+
+@given(st.integers(1, 30), st.integers(-DAY_US, 40 * HOUR_US))
+def test_each_time_that_forgives_since_the_end_of_a_ban_is_one_level_down(before: int, later_us: int) -> None:
     policy = BanPolicy("2/minute", "10m", forgive="1h")
-    record, _ = StrikeRecord().struck(policy, 0, 1)
-    assert record.over_us == MINUTE_US
-    record, due = record.struck(policy, HOUR_US, 2)
-    assert (due, record.over_us) == (True, HOUR_US + MINUTE_US), "and stays so if no ban can be made"
-    record, ban = record.banned(policy, "ann", "why")
-    assert (ban.level, ban.since_us, ban.until_us) == (1, HOUR_US, HOUR_US + 10 * MINUTE_US)
-    assert record == (1, HOUR_US, ban.until_us, HOUR_US + 70 * MINUTE_US, ())
-    later, _ = record.struck(policy, HOUR_US + 11 * MINUTE_US, 1)
-    assert (later.level, later.over_us) == (1, HOUR_US + 11 * MINUTE_US + HOUR_US)
+    level = Level(before, DAY_US, DAY_US + before * HOUR_US)
+    made, _ = next_ban(policy, "ann", "why", level, DAY_US + later_us)
+    assert made.level == max(before - max(later_us, 0) // HOUR_US, 0) + 1
+
+
+def test_a_high_level_has_an_end_that_every_store_can_write() -> None:
+    policy = BanPolicy("1/minute", "400d", forgive="400d")
+    _, level = next_ban(policy, "ann", "why", Level(10**6, 0, LATEST_US), 0)
+    assert level.over_us == LATEST_US
 
 
 def test_a_shadow_policy_counts_nothing_until_its_ban_would_have_ended() -> None:
     shadow, real = BanPolicy("1/minute", "10m", shadow=True), BanPolicy("1/minute", "10m")
-    record, _ = StrikeRecord().struck(shadow, 0, 1)
-    record, _ = record.banned(shadow, "ann", "why")
-    assert record.struck(shadow, 10 * MINUTE_US - 1, 1) == (record, False)
-    assert record.struck(shadow, 10 * MINUTE_US, 1)[1]
-    assert record.struck(real, 1, 1)[1], "the policy that bans now has made none"
+    _, level = next_ban(shadow, "ann", "why", None, 0)
+    assert level.pauses(shadow, 10 * MINUTE_US - 1)
+    assert not level.pauses(shadow, 10 * MINUTE_US)
+    assert not level.pauses(real, 1), "the policy that bans now has made none"

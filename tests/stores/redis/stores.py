@@ -7,13 +7,14 @@ import itertools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from struct import unpack_from
 from typing import Any, Final
 
-from slidegate import StoreError
+from slidegate import BanPolicy, StoreError
 from slidegate.core import Decision, parse_address
 from slidegate.core.addresses import Address
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.ban_rows import unpack_record
+from slidegate.stores.redis.script import strikes_field
 
 from ...contract.player import settle
 from ...redis_servers import RedisCluster, RedisServer
@@ -32,18 +33,13 @@ def store_of(server: RedisServer | RedisCluster, **options: Any) -> RedisStore:
     return RedisStore(server.url, **{"prefix": fresh_prefix(), "timeout": PLENTY_S, **options})
 
 
-async def struck(store: RedisStore) -> dict[str, int]:
-    """Return how many strikes each key has in Redis."""
-    shared, found, cursor = store._shared, dict[str, int](), b""
-    while cursor != b"0":
-        asked = [cursor or b"0", shared.packing.strikes + b"*"]
-        _, cursor, names = await shared.batcher().command(b"scan", [shared.packing.meta], asked)
-        hashes = (await shared.batcher().command(b"read_stats", names))[1] if names else []
-        for packed in (row for fields in hashes for row in fields[1::2]):
-            record = unpack_record(packed)
-            assert record is not None
-            found[record.key] = sum(weight for _, weight in record.record.strikes)
-    return found
+async def struck(store: RedisStore, policy: BanPolicy, key: str) -> int:
+    """Return how many strikes a key has in Redis."""
+    shared = store._shared
+    _, (fields,) = await shared.batcher().command(b"read_stats", [shared.packing.strikes_name(key)])
+    packed = dict(zip(fields[::2], fields[1::2], strict=True)).get(strikes_field(policy), b"")
+    units: int = unpack_from("<I", packed, 8)[0] if packed else 0
+    return units
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from slidegate import BanPolicy, Limiter
 from slidegate.core import BanSubject, Decision, Reason
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.bans import CHUNK
-from slidegate.testing import FakeClock
+from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract.harness import bucket
 from ...contract.player import settle
@@ -49,7 +50,7 @@ async def hit(store: RedisStore, key: str, *subjects: BanSubject) -> Decision:
 
 
 @pytest.mark.parametrize("after", [3, 20])
-async def test_strikes_that_were_not_sent_yet_are_forgotten_by_an_unban(server: RedisServer, after: int) -> None:
+async def test_strikes_are_forgotten_by_an_unban(server: RedisServer, after: int) -> None:
     policy = BanPolicy(f"{after}/hour", "1h", name="p")
     async with workers_at(server, 1) as (one,):
         assert await one.bans.strike(policy, "user:bob", 1, "") is None
@@ -127,3 +128,38 @@ async def test_many_bans_are_read_in_steps_between_which_others_go_on(server: Re
             assert await turns_of(drain(work)) >= 2 * many // CHUNK
         rows = await other.bans.dump()
         assert await turns_of(one.bans.load(rows)) >= many // CHUNK
+
+
+@pytest.mark.parametrize("between", ["nothing", "an unban", "the end of the ban and a strike"])
+@pytest.mark.parametrize("shadow", [False, True])
+async def test_of_two_workers_that_find_the_strikes_full_at_once_one_bans(
+    between: str, shadow: bool, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever has happened since: the slower one finds the strikes gone, or another level."""
+    clock, policy = FakeClock(NOW_US), BanPolicy("3/hour", "10m", factor=2, name="p", shadow=shadow)
+    async with workers_at(server, 2, clock=clock) as (fast, slow):
+        heard = RecordingObserver()
+        for store in (fast, slow):
+            store.observe(heard)
+        goes_on = asyncio.Event()
+        ban_next = slow.bans._ban_next
+
+        async def later(*asked: Any) -> Any:
+            await goes_on.wait()
+            return await ban_next(*asked)
+
+        monkeypatch.setattr(slow.bans, "_ban_next", later)
+        await fast.bans.strike(policy, "user:eve", 2, "")
+        struck = asyncio.ensure_future(slow.bans.strike(policy, "user:eve", 1, ""))
+        await slow.bans.find(("user:eve",))
+        made = await fast.bans.strike(policy, "user:eve", 1, "")
+        assert (made is None) is shadow
+        if between == "an unban":
+            assert await fast.bans.unban("user:eve", "ann")
+        elif between != "nothing":
+            clock.advance("10m")
+            assert await fast.bans.strike(policy, "user:eve", 1, "") is None
+        goes_on.set()
+        assert await struck is None
+        assert [kind for kind in heard.kinds if kind.endswith("banned")].count(f"{'shadow_' * shadow}banned") == 1
+        assert len(await fast.bans.active()) == (between == "nothing" and not shadow)

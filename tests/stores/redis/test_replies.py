@@ -120,7 +120,7 @@ async def outcome(question: Callable[[], Any]) -> Any:
 def charged() -> Decision:
     """Return a decision that charged a unit and a permit."""
     checks = (*CHECKS, (Bucket("held", [Concurrency(2)]), "user:1", 1))
-    permit = Permit(b"{slidegate}:9:p:x:00", 2, member=bytes(12))
+    permit = Permit(b"{slidegate}:10:p:x:00", 2, member=bytes(12))
     reservations = reserved(checks, [1, 0], [1, 1])
     reservations[1].permit = permit
     return Decision(True, Reason.OK, 1, checks, [(1, 3_600_000_001, 1, 0), (1, 0, 0, 0)], reservations)

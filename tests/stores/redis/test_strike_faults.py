@@ -1,4 +1,4 @@
-"""The wire to Redis is cut around a strike: who was struck is refused, and no strike is lost or counted twice."""
+"""The wire to Redis is cut or slow around a strike: who is banned by it is refused."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_a_strike_that_bans_refuses_its_own_request_though_the_wire_is_cut
             assert len([ban async for ban in well.bans()]) == CLIENTS, "all of them were banned in Redis"
 
 
-async def test_a_strike_that_bans_waits_for_its_ban_while_the_one_before_is_on_its_way(place: Place) -> None:
+async def test_a_strike_that_bans_says_so_while_the_one_before_is_on_its_way(place: Place) -> None:
     policy = BanPolicy("3/hour", "1h")
     store = RedisStore(place.url, prefix=fresh_prefix(), timeout=BOUND_S)
     async with asyncio.timeout(BOUND_S):

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from ..addresses import format_network, parse_network, prefix_length
 from ..arguments import check_flag, names_checked
+from ..decision import Bucket
 from ..durations import format_duration
 from ..errors import ConfigurationError, InvalidKey, closest, quoted
 from ..limits import MAX_WINDOW_US, Limit, check_name, check_whole, parse_limits, parse_span_us
@@ -19,6 +20,8 @@ from .ban import ban_key, check_can_exist
 
 MAX_EXACT: Final = 64
 """The most strikes whose exact times are stored."""
+STRIKES: Final = "strikes;"
+"""How the names of buckets of strikes begin; no name of a rule contains a semicolon."""
 
 Weight: TypeAlias = int | Literal["ban"]
 
@@ -54,11 +57,12 @@ class BanPolicy:
         duration: How long the first ban lasts, 1 s to 400 days.
         factor: How many times longer each further ban lasts: 1, or 1.1 to 1000.
         longest: The maximum duration of a ban; by default 7 days, or `duration` if that is longer.
-        forgive: How long a key must be without strikes and bans to step one level down.
+        forgive: The level of a key falls by one each time this long has passed since the end of its last ban.
         signals: The weight of each signal: ``"refused"`` (a limit refused the request), a status of the
             application's responses (404, ``"4xx"``), or a path (``"/.env"``, as in a rule). A weight is a whole number,
             or ``"ban"`` for an immediate ban. `strike` works without being listed here.
-        name: The name of the policy; policies with the same name share their strikes.
+        name: The name of the policy; policies with the same name share their levels, and their strikes if
+            `after` has the same window.
         key: The key that is struck and banned, such as `header`; by default the client's address.
         shadow: Whether to report bans without enforcing them.
         status: The status of the response to a banned client, 403 or 429.
@@ -94,8 +98,8 @@ class BanPolicy:
         if not isinstance(status, int) or status not in (403, 429):
             raise ConfigurationError(f"expected 403 or 429, not {quoted(status)}", "status")
         self.status = status
-        self.grain_us = 1 if self.after.amount <= MAX_EXACT else -(-self.after.window_us // MAX_EXACT)
-        """The length of the slices in which strikes are counted, in microseconds; 1 if they are exact."""
+        self.strikes = Bucket(f"{STRIKES}{name}", [_counting(self.after)])
+        """The window of its strikes."""
         self.ban_private = check_flag("ban_private", ban_private)  # set last: from now on the policy is immutable
 
     def __setattr__(self, field: str, value: object) -> None:
@@ -135,6 +139,14 @@ def _one_limit(value: str | Limit, what: str, example: str) -> Limit:
     if len(limits) != 1:
         raise ConfigurationError(f'expected one limit, for example "{example}", not {quoted(value)}', what)
     return limits[0]
+
+
+def _counting(after: Limit) -> Limit:
+    """Return a limit that counts strikes: none of them longer than the window, but up to a slice less."""
+    limit = Limit(after.amount, timedelta(microseconds=after.window_us), resolution=MAX_EXACT)
+    amount, step_us, _ = limit.counter.terms
+    limit.counter.become((amount, step_us, after.window_us - step_us + 1))
+    return limit
 
 
 def _span_us(value: Any, what: str, example: str) -> int:

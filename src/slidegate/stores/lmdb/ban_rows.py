@@ -1,7 +1,7 @@
-"""Bans and strike records as rows of an LMDB environment.
+"""Bans and levels as rows of an LMDB environment; strikes are windows, see `windows`.
 
     bans      key                  the ban as JSON
-    strikes   key 0xff policy      the strike record as JSON
+    levels    key 0xff policy      the level as JSON
     ban_ends  time, row            when to check a row again, and its database
     meta      "networks"           the keys of the bans of networks, after 8 random bytes as their version
 
@@ -16,14 +16,15 @@ from typing import Any, Final
 
 from ...core.bans.ban import Ban
 from ...core.bans.networks import BannedNetworks
-from ...core.bans.strikes import StrikeRecord
+from ...core.bans.strikes import Level
 from ...core.store import Clock
 from .journal import Fields, Note
 from .layout import BETWEEN, NETWORKS, Databases, recheck_at, row_of, rows_with, sweep
 
 _VERSION_BYTES: Final = 8
 BANS: Final = b"bans"
-STRIKES: Final = b"strikes"
+LEVELS: Final = b"levels"
+NO_LEVEL: Final = Level(0, 0, 0)
 
 
 class KnownNetworks:
@@ -37,8 +38,8 @@ class KnownNetworks:
         self.read = b"", BannedNetworks()
 
 
-class LmdbBanStorage:
-    """The stored bans and strike records, in one transaction.
+class LmdbBanRows:
+    """The bans and levels in one transaction; see `BanRows`.
 
     Args:
         txn: LMDB's transaction.
@@ -58,12 +59,12 @@ class LmdbBanStorage:
         self._note = note
 
     def ban(self, key: str) -> Ban | None:
-        """Return the ban of exactly this key."""
+        """See `BanRows`."""
         packed = self._txn.get(key.encode(), None, self._dbs.bans)
         return None if packed is None else ban_of(packed)
 
     def put_ban(self, ban: Ban) -> None:
-        """Store a ban, replacing one of the same key."""
+        """See `BanRows`."""
         networks = self.networks()
         if ban.network() is not None or ban.key in networks.bans:
             self._keep_networks(networks.with_ban(ban))
@@ -74,7 +75,7 @@ class LmdbBanStorage:
         self._note("ban", ban._asdict())
 
     def remove_ban(self, key: str) -> None:
-        """Remove the ban of a key, if it has one."""
+        """See `BanRows`."""
         ban = self.ban(key)
         if ban is None:
             return
@@ -86,7 +87,7 @@ class LmdbBanStorage:
             self._note("ban", lifted(key))
 
     def ban_count(self) -> int:
-        """Return how many bans there are."""
+        """See `BanRows`."""
         return int(self._txn.stat(self._dbs.bans)["entries"])
 
     def networks(self) -> BannedNetworks:
@@ -99,43 +100,39 @@ class LmdbBanStorage:
             self._known.read = packed[:_VERSION_BYTES], networks
         return networks
 
-    def record(self, policy: str, key: str) -> StrikeRecord | None:
-        """Return the strike record of a key under a policy."""
-        packed = self._txn.get(row_of(key, policy.encode()), None, self._dbs.strikes)
-        return None if packed is None else record_of(packed)
+    def level(self, policy: str, key: str) -> Level | None:
+        """See `BanRows`."""
+        packed = self._txn.get(row_of(key, policy.encode()), None, self._dbs.levels)
+        return None if packed is None else level_of(packed)
 
-    def put_record(self, policy: str, key: str, record: StrikeRecord) -> None:
-        """Store a strike record, replacing that of the same policy and key."""
+    def put_level(self, policy: str, key: str, level: Level) -> None:
+        """See `BanRows`."""
         row = row_of(key, policy.encode())
-        before = self.record(policy, key)
-        if before is None:
-            recheck_at(self._txn, self._dbs.ban_ends, record.over_us, row, STRIKES)
-        if _level(record) != _level(before):
-            self._note("level", level_fields(policy, key, record))
-        self._txn.put(row, json.dumps(record, separators=(",", ":")).encode(), db=self._dbs.strikes)
+        if not self._txn.get(row, None, self._dbs.levels):
+            recheck_at(self._txn, self._dbs.ban_ends, level.over_us, row, LEVELS)
+        self._txn.put(row, json.dumps(level, separators=(",", ":")).encode(), db=self._dbs.levels)
+        self._note("level", level_fields(policy, key, level))
 
-    def remove_records(self, key: str) -> list[StrikeRecord]:
-        """Remove the strike records of a key under all policies, and return them."""
-        rows = rows_with(self._txn, self._dbs.strikes, row_of(key))
-        records = [record_of(packed) for _, packed in rows]
-        for (row, _), record in zip(rows, records, strict=True):
-            self._txn.delete(row, b"", self._dbs.strikes)
-            if record.level:
-                self._note("level", level_fields(row.rpartition(BETWEEN)[2].decode(), key, StrikeRecord()))
-        return records
+    def remove_levels(self, key: str) -> list[Level]:
+        """See `BanRows`."""
+        rows = rows_with(self._txn, self._dbs.levels, row_of(key))
+        for row, _ in rows:
+            self._txn.delete(row, b"", self._dbs.levels)
+            self._note("level", level_fields(row.rpartition(BETWEEN)[2].decode(), key, NO_LEVEL))
+        return [level_of(packed) for _, packed in rows]
 
-    def record_count(self) -> int:
-        """Return how many strike records there are."""
-        return int(self._txn.stat(self._dbs.strikes)["entries"])
+    def level_count(self) -> int:
+        """See `BanRows`."""
+        return int(self._txn.stat(self._dbs.levels)["entries"])
 
-    def evict_record(self) -> None:
-        """Remove a strike record at random."""
-        with self._txn.cursor(self._dbs.strikes) as cursor:
+    def evict_level(self) -> None:
+        """Remove a level at random."""
+        with self._txn.cursor(self._dbs.levels) as cursor:
             if cursor.set_range(os.urandom(8)) or cursor.first():
                 cursor.delete()
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
-        """Check at most `max_count` due rows, and remove expired ones; return whether there may be more."""
+        """See `BanRows`."""
         return sweep(self._txn, self._dbs, self._dbs.ban_ends, now_us, max_count, _due_us)[1]
 
     def _keep_networks(self, networks: BannedNetworks) -> None:
@@ -154,23 +151,16 @@ def lifted(key: str) -> Fields:
     return {"key": key, "lifted": True}
 
 
-def level_fields(policy: str, key: str, record: StrikeRecord) -> Fields:
+def level_fields(policy: str, key: str, level: Level) -> Fields:
     """Return the fields of a line about the level of a key."""
-    return {"policy": policy, "key": key, "level": record.level, "until_us": record.until_us, "over_us": record.over_us}
+    return {"policy": policy, "key": key, **level._asdict()}
 
 
-def _level(record: StrikeRecord | None) -> tuple[int, int] | None:
-    """Return what survives of a record: the level, and the end of its ban."""
-    return (record.level, record.until_us) if record is not None and record.level else None
-
-
-def record_of(packed: bytes) -> StrikeRecord:
-    """Return the strike record of a row."""
-    return StrikeRecord(*json.loads(packed))
+def level_of(packed: bytes) -> Level:
+    """Return the level of a row."""
+    return Level(*json.loads(packed))
 
 
 def _due_us(kind: bytes, row: bytes, packed: bytes) -> int | None:
-    """Return when a row of `bans`, `strikes` or `meta` can be deleted; None for never."""
-    if kind == STRIKES:
-        return record_of(packed).over_us
-    return ban_of(packed).until_us
+    """Return when a row of `bans` or `levels` can be deleted; None for never."""
+    return level_of(packed).over_us if kind == LEVELS else ban_of(packed).until_us

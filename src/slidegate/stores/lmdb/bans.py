@@ -1,7 +1,7 @@
 """The bans of an LMDB environment, which are stored only in its rows; `ban_rows` describes the format.
 
 Every hit reads the bans of its client in its own transaction, so a new ban of any process takes effect immediately.
-The rules of `core.bans.rules` are applied to the rows.
+`BanBook` is applied to the rows.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Final, TypeVar
 from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Row, from_rows, to_rows
-from ...core.bans.rules import BanRules
 from ...core.errors import StoreError
 from ...core.store import BanStore
+from ..ban_book import BanBook
 from .ban_rows import ban_of
 from .batching import PAUSE_S, Batcher
 from .transaction import Transaction, Transactions
@@ -53,16 +53,16 @@ class LmdbBans(BanStore):
         return self._batcher.look(Transaction.ban_of, subjects)
 
     def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | Awaitable[Ban | None] | None:
-        """Count a strike, and ban the key if it reaches the policy's threshold; return the new ban, if any."""
-        return self._change(lambda rules, now_us: rules.strike(policy, key, weight, reason, now_us))
+        """Count strikes, and ban the key if its window is full; return the new ban, if any."""
+        return self._change(lambda book, now_us: book.strike(policy, key, weight, reason, now_us))
 
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
         """Ban a key by hand, replacing a ban that it already has; a length of None means for ever."""
-        return self._change(lambda rules, now_us: rules.ban(key, length_us, reason, by, now_us))
+        return self._change(lambda book, now_us: book.ban(key, length_us, reason, by, now_us))
 
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
         """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
-        return self._change(lambda rules, now_us: rules.unban(key, by, now_us))
+        return self._change(lambda book, now_us: book.unban(key, by, now_us))
 
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
         """Import the rows of a `dump`; of two bans of a key the longer one is kept.
@@ -117,7 +117,7 @@ class LmdbBans(BanStore):
             await _pause(LOAD_PAUSE_S)
         return len(bans)
 
-    def _change(self, do: Callable[[BanRules, int], T]) -> T | Awaitable[T]:
+    def _change(self, do: Callable[[BanBook, int], T]) -> T | Awaitable[T]:
         return self._batcher.run(Transaction.change_bans, do)
 
     async def _run(self, timeout_s: float, do: Callable[..., Any], *args: Any) -> Any:
@@ -126,7 +126,7 @@ class LmdbBans(BanStore):
 
 
 def _import(bans: list[Ban], transaction: Transaction) -> None:
-    transaction.change_bans(lambda rules, _: rules.take_over(bans))
+    transaction.change_bans(lambda book, _: book.take_over(bans))
 
 
 def _count(transaction: Transaction) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...core.bans.ban import Ban
-from ...core.bans.strikes import StrikeRecord
-from .ban_rows import KnownNetworks, LmdbBanStorage, level_fields, lifted
+from ...core.bans.strikes import Level
+from .ban_rows import NO_LEVEL, KnownNetworks, LmdbBanRows, level_fields, lifted
 from .journal import Fields, Name, line_of, name_of
 from .layout import Databases, recheck_at
 from .quota_lines import HEAD_BYTES, quota_fields, quota_row
@@ -20,8 +20,8 @@ def write(txn: Any, dbs: Databases, rows: Iterable[tuple[Name, Fields]]) -> None
         if kind == "ban":
             bans.put_ban(Ban(*(fields[name] for name in Ban._fields)))
         elif kind == "level":
-            level, until_us, over_us = fields["level"], fields["until_us"], fields["over_us"]
-            bans.put_record(fields["policy"], fields["key"], StrikeRecord(level, until_us, until_us, over_us))
+            level = Level(*(fields[name] for name in Level._fields))
+            bans.put_level(fields["policy"], fields["key"], level)
         else:
             row, stored = quota_row(fields)
             txn.put(row, stored, db=dbs.windows)
@@ -37,7 +37,7 @@ def lines_as_stored(txn: Any, dbs: Databases, noted: Iterable[tuple[str, Fields]
             lines.append(line_of(kind, lifted(fields["key"]) if ban is None else ban._asdict()))
         elif kind == "level":
             _, policy, key = name_of(kind, fields)
-            lines.append(line_of(kind, level_fields(policy, key, bans.record(policy, key) or StrikeRecord())))
+            lines.append(line_of(kind, level_fields(policy, key, bans.level(policy, key) or NO_LEVEL)))
         elif kind == "quota":
             row, _ = quota_row(fields)
             stored = txn.get(row, None, dbs.windows) or b""
@@ -45,5 +45,5 @@ def lines_as_stored(txn: Any, dbs: Databases, noted: Iterable[tuple[str, Fields]
     return lines
 
 
-def _bans(txn: Any, dbs: Databases) -> LmdbBanStorage:
-    return LmdbBanStorage(txn, dbs, lambda: 0, KnownNetworks(), lambda *_: None)
+def _bans(txn: Any, dbs: Databases) -> LmdbBanRows:
+    return LmdbBanRows(txn, dbs, lambda: 0, KnownNetworks(), lambda *_: None)

@@ -15,7 +15,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, Final, NamedTuple, TypeAlias
 
-LAYOUT: Final = 12
+LAYOUT: Final = 13
 """The version of the file. It increases whenever the bytes or the meaning of any row change."""
 CELL_KEY: Final = b"cell_key"
 NETWORKS: Final = b"networks"
@@ -38,8 +38,9 @@ class Databases(NamedTuple):
     windows: Any
     cells: Any
     permits: Any
-    bans: Any
     strikes: Any
+    bans: Any
+    levels: Any
     stats: Any
     ends: Any
     ban_ends: Any

@@ -87,9 +87,10 @@ class LmdbStore(Store):
         path: A directory on a local disk, used only by slidegate; it is created if its parent exists.
         max_map_size: The largest size of the file in bytes, 1 MiB to 1 TiB. It takes disk space as it needs it. An
             existing file keeps its size, or is made larger by a process that starts while no other runs.
-        max_keys: The most windows. Beyond it, further keys share cells, as in memory.
-        max_bans: The most bans in force, and the most strike records (one for each key and policy). Beyond it,
-            automatic bans are not recorded, and strike records are deleted.
+        max_keys: The most windows. Beyond it, further keys share cells, as in memory; strikes of further keys are not
+            counted.
+        max_bans: The most bans in force, and the most levels of bans that have ended (one for each key and policy).
+            Beyond it, automatic bans are not recorded, and some levels are forgotten.
         permit_lease: How long the permits of a dead process stay taken, 1 s to 10 minutes. A process renews its lease
             three times in this time.
         read_only: Whether the store never writes: the files must exist, and every change raises `StoreUnavailable`. For

@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, TypeVarTuple
 import lmdb
 
 from ...core.bans.ban import Ban, BanSubject, longest
-from ...core.bans.rules import LOG_EVERY_US, BanRules
 from ...core.concurrency import Concurrency
 from ...core.decide import WindowRef, charge_all, decide, in_periods, refund_all
 from ...core.decision import Bucket, Check, Decision, refused_by_ban
@@ -24,9 +23,10 @@ from ...core.quotas import Quota
 from ...core.reservation import Reservation
 from ...core.store import Clock, Event, Observers, closed
 from ...core.views import Snapshot
+from ..ban_book import LOG_EVERY_US, BanBook
 from ..leases import permits_lost
 from ..shared import SHARED_PAUSE_US, keys_shared
-from .ban_rows import KnownNetworks, LmdbBanStorage, ban_of
+from .ban_rows import KnownNetworks, LmdbBanRows, ban_of
 from .environment import POLL_S, Environment
 from .journal import Fields
 from .layout import row_of
@@ -53,7 +53,7 @@ class Settings(NamedTuple):
         now_us: The store's clock.
         unix_us: Returns Unix time in microseconds, for bans and quotas.
         max_keys: The most windows.
-        max_bans: The most bans, and the most strike records.
+        max_bans: The most bans, and the most levels.
     """
 
     now_us: Clock
@@ -228,7 +228,7 @@ class Transaction:
         windows: The rows of windows.
     """
 
-    __slots__ = ("_permits", "_process", "_rules", "_writes", "dbs", "noted", "now_us", "txn", "windows")
+    __slots__ = ("_book", "_permits", "_process", "_writes", "dbs", "noted", "now_us", "txn", "windows")
 
     def __init__(self, process: Transactions, txn: Any, now_us: int, *, writes: bool) -> None:
         self._process = process
@@ -240,7 +240,7 @@ class Transaction:
         fullness, settings = process.env.room.fullness, process.settings
         self.windows = WindowRows(txn, self.dbs, fullness, now_us, settings.unix_us, settings.max_keys, self.note)
         self._permits: PermitRows | None = None
-        self._rules: BanRules | None = None
+        self._book: BanBook | None = None
 
     def note(self, kind: str, fields: Fields) -> None:
         """Append a line to the journal before the commit."""
@@ -293,7 +293,7 @@ class Transaction:
     def sizes(self) -> tuple[int, int, int]:
         """Return the number of windows, the bytes of the file that were ever used, and those that have disk space."""
         room = self._process.env.room
-        return self.txn.stat(self.dbs.windows)["entries"], room.used(), room.held()
+        return self.windows.count(), room.used(), room.held()
 
     # -- bans ---------------------------------------------------------------------------------------------------------
 
@@ -320,23 +320,25 @@ class Transaction:
         refusal = self.refusal_by_ban((), subjects)
         return None if refusal is None else refusal.ban
 
-    def change_bans(self, do: Callable[[BanRules, int], T]) -> T:
-        """Apply a change of `BanRules`; `do` is called with the rules and Unix time."""
-        if self._rules is None:
-            self._rules = BanRules(self.ban_rows, self._process.settings.max_bans, self._process.ban_throttle)
-        return do(self._rules, self._process.settings.unix_us())
+    def change_bans(self, do: Callable[[BanBook, int], T]) -> T:
+        """Apply a change; `do` is called with the book of bans and Unix time."""
+        settings = self._process.settings
+        if self._book is None:
+            throttle = self._process.ban_throttle
+            self._book = BanBook(self.ban_rows, self.windows, settings.max_bans, settings.max_keys, throttle)
+        return do(self._book, settings.unix_us())
 
     def sweep_bans(self, max_count: int) -> bool:
-        """Remove at most `max_count` expired bans and strike records; return whether there may be more."""
+        """Remove at most `max_count` expired bans and levels; return whether there may be more."""
         if not self.txn.stat(self.dbs.ban_ends)["entries"]:
             return False
         return self.ban_rows.remove_expired(self._process.settings.unix_us(), max_count)
 
     @property
-    def ban_rows(self) -> LmdbBanStorage:
-        """The rows of bans and strike records."""
+    def ban_rows(self) -> LmdbBanRows:
+        """The rows of bans and levels."""
         process = self._process
-        return LmdbBanStorage(self.txn, self.dbs, process.settings.unix_us, process.networks, self.note)
+        return LmdbBanRows(self.txn, self.dbs, process.settings.unix_us, process.networks, self.note)
 
     # -- windows and permits ------------------------------------------------------------------------------------------
 
@@ -395,7 +397,7 @@ class Transaction:
 
     def events(self) -> list[Event]:
         """Return the events to emit after the commit."""
-        events = [] if self._rules is None else self._rules.events
+        events = [] if self._book is None else self._book.events
         if self._permits is not None and self._permits.lost:
             events.append(permits_lost("lmdb", len(self._permits.lost)))
         return events

@@ -4,7 +4,8 @@ A window's row is found by its key and a digest of its rule, length and resoluti
 
     windows   key 0xff digest(rule, window, resolution)    life, then the bytes of the window
     cells     number of the cell, digest                   the same, for keys that share a cell
-    ends      when to check the row again, row             the database of the row: `windows`, `cells` or `permits`
+    strikes   key 0xff digest(policy, window, resolution)  the same, for strikes
+    ends      when to check the row again, row             the name of its database, such as `windows`
 
 So all windows of a client are adjacent, usually on one page, and `WindowRows.reset` finds them.
 
@@ -38,6 +39,7 @@ from .room import NO_CELLS
 
 WINDOWS: Final = b"windows"
 CELLS: Final = b"cells"
+STRIKES: Final = b"strikes"
 
 _CELL: Final = Struct(">H")
 
@@ -170,6 +172,32 @@ class WindowRows:
             self._note("reset_all", {})
         return had_windows
 
+    def strike(self, bucket: Bucket, key: str, weight: int) -> int | None:
+        """See `StrikeWindows`."""
+        (limit,) = bucket.limits
+        row = row_of(key, digest_of(bucket.name, *limit.same_window))
+        stored = self._txn.get(row, None, self._dbs.strikes)
+        if stored is None and not self._takes_room():
+            return None
+        window, _ = limit.counter.charge((stored or b"")[HEAD_BYTES:], self._now_us, weight)
+        self._txn.put(row, HEAD.pack(limit.span_us) + window, db=self._dbs.strikes)
+        if stored is None:
+            recheck_at(self._txn, self._dbs.ends, limit.leaves_us(self._now_us), row, STRIKES)
+        return limit.counter.state(window)[0]
+
+    def remove_strikes(self, key: str, bucket: Bucket | None = None) -> bool:
+        """See `StrikeWindows`."""
+        digest = b"" if bucket is None else digest_of(bucket.name, *bucket.limits[0].same_window)
+        rows = rows_with(self._txn, self._dbs.strikes, row_of(key, digest))
+        for row, _ in rows:
+            self._txn.delete(row, b"", self._dbs.strikes)
+        self._key_count = -1
+        return any(expires_us(stored, self._now_us, self._unix_us) > self._now_us for _, stored in rows)
+
+    def count(self) -> int:
+        """Return how many windows there are, without cells."""
+        return sum(self._txn.stat(database)["entries"] for database in (self._dbs.windows, self._dbs.strikes))
+
     def sweep(self, max_count: int) -> tuple[int, bool]:
         """Check rows that are due, and delete those that have expired.
 
@@ -180,7 +208,7 @@ class WindowRows:
             How many windows were deleted, without cells; and whether no other row is due.
         """
         deleted, more = sweep(self._txn, self._dbs, self._dbs.ends, self._now_us, max_count, self._due_us)
-        return deleted.count(WINDOWS), not more
+        return deleted.count(WINDOWS) + deleted.count(STRIKES), not more
 
     def _due_us(self, kind: bytes, row: bytes, stored: bytes) -> int:
         """Return when a row may have expired."""
@@ -207,7 +235,7 @@ class WindowRows:
     def _takes_room(self) -> bool:
         """Reserve room for a window; return whether there is any."""
         if self._key_count < 0:
-            self._key_count = self._txn.stat(self._dbs.windows)["entries"]
+            self._key_count = self.count()
         if self.fullness or self._key_count >= self._max_keys:
             return False
         self._key_count += 1

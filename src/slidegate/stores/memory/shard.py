@@ -12,6 +12,7 @@ from hashlib import blake2b
 from threading import Lock
 from typing import Any, Final, TypeAlias
 
+from ...core.bans.policy import STRIKES
 from ...core.concurrency import Concurrency, taken
 from ...core.limits import AnyLimit
 from ...core.limits import Identity as Window
@@ -183,10 +184,11 @@ class Table(Generations):
 
     Attributes:
         cells: The shared cells: windows of keys for which there was no room, by cell number.
+        counts_strikes: Whether the limit is that of a ban policy, whose windows only an unban resets.
         holds_permits: Whether the limit is a concurrency limit.
     """
 
-    __slots__ = ("cells", "holds_permits", "identity", "room", "shard")
+    __slots__ = ("cells", "counts_strikes", "holds_permits", "identity", "room", "shard")
 
     def __init__(self, identity: Identity, limit: AnyLimit, shard: Shard, room: Room) -> None:
         super().__init__(limit)
@@ -194,6 +196,7 @@ class Table(Generations):
         self.shard = shard
         self.room = room
         self.cells = Generations(limit)
+        self.counts_strikes = identity[0].startswith(STRIKES)
         self.holds_permits = isinstance(limit, Concurrency)
 
     def place(self, key: str, secret: bytes) -> tuple[Windows, str]:
@@ -222,6 +225,23 @@ class Table(Generations):
         self.fresh[key] = window or b""
         return self.fresh, key
 
+    def own(self, key: str) -> dict[str, bytes] | None:
+        """Return the dict with the key's own window, after making one if need be; None if there is no room for it."""
+        if key not in self.fresh:
+            window = self.stale.pop(key, None)
+            if window is None and not self.room.take():
+                return None
+            self.fresh[key] = window or b""
+        return self.fresh
+
+    def remove(self, key: str) -> bytes:
+        """Remove the key's own window, and return it; empty if there is none."""
+        windows = self.of(key)
+        if windows is None:
+            return b""
+        self.room.give(1)
+        return windows.pop(key)
+
     def known(self, key: str, secret: bytes) -> tuple[Windows, str]:
         """Return the location of a key's window or cell without creating one; a temporary mapping if there is none."""
         windows = self.of(key)
@@ -238,7 +258,7 @@ class Table(Generations):
     def reset(self, key: str, now_us: int) -> bool:
         """Forget the units in a key's own window; return False if there were none."""
         window = (self.of(key) or {}).get(key)
-        if not window or self.holds_permits:
+        if not window or self.holds_permits or self.counts_strikes:
             return False
         self.stale.pop(key, None)
         self.fresh[key] = b""

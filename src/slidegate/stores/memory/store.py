@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from threading import Lock
@@ -76,9 +76,10 @@ class MemoryStore(Store):
     It can be used from several threads and event loops at the same time.
 
     Args:
-        max_keys: The most windows. Beyond it, further keys share cells; see the module docstring.
-        max_bans: The most bans in force, and the most strike records (one for each key and policy). Beyond it,
-            automatic bans are not recorded, and the oldest strike records are deleted.
+        max_keys: The most windows. Beyond it, further keys share cells, see the module docstring; strikes of further
+            keys are not counted.
+        max_bans: The most bans in force, and the most levels of bans that have ended (one for each key and policy).
+            Beyond it, automatic bans are not recorded, and the oldest levels are forgotten.
         clock: Returns microseconds; by default the monotonic clock. Tests pass `slidegate.testing.FakeClock`.
         wall_clock: Returns Unix time in microseconds, for bans and quotas; by default `clock` if one is given, else
             the system clock.
@@ -106,13 +107,16 @@ class MemoryStore(Store):
         self._latest_us = 0
         self.unix_us: Clock = wall_clock or clock or system_us
         shards = min(1 << (self.max_keys // SHARD_KEYS).bit_length(), MAX_SHARDS)
-        # Lock order: the lock of the sweep, those of the shards, that of the room.
+        # Lock order: the lock of the sweep, that of the bans, those of the shards, that of the room.
         self._sweeping = Lock()
+        hold_over_fork(self._sweeping)
+        self.bans = MemoryBans(self, most_bans)
+        self._bans = self.bans.rows
         self._shards = [Shard() for _ in range(shards)]
         self._all = Shards(self._shards)
         self._room = Room(self.max_keys)
-        for lock in (self._sweeping, *[shard.lock for shard in self._shards]):
-            hold_over_fork(lock)
+        for shard in self._shards:
+            hold_over_fork(shard.lock)
         self._mask = shards - 1
         self._secret = os.urandom(32)
         self._tables: dict[Identity, Tables] = {}
@@ -125,8 +129,6 @@ class MemoryStore(Store):
         self._shared_hits = 0
         self._next_shared_event_us = 0
         self._pending: list[Event] = []  # created under a lock, emitted after its release
-        self.bans = MemoryBans(self.unix_us, emit=self.observers.tell_all, max_bans=most_bans)
-        self._bans = self.bans.storage
 
     def __repr__(self) -> str:
         return f"<MemoryStore {self._room.keys} of {self.max_keys} keys>"
@@ -138,7 +140,6 @@ class MemoryStore(Store):
     def close(self) -> None:
         """Close the store; see `Store.close`. Requests in progress keep their permits."""
         super().close()
-        self.bans.close()
         with self._all:
             self._all.moved()  # so that questions look for their windows, and find the store closed
 
@@ -176,7 +177,7 @@ class MemoryStore(Store):
         finally:
             lock.release()
         if now_us >= self._sweep_us:
-            self._tidy(now_us)
+            self.tidy(now_us)
         return decision
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
@@ -203,7 +204,7 @@ class MemoryStore(Store):
             now_us = self._now_us()
             refs, _, _ = self._refs(checks, now_us)
             decision = charge_all(checks, in_periods(refs, now_us, self.unix_us()), now_us)
-        self._tidy(now_us)
+        self.tidy(now_us)
         return decision
 
     def refund(self, reservations: Sequence[Reservation]) -> bool:
@@ -229,7 +230,7 @@ class MemoryStore(Store):
         self.expect_open()
         at = self._shard_of(key)
         with self._shards[at].lock:
-            now_us = self._time_us()
+            now_us = self.time_us()
             return sum(tables[at].reset(key, now_us) for tables in list(self._tables.values())) > 0
 
     def reset_all(self) -> bool:
@@ -238,9 +239,13 @@ class MemoryStore(Store):
         Permits stay taken, because their requests are still in progress.
         """
         self.expect_open()
+        return self._clear(lambda table: not table.holds_permits and not table.counts_strikes)
+
+    def _clear(self, is_meant: Callable[[Table], bool]) -> bool:
+        """Delete the windows and cells of some tables; return whether there were any."""
         forgotten: list[dict[str, bytes]] = []
         with self._all:  # all locks, so that no question finds a part of the keys reset
-            for table in [table for tables in self._tables.values() for table in tables if not table.holds_permits]:
+            for table in [table for tables in self._tables.values() for table in tables if is_meant(table)]:
                 forgotten += table.clear()
         # The windows are deallocated on return, without blocking other threads on a lock.
         return any(forgotten)
@@ -258,13 +263,44 @@ class MemoryStore(Store):
                 held += table.permits()
         return held
 
-    def _time_us(self) -> int:
+    # -- strikes, for `MemoryBans` ------------------------------------------------------------------------------------
+
+    def strike(self, bucket: Bucket, key: str, weight: int) -> int | None:
+        """Charge strikes to the window of a key, and return its units; None if there is no room for a window."""
+        at = self._shard_of(key)
+        with self._shards[at].lock:
+            ((counter, tables),) = (self._bound.get(bucket) or self._bind(bucket))[0]
+            windows = tables[at].own(key)
+            if windows is None:
+                return None
+            windows[key], _ = counter.charge(windows[key], self._now_us(), weight)
+            return counter.state(windows[key])[0]
+
+    def remove_strikes(self, key: str, bucket: Bucket | None = None) -> bool:
+        """Remove the window of a key in a bucket of strikes, or in all of them; return whether there were strikes."""
+        meant = None if bucket is None else (bucket.name, bucket.limits[0].same_window)
+        at, found = self._shard_of(key), False
+        with self._shards[at].lock:
+            now_us = self.time_us()
+            for table in [tables[at] for tables in list(self._tables.values())]:
+                if table.counts_strikes and meant in (None, table.identity):
+                    left, _ = table.limit.counter.charge(table.remove(key), now_us, 0)
+                    found = found or bool(left)
+        return found
+
+    def clear_strikes(self) -> None:
+        """Remove the windows of all strikes."""
+        self._clear(lambda table: table.counts_strikes)
+
+    # -- times and shards ---------------------------------------------------------------------------------------------
+
+    def time_us(self) -> int:
         """Return the time without recording it, for calls that charge nothing."""
         return SYSTEM.monotonic_ns() // 1000 if self._clock is None else self._clock()
 
     def _now_us(self) -> int:
         """Return the time, and record the latest one, because a user's clock may step back."""
-        now_us = self._time_us()
+        now_us = self.time_us()
         self._latest_us = max(self._latest_us, now_us)
         return now_us
 
@@ -330,7 +366,7 @@ class MemoryStore(Store):
                             name = (identity, cell_of(key, self._secret))
                     windows.setdefault(name, window)
                     refs.append((limit.counter, cost, windows, name))
-        return self._time_us(), self.unix_us(), refs
+        return self.time_us(), self.unix_us(), refs
 
     def _bind(self, bucket: Bucket) -> Bound:
         """Return the counters of a bucket with their tables, creating missing tables. A shard's lock is held."""
@@ -356,11 +392,11 @@ class MemoryStore(Store):
         if now_us >= self._next_shared_event_us:
             self._next_shared_event_us = max(limit.leaves_us(now_us), now_us + SHARED_PAUSE_US)
             self._pending.append(keys_shared(self.max_keys))
-            self._sweep_us = 0  # so that `_tidy` emits it
+            self._sweep_us = 0  # so that `tidy` emits it
 
     # -- events and the sweep ----------------------------------------------------------------------------------------
 
-    def _tidy(self, now_us: int) -> None:
+    def tidy(self, now_us: int) -> None:
         """Emit pending events, and sweep if a sweep is due."""
         if self._pending:
             events, self._pending = self._pending, []

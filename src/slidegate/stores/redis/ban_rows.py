@@ -1,50 +1,34 @@
-"""The stored format of bans and strike records; ``lua/banned.lua`` reads the ends at their start."""
+"""The stored format of bans and levels. Each begins with its end, which the scripts read."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
 from ...core.bans.ban import Ban
-from ...core.bans.strikes import StrikeRecord
+from ...core.bans.strikes import Level
 
 _END: Final = Struct("<q")
 _FOR_EVER: Final = -1
 FOR_EVER_MS: Final = 100 * 365 * 86_400_000
 _LENGTH: Final = Struct("<H")
+_LEVEL: Final = Struct("<qqI")
 
 
-class StruckRecord(NamedTuple):
-    """A strike record, its key, and the batches that it counted recently.
-
-    Attributes:
-        key: The key.
-        record: The record.
-        heard: (name, time in microseconds) of each batch of strikes that was counted in the last `KNOWN_US`.
-    """
-
-    key: str
-    record: StrikeRecord
-    heard: Sequence[tuple[str, int]] = ()
-
-
-def pack_ban(ban: Ban | None) -> bytes:
-    """Pack a ban; None becomes empty bytes."""
-    if ban is None:
-        return b""
+def pack_ban(ban: Ban) -> bytes:
+    """Pack a ban."""
     end_us = _FOR_EVER if ban.until_us is None else max(ban.until_us, 0)
-    return _END.pack(end_us) + json.dumps(ban, separators=(",", ":")).encode()
+    return _END.pack(end_us) + json.dumps(ban._asdict(), separators=(",", ":")).encode()
 
 
 def unpack_ban(packed: bytes) -> Ban | None:
-    """Unpack what `pack_ban` packed.
+    """Unpack what `pack_ban` packed; None if it is empty.
 
     Raises:
         ValueError: The bytes are not a ban.
     """
-    return Ban(*json.loads(packed[_END.size :])) if packed else None
+    return Ban(**json.loads(packed[_END.size :])) if packed else None
 
 
 def unpack_bans(packed: bytes) -> list[Ban]:
@@ -59,24 +43,17 @@ def unpack_bans(packed: bytes) -> list[Ban]:
     return bans
 
 
-def pack_record(struck: StruckRecord | None) -> bytes:
-    """Pack a strike record; None becomes empty bytes."""
-    if struck is None:
-        return b""
-    text = json.dumps(struck, separators=(",", ":")).encode()
-    return _END.pack(min(struck.record.over_us, 2**62)) + text
+def pack_level(level: Level) -> bytes:
+    """Pack a level."""
+    return _LEVEL.pack(level.over_us, level.until_us, level.level)
 
 
-def unpack_record(packed: bytes) -> StruckRecord | None:
-    """Unpack what `pack_record` packed.
-
-    Raises:
-        ValueError: The bytes are not a record.
-    """
+def unpack_level(packed: bytes) -> Level | None:
+    """Unpack what `pack_level` packed; None if it is empty."""
     if not packed:
         return None
-    key, fields, heard = json.loads(packed[_END.size :])
-    return StruckRecord(key, StrikeRecord(*fields), [(name, at_us) for name, at_us in heard])
+    over_us, until_us, level = _LEVEL.unpack(packed)
+    return Level(level, until_us, over_us)
 
 
 def left_ms(end_us: int | None, now_us: int, slack_ms: int) -> int:

@@ -1,8 +1,8 @@
 """The bans of a Redis store: the commands of users, the refusal of requests, and polling for changes.
 
 The ban of a key is beside its windows, see ``lua/banned.lua``, and the windows script
-reads the bans of a request's keys when it decides the request. Strikes are counted by the rules of `core.bans` on rows
-that were read, and written back by compare-and-set; a worker that loses the race reads again.
+reads the bans of a request's keys when it decides the request. Strikes are charged by the same script, to windows of
+their own. Only when one is full, a second call puts the ban, unless another worker was faster.
 
 The bans of networks are a short list. Every worker keeps a copy, polls its version once a second, and reads it again
 when the version has changed. A sorted set of all banned keys, by end, counts and lists the bans.
@@ -16,32 +16,28 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from struct import Struct
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from ...core.bans.ban import Ban, BanSubject, lasts_longer, longest
+from ...core.bans.events import banned, bans_full, shadow_banned, unbanned
 from ...core.bans.networks import MAX_NETWORKS, BannedNetworks, too_many_networks
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Row, from_rows, to_rows
-from ...core.bans.rules import LOG_EVERY_US, banned, bans_full, shadow_banned, unbanned
-from ...core.bans.strikes import StrikeRecord
+from ...core.bans.strikes import next_ban
 from ...core.decision import Check, Decision, refused_by_ban
 from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
 from ...core.store import BanStore, Event
-from .ban_rows import (
-    StruckRecord,
-    left_ms,
-    pack_ban,
-    pack_record,
-    unpack_ban,
-    unpack_record,
-)
+from ..ban_book import LOG_EVERY_US
+from .ban_rows import left_ms, pack_ban, pack_level, unpack_ban, unpack_level
 from .clock import monotonic_us
 from .errors import sensible
-from .strikes import KNOWN_US, Strike, StrikeSums, new_name
+from .requests import Command
+from .script import OK, level_field, strikes_field
 
 if TYPE_CHECKING:
     from .batch import Ask, Shared
@@ -50,35 +46,11 @@ T = TypeVar("T")
 
 CHUNK: Final = 200
 """How many bans are read or written in one step, which blocks an event loop, or Redis, for about 2 ms."""
-TRIES: Final = 3
-"""How often a strike is decided, if another worker changes the rows of its key each time."""
+_UNITS: Final = Struct("<I")
+_MADE, _FULL = 1, 2
 _KEEPS: Final = "noeviction"
 _POLICY: Final = re.compile(r"^maxmemory_policy:([a-z-]+)", re.MULTILINE)
 _BOUNDED: Final = re.compile(r"^maxmemory:[1-9]", re.MULTILINE)
-
-
-class _Rows(NamedTuple):
-    """The ban of a key and its strike record under a policy, and the server's time when they were read."""
-
-    now_us: int
-    packed_ban: bytes
-    packed_record: bytes
-
-    def ban(self) -> Ban | None:
-        """Return the ban in force."""
-        return unpack_ban(self.packed_ban)
-
-    def struck(self) -> StruckRecord | None:
-        """Return the strike record."""
-        return unpack_record(self.packed_record)
-
-
-class _Change(NamedTuple):
-    """The new rows of a key, and the events to emit when they are written."""
-
-    ban: Ban | None
-    struck: StruckRecord | None
-    events: Sequence[Event]
 
 
 class RedisBans(BanStore):
@@ -99,9 +71,6 @@ class RedisBans(BanStore):
         self._time = shared.time
         self._batcher = shared.batcher
         self._names = meta, meta + b":index", meta + b":networks"
-        self._sums = StrikeSums(self._strike)
-        # With a test clock strikes are not batched, so they are sent one after another.
-        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
         self._throttle = Throttle(LOG_EVERY_US)
         self.version = b""
         self._count = 0
@@ -118,46 +87,49 @@ class RedisBans(BanStore):
         own = await self._of_keys([self._shared.packing.name_of(key) for key in keys])
         return longest([*own, *self._of_networks(subjects, self._time.now_us())])
 
-    async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
-        """Count a strike; return the ban if it caused one.
-
-        Strikes of a key and policy within 100 ms are sent together, later, unless they could trigger a ban.
-        """
-        if self._time.is_real:
-            return await self._sums.strike(self._batcher().loop, Strike(policy, key, reason), weight)
-        async with self._turns.setdefault(self._batcher().loop, asyncio.Lock()):
-            made, _ = await self._strike(Strike(policy, key, reason), weight, new_name())
-        return made
-
     @sensible
-    async def _strike(self, strike: Strike, weight: int, name: str) -> tuple[Ban | None, int]:
-        """Count strikes in Redis, once per `name`; return the ban they caused, and how many more trigger one."""
-        policy, key = strike.policy, strike.key
+    async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
+        """Count strikes, and ban the key if its window is full; return the new ban, if any.
 
-        async def decide(rows: _Rows) -> _Change | None:
-            now_us, struck = rows.now_us, rows.struck()
-            before = StruckRecord(key, StrikeRecord()) if struck is None or struck.record.over_us <= now_us else struck
-            heard = [(known, at_us) for known, at_us in before.heard if at_us > now_us - KNOWN_US]
-            network = self.networks.bans.get(key)
-            is_banned = bool(rows.packed_ban) or (network is not None and not network.is_over(now_us))
-            if is_banned or any(known == name for known, _ in heard):
-                return None
-            heard.append((name, now_us))
-            record, is_due = before.record.struck(policy, now_us, weight)
-            if not is_due:
-                return _Change(None, StruckRecord(key, record, heard), [])
-            after, made = record.banned(policy, key, strike.reason)
-            if policy.shadow:
-                return _Change(None, StruckRecord(key, after, heard), [shadow_banned(made)])
-            if not await self._has_room(made):
-                return _Change(None, StruckRecord(key, record, heard), [])
-            return _Change(made, StruckRecord(key, after, heard), [banned(made)])
+        If the connection breaks, the strikes may be lost.
+        """
+        if self._of_networks((key,), self._time.now_us()):
+            return None
+        batcher = self._batcher()
+        pack = partial(self._shared.packing.strike, policy, key, weight)
+        struck = Command(batcher.loop.create_future(), pack, lambda answer, now_us: (answer, now_us))
+        batcher.add(struck)
+        answer, now_us = await struck.future
+        if answer[0] != OK:
+            return None
+        (units,) = _UNITS.unpack_from(answer, 1)
+        return None if units < policy.after.amount else await self._ban_next(policy, key, reason, answer[5:], now_us)
 
-        rows, change = await self._update(key, policy.name, decide)
-        struck = rows.struck()
-        counted = sum(count for _, count in struck.record.strikes) if struck is not None else 0
-        made = change.ban if change is not None else None
-        return made, policy.after.amount - counted
+    async def _ban_next(self, policy: BanPolicy, key: str, reason: str, before: bytes, now_us: int) -> Ban | None:
+        """Ban a key whose window of strikes is full; return None if another worker was faster, or there is no room.
+
+        Args:
+            policy: The policy.
+            key: The key.
+            reason: The reason of the ban.
+            before: The stored level of the key.
+            now_us: The server's time, in microseconds.
+        """
+        made, level = next_ban(policy, key, reason, unpack_level(before), now_us)
+        slack_ms = self._time.slack_ms
+        args: list[bytes | int] = [
+            *(key.encode(), _end_of(made)),
+            *(b"" if policy.shadow else pack_ban(made), left_ms(made.until_us, now_us, slack_ms)),
+            *(strikes_field(policy), level_field(policy)),
+            *(before, pack_level(level), left_ms(level.over_us, now_us, slack_ms)),
+            self._shared.max_bans,
+        ]
+        _, result, self._count = await self._batcher().command(b"put_next", [*self._names, *self._names_of(key)], args)
+        if result == _MADE:
+            self._shared.tell(((shadow_banned if policy.shadow else banned)(made),))
+        elif result == _FULL and self._throttle.left_out("bans_full", monotonic_us()) is not None:
+            self._shared.tell((bans_full(self._shared.max_bans, key),))
+        return made if result == _MADE and not policy.shadow else None
 
     @sensible
     async def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
@@ -171,7 +143,6 @@ class RedisBans(BanStore):
     @sensible
     async def unban(self, key: str, by: str) -> bool:
         """Lift the ban of exactly this key, and delete its strikes and levels; False if it had none of these."""
-        unsent = self._sums.forget(key)
         keys = [*self._names, *self._names_of(key)]
         answer = await self._batcher().command(b"unban", keys, [key.encode(), os.urandom(8)])
         now_us, own, network, remembered = answer
@@ -181,15 +152,15 @@ class RedisBans(BanStore):
             await self.read_networks()
         if ban is not None:
             self._shared.tell((unbanned(ban, by),))
-        return ban is not None or bool(remembered) or unsent
+        return ban is not None or bool(remembered)
 
     @sensible
     async def active(self) -> list[Ban]:
         """Return the bans in force."""
         await self.read_networks()
-        now_us = await self._now_us()
+        now_us, keys = await self._batcher().command(b"keys", self._names)
+        self._count = len(keys)
         found = {ban.key: ban for ban in self.networks.bans.values() if not ban.is_over(now_us)}
-        _, keys = await self._batcher().command(b"keys", self._names)
         async for some in in_steps(keys):
             names = [self._shared.packing.name_of(key.decode()) for key in some]
             found.update((ban.key, ban) for ban in await self._of_keys(names))
@@ -272,43 +243,6 @@ class RedisBans(BanStore):
 
     # -- commands for Redis ------------------------------------------------------------------------------------------
 
-    async def _update(
-        self, key: str, policy: str, decide: Callable[[_Rows], Awaitable[_Change | None]]
-    ) -> tuple[_Rows, _Change | None]:
-        """Change the ban of a key, and its strike record under a policy, by compare-and-set.
-
-        Args:
-            key: The key.
-            policy: The name of the policy.
-            decide: Returns the change for the current rows; None for none. Called again if another worker was faster.
-
-        Returns:
-            The rows afterwards, and the change.
-
-        Raises:
-            StoreUnavailable: Other workers were faster in each of `TRIES` attempts.
-        """
-        field, rows = policy.encode(), await self._read(key, policy)
-        for _ in range(TRIES):
-            change = await decide(rows)
-            if change is None:
-                return rows, None
-            ban, record = pack_ban(change.ban), pack_record(change.struck)
-            ban_ends_us = 0 if change.ban is None else change.ban.until_us
-            over_us = 0 if change.struck is None else change.struck.record.over_us
-            ban_ms, record_ms = (left_ms(end_us, rows.now_us, self._time.slack_ms) for end_us in (ban_ends_us, over_us))
-            asked: list[bytes | int] = [field, rows.packed_ban, rows.packed_record, ban, ban_ms, record, record_ms]
-            now_us, ban, record, written = await self._batcher().command(b"write", self._names_of(key), asked)
-            rows = _Rows(now_us, ban, record)
-            if written:
-                self._shared.tell(change.events)
-                return rows, change
-        raise StoreUnavailable(f"redis: {TRIES} updates of a key's strikes lost to other workers", concerns="key")
-
-    async def _read(self, key: str, policy: str = "") -> _Rows:
-        now_us, ban, record = await self._batcher().command(b"read", self._names_of(key), [policy.encode()])
-        return _Rows(now_us, ban, record)
-
     def _names_of(self, key: str) -> tuple[bytes, bytes]:
         return self._shared.packing.name_of(key), self._shared.packing.strikes_name(key)
 
@@ -338,18 +272,8 @@ class RedisBans(BanStore):
         _, rows = await self._batcher().command(b"bans", names)
         return [ban for row in rows if (ban := unpack_ban(row)) is not None]
 
-    async def _has_room(self, ban: Ban) -> bool:
-        """Add an automatic ban to the index; if there are too many, remove it again and return False."""
-        _, self._count = await self._batcher().command(b"note", self._names, [ban.key.encode(), _end_of(ban)])
-        if self._count <= self._shared.max_bans:
-            return True
-        await self._batcher().command(b"drop", self._names, [ban.key.encode()])
-        if self._throttle.left_out("bans_full", monotonic_us()) is not None:
-            self._shared.tell((bans_full(self._shared.max_bans, ban.key),))
-        return False
-
     async def _now_us(self) -> int:
-        now_us, self._count = await self._batcher().command(b"note", self._names)
+        now_us, self._count = await self._batcher().command(b"count", self._names)
         return int(now_us)
 
     def _of_networks(self, subjects: Iterable[BanSubject], now_us: int) -> list[Ban]:

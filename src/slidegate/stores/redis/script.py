@@ -14,6 +14,7 @@ from importlib import resources
 from struct import Struct
 from typing import Final, NamedTuple
 
+from ...core.bans.policy import BanPolicy
 from ...core.decision import Bucket, Check, Decision, Reason
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
@@ -24,23 +25,27 @@ from ...core.store import Clock
 from ..leases import WORKER_BYTES, HeldPermits
 from .errors import refusal, unexpected
 
-LAYOUT: Final = 9
+LAYOUT: Final = 10
 """The version of the stored format, a part of every key: other versions use other keys."""
 DIGEST_BYTES: Final = 16
 """Long enough that nobody can search for two keys with the same digest."""
 
-HIT, PEEK, CHARGE, REFUND, RESET, INSPECT = 1, 2, 3, 4, 5, 6
+HIT, PEEK, CHARGE, REFUND, RESET, INSPECT, STRIKE = 1, 2, 3, 4, 5, 6, 7
 OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, BANNED, UNSETTLED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
 QUOTA: Final = 2
 """The mode of a quota; the mode of counting refusals, 1, may be added to it."""
 PERMITS: Final = 4
 """The mode of a concurrency limit; key and rule are in the name of its sorted set."""
+STRIKES: Final = 8
+"""The mode of the limit of a ban policy; that of a shadow policy, 16, may be added to it."""
+SHADOW: Final = 16
 
 REQUEST: Final = Struct("<BHB")
 _BAN_OF: Final = Struct("<H")
 _ASK: Final = Struct("<HI")
 _NOTE: Final = Struct("<HqI")
 _PLAN: Final = Struct("<8sIqqqHB")
+_STRIKES_PLAN: Final = Struct("<8sIqq8sHB")
 _PERMITS_PLAN: Final = Struct("<8sI8sqqHB")
 _STATE: Final = Struct("<Qqqq")
 _COUNTED: Final = Struct("<I")
@@ -73,7 +78,7 @@ def _script(*parts: str) -> Script:
 WINDOWS_SCRIPT: Final = _script("locals", "banned", "ring", "counts", "windows")
 """The script that decides about windows, quotas and permits."""
 BANS_SCRIPT: Final = _script("locals", "banned", "bans")
-"""The script that reads and writes bans and strikes, renews permits, and writes stats."""
+"""The script that reads and writes bans, renews permits, and writes stats."""
 
 
 class Packing:
@@ -89,7 +94,7 @@ class Packing:
         meta: The hash with the identity of the data and the version of the network bans; a prefix of all names that
             are shared by all keys. All names have the same hash tag, so a cluster keeps them in one slot.
         windows: The start of the names of hashes of windows; the key or its digest follows.
-        strikes: The same of strike records.
+        strikes: The same of strikes and levels.
         permits: The same of sets of permits.
     """
 
@@ -115,7 +120,7 @@ class Packing:
         return name
 
     def strikes_name(self, key: str) -> bytes:
-        """Return the name of the hash with the strike records of a key."""
+        """Return the name of the hash with the strikes and levels of a key."""
         return self.strikes + self.name_of(key)[len(self.windows) :]
 
     def question(self, what: int, checks: Sequence[Check], banned: Iterable[str], names: dict[bytes, int]) -> bytes:
@@ -140,6 +145,23 @@ class Packing:
                 asks += ask + plan
                 many += 1
         return REQUEST.pack(what, many, len(bans) // _BAN_OF.size) + bans + asks
+
+    def strike(self, policy: BanPolicy, key: str, weight: int, names: dict[bytes, int]) -> bytes:
+        """Pack strikes, which the ban of the key refuses.
+
+        Args:
+            policy: The policy.
+            key: The key.
+            weight: The number of strikes.
+            names: As for `question`.
+        """
+        (limit,) = policy.strikes.limits
+        assert isinstance(limit, Limit), "strikes are counted by one limit"
+        ban = _BAN_OF.pack(names.setdefault(self.name_of(key), len(names)))
+        ask = _ASK.pack(names.setdefault(self.strikes_name(key), len(names)), min(weight, MAX_UNITS))
+        modes = STRIKES | SHADOW if policy.shadow else STRIKES
+        fields = strikes_field(policy), *limit.counter.terms, level_field(policy), limit.resolution, modes
+        return REQUEST.pack(STRIKE, 1, 1) + ban + ask + _STRIKES_PLAN.pack(*fields)
 
     def refund(self, reservations: Sequence[Reservation], names: dict[bytes, int]) -> bytes:
         """Pack a refund.
@@ -208,6 +230,16 @@ class Packing:
 def _field(rule: str, limit: AnyLimit) -> bytes:
     """Return the hash field of a window; it does not depend on the amount."""
     return blake2b("\n".join((rule, *map(str, limit.same_window))).encode(), digest_size=8).digest()
+
+
+def strikes_field(policy: BanPolicy) -> bytes:
+    """Return the hash field of the strikes of a key under a policy."""
+    return _field(policy.strikes.name, policy.strikes.limits[0])
+
+
+def level_field(policy: BanPolicy) -> bytes:
+    """Return the hash field of the level of a key under a policy."""
+    return blake2b(policy.name.encode(), digest_size=8).digest()
 
 
 def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) -> Decision:

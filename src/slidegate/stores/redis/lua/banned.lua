@@ -1,7 +1,13 @@
--- The ban of a key is the field "b" of the hash with its windows, so that one Redis key has all that a request needs. It starts with the end of the ban (-1 for never); the rest belongs to core/bans,
--- and so do the strike records, which are in a separate hash, with a field for each policy.
+-- The ban of a key is the field "b" of the hash with its windows, so that one Redis key has all that a request needs. It
+-- starts with the end of the ban (-1 for never); the rest belongs to core/bans. The strikes and levels of a key are in a hash
+-- of their own, with a field for each policy, and start with the time at which they expire.
 
 local BAN = "b"
+
+-- Return the end of the last ban, by the level that it has left.
+local function level_until(level)
+  return (unpack_from("<i8", level, 9))
+end
 
 -- Return a stored ban; "" if it has ended, and then it is deleted.
 local function row_in_force(name, field, row, now)

@@ -1,4 +1,4 @@
--- The commands about bans, strikes, permits and stats, one in each call: ARGV[1] is its name, and ARGV[2] the time, -1 for
+-- The commands about bans, permits and stats, one in each call: ARGV[1] is its name, and ARGV[2] the time, -1 for
 -- the server's. Every answer starts with the time.
 
 local LONGEST_MS = 400 * 86400000
@@ -9,30 +9,9 @@ local function answer(...)
   return { pack("<i8", now), ... }
 end
 
--- Return the ban of a key, and its strike record in the field ARGV[3]. KEYS: the hash of its windows, that of its records.
-function commands.read()
-  return answer(ban_in_force(KEYS[1], now), redis.call("HGET", KEYS[2], ARGV[3]) or "")
-end
-
 local function put(name, field, value, left_ms)
-  if value == "" then
-    redis.call("HDEL", name, field)
-  else
-    redis.call("HSET", name, field, value)
-    live_for(name, tonumber(left_ms), 0)
-  end
-end
-
--- Compare and set: if ban and record of a key are still ARGV[4] and ARGV[5], replace them by ARGV[6] and ARGV[8], with TTLs
--- of ARGV[7] and ARGV[9] ms. Return the ban and the record as stored now, and 1 if they were written.
-function commands.write()
-  local ban, record = ban_in_force(KEYS[1], now), redis.call("HGET", KEYS[2], ARGV[3]) or ""
-  if ban ~= ARGV[4] or record ~= ARGV[5] then
-    return answer(ban, record, 0)
-  end
-  put(KEYS[1], BAN, ARGV[6], ARGV[7])
-  put(KEYS[2], ARGV[3], ARGV[8], ARGV[9])
-  return answer(ARGV[6], ARGV[8], 1)
+  redis.call("HSET", name, field, value)
+  live_for(name, tonumber(left_ms), 0)
 end
 
 -- Return the rows of the bans of some keys, "" for none. KEYS: the hashes of their windows.
@@ -146,18 +125,8 @@ local function set_meta(field, value)
   return value
 end
 
--- Return the number of bans, after the key ARGV[3], if given, was added to the index with its ban's end ARGV[4].
-function commands.note()
-  if ARGV[3] then
-    add_to_index(ARGV[3], ARGV[4])
-  end
+function commands.count()
   return answer(count_bans())
-end
-
--- Remove the key ARGV[3] from the index.
-function commands.drop()
-  redis.call("ZREM", KEYS[INDEX], ARGV[3])
-  return answer()
 end
 
 -- Return the banned keys.
@@ -176,6 +145,30 @@ function commands.put()
   return answer(count_bans())
 end
 
+local LATE, MADE, FULL = 0, 1, 2
+
+-- Put the ban of the key ARGV[3], whose windows and strikes are the last of KEYS, with the arguments of `put`, and reset the
+-- strikes in the field ARGV[7]; a shadow ban has no row. ARGV[8] is the field of the level, which becomes ARGV[10], with a TTL
+-- of ARGV[11] ms. Return LATE if another worker was faster, so that the level is not ARGV[9] or the strikes are gone; and FULL
+-- if there are ARGV[12] bans.
+function commands.put_next()
+  local windows, struck = KEYS[FIRST], KEYS[FIRST + 1]
+  local level = redis.call("HGET", struck, ARGV[8]) or ""
+  if ban_in_force(windows, now) ~= "" or level ~= ARGV[9] or redis.call("HEXISTS", struck, ARGV[7]) == 0 then
+    return answer(LATE, count_bans())
+  end
+  if ARGV[5] ~= "" then
+    if count_bans() >= tonumber(ARGV[12]) then
+      return answer(FULL, count_bans())
+    end
+    add_to_index(ARGV[3], ARGV[4])
+    put(windows, BAN, ARGV[5], ARGV[6])
+  end
+  redis.call("HDEL", struck, ARGV[7])
+  put(struck, ARGV[8], ARGV[10], ARGV[11])
+  return answer(MADE, count_bans())
+end
+
 -- Store the ban of the network ARGV[3], with the arguments of `put`, unless there are ARGV[7] others; ARGV[8] names the new
 -- version of the list. Return 1 if it was written.
 function commands.ban_network()
@@ -189,19 +182,19 @@ function commands.ban_network()
   return answer(1)
 end
 
--- Lift the ban of the key ARGV[3], whose windows and strike records are the last of KEYS, and delete the records; ARGV[4]
--- names the new version of the network list. Return the rows of its own ban and of that of a network, and 1 if a record had
--- not expired.
+-- Lift the ban of the key ARGV[3], whose windows and strikes are the last of KEYS, and delete its strikes and levels; ARGV[4]
+-- names the new version of the network list. Return the rows of its own ban and of that of a network, and 1 if a strike or a
+-- level had not expired.
 function commands.unban()
-  local windows, records, remembered = KEYS[FIRST], KEYS[FIRST + 1], 0
+  local windows, struck, remembered = KEYS[FIRST], KEYS[FIRST + 1], 0
   local ban, of_network = ban_in_force(windows, now), redis.call("HGET", KEYS[NETWORKS], ARGV[3])
-  for at, record in ipairs(redis.call("HGETALL", records)) do
-    if at % 2 == 0 and unpack_from("<i8", record) > now then
+  for at, value in ipairs(redis.call("HGETALL", struck)) do
+    if at % 2 == 0 and unpack_from("<i8", value) > now then
       remembered = 1
     end
   end
   redis.call("HDEL", windows, BAN)
-  redis.call("UNLINK", records)
+  redis.call("UNLINK", struck)
   redis.call("ZREM", KEYS[INDEX], ARGV[3])
   if of_network then
     redis.call("HDEL", KEYS[NETWORKS], ARGV[3])

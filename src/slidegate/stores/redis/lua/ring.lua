@@ -178,3 +178,14 @@ end
 function ring.expires(w, limit)
   return w.newest + limit.span + limit.kept
 end
+
+-- The strikes of a key under a policy: a ring that is stored behind the time at which it expires.
+local strikes = setmetatable({}, { __index = ring })
+
+function strikes.unpack(packed)
+  return ring.unpack(sub(packed, 9))
+end
+
+function strikes.pack(w)
+  return pack("<i8", ring.expires(w, w.limit)) .. ring.pack(w)
+end

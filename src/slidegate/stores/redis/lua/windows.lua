@@ -4,7 +4,7 @@
 -- The limits of a call, unpacked once and cached by their bytes: the field, the amount, three numbers, the resolution and
 -- the modes.
 local LIMIT_BYTES = 39
-local COUNT_DENIED, QUOTA, PERMITS = 1, 2, 4 -- modes; the first two may be combined
+local COUNT_DENIED, QUOTA, PERMITS, STRIKES, SHADOW = 1, 2, 4, 8, 16 -- modes; the first two may be combined, and the last two
 local limits = {}
 
 local function limit_at(arg, at, now)
@@ -15,7 +15,10 @@ local function limit_at(arg, at, now)
     local first, second, third, modes
     limit.amount, first, second, third, limit.resolution, modes = unpack_from("<I4i8i8i8HB", text, 9)
     limit.count_denied = modes % QUOTA == COUNT_DENIED
-    if modes >= PERMITS then
+    if modes >= STRIKES then
+      limit.step, limit.span, limit.kept, limit.kind = first, second, 0, strikes
+      limit.level, limit.shadow = sub(text, 29, 36), modes >= SHADOW
+    elseif modes >= PERMITS then
       limit.worker, limit.lease, limit.kind = sub(text, 13, 20), second, permits
     elseif modes >= QUOTA then
       become_quota(limit, { first, second, third }, now)
@@ -39,7 +42,7 @@ local function window(place, limit, now)
     local value = redis.call("HGET", KEYS[place], limit.field)
     w = value and limit.kind.unpack(value) or limit.kind.new()
   end
-  w.limit = limit
+  w.limit, w.kind = limit, limit.kind
   rows[place][limit.field] = w
   return w
 end
@@ -92,7 +95,7 @@ end
 -- The operations on all windows of a question, as in core/decide.py: all of them are charged, or none.
 
 local OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, BANNED, UNSETTLED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
-local HIT, PEEK, CHARGE, REFUND, RESET, INSPECT = 1, 2, 3, 4, 5, 6
+local HIT, PEEK, CHARGE, REFUND, RESET, INSPECT, STRIKE = 1, 2, 3, 4, 5, 6, 7
 
 local function reading(w, limit, wait)
   local spent, leaves, newest = limit.kind.state(w, limit)
@@ -198,6 +201,16 @@ local function inspect(asks)
   return told
 end
 
+-- Charge strikes, unless a ban that a shadow policy reported would be in force. Answer with the units and the level.
+local function strike(ask, name, now)
+  local level = redis.call("HGET", name, ask.limit.level) or ""
+  if ask.limit.shadow and level ~= "" and level_until(level) > now then
+    return pack("<B", NOTHING)
+  end
+  ring.charge(ask.w, ask.limit, now, ask.cost)
+  return pack("<BI4", OK, ask.w.spent) .. level
+end
+
 local function judge(what, arg, at, many, now)
   if what == REFUND then
     return refund(arg, at, many, now)
@@ -205,7 +218,9 @@ local function judge(what, arg, at, many, now)
     return pack("<B", forget(many + 1) and CHANGED or NOTHING)
   end
   local asks = asks_of(arg, at, many, now, what == PEEK or what == INSPECT)
-  if what == INSPECT then
+  if what == STRIKE then
+    return strike(asks[1], KEYS[unpack_from("<H", arg, at) + 1], now)
+  elseif what == INSPECT then
     return inspect(asks)
   elseif what == CHARGE then
     local told, counted = charge(asks, now)

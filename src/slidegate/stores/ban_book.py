@@ -1,0 +1,170 @@
+"""The book of a store's bans and levels: what strikes, bans and unbans change in its rows, and their events.
+
+`BanBook` decides, and changes the `BanRows` of a store: dicts in memory, rows in a file. The store holds a lock or a
+transaction during each call. Strikes are counted in windows of their own, never in a shared cell, where strangers could
+ban each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+from ..core.bans.ban import Ban, lasts_longer
+from ..core.bans.events import banned, bans_full, shadow_banned, strikes_dropped, unbanned
+from ..core.bans.policy import BanPolicy
+from ..core.bans.strikes import Level, next_ban
+from ..core.decision import Bucket
+from ..core.logs import Throttle
+from ..core.store import Event
+
+LOG_EVERY_US: Final = 60_000_000
+STEP: Final = 64
+"""How many expired rows are removed in one step if there is no room."""
+
+
+class BanRows(Protocol):
+    """At most one ban for each key, and one level for each policy and key; may include expired ones."""
+
+    def ban(self, key: str) -> Ban | None:
+        """Return the ban of exactly this key."""
+
+    def put_ban(self, ban: Ban) -> None:
+        """Store a ban, replacing one of the same key.
+
+        Raises:
+            ConfigurationError: Too many networks are banned.
+        """
+
+    def remove_ban(self, key: str) -> None:
+        """Remove the ban of a key, if it has one."""
+
+    def ban_count(self) -> int:
+        """Return how many bans there are."""
+
+    def level(self, policy: str, key: str) -> Level | None:
+        """Return the level of a key under a policy."""
+
+    def put_level(self, policy: str, key: str, level: Level) -> None:
+        """Store a level, replacing that of the same policy and key."""
+
+    def remove_levels(self, key: str) -> list[Level]:
+        """Remove the levels of a key under all policies, and return them."""
+
+    def level_count(self) -> int:
+        """Return how many levels there are."""
+
+    def evict_level(self) -> None:
+        """Remove a level to make room for another."""
+
+    def remove_expired(self, now_us: int, max_count: int) -> bool:
+        """Remove at most `max_count` expired bans and levels; return whether there may be more."""
+
+
+class StrikeWindows(Protocol):
+    """The windows of strikes, one for each bucket of a policy and key."""
+
+    def strike(self, bucket: Bucket, key: str, weight: int) -> int | None:
+        """Charge strikes to the window of a key, and return its units; None if there is no room for a window."""
+
+    def remove_strikes(self, key: str, bucket: Bucket | None = None) -> bool:
+        """Remove the window of a key in a bucket, or in all of them; return whether there were strikes."""
+
+
+class BanBook:
+    """Applies the rules to the rows of a store.
+
+    Args:
+        rows: The bans and levels of the store.
+        windows: The windows of the store.
+        max_bans: The most bans, and the most levels, to store.
+        max_keys: The most windows of the store.
+        throttle: Limits the rate of events that could be repeated with every strike.
+
+    Attributes:
+        events: Pending events; the store takes them from here and emits them.
+    """
+
+    def __init__(self, rows: BanRows, windows: StrikeWindows, max_bans: int, max_keys: int, throttle: Throttle) -> None:
+        self._rows = rows
+        self._windows = windows
+        self._max_bans = max_bans
+        self._max_keys = max_keys
+        self._throttle = throttle
+        self.events: list[Event] = []
+
+    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str, now_us: int) -> Ban | None:
+        """Count strikes, and ban the key if its window is full; return the new ban, if any."""
+        rows = self._rows
+        rows.remove_expired(now_us, 2)
+        ban, before = rows.ban(key), rows.level(policy.name, key)
+        if (ban is not None and not ban.is_over(now_us)) or (before is not None and before.pauses(policy, now_us)):
+            return None
+        units = self._windows.strike(policy.strikes, key, weight)
+        if units is None:
+            self._emit(strikes_dropped(self._max_keys), now_us)
+            return None
+        if units < policy.after.amount or not (policy.shadow or self._has_room(key, now_us)):
+            return None
+        made, level = next_ban(policy, key, reason, before, now_us)
+        self._windows.remove_strikes(key, policy.strikes)
+        if before is None:
+            self._make_room_for_level(now_us)
+        rows.put_level(policy.name, key, level)
+        if policy.shadow:
+            self.events.append(shadow_banned(made))
+            return None
+        rows.put_ban(made)
+        self.events.append(banned(made))
+        return made
+
+    def ban(self, key: str, length_us: int | None, reason: str, by: str, now_us: int) -> Ban:
+        """Ban a key by hand, replacing a ban that it already has; a length of None means for ever.
+
+        Raises:
+            ConfigurationError: Too many networks are banned.
+        """
+        self._rows.remove_expired(now_us, 2)
+        ban = Ban(key, reason, by, 0, now_us, None if length_us is None else now_us + length_us)
+        self._rows.put_ban(ban)
+        self.events.append(banned(ban))
+        return ban
+
+    def unban(self, key: str, by: str, now_us: int) -> bool:
+        """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
+        ban = self._rows.ban(key)
+        self._rows.remove_ban(key)
+        levels = [level for level in self._rows.remove_levels(key) if level.over_us > now_us]
+        had_strikes = self._windows.remove_strikes(key)
+        if ban is None or ban.is_over(now_us):
+            return had_strikes or bool(levels)
+        self.events.append(unbanned(ban, by))
+        return True
+
+    def take_over(self, bans: Iterable[Ban]) -> None:
+        """Import bans; of two for a key, the one that ends later is kept."""
+        for ban in bans:
+            other = self._rows.ban(ban.key)
+            if other is None or lasts_longer(ban, other):
+                self._rows.put_ban(ban)
+
+    def _has_room(self, key: str, now_us: int) -> bool:
+        """Return whether one more automatic ban can be recorded."""
+        self._rows.remove_ban(key)  # an expired ban of the key, which the new one replaces
+        more = True
+        while (is_full := self._rows.ban_count() >= self._max_bans) and more:
+            more = self._rows.remove_expired(now_us, STEP)
+        if is_full:
+            self._emit(bans_full(self._max_bans, key), now_us)
+        return not is_full
+
+    def _make_room_for_level(self, now_us: int) -> None:
+        if self._rows.level_count() >= self._max_bans:
+            self._rows.remove_expired(now_us, STEP)
+        if self._rows.level_count() >= self._max_bans:
+            self._rows.evict_level()
+
+    def _emit(self, event: Event, now_us: int) -> None:
+        """Emit an event that could be repeated with every strike, at most once a minute."""
+        if self._throttle.left_out(event.kind, now_us) is not None:
+            self.events.append(event)
