@@ -18,7 +18,6 @@ import pytest
 
 from slidegate import Decision, Limiter, MemoryStore
 from slidegate.core import StoreUnavailable
-from slidegate.limiter.portal import PORTAL
 from slidegate.stores.lmdb import LmdbStore
 
 from ..redis_servers import AT_REDIS, BOUND_S, until
@@ -28,10 +27,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
-def no_other_users() -> None:
-    """End the portal of limiters that tests before this one have never closed."""
+def no_others() -> None:
+    """End the portals of limiters that tests before this one have never closed."""
     gc.collect()
-    PORTAL.release(threads)
 
 
 def threads() -> list[threading.Thread]:
@@ -60,19 +58,16 @@ def test_no_thread_starts_before_a_store_needs_one(tmp_path: Path, monkeypatch: 
         lmdb.sync.close()
 
 
-def test_limiters_share_the_thread_until_the_last_is_closed_and_a_later_one_begins_anew() -> None:
+def test_a_limiter_keeps_its_thread_until_it_is_closed() -> None:
     one, two = Limiter(SlowStore()), Limiter(SlowStore())
-    for limiter in (one, two):
-        assert limiter.sync.hit("user:1", "5/minute")
-    (thread,) = threads()
-    one.sync.close()
-    assert threads() == [thread]
     for _ in range(2):
-        two.sync.close()
-    assert not threads()
-    with Limiter(SlowStore()).sync as three:
-        assert three.hit("user:1", "5/minute")
-    assert not threads()
+        for limiter in (one, two):
+            assert limiter.sync.hit("user:1", "5/minute")
+        assert len(threads()) == 2
+    for left in (1, 0):
+        for _ in range(2):
+            (one if left else two).sync.close()
+        assert len(threads()) == left
 
 
 def test_where_no_thread_can_start_the_store_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +127,6 @@ from contextlib import suppress
 sys.path[:0] = [{root!r}, {source!r}]
 from slidegate import Limiter
 from slidegate.core import StoreUnavailable
-from slidegate.limiter.portal import PORTAL
 from tests.remote_stores import SlowStore
 
 class Hanging(SlowStore):
@@ -243,10 +237,9 @@ def test_a_close_on_another_loop_lets_go_of_the_thread() -> None:
 
 
 def test_a_limiter_that_nobody_closed_does_not_hold_the_thread_once_it_is_gone() -> None:
-    lost, limiter = Limiter(SlowStore()), Limiter(SlowStore())
-    for each in (lost, limiter):
-        each.sync.hit("user:1", "5/minute")
-    del lost, each
+    lost = Limiter(SlowStore())
+    lost.sync.hit("user:1", "5/minute")
+    assert threads()
+    del lost
     gc.collect()
-    limiter.sync.close()
     assert not threads()

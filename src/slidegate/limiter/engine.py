@@ -34,6 +34,7 @@ from .named_limits import NamedLimit
 from .observers import AnyObserver, ObserverHub, outcome_of_question
 from .operators import NetworkLookup
 from .overrides import Overrides
+from .portal import Portal
 from .queues import Queues
 from .rows import Rows
 
@@ -74,6 +75,7 @@ class Engine:
         callers: The middlewares, functions and transports that use this limiter.
         rows: What the workers of the store keep for each other.
         overrides: The limits that operators have changed temporarily.
+        portal: Runs coroutines for threads without an event loop.
 
     Raises:
         ConfigurationError: The secret, the deadline or `on_error` is invalid.
@@ -109,6 +111,7 @@ class Engine:
         self.rows = Rows(self)
         self.overrides = Overrides(self)
         self._counts_permits = store.permits_held() is not None  # read once: counting them may be slow
+        self.portal = Portal()
         self._owners: dict[str, WeakKeyDictionary[object, int]] = {}
         self._closed = False
         self.is_on = True

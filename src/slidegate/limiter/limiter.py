@@ -35,7 +35,6 @@ from .keys import AnyKey, KeyOf, Limits, keyed
 from .named_limits import NamedLimit, Override
 from .observers import AnyObserver, Subscription
 from .operators import NetworkKey, check_ban, files_of, operators_of
-from .portal import PORTAL
 from .rows import Row, Worker
 
 if TYPE_CHECKING:
@@ -166,7 +165,8 @@ class Limiter:
         """
         answer = self.engine.ask(self._question(key, limits, rule, cost))
         decision = answer if isinstance(answer, Decision) else await answer
-        self.engine.report_outcome(decision)
+        if self.engine.observers.requests:
+            self.engine.report_outcome(decision)
         return decision
 
     async def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
@@ -550,7 +550,7 @@ class Limiter:
         if not self._closed:
             self._closed = True
             await self.engine.close()
-            PORTAL.release(self.engine)
+            self.engine.portal.end()
 
     async def __aenter__(self) -> Self:
         return self

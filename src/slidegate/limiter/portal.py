@@ -2,25 +2,26 @@
 
 The methods of a limiter are coroutines. With a synchronous store they never suspend, so the calling thread runs them to
 completion: a memory store always, and LMDB unless each commit waits for a disk. All other stores, and calls that queue,
-use an event loop in a thread of its own, the portal. One portal serves all limiters of a process, from the first call
-to the end of the last limiter that used it. A forked child, which has no copy of the thread, starts its own.
+use an event loop in a thread of its own, the portal of the limiter: from the first such call until the limiter is
+closed, or gone. A forked child, which has no copy of the thread, starts its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError, wait
 from contextlib import suppress
 from threading import TIMEOUT_MAX, Lock, Thread, current_thread
-from typing import Any, Final, TypeVar
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from weakref import finalize
 
 from ..core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
 from ..stores.forks import begin_anew_in_child, hold_over_fork
 from .aio import COMMAND_DEADLINE_S, on_loop
-from .engine import Engine
+
+if TYPE_CHECKING:
+    from .engine import Engine
 
 T = TypeVar("T")
 
@@ -64,7 +65,7 @@ def _run(engine: Engine, work: Coroutine[Any, Any, T], max_s: float, *, suspends
             "example with asyncio.to_thread"
         )
     if suspends or not engine.store.answers_threads():
-        return PORTAL.run(engine, work, min(max_s, TIMEOUT_MAX))
+        return engine.portal.run(work, min(max_s, TIMEOUT_MAX))
     try:
         work.send(None)
     except StopIteration as done:
@@ -73,29 +74,38 @@ def _run(engine: Engine, work: Coroutine[Any, Any, T], max_s: float, *, suspends
     raise ConfigurationError("store: answers_threads() returns True, so the store must not await anything")
 
 
-class SharedPortal:
-    """The portal of this process."""
+_of_parents: Final[list[object]] = []
+"""The loops of parent processes: collecting one in a child would unregister shared file descriptors for the parent."""
+
+
+class _Running(NamedTuple):
+    """An event loop, the thread that runs it, and what ends both: `Portal.end`, or the end of the portal or process."""
+
+    loop: asyncio.AbstractEventLoop
+    thread: Thread
+    end: finalize[Any, Portal]
+
+
+class Portal:
+    """The portal of a limiter."""
 
     def __init__(self) -> None:
-        self._of_parents: list[object] = []
-        self._running: tuple[asyncio.AbstractEventLoop, Thread] | None = None
-        self._users: WeakSet[object] = WeakSet()
+        self._running: _Running | None = None
         self._lock = Lock()
         hold_over_fork(self._lock)
         begin_anew_in_child(self.begin_anew)
 
     def begin_anew(self) -> None:
-        """Begin without a portal, as in a child after `fork`: the thread exists only in the parent."""
-        # Keep the loop: collecting it in the child would unregister the shared file descriptors for the parent.
-        self._of_parents.append(self._running)
+        """Begin without a thread, as in a child after `fork`: it exists only in the parent."""
+        if self._running is not None:
+            self._running.end.detach()
+            _of_parents.append(self._running)
         self._running = None
-        self._users = WeakSet()
 
-    def run(self, user: object, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Run a coroutine on the loop, and return its result. An interrupt of the caller, as by Ctrl-C, cancels it.
 
         Args:
-            user: The portal runs until `release` is called for every user that is still alive.
             work: The coroutine.
             timeout_s: How long to wait. Stores have their own deadlines, so only a blocked loop takes longer.
 
@@ -105,11 +115,11 @@ class SharedPortal:
         """
         try:
             with self._lock:
-                if self._running is None or not self._running[1].is_alive():
-                    self._running = _started()
-                self._users.add(user)
+                if self._running is None or not self._running.thread.is_alive():
+                    loop, thread = _started()
+                    self._running = _Running(loop, thread, finalize(self, _end, loop, thread))
                 # Within the lock, so that the end of the portal comes later, and cancels it.
-                future = asyncio.run_coroutine_threadsafe(work, self._running[0])
+                future = asyncio.run_coroutine_threadsafe(work, self._running.loop)
         except (RuntimeError, OSError) as error:
             work.close()
             raise StoreUnavailable(f"the event loop for threads does not run: {error}") from error
@@ -123,19 +133,13 @@ class SharedPortal:
         finally:
             future.cancel()
 
-    def release(self, user: object) -> None:
-        """End the portal if no other user needs it; in its own thread, another thread has to do that afterwards."""
+    def end(self) -> None:
+        """End the thread; in that thread itself do nothing: another thread has to do it afterwards."""
         with self._lock:
-            self._users.discard(user)
-            if self._users or self._running is None or self._running[1] is current_thread():
+            if self._running is None or self._running.thread is current_thread():
                 return
             running, self._running = self._running, None
-        _end(*running)
-
-    def end(self) -> None:
-        """End the portal, because the interpreter exits."""
-        if self._running is not None:
-            _end(*self._running)
+        running.end()
 
 
 def _started() -> tuple[asyncio.AbstractEventLoop, Thread]:
@@ -151,7 +155,7 @@ def _started() -> tuple[asyncio.AbstractEventLoop, Thread]:
         with runner:  # its end cancels all tasks
             loop.run_forever()
 
-    # A daemon, because the interpreter joins other threads before it runs the `atexit` handlers.
+    # A daemon, because the interpreter joins other threads before it runs what `finalize` has registered.
     thread = Thread(target=serve, name="slidegate-loop", daemon=True)
     try:
         thread.start()
@@ -163,12 +167,6 @@ def _started() -> tuple[asyncio.AbstractEventLoop, Thread]:
 
 def _end(loop: asyncio.AbstractEventLoop, thread: Thread) -> None:
     """End a thread and its loop."""
-    with suppress(RuntimeError):  # it has already ended
+    with suppress(RuntimeError):  # it has ended, or its last reference was dropped in this thread
         loop.call_soon_threadsafe(loop.stop)
-    thread.join(JOIN_S)
-
-
-PORTAL: Final = SharedPortal()
-"""The portal of this process."""
-
-atexit.register(PORTAL.end)
+        thread.join(JOIN_S)

@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from ..core.bans.ban import Ban
 from .engine import Engine
 from .limiter import Limiter
-from .portal import PORTAL, run_command, run_query
+from .portal import run_command, run_query
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class SyncLimiter:
         try:
             run_command(self._limiter.engine, self._limiter.close())
         finally:
-            PORTAL.release(self._limiter.engine)
+            self._limiter.engine.portal.end()
 
     def __enter__(self) -> Self:
         return self
