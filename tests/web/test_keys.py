@@ -188,7 +188,7 @@ def test_a_value_is_compared_in_the_form_in_which_the_application_reads_it(
 
 
 async def test_every_value_is_a_short_key_of_its_own_that_does_not_show_it() -> None:
-    names = ["x" * 70 + "a", "x" * 70 + "b", "\u00fc" * 60, "\udcff" * 40, "\udcff"]
+    names = ["a" + "x" * 70, "b" + "x" * 70, "\u00fc" * 60, "\udcff" * 40, "\udcff"]
     values = ["secret", "other", "k" * 65_536]
     found = await keys(Rule("*", "9/hour"), *(scope_of(**more) for more in peers(*names)))
     found += await keys(Rule("*", "9/hour", key=API_KEY), *(scope_of(**more) for more in fields("X-API-Key", *values)))

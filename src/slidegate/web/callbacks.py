@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from inspect import isawaitable
 from operator import index
-from typing import Any, Final, NoReturn, SupportsIndex, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from starlette.requests import HTTPConnection, Request
 from starlette.types import Message, Receive, Scope
@@ -154,10 +154,6 @@ class UserCallbacks:
         logger.error(said, what, where, consequence, suppressed, escaped(written(error)), exc_info=trace)
 
 
-def whole_cost(units: object) -> int:
-    """Return a checked cost; other integral types, such as 7.0 or numpy's integers, are converted to `int`."""
-    if isinstance(units, float) and units.is_integer():
-        units = int(units)
-    if isinstance(units, SupportsIndex) and not isinstance(units, bool):
-        units = index(units)
-    return check_cost(units)
+def whole_cost(units: Any) -> int:
+    """Return a checked cost; other whole numbers, such as numpy's, are converted to `int`."""
+    return check_cost(index(units))

@@ -24,7 +24,7 @@ from ..core.arguments import check_flag
 from ..core.decision import Decision
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import logger
-from .client_ip import UNKNOWN_PEER, host_of
+from .client_ip import UNKNOWN_PEER, peer_of
 from .decided import DECIDED_KEY
 from .routes import attribute_of, mounted_routes, reach, root_of, routes_of, visible_app
 from .rules import Rule
@@ -206,7 +206,7 @@ def about_request(middleware: RateLimitMiddleware, scope: Scope) -> Iterator[Fin
     client = middleware.client
     if middleware.clients.is_gone(scope):
         return
-    host = host_of(scope)
+    host = peer_of(scope)
     if not host:
         yield Finding(
             "SG109",
@@ -215,7 +215,7 @@ def about_request(middleware: RateLimitMiddleware, scope: Scope) -> Iterator[Fin
             "client_ip(trusted=1)",
         )
     # A server that reads the header itself has replaced the peer by the address from it.
-    own = host.encode(errors="replace")
+    own = (host or "").encode(errors="replace")
     fields = [name for name, value in scope["headers"] if name in _PROXY_HEADERS and not (own and own in value)]
     if fields and not client.trusted:
         yield Finding(

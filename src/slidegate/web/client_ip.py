@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from hashlib import blake2b
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -119,7 +118,7 @@ class ClientAddress(Key):
         client = scope.get("client")
         # A server on a port has no Unix peers: a client could reset its connection to be trusted as one.
         believed = self.trusted and (client is not None or self._hops or not may_be_gone(scope))
-        written = host_of(scope), field_value(scope, self.header) if believed else ""
+        written = peer_of(scope) or "", field_value(scope, self.header) if believed else ""
         return self._known.get(written) or remember(self._known, written, self._find(*written))
 
     def _find(self, host: str, value: str) -> tuple[str, Address | None]:
@@ -129,10 +128,7 @@ class ClientAddress(Key):
         elif self.networks.covers(*peer) if peer is not None else self._unix:
             address = walk(self._split(value), self.networks, peer)
         if address is None and host:
-            key = f"peer:{host}".encode(errors="backslashreplace")
-            if len(key) > MAX_KEY_BYTES:
-                return f"peer#{blake2b(key, digest_size=16).hexdigest()}", None
-            return key.decode(), None
+            return f"peer:{host}".encode(errors="backslashreplace")[:MAX_KEY_BYTES].decode(errors="ignore"), None
         if address is None or is_unspecified(address):
             return UNKNOWN_PEER, None
         return address_key(*address, self.prefixes[4], self.prefixes[6]), address
@@ -150,14 +146,14 @@ def may_be_gone(scope: Scope) -> bool:
     return scope.get("client") is None and isinstance(server, Sequence) and len(server) > 1 and server[1] is not None
 
 
-def host_of(scope: Scope) -> str:
-    """Return the host of the peer; empty if the server names none. What no server should write is a peer, too."""
-    client = scope.get("client")
+def peer_of(scope: Scope) -> str | None:
+    """Return the host of the peer; None if the server names none, or something else than text."""
+    peer = scope.get("client")
     try:
-        host = client[0] if client else ""
+        host = peer[0] if peer else None
     except (TypeError, LookupError):
-        host = client
-    return host if isinstance(host, str) else str(host or "")
+        return None
+    return host if type(host) is str else None
 
 
 def client_ip(
@@ -329,7 +325,7 @@ class Clients:
     ) -> None:
         self._client = middleware.client
         self._signals = middleware.signals
-        self._who = _peer_and_header(self._client.header) if self._client.trusted else _peer
+        self._who = _peer_and_header(self._client.header) if self._client.trusted else peer_of
         self.who: Callable[[Scope], Any] = self._checking_files(self._who) if files else self._who
         self._blocklist = lists["blocklist"]
         self._allowlist = lists["allowlist"]
@@ -362,7 +358,7 @@ class Clients:
         """Determine the client of a request, and whether it is on a list."""
         key, address = self._client.locate(scope)
         verdict: Decision | None = None
-        self._peers_named = self._peers_named or bool(host_of(scope))
+        self._peers_named = self._peers_named or bool(peer_of(scope))
         if self.is_gone(scope):
             verdict = _GONE
         elif address is not None and self._allowlist is not None and self._allowlist.covers(*address):
@@ -386,15 +382,6 @@ class Clients:
             return who(scope)
 
         return checked
-
-
-def _peer(scope: Scope) -> str | None:
-    """Return the host of the peer; None if it is no text, which no server sends."""
-    try:
-        host = scope["client"][0]
-    except (TypeError, LookupError):  # no peer
-        return None
-    return host if type(host) is str else None
 
 
 def _peer_and_header(header: bytes) -> Callable[[Scope], Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from starlette.types import Scope
@@ -19,7 +18,7 @@ from .endpoints import is_exempt
 from .paths import is_astray
 from .routes import is_by_path, reach, visible_app
 from .rule_set import BoundRule
-from .rules import MAX_LABEL, Limits, LimitsFunction, Rule, label_of
+from .rules import Limits, LimitsFunction, Rule, label_of
 
 if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
@@ -87,8 +86,6 @@ class DefaultLimits:
             rule = copy(self._rule)
             rule.paths = (f"per-route {name}",)
             rule.label = label_of(rule.paths)
-            if len(rule.label) == MAX_LABEL:  # probably truncated: keep it distinct from others
-                rule.label = f"{rule.label[:-9]}-{blake2b(name.encode(), digest_size=4).hexdigest()}"
             bound = BoundRule(rule, f"{self._own_id}{name}")
             self._register(bound.named)
             remember(self._bound, name, bound)  # bounded, as routes may come and go; the counts stay in the store

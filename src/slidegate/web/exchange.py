@@ -109,9 +109,12 @@ class Exchange:
         return is_first
 
     def record(self, decision: Decision) -> None:
-        """Record a decision of this middleware. It replaces refusals, after which the request was decided again."""
-        self.own = (*[one for one in self.own if one.allowed], decision)
-        self.decided.asked_again(self.middleware).append((self.middleware, decision))
+        """Record a decision of this middleware. It replaces a refusal, after which the request was decided again."""
+        if self.own and not self.own[-1].allowed:
+            self.own = self.own[:-1]
+            self.decided.asked_again(self.middleware)
+        self.own = (*self.own, decision)
+        self.decided.append((self.middleware, decision))
 
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message of the response. Not a coroutine function: most messages need no await of their own."""

@@ -6,7 +6,7 @@ limits in the order of the rules. Everything but the current numbers is rendered
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from starlette.types import Message, Scope
@@ -39,7 +39,6 @@ class Rendered:
 
     Args:
         buckets: The buckets.
-        styles: The styles of the fields.
 
     Attributes:
         names: The name of each limit in an answer; a repeated name gets a number.
@@ -47,7 +46,7 @@ class Rendered:
         answers: The answers to refusals, by what distinguishes them.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], styles: Collection[str]) -> None:
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
         self.limits = [limit for bucket in buckets for limit in bucket.limits]
         self.names: list[str] = []
         for bucket in buckets:
@@ -60,28 +59,20 @@ class Rendered:
         self._text = b", ".join([_item(name, limit) for name, limit, _ in named])
         self._parts = [(limit.amount, not isinstance(limit, Concurrency)) for limit in self.limits]
         self._amount = self.limits[0].amount
-        self._is_draft, self._is_legacy = "draft" in styles, "legacy" in styles
 
     def append_to(self, fields: list[Field], decision: Decision) -> None:
-        """Append the fields with the current numbers: RateLimit and RateLimit-Policy, or the older ones, or both.
-
-        X-RateLimit-Limit, -Remaining and -Reset are those of the limit that refuses, or that admits the fewest further
-        requests, in the innermost middleware: what is there already stays.
-        """
-        if self._is_draft:
-            now_us = decision.now_us
-            numbers: list[int] = []
-            for (spent, leaves_us, _, _), (amount, has_time) in zip(decision.readings, self._parts, strict=True):
-                numbers.append(amount - spent if amount > spent else 0)
-                if has_time:
-                    numbers.append(-((now_us - leaves_us) // 1_000_000) if spent else 0)
-            fields += self._policy, (b"ratelimit", self._text % tuple(numbers))
-        if self._is_legacy and all(lowered(field[0]) != b"x-ratelimit-limit" for field in fields):
-            fields += _legacy_fields(decision)
+        """Append RateLimit and RateLimit-Policy with the current numbers."""
+        now_us = decision.now_us
+        numbers: list[int] = []
+        for (spent, leaves_us, _, _), (amount, has_time) in zip(decision.readings, self._parts, strict=True):
+            numbers.append(amount - spent if amount > spent else 0)
+            if has_time:
+                numbers.append(-((now_us - leaves_us) // 1_000_000) if spent else 0)
+        fields += self._policy, (b"ratelimit", self._text % tuple(numbers))
 
 
 class _OneWindow(Rendered):
-    """The same for RateLimit and RateLimit-Policy of one window, which most requests have."""
+    """The same for one window, which most requests have."""
 
     def append_to(self, fields: list[Field], decision: Decision) -> None:
         """See `Rendered.append_to`."""
@@ -89,6 +80,43 @@ class _OneWindow(Rendered):
         left = self._amount - spent
         more_s = -((decision.now_us - leaves_us) // 1_000_000) if spent else 0
         fields += self._policy, (b"ratelimit", self._text % (left if left > 0 else 0, more_s))
+
+
+class _Legacy(Rendered):
+    """The same for X-RateLimit-Limit, -Remaining and -Reset."""
+
+    def append_to(self, fields: list[Field], decision: Decision) -> None:
+        """Append the numbers of the limit that refuses, or that admits the fewest further requests.
+
+        They are those of the innermost middleware: what is there already stays.
+        """
+        if all(lowered(field[0]) != b"x-ratelimit-limit" for field in fields):
+            fields += _legacy_fields(decision)
+
+
+class _Both(_Legacy):
+    """The same for all of these fields."""
+
+    def append_to(self, fields: list[Field], decision: Decision) -> None:
+        """See `Rendered.append_to`."""
+        Rendered.append_to(self, fields, decision)
+        super().append_to(fields, decision)
+
+
+class _Silent(Rendered):
+    """The same for no fields at all."""
+
+    def append_to(self, fields: list[Field], decision: Decision) -> None:
+        """Append nothing."""
+
+
+_RENDERED: Final[Mapping[frozenset[object] | None, type[Rendered]]] = {
+    None: _Silent,
+    frozenset({"draft"}): Rendered,
+    frozenset({"legacy"}): _Legacy,
+    frozenset({"draft", "legacy"}): _Both,
+}
+"""What renders the fields, by their styles."""
 
 
 class HeaderWriter:
@@ -103,11 +131,12 @@ class HeaderWriter:
     """
 
     def __init__(self, style: HeaderStyles | None) -> None:
-        given: tuple[Any, ...] = tuple(style) if isinstance(style, (list, tuple)) else () if style is None else (style,)
-        if not all(one in ("draft", "legacy") for one in given) or (style is not None and not given):
+        given: Sequence[Any] = style if isinstance(style, (list, tuple)) else (style,)
+        try:
+            self._kind = _RENDERED[None if style is None else frozenset(given)]
+        except (TypeError, KeyError):
             expected = 'expected "draft", "legacy", ("draft", "legacy") or None'
-            raise ConfigurationError(f"{expected}, not {quoted(style)}", "headers")
-        self._styles = given
+            raise ConfigurationError(f"{expected}, not {quoted(style)}", "headers") from None
         self._rendered: dict[object, Rendered] = {}
 
     def add(self, message: Message, decisions: Iterable[Decision]) -> Message:
@@ -134,8 +163,8 @@ class HeaderWriter:
 
     def _made(self, buckets: Sequence[Bucket]) -> Rendered:
         limits = [limit for bucket in buckets for limit in bucket.limits]
-        is_window = len(limits) == 1 and not isinstance(limits[0], Concurrency)
-        return (_OneWindow if is_window and {*self._styles} == {"draft"} else Rendered)(buckets, self._styles)
+        is_window = self._kind is Rendered and len(limits) == 1 and not isinstance(limits[0], Concurrency)
+        return (_OneWindow if is_window else self._kind)(buckets)
 
     def forget(self) -> None:
         """Render everything anew, because amounts have changed. Questions keep what they have."""

@@ -158,7 +158,7 @@ class Report(Hook):
                 rules=tuple(rules),
                 shadow_rules=exchange.decided.shadow_rules,
                 route=route,
-                status=_number(status),
+                status=status,
                 ended=ended,
                 began_us=self._began_us,
                 duration_us=max(self._engine.now_us() - self._began_us, 0),  # a user-supplied clock may step back
@@ -176,11 +176,3 @@ def _ended(exchange: Exchange, error: BaseException | None) -> tuple[Ended, Any]
         return "exception", status or _FAILED
     is_done = status and exchange.scope["type"] == "websocket"
     return ("success" if is_done and (error is None or isinstance(error, WebSocketDisconnect)) else "cancelled"), status
-
-
-def _number(status: Any) -> int:
-    """Return a status that an application may have written as something else than an `int`; 0 if it is no number."""
-    try:
-        return int(status)
-    except (TypeError, ValueError, OverflowError):
-        return 0
