@@ -69,17 +69,17 @@ WRITTEN: Final[Mapping[str, dict[str, Any]]] = {
 }
 """What is written differently in a file than in code."""
 TOP: Final = {
-    "client": "Whose address is the client's: the default key of rules, and what lists are compared with.",
-    "limits": 'Short for one rule for "*", such as "100/minute" for each client address.',
+    "client": "Who the client is: the default key of rules, and what lists are compared with.",
+    "limits": 'Short for a rule for "*": "100/minute".',
     "rules": "Which requests have which limits.",
-    "default_limits": 'Limits of each route by itself, in addition to the rules: "60/minute".',
-    "name": "Stands in front of the names of its rules, so that other middlewares' rules of the same name count apart.",
+    "default_limits": "Limits of each route by itself, beside the rules.",
+    "name": "Stands in front of the names of its rules, so that those of other middlewares count apart.",
     "headers": "Which RateLimit header fields are sent.",
-    "bans": 'Ban policies by name, such as { scanning = { after = "20/10m" } }.',
+    "bans": "Ban policies by name.",
     "messages": "The limits of messages over a websocket.",
-    "key": 'What rules without a key, limits and default_limits count by, such as { header = "X-API-Key" }.',
+    "key": "What rules without a key, limits and default_limits count by.",
     "store": 'The address of the store, such as "memory://".',
-    "networks": 'Files that identify operators for bans such as "asn:64500": ["GeoLite2-ASN.mmdb"].',
+    "networks": 'Files of operators, for bans such as "asn:64500".',
 }
 SOURCES: Final = {
     "header": 'Each value of a request header, such as "X-API-Key".',
@@ -254,7 +254,7 @@ class Described:
             f"| `{key}` | {self._kinds(value)}{default(key, table)} | {value['description']} |"
             for key, value in table["properties"].items()
         ]
-        return "\n".join([f"{found['head']}| key | value | meaning |", "| --- | --- | --- |", *rows])
+        return "\n".join([f"{found['head']}| key | value | meaning |", "|---|---|---|", *rows])
 
     def _kinds(self, value: dict[str, Any]) -> str:
         """Return the kinds of values that a key accepts."""

@@ -1,7 +1,7 @@
 """Writes the lines of docs/reference/api.md anew from the docstrings; `--check` only compares.
 
-A line begins with the anchor of its name, and gets the first sentence of the docstring. A line below it that begins
-with "Methods:" or "Attributes:" gets the public ones.
+A line begins with the anchor of its name, and gets the first sentence of the docstring, up to a semicolon. A line below
+it that begins with "Methods:" or "Attributes:" gets the public ones.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ CODE: Final = re.compile(r"`{1,2}([^`]+)`{1,2}")
 
 
 def sentence(found: Any) -> str:
-    """Return the first sentence of a docstring, with code as Markdown writes it."""
+    """Return the first sentence of a docstring up to a semicolon, with code as Markdown writes it."""
     text = (inspect.getdoc(found) or "").partition("\n\n")[0].replace("\n", " ")
-    first, end, _ = text.partition(". ")
-    return CODE.sub(r"`\1`", first + end.strip())
+    first = re.split(r"\.(?: |$)|; ", text)[0]
+    return CODE.sub(r"`\1`", first) + "."
 
 
 def listed(path: str, kind: str) -> str:

@@ -125,7 +125,7 @@ class RecordingObserver(Observer):
 
 
 def reset_limits() -> None:
-    """Reset windows, quotas, bans, strikes, overrides and statistics of every limiter with a memory store.
+    """Reset every limiter with a memory store: windows, quotas, bans, strikes, overrides and statistics.
 
     LMDB and Redis are not reset, because other processes may use them. Requests in progress keep their permits.
 
@@ -154,7 +154,7 @@ def limits_off() -> Iterator[None]:
 
 @contextmanager
 def limits_clock(clock: AnyClock) -> Iterator[AnyClock]:
-    """Make every limiter use a clock until the block ends, except a store that has a clock of its own.
+    """Make every limiter use a clock until the block ends; a store with a clock of its own keeps it.
 
     Quotas and dates follow the clock wherever it is set. Windows and bans follow it when it advances, and their time
     stands still while it is set back. LMDB and Redis measure windows and bans by the clock that their processes share.

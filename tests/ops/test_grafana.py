@@ -1,4 +1,4 @@
-"""The Grafana dashboard of the docs, checked against the metrics of real traffic."""
+"""The Grafana dashboard and the alerts of the docs, checked against the metrics of real traffic."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -20,11 +21,12 @@ from slidegate.prometheus import PrometheusMetrics
 from ..asgi import call, page
 from .exposition import scraped
 
-DASHBOARD: dict[str, Any] = json.loads(
-    (Path(__file__).resolve().parents[2] / "docs" / "grafana.json").read_text("utf-8")
-)
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+DASHBOARD: dict[str, Any] = json.loads((DOCS / "grafana.json").read_text("utf-8"))
+ALERTS: list[dict[str, Any]] = yaml.safe_load((DOCS / "alerts.yml").read_text("utf-8"))["groups"][0]["rules"]
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
+OF_ALERTS = [alert["expr"] for alert in ALERTS]
 GROUPED = re.compile(r"\bby \(([^)]*)\)")
 MATCHED = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 METRIC = re.compile(r"slidegate_\w+")
@@ -54,11 +56,11 @@ async def series() -> dict[str, dict[str, set[str]]]:
     return found
 
 
-@pytest.mark.parametrize("expression", EXPRESSIONS)
+@pytest.mark.parametrize("expression", [*EXPRESSIONS, *OF_ALERTS])
 async def test_every_metric_label_and_value_of_an_expression_exists(
     expression: str, series: dict[str, dict[str, set[str]]]
 ) -> None:
-    (metric, *others) = set(METRIC.findall(expression))
+    (metric, *others) = dict.fromkeys(METRIC.findall(expression))
     for name in (metric, *others):
         assert name in series, f"{name} is not exported"
     grouped = {label for labels in GROUPED.findall(expression) for label in labels.split(", ")}
@@ -75,13 +77,13 @@ def test_every_metric_is_on_the_dashboard(series: dict[str, dict[str, set[str]]]
     }
 
 
-@pytest.mark.parametrize("expression", EXPRESSIONS)
+@pytest.mark.parametrize("expression", [*EXPRESSIONS, *OF_ALERTS])
 def test_counters_are_read_as_rates_and_gauges_as_they_are(expression: str) -> None:
     assert expression.count("(") == expression.count(")")
     for name in METRIC.findall(expression):
         is_counter = name.endswith(("_total", "_count", "_bucket"))
         after = expression.partition(name)[2]
-        has_range = re.match(r"(\{[^}]*\})?\[\$__rate_interval\]", after) is not None
+        has_range = re.match(r"(\{[^}]*\})?\[(\$__rate_interval|10m)\]", after) is not None
         assert is_counter == has_range, name
 
 

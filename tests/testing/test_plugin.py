@@ -50,7 +50,7 @@ def test_the_tests_on_the_page_pass_in_another_order(tmp_path: Path) -> None:
     (fragment,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     for name, code in {**saved, "pyproject.toml": fragment}.items():
         (tmp_path / name).write_text(code, "utf-8")
-    assert page.count("```python") == len(saved) == 5
+    assert page.count("```python") == len(saved) == 4
     files = sorted((str(tmp_path / name) for name in saved if name.startswith("test_")), reverse=True)
     plugins = ("-p", "slidegate_pytest")
     ended = pytest_of_its_own(*plugins, "-W", "error", *files, path=tmp_path)

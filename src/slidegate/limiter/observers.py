@@ -101,7 +101,7 @@ def refusing_rules(refusal: Decision) -> tuple[str, ...]:
 
 
 class Observer:
-    """Receives events and outcomes of requests: derive from it, or write an object with one of its methods.
+    """Receives events and outcomes of requests; derive from it, or write an object with one of its methods.
 
     The methods are called in the thread of the event, which they delay: they must not block. Exceptions are logged.
 

@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """A worker that has said within the last 30 seconds that it uses the store."""
+    """A worker that has used the store within the last 30 seconds."""
 
     limits: dict[str, str]
     """Its limits as configured in code, by their names in response headers: ``{"api": "50/1m"}``."""

@@ -34,7 +34,7 @@ async def _listed(limiter: Limiter) -> list[Ban]:
 
 
 class SyncLimiter:
-    """The blocking limiter that `Limiter.sync` returns: each method blocks, and does what the `Limiter` method does.
+    """The methods of `Limiter` as blocking calls: what `Limiter.sync` returns.
 
     Safe to share between threads, and after `fork`. A thread with a running event loop must not call it. If a thread is
     interrupted while it waits for the store, as by Ctrl-C, the units may stay charged.

@@ -86,7 +86,7 @@ Entry: TypeAlias = tuple[str, str, int, dict[str, str]]
 
 @dataclass(slots=True)
 class Traffic:
-    """The counts of a group of requests, such as those of one rule or of one step.
+    """The counts of the requests of one rule, route or step.
 
     Attributes:
         passed: Admitted requests.
@@ -190,7 +190,7 @@ class Stats(NamedTuple):
 
 
 class ClientTraffic(NamedTuple):
-    """The requests of one client in the last five minutes, as far as it was among the busiest of a worker.
+    """The requests of one of the busiest clients in five minutes.
 
     Attributes:
         key: The key under which its requests are counted.
@@ -224,7 +224,7 @@ class LoggedEvent(NamedTuple):
 
 
 class Statistics(Observer):
-    """Counts and durations of recent requests, by rule, by route and by client: the sums of all workers of the store.
+    """Counts and durations of recent requests of all workers, by rule, route and client.
 
     Use `Statistics.of`, which attaches one object to a limiter. Requests without HTTP, such as `Limiter.hit`, are not
     counted. A worker without an event loop of asyncio writes its counts when they are read, and at its end.

@@ -172,11 +172,11 @@ def client_ip(
     counted by name.
 
     Args:
-        trusted: The networks of your proxies, with ``"unix"`` for peers on a Unix socket; or, if their addresses are
-            unknown, the number of proxies: the client is that many entries from the right.
+        trusted: The networks of your proxies, with ``"unix"`` for a Unix socket; or how many proxies there are. With a
+            number, which suits proxies of unknown addresses, the client is that many entries from the right.
         header: ``"x-forwarded-for"``, ``"forwarded"`` (RFC 7239), ``"x-real-ip"`` or whatever your proxy sets.
-        ipv4_prefix: The prefix length that identifies one IPv4 client, 8 to 32.
-        ipv6_prefix: The prefix length that identifies one IPv6 client, 32 to 128. One customer usually has a /64.
+        ipv4_prefix: The prefix length of one IPv4 client, 8 to 32.
+        ipv6_prefix: The prefix length of one IPv6 client, 32 to 128. One customer usually has a /64.
 
     Raises:
         ConfigurationError: A network is invalid, the networks cover most addresses, or a value is out of range.

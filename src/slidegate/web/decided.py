@@ -84,7 +84,7 @@ def decided_about(scope: Scope, who: str) -> Decided:
 
 
 def decision_of(request: HTTPConnection) -> Decision:
-    """Return what was decided about a request: the first refusal, else the last decision that a limit made.
+    """Return the decision about a request: the first refusal, else the last decision of a limit.
 
     It works in the application, after the response, and in tasks that outlive it.
 

@@ -312,7 +312,7 @@ async def _refusal(exchange: Exchange, connection: HTTPConnection, decision: Dec
 
 
 async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
-    """Exception handler: answer a refusal at an endpoint as the innermost middleware of the request answers its own.
+    """Exception handler: answer a refusal at an endpoint as the innermost middleware answers its own.
 
     That is with problem details, or with the answer of its `on_refused`::
 

@@ -209,7 +209,7 @@ def exchange_of(scope: Scope, who: str) -> Exchange:
 
 
 def client_key(request: HTTPConnection) -> str:
-    """Return the key of a request's client as the innermost middleware sees it: behind trusted proxies, IPv6 by prefix.
+    """Return the key of a request's client as the innermost middleware sees it; behind trusted proxies, IPv6 by prefix.
 
     It is for functions of the request, such as ``key=lambda request: account_of(request) or client_key(request)``, and
     for calls of a `Limiter`, at an endpoint and while the middleware is switched off, too.

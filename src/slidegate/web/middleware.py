@@ -71,8 +71,8 @@ class RateLimitMiddleware(FailsAtStartup):
             ``header("X-API-Key")``. The default is `client`.
         limiter: The limiter that counts. The default is a new one in memory.
         client: Determines the client's address, which is the default key of rules and is checked against the lists.
-        blocklist: `Networks` whose requests are answered with 403 before anything is counted.
-        allowlist: `Networks` whose clients are neither refused nor counted. It is checked before the blocklist.
+        blocklist: `Networks` that get a 403 before anything is counted.
+        allowlist: `Networks` that are neither refused nor counted. It is checked before the blocklist.
         bans: The ban policy for abusive clients, or several policies with distinct names.
         on_refused: A sync or async function that builds the response to a refused HTTP request from the request
             (without its body) and the decision, whose `status` is that of the default response. It returns None for
@@ -80,7 +80,7 @@ class RateLimitMiddleware(FailsAtStartup):
         headers: ``"draft"`` (RateLimit and RateLimit-Policy of draft 11), ``"legacy"`` (X-RateLimit-*), both in a
             tuple, or None.
         messages: The limits for messages on an accepted websocket: ``MessageLimits("10/second")``.
-        enabled: False switches the middleware off, as ``SLIDEGATE_ENABLED=0`` in the environment does.
+        enabled: False switches the middleware off, as ``SLIDEGATE_ENABLED=0`` does.
         name: Stands in front of the names of its rules in the store, so that they count apart from rules of the same
             name in other middlewares.
 

@@ -25,7 +25,7 @@ LOOK_EVERY_US: Final = 10_000_000
 
 
 class MessageLimits:
-    """The limits for the messages of a client over its websockets: ``MessageLimits("10/second; 100/minute")``.
+    """Limits for the messages of a client over its websockets: ``MessageLimits("10/second")``.
 
     They count what the client sends, over all of its websockets together. A message over a limit closes its websocket
     with code 1013.

@@ -53,20 +53,20 @@ class BanPolicy:
     """Bans keys that keep abusing the service. Immutable.
 
     Args:
-        after: The number of strikes that cause a ban, and the time within which they count: ``"20/10m"``.
+        after: How many strikes, within which time, cause a ban: ``"20/10m"``.
         duration: How long the first ban lasts, 1 s to 400 days.
         factor: How many times longer each further ban lasts: 1, or 1.1 to 1000.
-        longest: The maximum duration of a ban; by default 7 days, or `duration` if that is longer.
-        forgive: The level of a key falls by one each time this long has passed since the end of its last ban.
-        signals: The weight of each signal: ``"refused"`` (a limit refused the request), a status of the
-            application's responses (404, ``"4xx"``), or a path (``"/.env"``, as in a rule). A weight is a whole number,
-            or ``"ban"`` for an immediate ban. `strike` works without being listed here.
+        longest: The longest ban; by default 7 days, or `duration` if that is longer.
+        forgive: How long after the end of its last ban the level of a key falls by one, each time.
+        signals: The weight of each signal: ``"refused"``, a status (404, ``"4xx"``) or a path (``"/.env"``). The status
+            is that of the application, a path is written as in a rule. A weight is a whole number, or ``"ban"`` for an
+            immediate ban. `strike` works without being listed here.
         name: The name of the policy; policies with the same name share their levels, and their strikes if
             `after` has the same window.
         key: The key that is struck and banned, such as `header`; by default the client's address.
-        shadow: Whether to report bans without enforcing them.
+        shadow: Report bans without enforcing them.
         status: The status of the response to a banned client, 403 or 429.
-        ban_private: Whether loopback, private and link-local addresses can be banned.
+        ban_private: Ban loopback, private and link-local addresses, too.
 
     Raises:
         ConfigurationError: A value is invalid; the message suggests a valid one.

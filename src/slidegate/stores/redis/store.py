@@ -48,7 +48,7 @@ DEFAULT_TIMEOUT: Final = "1s"
 
 
 class RedisStore(Store):
-    """Stores windows and bans in Redis or Valkey, shared by all processes of all hosts that use it.
+    """Stores windows and bans in Redis or Valkey, for all hosts that use it.
 
     Safe to share between threads and event loops, and after `fork`. Each event loop opens its own connection on first
     use.
