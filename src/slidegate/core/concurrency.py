@@ -86,7 +86,7 @@ class Concurrency(AnyLimit):
             ConfigurationError: Always; the message shows the right option.
         """
         raise ConfigurationError(
-            f"a concurrency limit is a separate option; write concurrency={self.amount}, as in "
+            f"a concurrency limit is an option of its own; write concurrency={self.amount}, as in "
             f'Rule("/render", "60/minute", concurrency={self.amount}), not {quoted(self)} among the limits',
             "limits",
         )

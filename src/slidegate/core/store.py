@@ -227,7 +227,7 @@ class Store:
         It can be asked in any thread and at any time, and used like the checks in any store.
 
         Args:
-            checks: The checks; no window is in them twice, see `merged`.
+            checks: The checks, each of another window; see `merged`.
             subjects: Further keys and addresses whose bans refuse it.
         """
         return Question(checks, subjects)

@@ -283,7 +283,7 @@ class AccessLogs:
 
     Attributes:
         lines: Lines read so far that are not empty. Damaged gzip data counts as one.
-        unreadable: Those of them that have no record, by the reason.
+        unreadable: How many of these lines are no records, by reason.
         late: Records yielded after a record of a later time.
         example: The first unreadable line, with its file, number and reason, safe to display.
 
