@@ -145,7 +145,7 @@ def closed(what: str) -> StoreUnavailable:
 
 
 CHANGED_LIMITS: Final = "limits"
-"""The rollup of limits that operators have changed: few small rows, which are written even if stats have no room."""
+"""The rollup of limits that operators have changed."""
 
 
 class StatsRow(NamedTuple):

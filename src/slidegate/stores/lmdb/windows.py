@@ -33,13 +33,14 @@ from ...core.store import Clock
 from ..shared import SHARED_CELLS
 from . import permits
 from .journal import Note
-from .layout import Databases, recheck_at, row_of, rows_with, sweep
+from .layout import DUE, Databases, recheck_at, row_of, rows_with, sweep
 from .quota_lines import HEAD, HEAD_BYTES, QuotaLines, digest_of, quota_fields
 from .room import NO_CELLS
 
 WINDOWS: Final = b"windows"
 CELLS: Final = b"cells"
 STRIKES: Final = b"strikes"
+STATS: Final = b"stats"
 
 _CELL: Final = Struct(">H")
 
@@ -214,6 +215,8 @@ class WindowRows:
         """Return when a row may have expired."""
         if kind == permits.PERMITS:
             return permits.ends_us(stored)
+        if kind == STATS:
+            return int(DUE.unpack_from(stored)[0])
         due_us = expires_us(stored, self._now_us, self._unix_us)
         if row in self.own:  # else a refused key could find others' units in its cell, and wait longer than promised
             due_us = max(due_us, self._now_us + HEAD.unpack_from(stored)[0])
