@@ -93,6 +93,8 @@ class RedisBans(BanStore):
 
         If the connection breaks, the strikes may be lost.
         """
+        if not self._life:  # nothing is known of networks yet
+            await self.read_networks()
         if self._of_networks((key,), self._time.now_us()):
             return None
         batcher = self._batcher()
@@ -136,7 +138,7 @@ class RedisBans(BanStore):
         """Ban a key manually, permanently if `length_us` is None; replaces a ban of the key."""
         now_us = await self._now_us()
         made = Ban(key, reason, by, 0, now_us, None if length_us is None else now_us + length_us)
-        await (self._put([made]) if made.network() is None else self._put_network(made))
+        await self._put([made])
         self._shared.tell((banned(made),))
         return made
 
@@ -181,10 +183,8 @@ class RedisBans(BanStore):
         bans = from_rows(rows, await self._now_us())
         known = {ban.key: ban for ban in await self.active()}
         longer = [ban for ban in bans if ban.key not in known or lasts_longer(ban, known[ban.key])]
-        for ban in longer:
-            if ban.network() is not None:  # raises if there are too many
-                await self._put_network(ban)
-        async for some in in_steps([ban for ban in longer if ban.network() is None]):
+        longer.sort(key=lambda ban: ban.network() is None)  # networks first: there may be too many
+        async for some in in_steps(longer):
             await self._put(some)
         return len(bans)
 
@@ -247,23 +247,21 @@ class RedisBans(BanStore):
         return self._shared.packing.name_of(key), self._shared.packing.strikes_name(key)
 
     async def _put(self, bans: Sequence[Ban]) -> None:
-        """Store bans of keys in one call; each replaces one of the same key."""
-        keys, args, now_us = [*self._names], list[bytes | int](), self._time.now_us()
+        """Store bans in one call, or none of them; each replaces one of the same key.
+
+        Raises:
+            ConfigurationError: Too many networks are banned.
+        """
+        keys, args, now_us = [*self._names], list[bytes | int]([MAX_NETWORKS, os.urandom(8)]), self._time.now_us()
         for ban in bans:
             keys.append(self._shared.packing.name_of(ban.key))
-            left = left_ms(ban.until_us, now_us, self._time.slack_ms)
-            args += [ban.key.encode(), _end_of(ban), pack_ban(ban), left]
-        _, self._count = await self._batcher().command(b"put", keys, args)
-
-    async def _put_network(self, ban: Ban) -> None:
-        """Store the ban of a network; replaces one of the same key."""
-        left = left_ms(ban.until_us, self._time.now_us(), self._time.slack_ms)
-        args = [ban.key.encode(), _end_of(ban), pack_ban(ban), left, MAX_NETWORKS, os.urandom(8)]
-        keys = [*self._names, self._shared.packing.name_of(ban.key)]
-        _, written = await self._batcher().command(b"ban_network", keys, args)
-        if not written:
-            raise too_many_networks(ban.key)
-        await self.read_networks()
+            left, is_network = left_ms(ban.until_us, now_us, self._time.slack_ms), ban.network() is not None
+            args += [ban.key.encode(), _end_of(ban), pack_ban(ban), left, int(is_network)]
+        _, self._count, without_room = await self._batcher().command(b"put", keys, args)
+        if without_room:
+            raise too_many_networks(without_room.decode())
+        if any(ban.network() is not None for ban in bans):
+            await self.read_networks()
 
     async def _of_keys(self, names: Sequence[bytes]) -> list[Ban]:
         """Return the bans in force of the keys with these hashes, read in one call."""

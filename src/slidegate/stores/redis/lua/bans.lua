@@ -134,21 +134,49 @@ function commands.keys()
   return answer(redis.call("ZRANGEBYSCORE", KEYS[INDEX], "(" .. text_of(now), "+inf"))
 end
 
--- Store bans of keys; each has four arguments: the key, its ban's end for the index, the row, and its TTL in ms. Return the
--- number of bans.
-function commands.put()
+-- Return the arguments of the ban of KEYS[place], see `put`.
+local function ban_at(place)
+  return unpack(ARGV, 5 + 5 * (place - FIRST), 9 + 5 * (place - FIRST))
+end
+
+-- Return the first network among the bans of `put` that would be more than ARGV[3]; "" if there is none.
+local function one_too_many()
+  local count = #networks_in_force()
   for place = FIRST, #KEYS do
-    local at = 3 + 4 * (place - FIRST)
-    add_to_index(ARGV[at], ARGV[at + 1])
-    put(KEYS[place], BAN, ARGV[at + 2], ARGV[at + 3])
+    local key, _, _, _, is_network = ban_at(place)
+    if is_network == "1" and redis.call("HEXISTS", KEYS[NETWORKS], key) == 0 then
+      count = count + 1
+      if count > tonumber(ARGV[3]) then
+        return key
+      end
+    end
   end
-  return answer(count_bans())
+  return ""
+end
+
+-- Store bans, in the order of the last KEYS; each has five arguments: the key, its ban's end for the index, the row, its TTL in
+-- ms, and 1 for a network. ARGV[4] names the new version of the network list. Return the number of bans, and the network
+-- without room, if any; then nothing is stored.
+function commands.put()
+  local without_room = one_too_many()
+  for place = FIRST, without_room == "" and #KEYS or 0 do
+    local key, ends, row, left_ms, is_network = ban_at(place)
+    add_to_index(key, ends)
+    if is_network == "1" then
+      put(KEYS[NETWORKS], key, row, left_ms)
+      redis.call("HDEL", KEYS[place], BAN)
+      set_meta("networks", ARGV[4])
+    else
+      put(KEYS[place], BAN, row, left_ms)
+    end
+  end
+  return answer(count_bans(), without_room)
 end
 
 local LATE, MADE, FULL = 0, 1, 2
 
--- Put the ban of the key ARGV[3], whose windows and strikes are the last of KEYS, with the arguments of `put`, and reset the
--- strikes in the field ARGV[7]; a shadow ban has no row. ARGV[8] is the field of the level, which becomes ARGV[10], with a TTL
+-- Put the ban of the key ARGV[3], whose windows and strikes are the last of KEYS, with its end for the index, its row (none for a
+-- shadow ban) and its TTL in ms, and reset the strikes in the field ARGV[7]. ARGV[8] is the field of the level, which becomes ARGV[10], with a TTL
 -- of ARGV[11] ms. Return LATE if another worker was faster, so that the level is not ARGV[9] or the strikes are gone; and FULL
 -- if there are ARGV[12] bans.
 function commands.put_next()
@@ -167,19 +195,6 @@ function commands.put_next()
   redis.call("HDEL", struck, ARGV[7])
   put(struck, ARGV[8], ARGV[10], ARGV[11])
   return answer(MADE, count_bans())
-end
-
--- Store the ban of the network ARGV[3], with the arguments of `put`, unless there are ARGV[7] others; ARGV[8] names the new
--- version of the list. Return 1 if it was written.
-function commands.ban_network()
-  if #networks_in_force() >= tonumber(ARGV[7]) and redis.call("HEXISTS", KEYS[NETWORKS], ARGV[3]) == 0 then
-    return answer(0)
-  end
-  add_to_index(ARGV[3], ARGV[4])
-  put(KEYS[NETWORKS], ARGV[3], ARGV[5], ARGV[6])
-  redis.call("HDEL", KEYS[FIRST], BAN)
-  set_meta("networks", ARGV[8])
-  return answer(1)
 end
 
 -- Lift the ban of the key ARGV[3], whose windows and strikes are the last of KEYS, and delete its strikes and levels; ARGV[4]
