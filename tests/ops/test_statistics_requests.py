@@ -19,15 +19,7 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from slidegate import (
-    BanPolicy,
-    Limiter,
-    Networks,
-    RateLimit,
-    RateLimitExceeded,
-    RateLimitMiddleware,
-    Rule,
-)
+from slidegate import BanPolicy, Limiter, Networks, RateLimit, RateLimitExceeded, RateLimitMiddleware, Rule
 from slidegate.ops.statistics import Statistics, Stats, Traffic
 
 from ..asgi import page, scope_of, send_scope

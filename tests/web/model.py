@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from decimal import Decimal
+from fractions import Fraction
 from types import FunctionType
 from typing import Any, TypeAlias
 
 from hypothesis import strategies as st
 from starlette.requests import Request
-from starlette.types import Scope
 
 from slidegate import everyone, header
 
-from ..asgi import PEER, scope_of
+from ..asgi import PEER
 
 HOUR, DAY = 3_600, 86_400
 METHODS = ("GET", "HEAD", "POST", "PUT")
@@ -49,8 +50,24 @@ def tenant(request: Request) -> str | None:
     return request.headers.get("x-tenant")
 
 
-def cost(request: Request) -> int:
-    return int(request.headers["x-cost"])
+class Index:
+    """A whole number of another kind, as numpy has them."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __index__(self) -> int:
+        return self.number
+
+
+def cost(request: Request) -> Any:
+    """Return a whole number of the kind that a request names."""
+    kind, number = request.headers["x-cost"].split()
+    return {"int": int, "bool": bool, "index": lambda text: Index(int(text))}[kind](number)
+
+
+def units(cost: Any) -> int:
+    return cost.number if isinstance(cost, Index) else int(cost)
 
 
 def plan(request: Request) -> str:
@@ -63,6 +80,10 @@ def windows_of_plan(request: Request) -> Windows:
 
 def is_wrong(status: int) -> bool:
     return status == 401
+
+
+def is_failure(status: int) -> bool:
+    return status == 500
 
 
 def never(status: int) -> bool:
@@ -98,9 +119,9 @@ def written(function: Callable[..., Any], how: str) -> Callable[..., Any]:
 
 
 WRONG: dict[str, tuple[Any, ...]] = {
-    "limits": (None, "nobody", "5/minut", 5, []),
+    "limits": (None, "nobody", "5/minut", "0/minute", "5/minute; 0/hour", ["9/day", "0/minute"], 5, [], {"limit": 3}),
     "key": (42, b"k"),
-    "cost": ("7", None, True, 7.5, -1),
+    "cost": ("7", b"7", [7], None, 7.0, 7.5, -1, float("nan"), float("inf"), Decimal(7), Fraction(7)),
 }
 """What a function may answer that cannot be used: as if it had failed."""
 
@@ -201,7 +222,7 @@ LIMITED = st.builds(
     key=st.none() | st.none() | st.sampled_from(["user", "everyone"]) | given_or_wrong("key", tenant),
     cost=st.none() | st.none() | given_or_wrong("cost", cost),
     when=st.none() | st.none() | st.builds(Given, st.sampled_from([flagged, fails]), HOW),
-    count_if=st.sampled_from([None, None, is_wrong, never, fails]),
+    count_if=st.sampled_from([None, None, is_wrong, is_failure, never, fails]),
     form=st.sampled_from(["dependency", "router", "decorator"]),
 )
 
@@ -250,22 +271,23 @@ PROGRAMS = st.builds(
 
 @dataclass(frozen=True, repr=False)
 class Asked(Short):
-    """A request: what functions of the user's read in it, and the status with which the endpoint answers."""
+    """A request: what functions of the user's read in it, and the status of the answer; the endpoint raises for 500."""
 
     path: str = "/a"
     method: str = "GET"
     client: tuple[str, int] = (PEER, 1)
     flags: str = ""
     plan: str = "free"
-    cost: str = "1"
+    cost: str = "int 1"
     status: str = "200"
     tenant: str | None = None
     user: str | None = None
 
-    def scope(self) -> Scope:
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of its scope."""
         given = {name: getattr(self, name) for name in ("flags", "plan", "cost", "status", "tenant", "user")}
         headers = {f"x-{name}": value for name, value in given.items() if value is not None}
-        return scope_of(self.path, self.method, client=self.client, headers=headers)
+        return {"path": self.path, "method": self.method, "client": self.client, "headers": headers}
 
 
 REQUESTS = st.builds(
@@ -275,8 +297,8 @@ REQUESTS = st.builds(
     client=st.sampled_from([(PEER, 1), (PEER, 2), ("192.0.2.1", 1)]),
     flags=st.sampled_from(["", "x", "xy", "y"]),
     plan=st.sampled_from(["free", "free", "pro", "pro", "staff"]),
-    cost=st.sampled_from("1120"),
-    status=st.sampled_from(["200", "401"]),
+    cost=st.sampled_from(["int 1", "int 1", "int 2", "int 0", "bool 1", "index 2"]),
+    status=st.sampled_from(["200", "200", "401", "401", "500"]),
     tenant=st.sampled_from([None, None, "", "a", "b"]),
     user=st.sampled_from([None, "ann", "bob"]),
 )
@@ -423,11 +445,11 @@ class Model:
             key = self._asked(depth, "key", one, one.key, request, "")
         if key is None:
             return None
-        units = self._asked(depth, "cost", one, one.cost, request, 1) if one.cost else 1
+        spent = units(self._asked(depth, "cost", one, one.cost, request, 1)) if one.cost else 1
         assert request.client
-        units = min([units, *windows.values()])
+        spent = min([spent, *windows.values()])
         window = limiter, one.name, one.kind == "shadow", key or request.client.host
-        return Check(one, window, units, windows, tuple(windows.items()))
+        return Check(one, window, spent, windows, tuple(windows.items()))
 
     def _left(self, check: Check | None, charged: dict[object, int]) -> Check | None:
         """Return what of a check is not charged yet: the same limits of a key count once, with the larger cost."""

@@ -18,17 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from slidegate import (
-    BanPolicy,
-    ConfigurationError,
-    Limiter,
-    MemoryStore,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-    header,
-    strike,
-)
+from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, header, strike
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import Answer, call, page, scope_of, send_scope
@@ -80,41 +70,6 @@ async def test_refusals_of_a_middleware_and_of_limits_within_are_no_statuses_of_
     assert await site.banned() == {}
     assert await site.status("/inner/404") == 404  # the second of its own: one was at /first
     assert [await site.status("/nowhere") for _ in range(3)] == [404, 404, 403]
-
-
-async def test_the_application_strikes() -> None:
-    async def login(request: Request) -> Response:
-        ban = await strike(request, 2, "wrong password\nagain", policy="login")
-        return PlainTextResponse("banned" if ban else "wrong", 401)
-
-    app = Starlette(routes=[Route("/login", login)])
-    site = Site(app, rules=[], bans=[policy("4/10m", name="login", signals={}), policy(name="other")])
-    assert [(await site.ask("/login")).body for _ in range(2)] == [b"wrong", b"banned"]
-    assert await site.status("/login") == 403
-    (ban,) = [ban async for ban in site.limiter.bans()]
-    assert (ban.by, ban.reason) == ("login", r"wrong password\nagain")
-
-
-async def test_a_strike_of_the_application_says_what_is_wrong_with_it() -> None:
-    async def answer(call: Any, **options: Any) -> str:
-        async def endpoint(request: Request) -> Response:
-            try:
-                return PlainTextResponse(str(await call(request)))
-            except ConfigurationError as error:
-                return PlainTextResponse(str(error))
-
-        site = Site(Starlette(routes=[Route("/", endpoint)]), rules=[], **options)
-        return (await site.ask()).body.decode()
-
-    two = [policy(name="a"), policy(name="bee")]
-    assert "'a', 'bee'; name one of them" in await answer(strike, bans=two)
-    assert "'be' is none; did you mean 'bee'?" in await answer(lambda request: strike(request, policy="be"), bans=two)
-    assert "strike: weight" in await answer(lambda request: strike(request, 0, policy="a"), bans=two)
-    assert "Ban(" in await answer(lambda request: strike(request, "ban", policy="a"), bans=two)
-    assert "none; write RateLimitMiddleware(..., bans=BanPolicy())" in await answer(strike)
-    assert await answer(strike, enabled=False) == "None"
-    with pytest.raises(ConfigurationError, match="no RateLimitMiddleware around this endpoint"):
-        await strike(Request(scope_of()))
 
 
 async def test_what_the_rules_of_one_middleware_exempt_its_policies_never_strike_for() -> None:

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from slidegate import ConfigurationError, RateLimit, RateLimitMiddleware
 
 from ..asgi import PEER, scope_of
+from .limited import endpoint_class
 
 
 async def as_stream(request: Request) -> str:
@@ -45,7 +46,7 @@ TEXTS: dict[bytes, tuple[str, dict[Read, Any]]] = {
     FORM: ("application/x-www-form-urlencoded", {as_form: {"who": "ann", "more": " x"}, as_body: FORM.decode()}),
     JSON: ("application/json", {as_json: {"who": "ann"}, as_body: JSON.decode()}),
 }
-PLACES = ["dependency", "decorator", "decorator of Starlette"]
+PLACES = ["dependency", "decorator", "decorator of Starlette", "class"]
 
 
 def served(place: str, limit: RateLimit, read: Read) -> RateLimitMiddleware:
@@ -54,6 +55,8 @@ def served(place: str, limit: RateLimit, read: Read) -> RateLimitMiddleware:
 
     if place == "decorator of Starlette":
         return RateLimitMiddleware(Starlette(routes=[Route("/", limit(endpoint), methods=["POST"])]))
+    if place == "class":
+        return RateLimitMiddleware(endpoint_class(limit, endpoint))
     app = FastAPI()
     if place == "dependency":
         app.post("/", dependencies=[Depends(limit)])(endpoint)

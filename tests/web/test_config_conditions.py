@@ -167,25 +167,6 @@ async def test_a_file_that_cannot_be_read_leaves_the_rules_at_work_until_it_can(
     assert [(await call(app, client=(peer, 1))).status for peer in ("43.128.0.1", "101.32.0.1")] == [200, 429]
 
 
-@pytest.mark.parametrize(
-    ("written_so", "message"),
-    [
-        ('when = { network = "asn.mmdb", is_in = ["NLD"] }', "when.is_in: expected countries such as .* not 'NLD'"),
-        ('when = { network = "asn.mmdb", is_in = [0] }', "when.is_in: expected countries such as .* not 0"),
-        (
-            'when = { network = "asn.mmdb", is_in = ["NL"] }',
-            r"when.is_in: .* does not contain the country \(iso_code\)",
-        ),
-        ('key = { network = "asn.mmdb", by = "country" }', r"key.by: .*asn.mmdb does not contain the country"),
-        ('key = { network = "slidegate.toml" }', r"key.network: cannot read .*slidegate.toml"),
-        ('fair = { network = "asn.mmdb" }', "fair: requires concurrency; add"),
-    ],
-)
-def test_what_a_file_does_not_say_is_refused_with_its_key(files: FollowedFiles, written_so: str, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"slidegate\.toml: rules\[0\]\.{message}"):
-        from_file(files, f'[[rules]]\npath = "*"\nlimits = "1/minute"\n{written_so}\n')
-
-
 async def test_a_limiter_in_code_goes_with_networks_in_rules(files: FollowedFiles) -> None:
     limiter = Limiter(MemoryStore())
     path = files.write("slidegate.toml", f'networks = "asn.mmdb"{NETWORKS}')

@@ -15,20 +15,8 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
-from slidegate import (
-    BanPolicy,
-    ConfigurationError,
-    Limiter,
-    MemoryStore,
-    Quota,
-    RateLimitMiddleware,
-    Rule,
-    charge,
-    everyone,
-    settle,
-)
+from slidegate import BanPolicy, Limiter, MemoryStore, Quota, RateLimitMiddleware, Rule, everyone, settle
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
@@ -149,23 +137,3 @@ async def test_what_follows_from_a_status_is_carried_out_though_the_request_is_c
     await cancelled_at_its_end(store, call(app))
     decision = await Limiter(store.inner).peek(PEER, "9/hour", 0, rule="all")
     assert (decision.remaining, decision.ban is None) == ((None, False) if options is STRUCK else (9, True))
-
-
-@pytest.mark.parametrize("change", [charge, settle])
-@pytest.mark.parametrize(
-    ("units", "rule", "message"),
-    [
-        (-1, "tokens", ": expected a whole number, 0 or more, for example 1, not -1"),
-        (1.5, "tokens", ": expected a whole number, 0 or more, for example 1, not 1.5"),
-        (1, "token", "the rules counted on this request are: 'requests', 'tokens'; 'token' is no rule here; did you"),
-        (1, None, "'requests', 'tokens'; name one"),
-    ],
-)
-async def test_what_cannot_be_charged_or_settled_is_refused(change: Any, units: Any, rule: Any, message: str) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await change(Request(scope), units, rule=rule)
-
-    rules = [Rule("*", "9/hour", name="requests"), Rule("*", "100/hour", cost=lambda request: 1, name="tokens")]
-    with pytest.raises(ConfigurationError) as caught:
-        await call(RateLimitMiddleware(app, rules=rules))
-    assert message in str(caught.value)

@@ -18,14 +18,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from slidegate import (
-    Limiter,
-    MemoryStore,
-    RateLimitMiddleware,
-    Rule,
-    everyone,
-    header,
-)
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule, everyone, header
 from slidegate.core import Bucket, Concurrency, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore

@@ -20,7 +20,6 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from slidegate import (
-    ConfigurationError,
     Limit,
     Limiter,
     MemoryStore,
@@ -172,18 +171,6 @@ async def test_each_middleware_shows_its_limits_in_its_own_style(outer: Any, inn
     # The older fields have one value each: those of the innermost middleware that writes them.
     remaining = "0" if "legacy" in (inner or ()) else "7" if "legacy" in (outer or ()) else None
     assert answer.headers.get("x-ratelimit-remaining") == remaining
-
-
-@pytest.mark.parametrize("what", ["key", "cost", "when", "limits"])
-async def test_a_function_of_a_rule_that_asks_for_the_decision_is_told_that_there_is_none(what: str) -> None:
-    def function(request: Request) -> Any:
-        with pytest.raises(ConfigurationError):
-            _ = request.scope["slidegate"].decision
-        return {"key": "ann", "cost": 1, "when": True, "limits": "5/minute"}[what]
-
-    options: dict[str, Any] = {"limits": "5/minute"} | {what: function}
-    answer = await call(RateLimitMiddleware(hello, rules=[Rule("*", name="it", **options)], limiter=limiter()))
-    assert (answer.status, ";r=4;" in answer.headers["ratelimit"]) == (200, True)
 
 
 LIMIT = RateLimit("1/hour")

@@ -20,6 +20,7 @@ from slidegate.httpx import LimitedTransport
 from ..asgi import hello, page, statuses
 from ..remote_stores import RemoteStore
 from ..test_messages import message_of
+from .network_files import operators
 
 MESSAGES = Path(__file__).with_name("messages.txt")
 FILE_MESSAGES = Path(__file__).with_name("file_messages.txt")
@@ -72,14 +73,22 @@ NAMES = {
 }
 
 
-def test_each_value_that_cannot_work_is_refused_with_what_would(texts: Callable[..., None]) -> None:
-    texts(MESSAGES, ">>> ", lambda expression: message_of(expression, NAMES))
+def test_each_value_that_cannot_work_is_refused_with_what_would(
+    tmp_path: Path, texts: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    operators(Path())
+    names = {**NAMES, "ASN": slidegate.network("asn.mmdb")}
+    texts(MESSAGES, ">>> ", lambda expression: message_of(expression, names))
 
 
 def test_each_mistake_in_a_file_is_answered_with_its_key_and_what_was_expected(
     tmp_path: Path, texts: Callable[..., None]
 ) -> None:
     file = tmp_path / "slidegate.toml"
+    operators(tmp_path)
+    (tmp_path / "blocked.netset").write_text("192.0.2.0/24\n", "utf-8")
+    (tmp_path / "everybody.netset").write_text("0.0.0.0/1\n128.0.0.0/1\n", "utf-8")
 
     def read(written: str) -> str:
         text = eval(written, dict(TABLES))

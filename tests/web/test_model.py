@@ -21,9 +21,9 @@ from starlette.types import ASGIApp
 from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, header
 from slidegate.testing import FakeClock
 
-from ..asgi import Answer, send_scope
+from ..asgi import Answer, attempt, scope_of
 from ..ops.shared_rows import SharedRows
-from .limited import answer, class_of, page
+from .limited import answer, class_of
 from .middlewares import Listener
 from .model import METHODS, PATHS, PROGRAMS, REQUESTS, Asked, Model, Program, Told
 from .test_responses import fields
@@ -38,7 +38,9 @@ def endpoint_of(program: Program) -> ASGIApp:
     def of(form: str) -> list[Any]:
         return [Depends(limit) for at, limit in limits if at == form]
 
-    endpoint: Any = {"class": class_of(page, lambda method: method), "sync": sync_page}.get(program.endpoint_kind, page)
+    endpoint: Any = {"class": class_of(answering, lambda method: method), "sync": sync_answer}.get(
+        program.endpoint_kind, answering
+    )
     for form, limit in reversed(limits):
         endpoint = limit(endpoint) if form == "decorator" else endpoint
     app, router = FastAPI(), APIRouter(dependencies=of("router"))
@@ -55,8 +57,14 @@ def without_path(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != "path"}
 
 
-def sync_page(request: Request) -> Response:
+def sync_answer(request: Request) -> Response:
+    if request.headers["x-status"] == "500":
+        raise LookupError("no such page")
     return answer(request)
+
+
+async def answering(request: Request) -> Response:
+    return sync_answer(request)
 
 
 class Log(logging.Handler):
@@ -105,13 +113,14 @@ class Middleware(RuleBasedStateMachine):
     def request(self, worker: int, asked: Asked) -> None:
         self.listener.events.clear()
         self.listener.outcomes.clear()
-        scope = asked.scope()
         self.model.worker = worker
         key_of = self.workers[worker][0].key_for
-        told = self.model.decide(Request(scope), int(asked.status), lambda name: key_of(header("X-User").of(name)))
+        request = Request(scope_of(**asked.fields()))
+        told = self.model.decide(request, int(asked.status), lambda name: key_of(header("X-User").of(name)))
         self.failed |= told.failed
-        found = self.run(lambda: send_scope(self.apps[worker], scope))
+        found, error = self.run(lambda: attempt(self.apps[worker], **asked.fields()))
         assert found.status == told.status
+        assert (error is None) is (told.status != 500)
         self.check_fields(found, told)
         self.check_events(told)
 

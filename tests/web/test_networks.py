@@ -18,7 +18,6 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from slidegate import (
-    BanPolicy,
     ConfigurationError,
     Limiter,
     RateLimit,
@@ -87,11 +86,6 @@ def test_private_addresses_are_unknown_whatever_a_file_says(tmp_path: Path, netw
 async def test_a_file_of_ipv4_alone_knows_no_address_of_ipv6(tmp_path: Path) -> None:
     found = network(written(tmp_path / "v4.mmdb", {"8.8.8.0/24": TENCENT}, version=4))
     assert [found.find({}, Limiter(), key) for key in ("8.8.8.8", "2402:4e00::/64")] == ["asn:132203", "asn:unknown"]
-
-
-async def test_no_policy_bans_an_operator_by_itself(asn: Network) -> None:
-    with pytest.raises(ConfigurationError, match="does not identify a client"):
-        RateLimitMiddleware(hello, limits="1/hour", bans=BanPolicy("3/1m", "1h", key=asn))
 
 
 async def test_another_version_takes_over_and_one_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
@@ -232,24 +226,3 @@ def test_a_key_takes_only_values_of_what_it_counts_by(tmp_path: Path, by: Any, v
     assert Limiter().key_for(where.of(value)) == f"{by}:{value}"
     with pytest.raises(InvalidKey, match="network: expected a "):
         where.of(other)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda asn: network(7), "expected a file, for example"),
-        (lambda asn: network("missing.mmdb"), "cannot read missing.mmdb: No such file"),
-        (lambda asn: network(asn.file.path, by="city"), 'by: expected "asn" or "country"'),
-        (lambda asn: network(asn.file.path, by="country"), "does not contain the country"),
-        (lambda asn: asn.is_in("NL"), "does not contain the country"),
-        (lambda asn: asn.is_in(), "not nothing"),
-        (lambda asn: asn.is_in("Netherlands"), "not 'Netherlands'"),
-        (lambda asn: asn.is_in(True), "not True"),
-        (lambda asn: Limiter(networks=["asn.mmdb"]), "in it"),
-        (lambda asn: Limiter(networks="asn.mmdb"), "networks: expected a list"),
-        (lambda asn: asn.of("x"), "a number such as 132203"),
-    ],
-)
-def test_what_cannot_work_is_refused_where_it_is_written(asn: Network, make: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        make(asn)

@@ -33,6 +33,8 @@ from slidegate import (
     RateLimitMiddleware,
     Rule,
     charge,
+    client_key,
+    decision_of,
     everyone,
     settle,
     strike,
@@ -250,7 +252,8 @@ async def test_switched_off_whatever_uses_the_middleware_works_and_counts_nothin
     found: list[Any] = []
 
     async def endpoint(request: Request) -> PlainTextResponse:
-        found.append([await charge(request, 9), await settle(request, 9), await strike(request, 9)])
+        done = await charge(request, 9), await settle(request, 9), await strike(request, 9)
+        found.append([*done, decision_of(request).reason, client_key(request)])
         return PlainTextResponse("done")
 
     async def talk(socket: WebSocket) -> None:
@@ -277,8 +280,8 @@ async def test_switched_off_whatever_uses_the_middleware_works_and_counts_nothin
     answers = [await call(app) for _ in range(4)]
     assert [answer.status for answer in answers] == [200] * 4
     assert not any("ratelimit" in answer.headers for answer in answers)
-    assert [[bool(one.allowed), one.reason, settled, ban] for one, settled, ban in found] == [
-        [True, "exempt", False, None]
+    assert [[bool(one.allowed), one.reason, *more] for one, *more in found] == [
+        [True, "exempt", False, None, "disabled", PEER]
     ] * 4
     with TestClient(app).websocket_connect("/talk") as socket:
         for _ in range(4):

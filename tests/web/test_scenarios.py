@@ -9,6 +9,8 @@ A scenario begins with ``site``, or with ``everywhere``, which is one limit in e
     > depends RateLimit("1/hour")             what the whole application inside depends on
     > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,200
     > GET /a X-Charge=5,api                   one whose endpoint charges 5 units under a rule; X-Settle settles a cost
+    > GET /a X-Strike=2,abuse                 one whose endpoint strikes its client under a policy
+    > mount /v1 /a                            an endpoint of a mounted application; `socket /a` is a websocket's
     > SOCKET /a                               a handshake; DENIAL where the server can send a whole answer
     > GET /a times=5 show=retry-after         the same five times, and a field of the last answer
     > +30s                                    time goes by
@@ -19,6 +21,8 @@ A scenario begins with ``site``, or with ``everywhere``, which is one limit in e
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import shlex
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,10 +34,11 @@ import pytest
 from fastapi import Depends, FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Mount, Route, Router, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 import slidegate
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, charge, settle
+from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, charge, settle, strike
 from slidegate.core.durations import read_span_us
 from slidegate.testing import FakeClock
 
@@ -41,13 +46,32 @@ from ..asgi import PEER, Answer, scope_of, send_scope
 from ..virtual_time import VirtualTime, turns
 from .limited import AT, METHODS, answer, limited, page
 from .middlewares import Listener, charged, checks
+from .model import fails, written
 from .network_files import countries, operators
 
 SCENARIOS = Path(__file__).with_name("scenarios")
 PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "GET"}
 NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "other": True}
-NAMES |= {"Text": PlainTextResponse}
+NAMES |= {"Text": PlainTextResponse, "fails": fails, "fails_later": written(fails, "later")}
 METHODS_SENT = {*METHODS, "DELETE", "OPTIONS", "FOO", "get", "post", "SOCKET", "DENIAL", "PREFLIGHT"}
+
+
+class Log(logging.Handler):
+    """Keeps the warnings and errors of the log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def number_or_text(written: str) -> Any:
+    try:
+        return json.loads(written)
+    except ValueError:
+        return written
 
 
 class Stage:
@@ -57,7 +81,7 @@ class Stage:
         self.place, self.virtual = place, virtual
         self.names = {**NAMES, "__name__": __name__, "asn": operators(directory), "country": countries(directory)}
         self.clock = FakeClock(1_800_000_000_000_000)
-        self.heard = Listener(without=["store_late"])
+        self.heard, self.log = Listener(without=["store_late"]), Log()
         self.limiter = self._limiter()
         self.options: dict[str, Any] = {}
         self.rules: list[Rule] = []
@@ -122,7 +146,11 @@ class Stage:
         for field, spend in (("x-charge", charge), ("x-settle", settle)):
             if field in request.headers:
                 units, _, rule = request.headers[field].partition(",")
-                made.headers[f"{field}d"] = str(bool(await spend(request, int(units), rule=rule or None)))
+                made.headers[f"{field}d"] = str(bool(await spend(request, number_or_text(units), rule=rule or None)))
+        if "x-strike" in request.headers:
+            weight, _, policy = request.headers["x-strike"].partition(",")
+            ban = await strike(request, number_or_text(weight), "wrong\npassword", policy=policy or None)
+            made.headers["x-struck"] = f"{ban.by}, {ban.reason}" if ban else "no"
         return made
 
     def _another_endpoint(self) -> Any:
@@ -144,6 +172,14 @@ class Stage:
         dependencies = [Depends(limit) for limit in given.get("depends", ())]
         self.inside.api_route(path, methods=[*METHODS], dependencies=dependencies)(endpoint)
 
+    def _mount(self, path: str, inner: str) -> None:
+        self.inside = self.inside or FastAPI()
+        self.inside.router.routes.append(Mount(path, Router([Route(inner, page)])))
+
+    def _socket(self, path: str) -> None:
+        self.inside = self.inside or FastAPI()
+        self.inside.router.routes.append(WebSocketRoute(path, page))
+
     @property
     def app(self) -> Any:
         if self._app is None:
@@ -163,9 +199,9 @@ class Stage:
             passed = verb[1:]
             self.clock.advance(us=int(passed[:-2])) if passed.endswith("us") else self.clock.advance(passed)
             return ""
-        if verb in METHODS_SENT:
-            return await self._requests(verb, *shlex.split(rest))
         try:
+            if verb in METHODS_SENT:
+                return await self._requests(verb, *shlex.split(rest))
             said = getattr(self, f"_{verb}")(*([rest] if verb in AS_IN_CODE else rest.split()))
             return (said if said is None or isinstance(said, str) else await said) or ""
         except ConfigurationError as error:
@@ -326,12 +362,17 @@ class Stage:
         return str(self.limiter.store.stats().keys)
 
     def _findings(self) -> str:
-        """Return the findings of each middleware, the outermost first."""
+        """Return the findings of each middleware; `outer` are those further out."""
         found, app = [], self.app
-        while isinstance(app, RateLimitMiddleware):
-            found += [finding.code for finding in app.findings]
+        for depth in range(len(self.around) + 1):
+            found += [f"{'outer ' * (depth < len(self.around))}{finding}" for finding in app.findings]
             app = app.app
-        return " ".join(found)
+        return "\n".join(found) or "none"
+
+    def _log(self) -> str:
+        said = "\n".join(self.log.lines)
+        self.log.lines.clear()
+        return said or "none"
 
 
 AS_IN_CODE = ("site", "everywhere", "rule", "around", "depends", "endpoint")
@@ -348,7 +389,9 @@ async def played(scenario: list[str], virtual: VirtualTime, directory: Path) -> 
     found = []
     for place in places:
         stage = Stage(virtual, directory, place)
+        logging.getLogger("slidegate").addHandler(stage.log)
         found.append([await stage.answer(line) for line in scenario])
+        logging.getLogger("slidegate").removeHandler(stage.log)
         for task in stage.tasks:
             task.cancel()
         await asyncio.gather(*stage.tasks, return_exceptions=True)

@@ -29,35 +29,6 @@ async def virtual() -> VirtualTime:
     return VirtualTime()
 
 
-def middleware(app: Any, virtual: VirtualTime, limits: str = "2/s", wait: str = "600ms", **options: Any) -> Any:
-    limiter = Limiter(MemoryStore(clock=virtual.clock))
-    rule = Rule("*", limits, wait=wait, name="slow", **options)
-    return RateLimitMiddleware(app, limiter=limiter, rules=[rule])
-
-
-class Crowd:
-    """Requests that come in an order, and what became of each, with the second."""
-
-    def __init__(self, app: Any, virtual: VirtualTime) -> None:
-        self.app = app
-        self.virtual = virtual
-        self.ended: list[tuple[int, int, float]] = []
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def come(self, count: int = 1, **more: Any) -> None:
-        for _ in range(count):
-            self._tasks.append(asyncio.create_task(self._one(len(self._tasks), more)))
-            await turns()
-
-    async def _one(self, number: int, more: dict[str, Any]) -> None:
-        answer = await call(self.app, **more)
-        self.ended.append((number, answer.status, self.virtual.passed_s))
-
-    async def all(self) -> list[tuple[int, int, float]]:
-        await asyncio.gather(*self._tasks)
-        return self.ended
-
-
 def channel(*messages: Message, last: asyncio.Event | None = None) -> Receive:
     """Return a channel that has some messages, and a disconnect at last, when an event is set."""
     queue = list(messages)
@@ -154,7 +125,8 @@ async def test_an_exception_of_the_store_while_a_request_waits_comes_as_it_is(at
 
 
 async def test_a_client_that_leaves_in_the_middle_of_its_body_stands_in_line_no_more(virtual: VirtualTime) -> None:
-    app = middleware(hello, virtual, "1/10s", wait="1h", wait_max=1)
+    rule = Rule("*", "1/10s", wait="1h", wait_max=1)
+    app = RateLimitMiddleware(hello, limiter=Limiter(MemoryStore(clock=virtual.clock)), rules=[rule])
     assert await statuses(app, 1) == [200]
     messages = channel({"type": "http.request", "body": b"a", "more_body": True}, {"type": "http.disconnect"})
     waiting = asyncio.create_task(app(scope_of("/", "POST"), messages, send_nothing))
@@ -227,11 +199,8 @@ async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back
     assert store.permits_held() == 0
 
 
-everywhere = pytest.mark.parametrize("at", AT)
-
-
 @pytest.mark.parametrize("cancelled", [False, True])
-@everywhere
+@pytest.mark.parametrize("at", AT)
 async def test_a_client_that_leaves_while_it_waits_is_charged_nothing(
     virtual: VirtualTime, at: str, cancelled: bool
 ) -> None:
@@ -270,8 +239,8 @@ async def test_connections_that_were_opened_and_dropped_keep_nobody_out(virtual:
     slow = Slow()
     limiter = Limiter(MemoryStore(clock=virtual.clock))
     app = RateLimitMiddleware(slow, limiter=limiter, rules=[Rule("*", concurrency=1, key=everyone, wait="30s")])
-    crowd = Crowd(app, virtual)
-    await crowd.come()
+    first = asyncio.create_task(call(app))
+    await turns()
     dropped = asyncio.Event()
     attack = [
         asyncio.create_task(app(scope_of(), channel(*_body(b""), last=dropped), lambda message: asyncio.sleep(0)))
@@ -280,10 +249,11 @@ async def test_connections_that_were_opened_and_dropped_keep_nobody_out(virtual:
     await turns()
     dropped.set()
     await turns()
-    await crowd.come()
-    assert crowd.ended == [], "it waits"
+    second = asyncio.create_task(call(app))
+    await turns()
+    assert not second.done(), "it waits"
     slow.goes_on.set()
-    assert [ended[:2] for ended in await crowd.all()] == [(0, 200), (1, 200)]
+    assert [(await one).status for one in (first, second)] == [200, 200]
     await asyncio.gather(*attack)
     assert limiter.store.permits_held() == 0
 

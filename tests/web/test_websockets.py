@@ -20,15 +20,7 @@ from starlette.websockets import WebSocketDisconnect
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from slidegate import (
-    BanPolicy,
-    Limiter,
-    MemoryStore,
-    MessageLimits,
-    Networks,
-    RateLimit,
-    RateLimitMiddleware,
-)
+from slidegate import BanPolicy, Limiter, MemoryStore, MessageLimits, Networks, RateLimit, RateLimitMiddleware
 from slidegate.core import StoreUnavailable
 from slidegate.testing import FakeClock
 

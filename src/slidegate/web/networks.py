@@ -202,7 +202,9 @@ def key_by(file: NetworkFile, by: str | None = None) -> Network:
 def _check_says(file: NetworkFile, what: str, option: str) -> None:
     if what not in file.has:
         named = {"asn": "operator (autonomous_system_number)", "country": "country (iso_code)"}[what]
-        raise ConfigurationError(f"{file.path} does not contain the {named} of an address", option)
+        raise ConfigurationError(
+            f"{file.path} does not contain the {named} of an address; use a file that does", option
+        )
 
 
 def _key(by: str, place: Place) -> str:
