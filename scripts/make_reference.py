@@ -1,7 +1,7 @@
 """Writes the lines of docs/reference/api.md anew from the docstrings; `--check` only compares.
 
 A line begins with the anchor of its name, and gets the first sentence of the docstring, up to a semicolon. A line below
-it that begins with "Methods:" or "Attributes:" gets the public ones.
+it that begins with "Methods:" gets the public ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, Final
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "reference" / "api.md"
 LINE: Final = re.compile(r'\* <a id="([\w.]+)"></a>`')
-MEMBERS: Final = re.compile(r"  (Methods|Attributes): ")
 CODE: Final = re.compile(r"`{1,2}([^`]+)`{1,2}")
 
 
@@ -26,13 +25,11 @@ def sentence(found: Any) -> str:
     return CODE.sub(r"`\1`", first) + "."
 
 
-def listed(path: str, kind: str) -> str:
-    """Return the line of the public attributes or methods of a class."""
+def methods(path: str) -> str:
+    """Return the line of the public methods of a class."""
     found = named(path)
-    known = sorted({*dir(found), *inspect.get_annotations(found)})
-    members = [name for name in known if not name.startswith("_") and not hasattr(tuple, name)]
-    wanted = [name for name in members if callable(getattr(found, name, None)) == (kind == "Methods")]
-    return f"  {kind}: {', '.join(f'`{one}`' for one in wanted)}."
+    names = [name for name in dir(found) if not name.startswith("_") and callable(getattr(found, name))]
+    return f"  Methods: {', '.join(f'`{name}`' for name in names)}."
 
 
 def named(path: str) -> Any:
@@ -55,8 +52,8 @@ def made(text: str) -> str:
         if known := LINE.match(old):
             path = known[1]
             lines.append(line(path))
-        elif members := MEMBERS.match(old):
-            lines.append(listed(path, members[1]))
+        elif old.startswith("  Methods: "):
+            lines.append(methods(path))
         else:
             lines.append(old)
     return "\n".join(lines) + "\n"
