@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -85,26 +84,6 @@ def test_counters_are_read_as_rates_and_gauges_as_they_are(expression: str) -> N
         after = expression.partition(name)[2]
         has_range = re.match(r"(\{[^}]*\})?\[(\$__rate_interval|10m)\]", after) is not None
         assert is_counter == has_range, name
-
-
-def test_every_panel_has_a_name_a_description_and_the_chosen_data_source() -> None:
-    (variable,) = DASHBOARD["templating"]["list"]
-    assert (variable["name"], variable["type"], variable["query"]) == ("datasource", "datasource", "prometheus")
-    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
-    for panel in PANELS:
-        assert panel["title"]
-        assert panel["description"]
-        assert {panel["datasource"]["uid"], *(one["datasource"]["uid"] for one in panel["targets"])} == {
-            "${datasource}"
-        }
-        assert len({one["refId"] for one in panel["targets"]}) == len(panel["targets"])
-
-
-def test_panels_do_not_overlap() -> None:
-    for one, other in combinations([panel["gridPos"] for panel in PANELS], 2):
-        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
-        assert beside or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
-        assert one["x"] + one["w"] <= 24
 
 
 def test_legends_name_labels_of_their_expressions() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
 
 from slidegate import (
     BanPolicy,
@@ -115,6 +117,60 @@ async def test_an_outcome_comes_behind_the_last_byte_and_an_observer_that_fails_
     await middleware(scope_of(), anyio.sleep_forever, send)
     assert order == ["start", "body", "body", "outcome 200", "background"]
     assert len(ear.outcomes) == 1
+
+
+START: Message = {"type": "http.response.start", "status": 200, "headers": []}
+EARLY: Message = {"type": "http.response.early_hint", "links": []}
+LAST: Message = {"type": "http.response.body", "body": b"x"}
+MORE: Message = {**LAST, "more_body": True}
+FILE: Message = {"type": "http.response.pathsend", "path": "/x"}
+ZERO_COPY: Message = {"type": "http.response.zerocopysend", "file": 3}
+TRAILERS: Message = {"type": "http.response.trailers", "headers": []}
+ACCEPT: Message = {"type": "websocket.accept"}
+CLOSE: Message = {"type": "websocket.close"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "ended"),
+    [
+        ([START, LAST], "success"),
+        ([START, FILE], "success"),
+        ([START, MORE, ZERO_COPY], "success"),
+        ([START, {**ZERO_COPY, "more_body": True}, LAST], "success"),
+        ([{**START, "trailers": True}, LAST, TRAILERS], "success"),
+        ([EARLY, EARLY, START, LAST], "success"),
+        ([{**START, "status": 304}, LAST], "success"),
+        ([START, LAST, LAST, MORE, START, FILE], "success"),
+        ([RuntimeError()], "exception"),
+        ([START, RuntimeError()], "exception"),
+        ([START, "a limit"], "exception"),
+        ([START, LAST, RuntimeError()], "success"),
+        ([START, MORE, ClientDisconnect()], "cancelled"),
+        ([CancelledError()], "cancelled"),
+        ([], "cancelled"),
+        ([ACCEPT, CLOSE], "success"),
+        ([ACCEPT, WebSocketDisconnect(1001)], "success"),
+        ([CLOSE], "success"),
+    ],
+)
+async def test_a_request_has_one_outcome_whatever_its_messages_and_its_end(messages: list[Any], ended: str) -> None:
+    limiter = Limiter()
+    await limiter.hit(PEER, "1/hour", rule="tight")
+    limiter.observe(ear := Listener())
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for message in messages:
+            if message == "a limit":
+                await TIGHT.check(Request(scope))
+            if isinstance(message, BaseException):
+                raise message
+            await send(message)
+
+    middleware = RateLimitMiddleware(app, limits="5/day", limiter=limiter)
+    connection = "websocket" if messages and messages[0] in (ACCEPT, CLOSE) else "http"
+    with suppress(Exception, CancelledError):
+        await send_scope(middleware, scope_of(type=connection))
+    assert [(one.allowed, one.ended) for one in ear.outcomes] == [(True, ended)]
 
 
 async def test_an_observer_that_comes_while_a_request_is_under_way_hears_of_the_next_one() -> None:

@@ -22,6 +22,7 @@ from ..asgi import PEER, Slow, call, hello, scope_of, statuses
 from ..remote_stores import RemoteStore, SickStore, SlowStore
 from ..virtual_time import VirtualTime, turns
 from .limited import AT, limited, middleware_of
+from .middlewares import Listener
 
 
 @pytest.fixture
@@ -204,7 +205,8 @@ async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back
 async def test_a_client_that_leaves_while_it_waits_is_charged_nothing(
     virtual: VirtualTime, at: str, cancelled: bool
 ) -> None:
-    limiter = Limiter(MemoryStore(clock=virtual.clock))
+    ear = Listener()
+    limiter = Limiter(MemoryStore(clock=virtual.clock), observers=[ear])
     middleware = limited(at, "1/10s", limiter=limiter, wait="1h", name="slow")
     assert await statuses(middleware, 1) == [200]
     gone = asyncio.Event()
@@ -214,6 +216,8 @@ async def test_a_client_that_leaves_while_it_waits_is_charged_nothing(
     _ = waiting.cancel() if cancelled else gone.set()
     (ended,) = await asyncio.wait_for(asyncio.gather(waiting, return_exceptions=True), 60)
     assert isinstance(ended, asyncio.CancelledError) if cancelled else ended is None
+    if at == "rule":
+        assert [(one.allowed, one.ended) for one in ear.outcomes] == [(True, "success"), (False, "cancelled")]
     await asyncio.sleep(9)
     assert (await limiter.peek(PEER, "1/10s", 0, rule="slow")).remaining == 1
 

@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Host, Mount, Route, Router
 
-from slidegate import ConfigurationError, Limiter, RateLimitMiddleware
+from slidegate import Limiter, RateLimitMiddleware
 from slidegate.ops.cli import check
 
 from ...asgi import page
@@ -109,30 +109,6 @@ def test_redis_without_data_is_a_store_that_does_not_exist(
     assert (ended.code, ended.out) == (0, "Nothing was found.\n")
     assert "does not exist yet" in ended.err
     assert server.command("KEYS", f"{tmp_path.name}*") == []
-
-
-async def no_app(*arguments: object) -> None:
-    raise AssertionError
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        'limts = "5/minute"\n',
-        '[[rules]]\npath = "*"\nlimits = "5/minut"\n',
-        'limits = "5/minute"\nblocklist = "no.netset"\n',
-        'limits = "5/minute"\n[bans.s]\nduraton = "1h"\n',
-        'limits = "5/minute"\nstore = "nosuch://"\n',
-        "limits = ",
-    ],
-)
-def test_command_and_middleware_say_the_same_of_a_file(text: str, tmp_path: Path, slidegate: Command) -> None:
-    path = tmp_path / "slidegate.toml"
-    path.write_text(text, "utf-8")
-    with pytest.raises(ConfigurationError) as caught:
-        RateLimitMiddleware.from_file(no_app, path)
-    ended = slidegate("check", str(path))
-    assert (ended.code, ended.err) == (1, f"Error: {caught.value}\n")
 
 
 def test_startup_that_never_ends_is_an_error(slidegate: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,27 +26,9 @@ NOW_US = 1_800_000_000_000_000
 TOKEN = "token-for-tests-0123456789abcdef"
 HOST = "ops.example.org"
 VIEWS = ("", "clients", "bans", "shadow", "configuration")
+HEADINGS = ("h1", "h2", "h3", "dt")
 BLOCKS = frozenset(
-    [
-        "div",
-        "dl",
-        "dt",
-        "footer",
-        "form",
-        "h1",
-        "h2",
-        "h3",
-        "header",
-        "li",
-        "main",
-        "nav",
-        "ol",
-        "p",
-        "section",
-        "table",
-        "tr",
-        "ul",
-    ]
+    (*HEADINGS, "div", "dl", "footer", "form", "header", "li", "main", "nav", "ol", "p", "section", "table", "tr", "ul")
 )
 FIELDS = frozenset(["input", "select", "button"])
 HIDDEN = frozenset(["option", "script", "style", "title", "text", "rect", "path"])
