@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import os
 import pickle
 import signal
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -145,28 +143,6 @@ def test_functions_are_limited_and_wait_on_both_kinds_of_loops(backend: str) -> 
     assert anyio.run(main, backend=backend) == [1, 1]
 
 
-def test_calls_of_threads_and_tasks_wait_in_one_line(real: Limiter) -> None:
-    waiting = real.limited("1/20ms", key="all", wait="20s", rule="calls")
-    call, most = waiting(one), 0
-
-    async def task() -> None:
-        async with waiting:
-            pass
-
-    async def main() -> None:
-        nonlocal most
-        calls = [asyncio.create_task(asyncio.to_thread(call)) for _ in range(4)]
-        calls += [asyncio.create_task(task()) for _ in range(4)]
-        while not all(call.done() for call in calls):
-            most = max(most, real.engine.queues.waiting)
-            await asyncio.sleep(0.001)
-        await asyncio.gather(*calls)
-
-    asyncio.run(main())
-    assert most > 1
-    assert real.engine.queues.waiting == 0
-
-
 class Interrupt(BaseException):
     """Stands for the end of a thread's patience, such as Ctrl-C."""
 
@@ -191,30 +167,6 @@ def test_a_thread_that_is_interrupted_in_its_wait_is_charged_nothing(real: Limit
         time.sleep(0.001)
     seen = real.sync.peek("all", "1/hour", rule="hourly")
     assert seen.retry_after_us <= 3_600_000_000
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_does_not_stand_behind_those_who_wait_in_its_parent() -> None:
-    limiter = Limiter()
-    waiting = limiter.limited("1/hour", key="all", wait="2h", rule="hourly")(one)
-    waiting()
-    thread = threading.Thread(target=waiting)
-    thread.start()
-    while not limiter.engine.queues.waiting:
-        time.sleep(0.001)
-    child = os.fork()
-    if not child:
-        try:
-            signal.alarm(20)
-            limiter.store.reset("all")  # type: ignore[unused-coroutine]
-            waiting()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
-    limiter.sync.reset("all")
-    thread.join(20)
-    assert not thread.is_alive()
 
 
 def test_a_refusal_carries_its_decision_also_from_process_to_process(limiter: Limiter) -> None:

@@ -170,24 +170,6 @@ async def test_a_request_whose_answer_has_come_is_let_go_of_long_before_the_dead
     assert not any(future.done() for future in hung)
 
 
-async def test_a_store_that_fails_again_and_again_is_left_alone_but_for_a_probe() -> None:
-    ward = Ward("local", inline=True)
-    ward.fall_ill()
-    for _ in range(20):
-        await ward.hit()
-    assert ward.store.asked == breaker.FAILURES_TO_OPEN
-    ward.clock.advance(us=breaker.OPEN_US)
-    await asyncio.gather(*(ward.hit() for _ in range(20)))
-    assert ward.store.asked == breaker.FAILURES_TO_OPEN + 1
-    ward.store.error = None
-    await ward.hit()
-    assert ward.store.asked == breaker.FAILURES_TO_OPEN + 1
-    ward.clock.advance(us=breaker.OPEN_US)
-    await ward.hit()
-    assert not ward.limiter.is_failing
-    assert ward.heard.kinds == ["store_failed", "store_recovered"]
-
-
 async def leaves(ward: Ward) -> None:
     """Ask a store that hangs, and cancel the request."""
     ward.store.error, ward.store.hangs = None, True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -679,14 +678,6 @@ async def test_a_change_is_over_in_time_although_what_the_store_says_is_odd(
     await look(worker)
     assert worker.known() == {}
     assert "changed limits cannot be read" in caplog.text
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-async def test_a_child_of_fork_is_another_worker(worker: Worker) -> None:
-    await worker.changes.look()
-    worker.limiter.engine.rows.begin_anew()  # as in the child
-    await look(worker)
-    assert len({identity for _, number, identity in worker.rows.rows if number == rows.NUMBER}) == 2
 
 
 def test_a_script_changes_limits_of_its_own_process_without_an_event_loop() -> None:

@@ -325,26 +325,6 @@ class Room:
         return tasks
 
 
-async def test_in_a_full_queue_the_newest_of_the_tenant_with_the_most_waiting_is_refused() -> None:
-    room = Room(1)
-    _, *big = await room.begin(*["big"] * 4, wait_max=3)
-    (small,) = await room.begin("small", wait_max=3)
-    assert [task.done() for task in big] == [False, False, True]
-    assert big[2].result().reason is Reason.LIMITED
-    (another,) = await room.begin("big", wait_max=3)
-    assert not another.result(), "its own tenant has the most waiting"
-    (other,) = await room.begin("other", wait_max=3)
-    assert [task.done() for task in (*big, small, other)] == [False, True, True, False, False]
-    (third,) = await room.begin("third", wait_max=3)
-    assert not third.result(), "every tenant has one waiting"
-    order = []
-    while room.admitted:
-        order.append(room.admitted[0][0])
-        await room.release()
-        await turns(60)
-    assert sorted(order[1:]) == ["big", "other", "small"]
-
-
 async def test_clients_that_have_left_make_room_before_a_full_queue_refuses_anybody() -> None:
     room = Room(1)
     await room.begin("in")

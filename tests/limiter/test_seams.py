@@ -214,14 +214,6 @@ def test_an_observer_ends_with_the_application_and_with_the_limiter(caplog: pyte
     assert "nothing may depend on an observer" in caplog.text
 
 
-async def test_a_removed_observer_is_not_called_again() -> None:
-    limiter, watcher = Limiter(), Watcher()
-    limiter.observe(watcher).remove()
-    limiter.engine.forget()
-    await limiter.close()
-    assert watcher.calls == []
-
-
 async def test_a_reset_reaches_observers_that_derive_from_observer_alone() -> None:
     class Foreign:
         event = Watcher.event

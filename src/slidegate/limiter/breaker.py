@@ -29,6 +29,7 @@ from typing import Final
 from ..core.errors import StoreError, StoreTimeout
 from ..core.logs import Throttle, logger, written
 from ..core.store import Clock, Event
+from .aio import on_asyncio
 
 FAILURES_TO_OPEN: Final = 3
 MIN_CALLS: Final = 10
@@ -41,25 +42,23 @@ _CONSEQUENCES: Final = {"local": "are counted in this process alone", "allow": "
 
 
 class Call:
-    """A call of the store: the questions of one iteration of an event loop.
+    """A call of the store: the questions of one iteration of an event loop. It ends with the first of them.
 
     Args:
+        loop: The event loop; None in a thread without one, where each question is a call.
         asked_us: When its first question was asked.
         ends: How many calls had ended by then.
         is_probe: Whether it was asked during an outage.
-
-    Attributes:
-        answered: Whether one of its questions was answered.
-        failed: Whether one of its questions failed.
     """
 
-    __slots__ = ("answered", "asked_us", "ends", "failed", "is_probe")
+    __slots__ = ("asked_us", "ends", "has_ended", "is_probe", "loop")
 
-    def __init__(self, asked_us: int, ends: int, *, is_probe: bool) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop | None, asked_us: int, ends: int, *, is_probe: bool) -> None:
+        self.loop = loop
         self.asked_us = asked_us
         self.ends = ends
         self.is_probe = is_probe
-        self.answered = self.failed = False
+        self.has_ended = False
 
 
 class _Slot:
@@ -96,10 +95,10 @@ class Breaker:
         self._emit = emit
         self._clock = clock
         self._ends = self._in_a_row = 0
-        self._current: tuple[asyncio.AbstractEventLoop, Call] | None = None
+        self._current: Call | None = None
         self._slots: deque[_Slot] = deque(maxlen=SLOTS_PER_MINUTE)
         self._undecided: Exception | None = None
-        self._began_us = self._failures_before = self._next_line_us = 0
+        self._began_us = self._failures_before = 0
         self._throttle = Throttle(REPORT_EVERY_US)
 
     def may_ask(self) -> bool:
@@ -114,18 +113,12 @@ class Breaker:
 
     def call(self) -> Call:
         """Return the call that a question belongs to which is asked now."""
-        current, is_probe = self._current, bool(self.open_until_us)
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:  # in a thread, where each question is a call
-            return Call(self._clock(), self._ends, is_probe=is_probe)
-        if current is not None and current[0] is loop and not is_probe:
-            call = current[1]
-            if not (call.answered or call.failed):
-                return call
-        call = Call(self._clock(), self._ends, is_probe=is_probe)
-        self._current = loop, call
-        loop.call_soon(self._end_iteration)
+        loop = asyncio.get_running_loop() if on_asyncio() else None
+        call, is_probe = self._current, self.open_until_us > 0
+        if loop is None or call is None or call.loop is not loop or call.has_ended or is_probe:
+            call = self._current = Call(loop, self._clock(), self._ends, is_probe=is_probe)
+            if loop is not None:
+                loop.call_soon(self._end_iteration)
         return call
 
     def answered(self, call: Call | None) -> None:
@@ -134,7 +127,7 @@ class Breaker:
         Args:
             call: The call; None if it was answered at once.
         """
-        if call is not None and call.answered:
+        if call is not None and call.has_ended:
             return
         now_us = self._clock()
         slot = self._slot(now_us)
@@ -142,7 +135,7 @@ class Breaker:
         self._ends += 1
         self._in_a_row = took_us = 0
         if call is not None:
-            call.answered, took_us = True, now_us - call.asked_us
+            call.has_ended, took_us = True, now_us - call.asked_us
         if slot.took_us is None:
             slot.took_us = took_us
         if self.open_until_us and (call is None or call.is_probe):
@@ -167,7 +160,7 @@ class Breaker:
         """Count a failure, with which an outage may begin.
 
         Args:
-            call: The call, of which only the first failure is counted; None if it failed at once.
+            call: The call, which ends with the first of its answers and failures; None if it failed at once.
             error: Its error.
         """
         now_us = self._clock()
@@ -177,12 +170,11 @@ class Breaker:
             self._report(error, f"failed for a {error.concerns}", now_us)
         elif self._begins(call or self.call(), now_us, is_refused=_is_refused(error)):
             self._undecided, self._began_us, self._failures_before = None, now_us, self.failures - 1
-            self._next_line_us = now_us + REPORT_EVERY_US
+            self._throttle.left_out((self._began_us,), now_us)
             self._emit(self._failure("store_failed", "failed", error))
         elif not self.open_until_us:
             self._undecided = error
-        elif now_us >= self._next_line_us:
-            self._next_line_us = now_us + REPORT_EVERY_US
+        elif self._throttle.left_out((self._began_us,), now_us) is not None:
             lasts = f"has failed for {_shown(now_us - self._began_us)}"
             logger.error("store_failed: %s", self._failure("store_failed", lasts, error).message)
 
@@ -193,9 +185,9 @@ class Breaker:
 
     def _begins(self, call: Call, now_us: int, *, is_refused: bool) -> bool:
         """Count a failure; return whether an outage begins with it."""
-        if call.failed:
+        if call.has_ended:
             return False
-        call.failed = True
+        call.has_ended = True
         self.failures += 1
         slot = self._slot(now_us)
         slot.calls += 1

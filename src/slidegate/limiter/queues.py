@@ -135,14 +135,11 @@ class _Queue:
         if last is None:
             return None
         left_us = max(round((self.asks_s - anyio.current_time()) * 1_000_000), 1)
-        asked = [check for check in last.checks for _ in check[0].limits]
-        readings = [
-            (*reading[:3], OPEN if check[0].is_permit else left_us)
-            for check, reading in zip(asked, last.readings, strict=True)
-            if (check[0].name, check[1]) == name
-        ]
-        own = [check for check in last.checks if (check[0].name, check[1]) == name]
-        return Decision(False, Reason.LIMITED, last.now_us, own, readings) if own else None
+        pairs = zip([check for check in last.checks for _ in check[0].limits], last.readings, strict=True)
+        own = [(check, reading) for check, reading in pairs if (check[0].name, check[1]) == name]
+        readings = [(*reading[:3], OPEN if check[0].is_permit else left_us) for check, reading in own]
+        checks = [*dict.fromkeys(check for check, _ in own)]
+        return Decision(False, Reason.LIMITED, last.now_us, checks, readings) if own else None
 
 
 class Queues:
