@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
-from ..core.addresses import address_key, canonical_key, parse_address, parse_network
+from ..core.addresses import address_key, canonical_key, parse_address
 from ..core.bans.ban import MAX_KEY_BYTES, BanSubject
 from ..core.errors import ConfigurationError, InvalidKey, quoted
 from ..core.limits import AnyLimit
@@ -92,8 +92,9 @@ class Keys:
         if (found := self.known.get(key)) is not None:
             return found
         text = canonical_key(key)
-        if not _fits(text):
-            text = self.digest("long", text.encode(errors="surrogatepass"))
+        encoded = text.encode(errors="surrogatepass")
+        if len(encoded) > MAX_KEY_BYTES or encoded.decode(errors="replace") != text:
+            text = self.digest("long", encoded)
         known = text, _guards(key, text)
         remember(self.known, key, known)
         return known
@@ -107,14 +108,6 @@ class Keys:
             text = f"{kind[: MAX_KEY_BYTES - 33]}#{made.hexdigest()}"
             remember(self._digests, (kind, value), text)
         return text
-
-
-def _fits(text: str) -> bool:
-    """Return whether a key can be stored unchanged."""
-    try:
-        return len(text.encode()) <= MAX_KEY_BYTES
-    except UnicodeEncodeError:
-        return False
 
 
 def keyed(secret: object) -> blake2b:
@@ -139,13 +132,7 @@ def keyed(secret: object) -> blake2b:
 
 
 def _guards(key: str, spelled: str) -> tuple[BanSubject, ...]:
-    address = parse_address(key)
-    if address is None and "/" in key:
-        try:
-            version, first, last = parse_network(key)
-        except ConfigurationError:
-            return ()
-        address = (version, first) if first == last else None
+    address = parse_address(key.removesuffix("/128" if ":" in key else "/32"))
     if address is None:
         return ()
     own = address_key(*address)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
 from ..core.arguments import check_list, names_checked
@@ -22,7 +22,7 @@ from ..core.limits import (
     parse_limits,
     parse_span_us,
 )
-from ..core.memo import remember
+from ..core.memo import MEMO_SIZE, remember
 from ..core.question import Question
 from ..core.store import BanStore, Store
 from ..stores.memory.store import MemoryStore
@@ -112,7 +112,7 @@ class Limiter:
         self.digest = self.engine.keys.digest
         """Returns a key of at most 64 bytes for a kind and a value that must not be readable: ``kind#1f3a…``. Limiters
         with the same secret, or without one, return the same key."""
-        self._buckets: dict[tuple[str, Limits], Bucket] = {}
+        self._buckets: dict[tuple[str, tuple[AnyLimit, ...]], Bucket] = {}
         self._questions: dict[tuple[str, Limits, str], Question] = {}
         self._closed = False
 
@@ -575,16 +575,11 @@ class Limiter:
 
     def _bucket(self, rule: str, limits: Limits) -> Bucket:
         """Return the bucket of a rule: the same object for equal limits, however they are written."""
-        if isinstance(limits, list):
-            limits = tuple(limits)  # a list is not hashable
-        try:
-            return self._buckets[rule, limits]
-        except (KeyError, TypeError):
-            parsed = parse_limits(limits)
-        bucket = self._buckets.get((check_name(rule, "rule"), parsed)) or Bucket(rule, parsed)
-        remember(self._buckets, (rule, parsed), bucket)
-        if isinstance(limits, (str, AnyLimit, tuple)):
-            remember(self._buckets, (rule, limits), bucket)
+        parsed = _parsed(limits) if isinstance(limits, str) else parse_limits(limits)
+        bucket = self._buckets.get((check_name(rule, "rule"), parsed))
+        if bucket is None:
+            bucket = Bucket(rule, parsed)
+            remember(self._buckets, (rule, parsed), bucket)
         return bucket
 
     def _ban_key(self, key: AnyKey) -> str:
@@ -592,6 +587,11 @@ class Limiter:
             return hand_ban_key(self.engine.keys.learn(key)[0])
         ban_key(key)
         return self.engine.keys.learn(key)[0]
+
+
+@lru_cache(MEMO_SIZE)
+def _parsed(text: str) -> tuple[AnyLimit, ...]:
+    return parse_limits(text)
 
 
 def check_cost(cost: object, what: str = "cost") -> int:
