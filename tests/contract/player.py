@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from datetime import timedelta
 from typing import TypeAlias, TypeVar
 
 from slidegate.core import AnyLimit, Bucket, Check, Decision, Limit, LimitState, Quota, Store
 from slidegate.core import Question as Asked
-from slidegate.core.decision import uncounted
 from slidegate.core.views import view_of
 from slidegate.testing import FakeClock
 
@@ -48,6 +48,13 @@ async def as_peek_says(store: Store, key: str, asked: Bucket) -> list[LimitState
         shown = view.name, view.rule, view.limit, view.remaining, view.more_after_us, view.reset_after_us
         assert shown == (state.name, state.rule, *state[3:5], *state[6:8])
     return views
+
+
+def uncounted(bucket: Bucket) -> Bucket:
+    """Return the same limits and windows without `count_denied`."""
+    twin = copy(bucket)
+    twin.count_denied = False
+    return twin
 
 
 class Player:

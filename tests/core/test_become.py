@@ -53,7 +53,8 @@ def test_prepared_questions_follow_a_changed_amount(amount: int, moves: list[tup
     clock = FakeClock(10**12)
     store, fresh = MemoryStore(clock=clock), MemoryStore(clock=clock)
     bucket = Bucket("api", [limit(amount)])
-    derived = bucket.under("other", count_denied=True)
+    derived = bucket.under("other")
+    derived.count_denied = True
     question = store.prepare([(bucket, "ann", 2), (derived, "ann", 1)])
     for move, number in moves:
         if move == "step":
@@ -63,7 +64,9 @@ def test_prepared_questions_follow_a_changed_amount(amount: int, moves: list[tup
             amount = number
         for _ in range(number if move == "hit" else 0):
             own = Bucket("api", [limit(amount)])
-            asked = [(own, "ann", 2), (own.under("other", count_denied=True), "ann", 1)]
+            other = own.under("other")
+            other.count_denied = True
+            asked = [(own, "ann", 2), (other, "ann", 1)]
             assert shown(store.ask(question)) == shown(fresh.hit(asked))
     assert [one.amount for one in bucket.limits + derived.limits] == [amount, amount]
 

@@ -10,19 +10,17 @@ import re
 from collections.abc import Collection, Sequence
 from copy import copy
 from enum import StrEnum
-from math import lcm
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from .bans.ban import Ban
 from .concurrency import Concurrency
 from .limits import AnyLimit
-from .memo import remember
 from .reservation import Reservation, reserved
 from .ring import WindowState
 
 _NOT_IN_NAMES: Final = re.compile("[^A-Za-z0-9_.]")
 _ENDLESS: Final = 2**62
-"""Longer than any finite wait. `NEVER` and `OPEN` rank above it, and `NEVER` above `OPEN`."""
+"""Longer than any finite wait. `OPEN` and `NEVER`, which is the longer one, are added to it."""
 
 
 class Reason(StrEnum):
@@ -96,26 +94,14 @@ class Bucket:
         """Whether a charge is a permit, which a request holds until it ends, and not units of a window."""
         return len(self.limits) == 1 and isinstance(self.limits[0], Concurrency)
 
-    def under(self, name: str, *, count_denied: bool | None = None) -> Bucket:
+    def under(self, name: str) -> Bucket:
         """Return a bucket with the same limits under another name; both have the same amounts for ever."""
         twin = copy(self)
         twin.name = name
-        if count_denied is not None:
-            twin.count_denied = count_denied
         return twin
 
     def __repr__(self) -> str:
         return f"<Bucket {self.name!r} {'; '.join(map(str, self.limits))}>"
-
-
-_uncounted: dict[Bucket, Bucket] = {}
-
-
-def uncounted(bucket: Bucket) -> Bucket:
-    """Return the same limits and windows without `count_denied`, for questions that must not count a refusal."""
-    if not bucket.count_denied:
-        return bucket
-    return _uncounted.get(bucket) or remember(_uncounted, bucket, bucket.under(bucket.name, count_denied=False))
 
 
 def wire_names(rule: str, limits: Sequence[AnyLimit]) -> tuple[str, ...]:
@@ -167,6 +153,8 @@ def state_of(bucket: Bucket, key: str, cost: int, at: int, reading: WindowState,
 
 Check: TypeAlias = tuple[Bucket, str, int]
 """One charge of a question: the bucket, the key (at most 64 bytes) and the cost in units (0 or more)."""
+_Asked: TypeAlias = tuple[Bucket, str, int, int]
+"""The bucket, the key, the cost, and the index of a limit in the bucket."""
 
 
 class WindowSlice(NamedTuple):
@@ -288,15 +276,13 @@ class Decision:
     @property
     def binding(self) -> LimitState | None:
         """The limit with the longest wait, else the one that admits the fewest further requests, if any."""
-        readings = self.readings
-        if not readings:
+        if not self.readings:
             return None
-        asked = self._asked()
-        amounts = [bucket.limits[at].amount for bucket, _, _, at in asked]
-        tightest = tightest_first(amounts, readings, unequal_costs(self.checks))[0]
-        return state_of(*asked[tightest], readings[tightest], self.now_us)
+        pairs = [*zip(self._asked(), self.readings, strict=True)]
+        asked, reading = max(pairs, key=_tightness) if len(pairs) > 1 else pairs[0]
+        return state_of(*asked, reading, self.now_us)
 
-    def _asked(self) -> list[tuple[Bucket, str, int, int]]:
+    def _asked(self) -> list[_Asked]:
         """Return (bucket, key, cost, index of the limit in the bucket) of each reading."""
         return [(bucket, key, cost, at) for bucket, key, cost in self.checks for at in range(len(bucket.limits))]
 
@@ -418,44 +404,12 @@ def refused_by_ban(ban: Ban, now_us: int, checks: Sequence[Check] = ()) -> Decis
     return Decision(False, Reason.BANNED, now_us, checks, by=ban.by, ban=ban)
 
 
-def unequal_costs(checks: Sequence[Check]) -> Sequence[int]:
-    """Return the cost under each limit, in the order of the readings; empty if all costs are equal.
-
-    A cost of 0 counts as 1: it means that the cost is only known after the request.
-    """
-    first = checks[0][2]
-    for _, _, cost in checks:
-        if cost != first:
-            return [max(cost, 1) for bucket, _, cost in checks for _ in bucket.limits]
-    return ()
-
-
-def tightest_first(amounts: Sequence[int], readings: Sequence[WindowState], costs: Sequence[int] = ()) -> list[int]:
-    """Return the indexes of readings, ordered from the tightest limit to the loosest.
-
-    The tightest is the limit with the longest wait, else the one that admits the fewest further requests of this cost;
-    among equals, the one whose oldest units leave last.
-
-    Args:
-        amounts: The amount of each limit.
-        readings: The reading of each limit.
-        costs: The cost under each limit, if costs differ.
-    """
-    if len(readings) == 2 and not costs:
-        (spent, leaves_us, _, wait_us), (other_spent, other_leaves_us, _, other_wait_us) = readings
-        if wait_us == other_wait_us:  # the fast path, which includes every admitted request
-            left, other_left = amounts[0] - spent, amounts[1] - other_spent
-            is_first = left < other_left or (left == other_left and leaves_us >= other_leaves_us)
-            return [0, 1] if is_first else [1, 0]
-    ranks = [
-        (-wait_us if wait_us >= 0 else -_ENDLESS - wait_us, amount - spent, -leaves_us)
-        for amount, (spent, leaves_us, _, wait_us) in zip(amounts, readings, strict=True)
-    ]
-    if costs:
-        # Remaining units are compared as numbers of requests; a common multiple of the costs avoids fractions.
-        multiple = lcm(*costs)
-        ranks = [(wait, left * multiple // cost, more) for (wait, left, more), cost in zip(ranks, costs, strict=True)]
-    return sorted(range(len(ranks)), key=ranks.__getitem__)
+def _tightness(pair: tuple[_Asked, WindowState]) -> tuple[int, float, int]:
+    """Rank a limit: by its wait, then by how few further requests of this cost it admits, then by its oldest units."""
+    (bucket, _, cost, at), (spent, leaves_us, _, wait_us) = pair
+    left = bucket.limits[at].amount - spent
+    # A cost of 0 counts as 1: it means that the cost is only known after the request.
+    return wait_us if wait_us >= 0 else _ENDLESS + wait_us, -left / max(cost, 1), leaves_us
 
 
 def refused_later(readings: Sequence[WindowState], decided_us: int, now_us: int, checks: Sequence[Check]) -> Decision:

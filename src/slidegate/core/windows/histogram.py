@@ -10,8 +10,7 @@ are merged by adding their counts.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -79,18 +78,6 @@ class ResponseTimes:
             self.min_us = time_us
         bucket = bisect_left(BOUNDS_US, time_us)
         self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
-
-    def count_all(self, times_us: Sequence[int]) -> None:
-        """Count times that are sorted in ascending order, with one bucket lookup for all times of a bucket."""
-        self.sum_us += sum(times_us)
-        if self.min_us is None or times_us[0] < self.min_us:
-            self.min_us = times_us[0]
-        counts, at, end = self.buckets, 0, len(times_us)
-        while at < end:
-            bucket = bisect_left(BOUNDS_US, times_us[at])
-            following = bisect_right(times_us, BOUNDS_US[bucket], at) if bucket < len(BOUNDS_US) else end
-            counts[bucket] = counts.get(bucket, 0) + following - at
-            at = following
 
     def add(self, other: ResponseTimes) -> None:
         """Add all times of another histogram."""
