@@ -46,7 +46,7 @@ from ..virtual_time import VirtualTime, turns_during
 from .shared_rows import SharedRows, worker_of
 
 SECOND_US = 1_000_000
-PASSED = Outcome(True, Reason.OK, ("api",), (), "GET /a", 200, "success", 0, 1_000, None, ())
+PASSED = Outcome(True, Reason.OK, ("api",), (), "GET /a", 200, "success", 0, 1_000, ())
 REFUSED = PASSED._replace(allowed=False, reason=Reason.LIMITED, status=429, ended="refused", route="(no route)")
 OUTCOMES = {
     "passed": PASSED,
