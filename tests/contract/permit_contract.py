@@ -66,7 +66,8 @@ class PermitsContract:
     async def test_an_amount_that_changes_keeps_what_is_taken(self, store: StoreHarness) -> None:
         taken = [await store.hit((permits(3), "ann", 1)) for _ in range(3)]
         assert not await store.hit((permits(2), "ann", 1))
-        assert (await store.hit((permits(4), "ann", 1))).remaining == 0
+        fourth = await store.hit((permits(4), "ann", 1))
+        assert fourth.remaining == 0
         assert [await store.refund(decision) for decision in taken] == [True] * 3
         assert (await store.hit((permits(2), "ann", 1))).remaining == 0
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Sequence
 from dataclasses import FrozenInstanceError
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slidegate.core import NEVER, OPEN, AnyLimit, Bucket, Concurrency, Limit
+from slidegate.core.concurrency import ENTRY, PermitCounter, apart, entry
 from slidegate.core.decision import Decision, Reason
+from slidegate.core.ring import MAX_UNITS
 from slidegate.stores.memory.store import MemoryStore
 
 
@@ -30,25 +35,90 @@ def test_a_concurrency_limit_is_a_number_or_its_text(amount: int | str) -> None:
 
 
 def test_permits_are_taken_up_to_the_amount_and_free_when_given_back() -> None:
-    limit, window, states = Concurrency(2), b"", []
+    counter, window, states = Concurrency(2).counter, b"", []
     for _ in range(3):
-        window, state = limit.spend(window, 0, 1)
+        window, state = counter.spend(window, 0, 1)
         states.append(state)
     assert states == [(1, 0, 0, 0), (2, 0, 0, 0), (2, 0, 0, OPEN)]
-    assert limit.spend(window, 0, 3)[1] == (2, 0, 0, NEVER)
-    assert limit.remove(window, 0, 0, 0) is None
-    free = limit.remove(window, 0, 0, 2)
-    assert free is not None
-    assert limit.spend(free, 10**15, 0)[1] == (0, 0, 0, 0), "a cost of nothing passes where a permit is free"
+    assert counter.spend(window, 0, 3)[1] == (2, 0, 0, NEVER)
+    assert counter.remove(window, 0, 0, 0) is None
+    free = counter.remove(window, 0, 0, 2)
+    assert free == b""
+    assert counter.remove(free, 0, 0, 1) is None
+    assert counter.spend(free, 10**15, 0)[1] == (0, 0, 0, 0), "a cost of nothing passes where a permit is free"
 
 
-def test_no_time_frees_a_permit() -> None:
+def test_in_one_process_no_time_frees_a_permit() -> None:
     limit = Concurrency(2)
-    window, _ = limit.charge(b"", 10, 2)
+    window, _ = limit.counter.charge(b"", 10, 2)
     for now_us in (0, 10**18):
-        assert limit.spend(limit.settle(window, now_us), now_us, 1)[1][3] == OPEN
+        assert limit.counter.spend(limit.counter.settle(window, now_us), now_us, 1)[1][3] == OPEN
     assert limit.expires_us(window) > 10**18
-    assert (limit.expires_us(b""), limit.mark(window)) == (0, 0)
+    assert (limit.expires_us(b""), limit.counter.mark(window)) == (0, 0)
+
+
+WORKERS = (b"worker 1", b"worker 2", b"worker 3")
+LEASE_US = 10
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(("spend", "undo", "charge", "remove", "renew")),
+        st.sampled_from(WORKERS),
+        st.integers(0, 4),
+        st.integers(0, 6),
+    ),
+    max_size=30,
+)
+
+
+@given(st.integers(1, 6), STEPS)
+def test_each_worker_changes_its_own_entry_until_it_ends(
+    amount: int, steps: Sequence[tuple[str, bytes, int, int]]
+) -> None:
+    """Compare the bytes with numbers by worker: (until, units)."""
+    limit, window, now_us = Concurrency(amount), b"", 0
+    model: dict[bytes, tuple[int, int]] = {}
+    for what, worker, units, later_us in steps:
+        now_us += later_us
+        until_us = now_us + LEASE_US
+        counter = PermitCounter(limit, worker, until_us)
+        model = {name: (end_us, held) for name, (end_us, held) in model.items() if end_us > now_us and held}
+        spent, own = sum(held for _, held in model.values()), model.get(worker, (0, 0))[1]
+        before = dict(model)
+        match what:
+            case "spend" | "undo":
+                window, state = counter.spend(window, now_us, units)
+                has_room = spent + max(units, 1) <= amount
+                assert state[3] == (0 if has_room else NEVER if max(units, 1) > amount else OPEN)
+                if has_room:
+                    model[worker] = until_us, own + units
+                assert state[0] == spent + units * has_room
+                if what == "undo" and has_room:
+                    window = counter.undo(window, units)
+                    model[worker] = until_us, own
+            case "charge":
+                window, kept = counter.charge(window, now_us, units)
+                assert kept == units
+                model[worker] = until_us, own + units
+            case "remove":
+                left = counter.remove(window, now_us, 0, units)
+                assert (left is None) is (not min(units, own))
+                window = counter.settle(window, now_us) if left is None else left
+                model[worker] = (until_us, own - min(units, own)) if left is not None else before.get(worker, (0, 0))
+            case "renew":
+                window = apart(window, worker, now_us)[0] + entry(worker, until_us, units)
+                model[worker] = until_us, units
+        expected = {name: entry for name, entry in model.items() if entry[1]}
+        assert {name: (end_us, held) for name, end_us, held in ENTRY.iter_unpack(window)} == expected
+        own = expected.get(worker, (0, 0))[1]
+        assert apart(window, worker)[1:] == (sum(held for _, held in expected.values()), own)
+        assert limit.expires_us(window) == max((end_us for end_us, _ in expected.values()), default=0)
+
+
+def test_no_row_counts_more_than_fits_into_its_entries() -> None:
+    counter = Concurrency(2).counter
+    window, kept = counter.charge(b"", 0, MAX_UNITS)
+    assert kept == MAX_UNITS
+    assert counter.charge(window, 0, 5) == (window, 0)
 
 
 def test_count_denied_charges_a_refusal_for_lack_of_a_permit() -> None:

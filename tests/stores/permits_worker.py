@@ -1,8 +1,8 @@
 """A process that holds permits on a shared store: ``python -m tests.stores.permits_worker URL AMOUNT BOARD PLACE``.
 
 It obeys the lines of its input, and answers each with a line. ``take`` says "yes" or "no", ``leave`` hands the oldest
-permit back and says whether the store took it, and ``held`` counts its permits. ``lost`` says how many were told
-as lost. After ``busy SEED`` it takes and leaves at random, until ``calm`` has it hand everything back.
+permit back and says whether the store took it, and ``held`` counts its permits. After ``busy SEED`` it takes and leaves
+at random, until ``calm`` has it hand everything back.
 
 It keeps the number of its requests under way in a byte of the file BOARD, from after a place is taken until before it
 is handed back. So the sum of the bytes of all workers is never more than the permits that are taken.
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from slidegate import Limiter
-from slidegate.core import Bucket, Concurrency, Decision, Event
+from slidegate.core import Bucket, Concurrency, Decision
 
 from ..contract.player import settle
 
@@ -66,13 +66,7 @@ class Holder:
         self.held: deque[Decision] = deque()
         self.board = board
         self.place = place
-        self.lost = 0
         self.busy: asyncio.Task[None] | None = None
-        limiter.store.observe(self)
-
-    def __call__(self, event: Event) -> None:
-        if event.kind == "permits_lost":
-            self.lost += event.details["lost"]
 
     async def take(self) -> Any:
         asked = self.store.hit(((self.bucket, KEY, 1),))
@@ -112,8 +106,6 @@ class Holder:
                 return await self.leave()
             case "held":
                 return self.store.permits_held()
-            case "lost":
-                return self.lost
             case "busy":
                 self.busy = asyncio.ensure_future(self.work(int(given[0])))
             case "calm":

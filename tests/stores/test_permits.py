@@ -14,7 +14,6 @@ import pytest
 
 from slidegate import Limiter, Quota, StoreError
 from slidegate.core import Bucket, Concurrency, Decision, Reason, Reservation, StoreUnavailable, parse_limits
-from slidegate.core.reservation import Permit
 from slidegate.stores.leases import HeldPermits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
@@ -54,10 +53,6 @@ class Workers:
         self.seen.append(RecordingObserver())
         store.observe(self.seen[-1])
         return store
-
-    def events(self, worker: int) -> list[Any]:
-        """Return what a worker told about permits that it lost."""
-        return [event.details for event in self.seen[worker].events if event.kind == "permits_lost"]
 
     @property
     def servers(self) -> list[RedisServer]:
@@ -149,23 +144,33 @@ async def test_renewed_places_stay_taken_and_those_of_a_worker_that_is_gone_come
     assert (await take(other)).allowed, "the first is gone, it renews no more"
 
 
-async def test_permits_of_a_worker_that_was_stopped_for_too_long_are_lost(crew: Workers) -> None:
+async def test_a_worker_that_was_stopped_for_too_long_counts_what_it_has_again(crew: Workers) -> None:
     stopped, other = crew.hire(), crew.hire()
     old = [await take(stopped), await take(stopped)]
     crew.clock.advance(us=LEASE_US)
     taken = await take(other)
-    for _ in range(3):
-        await renew(stopped)
-    assert crew.events(0) == [{"lost": 2}], "it is told once"
-    assert stopped.permits_held() == 0
-    again = await take(stopped)
-    assert again.allowed, "nobody puts back what is lost"
+    assert taken.allowed, "nobody renewed the permits of the first"
+    await renew(stopped)
+    assert stopped.permits_held() == 2
+    refused = await take(other)
+    assert (refused.reason, refused.states[0].remaining) == (Reason.LIMITED, 0), "three have one of two"
+    assert await leave(other, taken) == [True]
+    assert not await take(stopped), "its own two"
+    assert await leave(stopped, *old) == [True, True]
+    again = [await take(other), await take(stopped), await take(other)]
+    assert [bool(decision) for decision in again] == [True, True, False]
+
+
+async def test_a_question_of_a_worker_that_was_stopped_counts_what_it_has(crew: Workers) -> None:
+    """Also before its renewal."""
+    stopped, other = crew.hire(), crew.hire()
+    old = [await take(stopped), await take(stopped)]
+    crew.clock.advance(us=LEASE_US)
+    assert not await take(stopped), "it has two, and knows it"
+    assert await leave(stopped, old[0]) == [True]
+    mine = await take(other)
+    assert mine.allowed, "the other permit"
     assert not await take(other)
-    assert await leave(stopped, *old) == [False, False]
-    assert not await take(other)
-    crew.clock.advance(us=LEASE_US - 1)
-    assert [*await leave(stopped, again), *await leave(other, taken)] == [True, True]
-    assert crew.events(1) == []
 
 
 async def test_a_permit_that_nobody_can_hand_back_is_renewed_no_more(crew: Workers) -> None:
@@ -191,7 +196,7 @@ class Deaf(RemoteStore):
         raise StoreUnavailable("deaf")
 
 
-async def test_a_permit_whose_hand_back_failed_is_renewed_no_more_and_not_reported_as_lost(crew: Workers) -> None:
+async def test_a_permit_whose_hand_back_failed_is_renewed_no_more(crew: Workers) -> None:
     holds, other = crew.hire(), crew.hire()
     kept, ended = await take(holds), await take(holds)
     assert await Limiter(Deaf(inner=holds)).refund(ended) is False
@@ -203,10 +208,7 @@ async def test_a_permit_whose_hand_back_failed_is_renewed_no_more_and_not_report
     assert [bool(decision) for decision in taken] == [True, False]
     assert await leave(holds, ended) == [False]
     assert not await take(other)
-    crew.clock.advance(us=LEASE_US)
-    await renew(holds)
-    assert crew.events(0) == [{"lost": 1}]
-    assert await leave(holds, kept) == [False]
+    assert await leave(holds, kept) == [True]
 
 
 async def test_a_step_back_of_the_clock_frees_nothing(crew: Workers) -> None:
@@ -217,6 +219,40 @@ async def test_a_step_back_of_the_clock_frees_nothing(crew: Workers) -> None:
     await renew(holds)
     assert not await take(other)
     assert await leave(holds, *held) == [True, True]
+
+
+async def test_calls_that_are_in_flight_together_lose_no_permit(crew: Workers, rng: random.Random) -> None:
+    """Each contains the count of its worker, which those before it change."""
+    seven, counts = Bucket("seven", [Concurrency(7)]), [0]
+
+    async def work(store: Any) -> None:
+        for _ in range(40):
+            decision = await take(store, bucket=seven)
+            counts.append(counts[-1] + decision.allowed)
+            await turns(rng.randrange(10))
+            if decision.allowed:
+                counts.append(counts[-1] - 1)
+                assert await leave(store, decision) == [True]
+            if rng.random() < 0.1:
+                await renew(store)
+
+    await asyncio.gather(*(work(store) for store in (crew.hire(), crew.hire()) for _ in range(12)))
+    assert 3 < max(counts) <= 7
+    held = [await take(crew.hire(), bucket=seven) for _ in range(8)]
+    assert [decision.allowed for decision in held] == [True] * 7 + [False]
+
+
+async def test_a_permit_is_handed_back_in_another_event_loop(crew: Workers) -> None:
+    holds, other = crew.hire(), crew.hire()
+    held = [await take(holds), await take(holds)]
+
+    async def hand_back() -> bool:
+        return bool(await settle(holds.refund(held[0].take_back())))
+
+    assert await asyncio.to_thread(asyncio.run, hand_back()) is True
+    assert holds.permits_held() == 1
+    taken = [await take(other), await take(other)]
+    assert [bool(decision) for decision in taken] == [True, False]
 
 
 async def test_a_refusal_by_places_is_never_given_from_memory(crew: Workers) -> None:
@@ -252,6 +288,46 @@ async def test_the_lease_of_who_waited_longer_than_to_its_renewal_is_renewed(in_
         in_file.clock.advance(us=50_000)
         assert not await take(other)
     assert await leave(holds, *held) == [True, True]
+
+
+def test_without_an_event_loop_questions_renew_all_permits(in_file: Workers) -> None:
+    """As under trio, where no task renews them."""
+    holds, other = in_file.hire(), in_file.hire()
+    held = [take_now(holds), take_now(holds)]
+    for _ in range(5):
+        in_file.clock.advance(us=LEASE_US // 2)
+        assert take_now(holds, "bob").allowed
+        assert not take_now(other)
+    assert all(decision.allowed for decision in held)
+
+
+async def test_a_refused_question_writes_what_its_worker_has(crew: Workers) -> None:
+    stopped, other, third = (crew.hire() for _ in range(3))
+    held = [await take(stopped), await take(stopped)]
+    crew.clock.advance(us=LEASE_US)
+    mine = await take(other)
+    assert mine.allowed
+    assert not await take(stopped)
+    assert await leave(other, mine) == [True]
+    assert not await take(third), "the first has both of them, as it said"
+    assert await leave(stopped, *held) == [True, True]
+
+
+async def test_a_question_without_a_cost_needs_a_free_permit(crew: Workers) -> None:
+    one, other = crew.hire(), crew.hire()
+    free = await settle(one.hit(((TWO, "ann", 0),)))
+    held = [await take(one), await take(other)]
+    full = await settle(one.hit(((TWO, "ann", 0),)))
+    assert [(decision.allowed, decision.remaining) for decision in (free, *held, full)] == [
+        (True, 2),
+        (True, 1),
+        (True, 0),
+        (False, 0),
+    ]
+    both = await settle(one.hit(((TWO, "bob", 2),)))
+    assert (both.remaining, one.permits_held()) == (0, 3)
+    assert await leave(one, both) == [True]
+    assert (await settle(one.hit(((TWO, "bob", 3),)))).reason is Reason.TOO_LARGE
 
 
 def take_now(store: LmdbStore, key: str = "ann") -> Decision:
@@ -327,7 +403,8 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
         assert store.permits_held() == len(held)
     while held:
         assert store.refund(held.pop().take_back()) is True
-    assert [bool(await take(store)) for _ in range(3)] == [True, True, False]
+    taken = [await take(store) for _ in range(3)]
+    assert [bool(decision) for decision in taken] == [True, True, False]
 
 
 async def test_a_permit_for_a_request_that_was_given_up_is_handed_back(at_server: Workers) -> None:
@@ -345,7 +422,7 @@ async def test_a_permit_for_a_request_that_was_given_up_is_handed_back(at_server
 
 
 @needs_redis
-async def test_permits_are_lost_with_the_data_of_a_server_that_is_killed() -> None:
+async def test_permits_are_written_again_after_a_server_has_lost_them() -> None:
     with RedisServer() as server:
         crew = Workers(server)
         holds, other = (crew.hire(clock=None, permit_lease="10m") for _ in range(2))
@@ -357,21 +434,24 @@ async def test_permits_are_lost_with_the_data_of_a_server_that_is_killed() -> No
         server.start()
         await until_answered(lambda: holds.peek(((WINDOW, "ann", 1),)))
         await renew(holds)
-        assert (crew.events(0), holds.permits_held()) == ([{"lost": 2}], 0)
         await until_answered(lambda: other.peek(((WINDOW, "ann", 1),)))
-        assert await take(other)
-        assert await leave(holds, *held) == [False, False]
+        assert not await take(other)
+        assert await leave(holds, *held) == [True, True]
         await crew.close()
 
 
 @needs_redis
-async def test_every_set_of_places_has_an_end(server: RedisServer) -> None:
+async def test_every_row_of_permits_has_an_end(server: RedisServer) -> None:
     crew = Workers(server)
     store = crew.hire(clock=None, permit_lease="5s")
     held = await take(store)
-    (name,) = server.command("KEYS", f"{{{crew.prefix}}}:10:p:*")
+    (name,) = server.command("KEYS", f"{{{crew.prefix}}}:10:w:*")
     assert 4_000 < server.command("PTTL", name) <= 6_000
-    await settle(store.refund(held.take_back()))
+    short = crew.hire(clock=None, permit_lease="2s")
+    again = await take(short)
+    assert server.command("PTTL", name) > 4_000, "the longest lease counts"
+    assert await leave(store, held) == [True]
+    assert await leave(short, again) == [True]
     assert server.command("EXISTS", name) == 0
     await crew.close()
 
@@ -412,7 +492,7 @@ def test_a_transaction_that_fails_takes_and_leaves_nothing(
 ) -> None:
     store = in_file.hire()
     held = take_now(store)
-    back = held.take_back()
+    back = held.take_back() if attempt == "hand back" else []
 
     def fail(txn: object, *_: object, **__: object) -> None:
         store._env.abort(txn)
@@ -425,11 +505,13 @@ def test_a_transaction_that_fails_takes_and_leaves_nothing(
         with pytest.raises(Exception, match="the disk is gone"):
             store.refund(back) if attempt == "hand back" else take_now(store)
     gc.collect()
-    assert store.permits_held() == 1
+    assert store.permits_held() == (0 if attempt == "hand back" else 1)
+    if attempt == "hand back":
+        assert store.refund(back) is True
+        held = take_now(store)
     second, third = take_now(store), take_now(store)
     assert (second.allowed, third.allowed) == (True, False)
-    assert [store.refund(back), store.refund(second.take_back())] == [True, True]
-    assert in_file.events(0) == []
+    assert [store.refund(decision.take_back()) for decision in (held, second)] == [True, True]
 
 
 @needs_redis
@@ -437,7 +519,7 @@ async def test_permits_move_with_their_slot(cluster: RedisCluster) -> None:
     crew = Workers(cluster)
     holds, other = crew.hire(readable=True), crew.hire(readable=True)
     held = [await take(holds), await take(holds)]
-    (name,) = {name for server in cluster.masters for name in server.command("KEYS", f"{{{crew.prefix}}}:10:p:*")}
+    (name,) = {name for server in cluster.masters for name in server.command("KEYS", f"{{{crew.prefix}}}:10:w:*")}
     slot = cluster.slot_of(name)
     owner = cluster.owner(slot)
     target = next(server for server in cluster.masters if server is not owner)
@@ -473,7 +555,7 @@ async def test_a_foreign_value_in_the_place_of_permits_stops_no_renewal_of_other
     (name, owner) = next(
         (name, server)
         for server in at_server.servers
-        for name in server.command("KEYS", f"{{{at_server.prefix}}}:10:p:bob*")
+        for name in server.command("KEYS", f"{{{at_server.prefix}}}:10:w:bob*")
     )
     owner.command("DEL", name)
     owner.command("SET", name, "of somebody else")
@@ -484,8 +566,8 @@ async def test_a_foreign_value_in_the_place_of_permits_stops_no_renewal_of_other
     assert [(await take(other, key)).remaining for key in ("ann", "eve")] == [0, 0]
     owner.command("DEL", name)
     await renew(holds)
-    assert at_server.events(0) == [{"lost": 1}]
-    assert await leave(holds, *held) == [True, False, True]
+    assert (await take(other, "bob")).remaining == 0, "it is written again"
+    assert await leave(holds, *held) == [True, True, True]
 
 
 async def test_thousands_of_places_are_renewed_without_filling_the_line(at_server: Workers) -> None:
@@ -509,15 +591,28 @@ async def test_thousands_of_places_are_renewed_without_filling_the_line(at_serve
     assert at_server.seen[0].events == []
 
 
+def test_a_row_without_permits_is_renewed_once_more() -> None:
+    held = HeldPermits(LEASE_US)
+    charge = Reservation(0, (TWO, "ann", 2), [0], [2])
+    held.add("row", charge)
+    assert (held.rows(), held.units("row"), held.count()) == (["row"], 2, 2)
+    part = charge.take(1)
+    assert part is not None
+    assert (held.units("row"), held.count()) == (1, 1)
+    del charge
+    assert (held.rows(), held.count(), bool(held)) == (["row"], 0, True)
+    assert (held.units("row"), held.rows(), bool(held)) == (0, [], False)
+
+
 def test_a_child_goes_by_a_name_of_its_own() -> None:
     held = HeldPermits(LEASE_US)
-    name, permit = held.worker, Permit(b"row", 1)
-    held.add(permit)
+    name, charge = held.worker, Reservation(0, (TWO, "ann", 1), [0], [1])
+    held.add(b"row", charge)
     child = os.fork()
     if not child:
-        os._exit(10 + (held.worker == name) + 2 * (permit in held))
+        os._exit(10 + (held.worker == name) + 2 * held.count())
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 10
-    assert (held.worker, permit in held) == (name, True)
+    assert (held.worker, held.count(), held.units(b"row")) == (name, 1, 1)
 
 
 def test_a_file_does_not_grow_by_places_that_were_handed_back(in_file: Workers) -> None:

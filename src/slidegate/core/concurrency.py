@@ -1,19 +1,32 @@
-"""Concurrency limits: the number of concurrent requests of a key, stored as bytes (uint32, little-endian).
+"""Concurrency limits: the number of concurrent requests of a key.
 
-An admitted request takes a permit and returns it when it ends, so it is unknown when the next permit becomes free.
+An admitted request takes a permit and returns it when it ends, so it is unknown when the next permit becomes free. The
+permits of a key are a row of entries, one for each worker that has some, 20 bytes each, little-endian:
+
+=====================  ===============================================================================================
+worker (8 bytes)       the name of a process or an event loop; zeros in the memory of one process
+end (int64)            when its permits are free if it does not write its entry again, in microseconds
+units (uint32)         how many permits its requests in progress have
+=====================  ===============================================================================================
+
+A worker writes only its own entry. In a shared store it renews it, by writing the true count and a new end: that
+corrects whatever was lost on the way, and what a dead worker had ends by itself. In memory an entry has no end.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final, Self
+from typing import Final, Self, final
 
 from .errors import ConfigurationError, quoted
 from .limits import MAX_AMOUNT, AnyLimit, Identity, check_name
-from .ring import NEVER, OPEN, WindowState
+from .ring import MAX_UNITS, NEVER, OPEN, WindowState
 
-PERMITS: Final = Struct("<I")
+ENTRY: Final = Struct("<8sqI")
+ALONE: Final = bytes(8)
+"""The worker in the memory of one process."""
+NO_END: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, init=False, repr=False, slots=True)
@@ -38,42 +51,9 @@ class Concurrency(AnyLimit):
             check_name(name, "limit name")
         self._fill(amount=_amount(amount), name=name)
 
-    def spend(self, window: bytes, now_us: int, cost: int) -> tuple[bytes, WindowState]:
-        """See `Ring.spend`; if all permits are taken, the wait is `OPEN`."""
-        wanted, amount = cost or 1, self.amount
-        if taken(window) + wanted > amount:
-            return window, self.state(window, NEVER if wanted > amount else OPEN)
-        window = PERMITS.pack(taken(window) + cost)
-        return window, self.state(window)
-
-    def undo(self, window: bytes, cost: int) -> bytes:
-        """See `Ring.undo`; no permits and an empty window are the same."""
-        return PERMITS.pack(taken(window) - cost)
-
-    def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
-        """See `Ring.charge`."""
-        return PERMITS.pack(taken(window) + units), units
-
-    def remove(self, window: bytes, now_us: int, mark: int, units: int) -> bytes | None:
-        """See `Ring.remove`; only the number of permits matters."""
-        held = taken(window)
-        return PERMITS.pack(max(held - units, 0)) if units > 0 and held else None
-
-    def settle(self, window: bytes, now_us: int) -> bytes:
-        """See `Ring.settle`; permits do not expire."""
-        return window
-
-    def state(self, window: bytes, wait_us: int = 0) -> WindowState:
-        """See `Ring.state`; the times are 0, because permits have none."""
-        return taken(window), 0, 0, wait_us
-
     def expires_us(self, window: bytes) -> int:
-        """See `AnyLimit.expires_us`; never while a permit is taken."""
-        return 2**63 - 1 if taken(window) else 0
-
-    def mark(self, window: bytes) -> int:
-        """See `Ring.mark`; permits are not told apart."""
-        return 0
+        """See `AnyLimit.expires_us`: when the last entry ends."""
+        return ends_us(window)
 
     def leaves_us(self, at_us: int) -> int:
         """See `AnyLimit.leaves_us`; a permit may be returned at any time."""
@@ -92,9 +72,9 @@ class Concurrency(AnyLimit):
         )
 
     @property
-    def counter(self) -> Self:
+    def counter(self) -> PermitCounter:
         """See `AnyLimit.counter`."""
-        return self
+        return PermitCounter(self)
 
     @property
     def same_window(self) -> Identity:
@@ -115,6 +95,101 @@ class Concurrency(AnyLimit):
         return self._named(self.said)
 
 
+@final
+class PermitCounter:
+    """Counts the permits of a limit as one worker, see `Ring`.
+
+    Args:
+        limit: The limit.
+        worker: The worker; by default the only one.
+        until_us: When the permits that it takes end if they are not renewed, in microseconds.
+    """
+
+    __slots__ = ("_limit", "_until_us", "_worker")
+
+    def __init__(self, limit: Concurrency, worker: bytes = ALONE, until_us: int = NO_END) -> None:
+        self._limit = limit
+        self._worker = worker
+        self._until_us = until_us
+
+    def spend(self, window: bytes, now_us: int, cost: int) -> tuple[bytes, WindowState]:
+        """See `Ring.spend`; if all permits are taken, the wait is `OPEN`."""
+        others, spent, own = apart(window, self._worker, now_us)
+        wanted, amount = cost or 1, self._limit.amount
+        if spent + wanted > amount:
+            return in_force(window, now_us), (spent, 0, 0, NEVER if wanted > amount else OPEN)
+        return others + self._entry(own + cost), (spent + cost, 0, 0, 0)
+
+    def undo(self, window: bytes, cost: int) -> bytes:
+        """See `Ring.undo`."""
+        others, _, own = apart(window, self._worker)
+        return others + self._entry(own - cost)
+
+    def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
+        """See `Ring.charge`."""
+        others, spent, own = apart(window, self._worker, now_us)
+        kept = min(units, MAX_UNITS - spent)
+        return others + self._entry(own + kept), kept
+
+    def remove(self, window: bytes, now_us: int, mark: int, units: int) -> bytes | None:
+        """See `Ring.remove`; only the number of permits matters."""
+        others, _, own = apart(window, self._worker, now_us)
+        gone = min(units, own)
+        return others + self._entry(own - gone) if gone else None
+
+    def settle(self, window: bytes, now_us: int) -> bytes:
+        """See `in_force`."""
+        return in_force(window, now_us)
+
+    def state(self, window: bytes, wait_us: int = 0) -> WindowState:
+        """See `Ring.state`; the times are 0, because permits have none."""
+        return apart(window, self._worker)[1], 0, 0, wait_us
+
+    def mark(self, window: bytes) -> int:
+        """See `Ring.mark`; permits are not told apart."""
+        return 0
+
+    def _entry(self, units: int) -> bytes:
+        return entry(self._worker, self._until_us, units)
+
+
+def apart(window: bytes, worker: bytes, now_us: int = -1) -> tuple[bytes, int, int]:
+    """Return the entries of other workers, how many permits are taken, and how many of them a worker has.
+
+    Args:
+        window: A row.
+        worker: The worker.
+        now_us: The store's time, in microseconds, at which entries may have ended; by default none has.
+    """
+    others, spent, own = b"", 0, 0
+    for owner, until_us, units in ENTRY.iter_unpack(window):
+        if until_us > now_us:
+            spent += units
+            if owner == worker:
+                own = units
+            else:
+                others += ENTRY.pack(owner, until_us, units)
+    return others, spent, own
+
+
+def entry(worker: bytes, until_us: int, units: int) -> bytes:
+    """Return the entry of a worker; nothing if it has no permits."""
+    return ENTRY.pack(worker, until_us, units) if units else b""
+
+
+def in_force(window: bytes, now_us: int) -> bytes:
+    """Return a row without the entries that have ended."""
+    for _, until_us, _ in ENTRY.iter_unpack(window):
+        if until_us <= now_us:
+            return b"".join([ENTRY.pack(*one) for one in ENTRY.iter_unpack(window) if one[1] > now_us])
+    return window
+
+
+def ends_us(window: bytes) -> int:
+    """Return when the last entry of a row ends, in microseconds; 0 if there is none."""
+    return max([until_us for _, until_us, _ in ENTRY.iter_unpack(window)], default=0)
+
+
 def _amount(amount: object) -> int:
     digits = amount.strip() if isinstance(amount, str) else ""
     number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else amount
@@ -125,8 +200,3 @@ def _amount(amount: object) -> int:
             "concurrency",
         )
     return number
-
-
-def taken(window: bytes) -> int:
-    """Return how many permits are taken."""
-    return int(PERMITS.unpack(window)[0]) if window else 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import MutableMapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from .concurrency import Concurrency
+from .concurrency import PermitCounter
 from .decision import Check, Decision, Reason
 from .limits import Identity
 from .quotas import QuotaCounter
@@ -20,8 +20,8 @@ OK: Final = Reason.OK
 LIMITED: Final = Reason.LIMITED
 TOO_LARGE: Final = Reason.TOO_LARGE
 
-Counter: TypeAlias = Ring | QuotaCounter | Concurrency
-"""Counts the units of a limit, see `Ring`; a concurrency limit is its own counter."""
+Counter: TypeAlias = Ring | QuotaCounter | PermitCounter
+"""Counts the units of a limit, see `Ring`."""
 WindowRef: TypeAlias = tuple[Counter, int, MutableMapping[Any, bytes], Any]
 """The counter of a limit, the cost, and the location of the window: the mapping that contains it, and its key there.
 

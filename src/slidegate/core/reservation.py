@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .decision import Check
     from .store import Store
 
 
-class Permit:
-    """A permit of a concurrency limit that a request of this process holds; a `Reservation` refers to it.
-
-    Args:
-        row: The store's key of the permits of the same key and rule.
-        amount: How many permits there are.
-        units: How many of them the request holds.
-        member: The permit's own name, if the store names permits.
-
-    Attributes:
-        ended: Whether the request has ended. The permit is then no longer renewed, even if it could not be returned.
-        lost: Whether its lease has expired because its worker was stopped for too long.
-    """
-
-    __slots__ = ("__weakref__", "amount", "ended", "lost", "member", "row", "units")
-
-    def __init__(self, row: bytes, amount: int, units: int = 1, member: bytes = b"") -> None:
-        self.row = row
-        self.amount = amount
-        self.units = units
-        self.member = member
-        self.ended = self.lost = False
-
-
 class Reservation:
-    """What one check of a decision has charged: units of its windows, or a permit. It can be refunded once.
+    """What one check of a decision has charged: units of its windows, or permits. It can be refunded once.
 
     Args:
         index: The index of the check in its question.
@@ -44,19 +20,19 @@ class Reservation:
         units: How many units of each limit can still be refunded.
 
     Attributes:
-        permit: The permit, in a store that tracks each permit.
+        holder: What renews its permits, in a store whose workers have several.
         store: The store that charged it, if it is not the limiter's own.
         ended: Whether it was refunded or settled; the remaining units stay charged.
     """
 
-    __slots__ = ("check", "ended", "index", "marks", "permit", "store", "units")
+    __slots__ = ("__weakref__", "check", "ended", "holder", "index", "marks", "store", "units")
 
     def __init__(self, index: int, check: Check, marks: Sequence[int], units: Sequence[int]) -> None:
         self.index = index
         self.check = check
         self.marks = marks
         self.units = units
-        self.permit: Permit | None = None
+        self.holder: Any = None
         self.store: Store | None = None
         self.ended = False
 
@@ -75,7 +51,7 @@ class Reservation:
             return None
         self.units = [own - gone for own, gone in zip(left, taken, strict=True)]
         part = Reservation(self.index, self.check, self.marks, taken)
-        part.permit, part.store = self.permit, self.store
+        part.holder, part.store = self.holder, self.store
         return part
 
 
@@ -93,10 +69,3 @@ def reserved(checks: Sequence[Check], marks: Sequence[int], units: Sequence[int]
         reservations.append(Reservation(index, check, marks[first:last], units[first:last]))
         first = last
     return reservations
-
-
-def end_permits(reservations: Sequence[Reservation]) -> None:
-    """Mark each permit of a request as ended."""
-    for reservation in reservations:
-        if reservation.permit is not None:
-            reservation.permit.ended = True

@@ -30,7 +30,7 @@ from ..core.decision import Check, Decision, Reason
 from ..core.errors import ConfigurationError, StoreUnavailable, closest, quoted
 from ..core.limits import parse_span_us
 from ..core.question import Question
-from ..core.reservation import Reservation, end_permits
+from ..core.reservation import Reservation
 from ..core.store import Clock, Event, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import monotonic_us, system_us
@@ -134,7 +134,6 @@ class Failover:
         """Refund what a decision charged, in the store that charged it; False if the store does not answer."""
         if reservations and (local := reservations[0].store) is not None:
             return await within(local.refund(reservations))
-        end_permits(reservations)  # during an outage the store is not asked
         return await self._query(self._store.refund, reservations) is True
 
     async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:

@@ -40,7 +40,7 @@ KINDS: Final = (
     *("switched_off", "switched_on", "secret_differs"),
     *("store_failed", "store_recovered", "store_late", "store_error", "store_reset", "store_evicts"),
     *("counts_restarted", "store_doubtful"),
-    *("keys_shared", "permits_lost", "map_full"),
+    *("keys_shared", "map_full"),
     *("list_reloaded", "list_rejected", "config_reloaded", "config_rejected"),
     *("pause_ignored", "pause_unshared", "series_full"),
 )

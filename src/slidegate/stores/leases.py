@@ -1,26 +1,29 @@
-"""The permits of concurrency limits that requests of this process hold in a shared store, and their lease.
+"""The permits of concurrency limits that requests of a worker have in a shared store, and their lease.
 
-The permits of a worker expire with its lease, so those of a killed worker become free. A worker renews all permits of
-requests in progress together, three times per lease, so two renewals may fail. A permit whose decision was garbage
-collected is no longer renewed, because nothing can return it.
+A worker is a process, or an event loop of one. Its entry in the row of a key ends with a lease, unless the worker
+renews it: three times per lease, so that two renewals may fail. A renewal writes how many permits requests in progress
+have, so it also corrects what a broken connection or a cancelled request has left::
 
-A permit that expires while its request is in progress is lost: its worker was stopped for longer than a lease, or its
-store has lost data. The request continues, and the permit is not restored.
+    renewed  ^     ^     ^           then the worker is killed
+    lease                |------- 10 s -------|
+    permits  taken ---------------------------| free
+
+A permit whose decision was garbage collected does not count, because nothing can return it. While a worker is stopped
+for longer than a lease, others may take its permits; when it continues, it writes its count again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from inspect import isawaitable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
 from ..core.limits import parse_span_us
-from ..core.reservation import Permit
-from ..core.store import Event
+from ..core.reservation import Reservation
 from .forks import begin_anew_in_child
 
 DEFAULT_PERMIT_LEASE: Final = "10s"
@@ -29,6 +32,9 @@ RENEWALS: Final = 3
 """How often a worker renews its permits per lease."""
 AGAIN: Final = 4
 """A failed renewal is retried after 1/AGAIN of the usual interval."""
+
+Row: TypeAlias = Any
+"""The name of a row in the store."""
 
 _MIN_US: Final = 1_000_000
 _MAX_US: Final = 600_000_000
@@ -43,28 +49,19 @@ def permit_lease_us(value: str | float | timedelta) -> int:
     return parse_span_us(value, "permit_lease", _MIN_US, _MAX_US, "10s")
 
 
-def permits_lost(store: str, lost: int) -> Event:
-    """Return the event for permits that expired while their requests were in progress.
-
-    Args:
-        store: The name of the store.
-        lost: The number of lost permits.
-    """
-    message = f"{store}: {lost} permits of requests in progress expired: not renewed in time, or the store lost data"
-    return Event("permits_lost", message, {"lost": lost})
-
-
 class HeldPermits:
-    """The permits that requests of this process hold, as long as their decisions exist.
+    """The permits that requests of a worker have, by the rows of keys and rules.
 
-    A forked child holds none of those of its parent, and has a name of its own.
+    It refers weakly to what their decisions have charged. A forked child has none of its parent's, and a name of its
+    own. All methods but `count` are called by one thread at a time.
 
     Args:
         lease_us: How long a permit stays taken without a renewal, in microseconds.
 
     Attributes:
         lease_us: The argument.
-        worker: The name of this process in the store.
+        worker: The name of the worker in the store.
+        due_us: When all rows have to be renewed if nothing else has renewed them, by the store's time.
     """
 
     def __init__(self, lease_us: int) -> None:
@@ -74,37 +71,35 @@ class HeldPermits:
 
     def _begin_anew(self) -> None:
         self.worker = os.urandom(WORKER_BYTES)
+        self.due_us = 0
         # Iteration over `weakref.WeakSet` raises if another thread adds to it.
-        self._by_id: WeakValueDictionary[int, Permit] = WeakValueDictionary()
+        self._rows: dict[Row, WeakValueDictionary[int, Reservation]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._by_id)
+        return bool(self._rows)
 
-    def __contains__(self, permit: Permit) -> bool:
-        return id(permit) in self._by_id
+    def add(self, row: Row, charge: Reservation) -> None:
+        """Count the permits of a charge, as long as its decision exists and they are not taken back."""
+        self._rows.setdefault(row, WeakValueDictionary())[id(charge)] = charge
 
-    def add(self, permit: Permit) -> None:
-        """Add a permit, which is held as long as its decision exists."""
-        self._by_id[id(permit)] = permit
+    def rows(self) -> list[Row]:
+        """Return the rows of which the worker has permits, or had some when it wrote them last."""
+        return list(self._rows)
 
-    def discard(self, permit: Permit) -> None:
-        """Remove a permit, if it is held."""
-        self._by_id.pop(id(permit), None)
-
-    def under_way(self) -> list[Permit]:
-        """Return the permits of requests in progress, and remove the others."""
-        under_way = []
-        for reference in self._by_id.valuerefs():
-            permit = reference()
-            if permit is not None and permit.ended:
-                self.discard(permit)
-            elif permit is not None:
-                under_way.append(permit)
-        return under_way
+    def units(self, row: Row) -> int:
+        """Return how many permits of a row the worker has; if it has none, it need not renew the row again."""
+        units = _units(self._rows.get(row, {}))
+        if not units:
+            self._rows.pop(row, None)
+        return units
 
     def count(self) -> int:
-        """Return how many permits this process holds, without lost ones."""
-        return sum(permit.units for permit in self.under_way() if not permit.lost)
+        """Return how many permits the worker has."""
+        return sum(map(_units, list(self._rows.values())))
+
+
+def _units(charges: Mapping[int, Reservation]) -> int:
+    return sum(units for charge in list(charges.values()) for units in charge.units)
 
 
 class LeaseRenewer:
@@ -113,13 +108,10 @@ class LeaseRenewer:
     Args:
         held: The permits.
         renew: Renews them; returns an awaitable if it has to wait.
-
-    Attributes:
-        held: The argument.
     """
 
     def __init__(self, held: HeldPermits, renew: Callable[[], Any]) -> None:
-        self.held = held
+        self._held = held
         self._renew = renew
         self._tasks: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
         self._interval_s = held.lease_us / RENEWALS / 1_000_000
@@ -143,7 +135,7 @@ class LeaseRenewer:
         try:
             while True:
                 await asyncio.sleep(pause_s)
-                if not self._is_open or not self.held:
+                if not self._is_open or not self._held:
                     return
                 try:
                     answer = self._renew()

@@ -16,7 +16,7 @@ from redis.credentials import CredentialProvider
 from slidegate import BanPolicy, Decision, StoreError
 from slidegate.core import Ban, Bucket, Concurrency, Reason, Snapshot, StatsRow, parse_limits
 from slidegate.core.bans.rows import to_rows
-from slidegate.core.reservation import Permit, reserved
+from slidegate.core.reservation import reserved
 from slidegate.stores.redis import RedisStore
 
 from ...fault_proxy import FaultProxy, stop_listening
@@ -117,12 +117,11 @@ async def outcome(question: Callable[[], Any]) -> Any:
             return error
 
 
-def charged() -> Decision:
+def charged(store: RedisStore) -> Decision:
     """Return a decision that charged a unit and a permit."""
     checks = (*CHECKS, (Bucket("held", [Concurrency(2)]), "user:1", 1))
-    permit = Permit(b"{slidegate}:10:p:x:00", 2, member=bytes(12))
     reservations = reserved(checks, [1, 0], [1, 1])
-    reservations[1].permit = permit
+    reservations[1].holder = store._batcher().permits
     return Decision(True, Reason.OK, 1, checks, [(1, 3_600_000_001, 1, 0), (1, 0, 0, 0)], reservations)
 
 
@@ -137,7 +136,7 @@ def methods_of(store: RedisStore) -> dict[str, Callable[[], Any]]:
         "hit of two keys": lambda: store.hit(((BUCKET, "user:7", 1), (BUCKET, "user:8", 1))),
         "peek": lambda: store.peek(CHECKS),
         "charge": lambda: store.charge(CHECKS),
-        "refund": lambda: store.refund(charged().take_back()),
+        "refund": lambda: store.refund(charged(store).take_back()),
         "renew_permits": store.renew_permits,
         "reset": lambda: store.reset("user:2"),
         "reset_all": store.reset_all,

@@ -15,7 +15,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, Final, NamedTuple, TypeAlias
 
-LAYOUT: Final = 14
+LAYOUT: Final = 15
 """The version of the file. It increases whenever the bytes or the meaning of any row change."""
 CELL_KEY: Final = b"cell_key"
 NETWORKS: Final = b"networks"

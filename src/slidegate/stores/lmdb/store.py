@@ -38,14 +38,13 @@ from ...core.limits import check_whole
 from ...core.reservation import Reservation
 from ...core.store import Clock, EventListener, Store
 from ...core.views import Snapshot
-from ..leases import DEFAULT_PERMIT_LEASE, LeaseRenewer, permit_lease_us
+from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, LeaseRenewer, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock
 from ..system_clock import system_us
 from .bans import LmdbBans
 from .batching import Batcher
 from .environment import close_environment, open_environment
 from .opening import Options
-from .permits import OwnPermits
 from .stats import LmdbSharedStats
 from .transaction import Settings, Transaction, Transactions
 
@@ -124,7 +123,7 @@ class LmdbStore(Store):
         check_clock("clock", clock)
         check_clock("wall_clock", wall_clock)
         super().__init__()
-        self._permits = OwnPermits(permit_lease_us(permit_lease))
+        self._permits = HeldPermits(permit_lease_us(permit_lease))
         self.max_keys = max_keys
         self._env = open_environment(path, Options(max_map_size, read_only))
         unix_us = wall_clock or clock or system_us
@@ -208,7 +207,7 @@ class LmdbStore(Store):
 
     def renew_permits(self) -> Awaitable[None] | None:
         """Renew the lease of this process's permits; the store does this automatically on an asyncio event loop."""
-        return self._batcher.run(lambda transaction: transaction.permit_rows().renew())
+        return self._batcher.run(lambda transaction: transaction.permit_rows().renew_all())
 
     def _keep_permits(
         self, checks: Sequence[Check], answer: Decision | Future[Decision]

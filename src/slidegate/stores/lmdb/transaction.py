@@ -24,13 +24,13 @@ from ...core.reservation import Reservation
 from ...core.store import Clock, Event, Observers, closed
 from ...core.views import Snapshot
 from ..ban_book import LOG_EVERY_US, BanBook
-from ..leases import permits_lost
+from ..leases import HeldPermits
 from ..shared import SHARED_PAUSE_US, keys_shared
 from .ban_rows import KnownNetworks, LmdbBanRows, ban_of
 from .environment import POLL_S, Environment
 from .journal import Fields
 from .layout import row_of
-from .permits import OwnPermits, PermitRows
+from .permits import PermitRows
 from .room import CHECK_EVERY, NO_CELLS, NO_CHANGES
 from .windows import Bound, WindowRows, bind
 
@@ -80,7 +80,7 @@ class Transactions:
         shared_hits: How many hits were counted in shared cells.
     """
 
-    def __init__(self, env: Environment, settings: Settings, observers: Observers, permits: OwnPermits) -> None:
+    def __init__(self, env: Environment, settings: Settings, observers: Observers, permits: HeldPermits) -> None:
         self.env = env
         self.settings = settings
         self.permits = permits
@@ -127,25 +127,20 @@ class Transactions:
         txn = self.env.begin()
         if txn is None:
             return None
-        transaction = None
         try:
-            try:
-                if self.env.room.fullness == NO_CHANGES and _change(jobs):
-                    raise lmdb.MapFullError("it has no room for changes")
-                # The clock is read behind the gate: under an older time, units of later charges would leave too early.
-                transaction = Transaction(self, txn, self.settings.now_us(), writes=True)
-                answers = [do(transaction, *args) for do, args in jobs]
-                transaction.save()
-                if transaction.now_us >= self._sweep_due_us and _change(jobs):
-                    self._sweep(transaction, max(SWEEP_STEP, 2 * len(jobs)))
-            except BaseException:
-                self.env.abort(txn)
-                raise
-            self.env.commit(txn, transaction.noted, is_large=len(jobs) > CHECK_EVERY)
+            if self.env.room.fullness == NO_CHANGES and _change(jobs):
+                raise lmdb.MapFullError("it has no room for changes")
+            # The clock is read behind the gate: under an older time, units of later charges would leave too early.
+            transaction = Transaction(self, txn, self.settings.now_us(), writes=True)
+            answers = [do(transaction, *args) for do, args in jobs]
+            transaction.save()
+            if transaction.now_us >= self._sweep_due_us and _change(jobs):
+                self._sweep(transaction, max(SWEEP_STEP, 2 * len(jobs)))
+            transaction.end()
         except BaseException:
-            if transaction is not None:
-                transaction.roll_back()
+            self.env.abort(txn)
             raise
+        self.env.commit(txn, transaction.noted, is_large=len(jobs) > CHECK_EVERY)
         if self.env.journal.is_unsynced:
             self.env.housekeep(self.settings.unix_us)
         self._record(transaction)
@@ -262,7 +257,7 @@ class Transaction:
             refs = self._find(checks)
             decision = decide(checks, refs, self.now_us)
             if decision.allowed:
-                return self._hold_permits(decision, refs)
+                return self._hold_permits(decision)
         return decision
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
@@ -277,13 +272,18 @@ class Transaction:
     def charge(self, checks: Sequence[Check]) -> Decision:
         """Charge every cost, even beyond the limits, and return the decision."""
         refs = self._find(checks)
-        return self._hold_permits(charge_all(checks, refs, self.now_us), refs)
+        return self._hold_permits(charge_all(checks, refs, self.now_us))
 
     def refund(self, reservations: Sequence[Reservation]) -> bool:
         """Refund charges; return False if all of them have expired or were refunded before."""
-        left = [one for one in reservations if one.permit is None or self.permit_rows().end(one.permit)]
-        refs = self._find([one.check for one in left], create=False)
-        return refund_all(left, refs, self.now_us)
+        units = []
+        for charge in reservations:
+            if charge.check[0].is_permit:  # which nobody has any more
+                self.permit_rows().renew(self._permits_row(charge))
+            else:
+                units.append(charge)
+        refs = self._find([charge.check for charge in units], create=False)
+        return refund_all(units, refs, self.now_us) or len(units) < len(reservations)
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
         """Return the windows of `key` under some buckets."""
@@ -352,34 +352,40 @@ class Transaction:
         refs: list[WindowRef] = []
         dated = False
         for bucket, key, cost in checks:
-            for bound in self._process.bound.get(bucket) or bind(bucket, self._process.bound):
-                if bucket.is_permit:
-                    windows, row = self.permit_rows().find(row_of(key, bound[0]))
-                else:
-                    windows, row = self.windows.find(key, bound, create)
-                refs.append((bound[2].counter, cost, windows, row))
-                dated = dated or isinstance(bound[2], Quota)
+            for bound in self._bound(bucket):
+                limit = bound[2]
+                if isinstance(limit, Concurrency):
+                    row = row_of(key, bound[0])
+                    counter, rows = self.permit_rows().find(row, limit)
+                    refs.append((counter, cost, rows, row))
+                    continue
+                windows, row = self.windows.find(key, bound, create)
+                refs.append((limit.counter, cost, windows, row))
+                dated = dated or isinstance(limit, Quota)
         return in_periods(refs, self.now_us, self._process.settings.unix_us()) if dated else refs
 
+    def _bound(self, bucket: Bucket) -> Bound:
+        return self._process.bound.get(bucket) or bind(bucket, self._process.bound)
+
     def permit_rows(self) -> PermitRows:
-        """Return the rows of permits; before a write, those of this process are valid for at least half a lease."""
+        """Return the rows of permits."""
         if self._permits is None:
-            has_room = self.windows.fullness < NO_CELLS
-            self._permits = PermitRows(self.txn, self.dbs, has_room, self.now_us, self._process.permits)
-            if self._writes:
-                self._permits.ensure_lease()
+            process, has_room = self._process, self.windows.fullness < NO_CELLS
+            self._permits = PermitRows(
+                self.txn, self.dbs, self.now_us, process.permits, has_room=has_room, writes=self._writes
+            )
         return self._permits
 
-    def _hold_permits(self, decision: Decision, refs: Sequence[WindowRef]) -> Decision:
-        """Hold the permits that a decision has charged, and attach them to its reservations."""
-        if self._permits is None:
-            return decision
-        rows = [(limit.amount, row) for limit, _, _, row in refs if isinstance(limit, Concurrency)]
-        held = [reservation for reservation in decision.reservations if reservation.check[0].is_permit]
-        for reservation, (amount, row) in zip(held, rows, strict=True):
-            (units,) = reservation.units
-            if units:
-                reservation.permit = self._permits.hold(row, amount, units)
+    def _permits_row(self, charge: Reservation) -> bytes:
+        bucket, key, _ = charge.check
+        return row_of(key, self._bound(bucket)[0][0])
+
+    def _hold_permits(self, decision: Decision) -> Decision:
+        """Count the permits that a decision has charged from now on."""
+        if self._permits is not None:
+            for charge in decision.reservations:
+                if charge.check[0].is_permit:
+                    self._permits.hold(self._permits_row(charge), charge)
         return decision
 
     # -- its end ------------------------------------------------------------------------------------------------------
@@ -390,14 +396,11 @@ class Transaction:
         if self._permits is not None:
             self._permits.save()
 
-    def roll_back(self) -> None:
-        """Undo the changes to the state of this process, because the transaction was not committed."""
+    def end(self) -> None:
+        """Record what this process holds from now on; called before the commit, when nothing can fail but this."""
         if self._permits is not None:
-            self._permits.roll_back()
+            self._permits.end()
 
     def events(self) -> list[Event]:
         """Return the events to emit after the commit."""
-        events = [] if self._book is None else self._book.events
-        if self._permits is not None and self._permits.lost:
-            events.append(permits_lost("lmdb", len(self._permits.lost)))
-        return events
+        return [] if self._book is None else self._book.events

@@ -24,16 +24,16 @@ from typing import Any, Final, TypeAlias
 
 import lmdb
 
-from ...core import ring
+from ...core import concurrency, ring
 from ...core.decision import Bucket
 from ...core.limits import AnyLimit
 from ...core.memo import remember
 from ...core.quotas import KEPT_US, Quota
 from ...core.store import Clock
 from ..shared import SHARED_CELLS
-from . import permits
 from .journal import Note
 from .layout import DUE, Databases, recheck_at, row_of, rows_with, sweep
+from .permits import PERMITS
 from .quota_lines import HEAD, HEAD_BYTES, QuotaLines, digest_of, quota_fields
 from .room import NO_CELLS
 
@@ -213,8 +213,8 @@ class WindowRows:
 
     def _due_us(self, kind: bytes, row: bytes, stored: bytes) -> int:
         """Return when a row may have expired."""
-        if kind == permits.PERMITS:
-            return permits.ends_us(stored)
+        if kind == PERMITS:
+            return concurrency.ends_us(stored)
         if kind == STATS:
             return int(DUE.unpack_from(stored)[0])
         due_us = expires_us(stored, self._now_us, self._unix_us)

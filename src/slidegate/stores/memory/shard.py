@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any, Final, TypeAlias
 
 from ...core.bans.policy import STRIKES
-from ...core.concurrency import Concurrency, taken
+from ...core.concurrency import ALONE, Concurrency, apart
 from ...core.limits import AnyLimit
 from ...core.limits import Identity as Window
 from ...core.quotas import Quota
@@ -215,7 +215,7 @@ class Table(Generations):
             if self.cells or not own:
                 number = cell_of(key, secret)
                 window = (self.cells.of(number) or {}).get(number)
-                if own and window and self.holds_permits and taken(window):
+                if own and window and self.holds_permits:
                     self.room.give(1)
                     own = False
                 if not own:
@@ -283,7 +283,7 @@ class Table(Generations):
     def permits(self) -> int:
         """Return how many permits of a concurrency limit are taken."""
         generations = self.fresh, self.stale, self.cells.fresh, self.cells.stale
-        return sum(taken(window) for windows in generations for window in windows.values())
+        return sum(apart(window, ALONE)[1] for windows in generations for window in windows.values())
 
     def clear(self) -> list[dict[str, bytes]]:
         """Delete all windows and cells, and return them."""

@@ -36,7 +36,6 @@ from ..ban_book import LOG_EVERY_US
 from .ban_rows import left_ms, pack_ban, pack_level, unpack_ban, unpack_level
 from .clock import monotonic_us
 from .errors import sensible
-from .requests import Command
 from .script import OK, level_field, strikes_field
 
 if TYPE_CHECKING:
@@ -97,11 +96,8 @@ class RedisBans(BanStore):
             await self.read_networks()
         if self._of_networks((key,), self._time.now_us()):
             return None
-        batcher = self._batcher()
         pack = partial(self._shared.packing.strike, policy, key, weight)
-        struck = Command(batcher.loop.create_future(), pack, lambda answer, now_us: (answer, now_us))
-        batcher.add(struck)
-        answer, now_us = await struck.future
+        answer, now_us = await self._batcher().request(pack, lambda answer, now_us: (answer, now_us))
         if answer[0] != OK:
             return None
         (units,) = _UNITS.unpack_from(answer, 1)

@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from random import getrandbits
 from struct import Struct
 from time import monotonic, monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -28,19 +28,19 @@ from ...core.reservation import Reservation
 from ...core.store import Event
 from .clock import StoreTime
 from .errors import CLOSED, NONSENSE, SICK, store_error, unexpected
+from .permits import LoopPermits
 from .refusals import Refusals
-from .requests import Call, Request
+from .requests import Call, Command, Request
 from .script import BANS_SCRIPT, WINDOWS_SCRIPT, Packing, Script
 from .urls import Client
 
 if TYPE_CHECKING:
     from .bans import RedisBans
-    from .permits import Renewals
 
 Ask: TypeAlias = Callable[..., Awaitable[Any]]
 """Runs a command of ``lua/bans.lua``, see `Batcher.command`."""
 
-_HEAD: Final = Struct("<qII")
+_HEAD: Final = Struct("<qI")
 _TIME: Final = Struct("<q")
 NEWS_S: Final = 1.0
 """How often to poll for changes: the bans of networks, and the identity of the data."""
@@ -61,11 +61,11 @@ class Shared:
         time: The store's clock.
         tell: Emits events.
         packing: Packs requests.
+        lease_us: How long a permit stays taken without a renewal, in microseconds.
         batcher: Returns the batcher of the running event loop.
         hand_back: Refunds reservations without waiting.
         refusals: The known refusals.
         bans: The bans of the store.
-        renewals: Holds and renews permits.
         late: Called with the microseconds of each answer that nobody awaits any more.
         sends_source: Whether the server forbids EVALSHA, so that each call carries its script.
     """
@@ -77,11 +77,11 @@ class Shared:
     time: StoreTime
     tell: Callable[[Sequence[Event]], None]
     packing: Packing
+    lease_us: int
     batcher: Callable[[], Batcher]
     hand_back: Callable[[Sequence[Reservation]], object]
     refusals: Refusals
     bans: RedisBans = field(init=False)
-    renewals: Renewals = field(init=False)
     late: list[Callable[[int], None]] = field(default_factory=list)
     sends_source: bool = False
 
@@ -92,11 +92,16 @@ class Batcher:
     Args:
         loop: The loop.
         shared: The parts of the store.
+
+    Attributes:
+        permits: The permits of the loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
         self.loop = loop
         self._shared = shared
+        self.permits = LoopPermits(shared.lease_us, loop, shared.packing, self.request)
+        self._permits_turn = asyncio.Lock()
         self._queue: deque[Request | Call] = deque()
         self._scheduled = self._closed = False
         self._idle: list[asyncio.Future[None]] = []
@@ -117,6 +122,17 @@ class Batcher:
             self._scheduled = True
             self.loop.call_soon(self._go)
 
+    def request(
+        self,
+        pack: Callable[[dict[bytes, int]], bytes],
+        read: Callable[[bytes, int], Any],
+        has_permits: bool = False,
+    ) -> asyncio.Future[Any]:
+        """Send a request about windows or permits; see `Command`."""
+        request = Command(self.loop.create_future(), pack, read, has_permits)
+        self.add(request)
+        return request.future
+
     async def command(self, name: bytes, keys: Sequence[bytes], args: Sequence[bytes | int] = ()) -> list[Any]:
         """Run a command of ``lua/bans.lua`` in a call of its own; return the server's time and the rest of its answer.
 
@@ -135,6 +151,7 @@ class Batcher:
     async def close(self) -> None:
         """Close the connections; waiting tasks get an error."""
         self._closed = True
+        self.permits.close()
         for sender in self._senders:
             sender.cancel()
         _fail(self._queue, StoreUnavailable(CLOSED))
@@ -201,7 +218,10 @@ class Batcher:
                 if not call.future.done():
                     call.future.set_result(answer)
             elif requests:
-                await self._ask(line, [request for request in requests if not isinstance(request, Call)])
+                questions = [request for request in requests if not isinstance(request, Call)]
+                has_permits = any(question.has_permits for question in questions)
+                async with self._permits_turn if has_permits else nullcontext():
+                    await self._ask(line, questions)
         except BaseException as error:
             is_error = isinstance(error, Exception) and not self._closed
             _fail(requests, store_error(error) if is_error else StoreUnavailable(CLOSED))
@@ -246,7 +266,7 @@ class Batcher:
                     await self._ask(line, (request,))
             return
         time = self._shared.time
-        head = _HEAD.pack(time.for_script(), getrandbits(32), time.slack_ms)
+        head = _HEAD.pack(time.for_script(), time.slack_ms)
         now_us, *answers = await self._eval(line, WINDOWS_SCRIPT, [*names] or [self._shared.packing.meta], head, packed)
         if len(answers) != len(requests):
             raise unexpected(answers)

@@ -1,98 +1,74 @@
-"""The concurrency permits that requests of this process hold in Redis, and their renewal.
+"""The permits that requests of one event loop have in Redis, and their renewal.
 
-A permit in Redis has an expiry time. Its worker extends it while the request is in progress, for all its permits in one
-command; see `stores.leases`. When a request has ended, its permits are no longer renewed, even if Redis cannot be
-reached to release them. A permit that was taken for a request whose answer was lost expires with its lease.
+Each event loop is a worker of its own, because it sends one call with permits after another: when a call is packed, the
+answers to all before it are known. So each call contains the true count of the loop, see `stores.leases`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
 
 from ...core.decision import Decision
-from ...core.errors import StoreUnavailable
-from ...core.reservation import Permit
-from ..leases import HeldPermits, LeaseRenewer, permits_lost
+from ..leases import HeldPermits, LeaseRenewer
 from .errors import sensible
-from .script import MEMBER
+from .script import Packing
 
-if TYPE_CHECKING:
-    from .batch import Shared
-
-MAX_IN_CALL: Final = 1_000
-"""The most permits in one command, which blocks Redis for 2 ms."""
-_LOST, _FAILED = 0, 2
+MAX_IN_REQUEST: Final = 1_000
+"""The most rows that are renewed at once, which blocks Redis for a few milliseconds."""
 
 
-class Renewals(LeaseRenewer):
-    """Holds the permits of the requests of this process, and renews them.
+class LoopPermits(HeldPermits):
+    """The permits of one event loop.
 
     Args:
-        held: The permits.
-        shared: The parts of the store.
+        lease_us: How long a permit stays taken without a renewal, in microseconds.
+        loop: The event loop.
+        packing: Packs requests.
+        send: Sends a request; its arguments are those of `Command` after the future.
+
+    Attributes:
+        loop: The argument.
     """
 
-    def __init__(self, held: HeldPermits, shared: Shared) -> None:
-        super().__init__(held, self.renew)
-        self._shared = shared
+    def __init__(
+        self, lease_us: int, loop: asyncio.AbstractEventLoop, packing: Packing, send: Callable[..., asyncio.Future[Any]]
+    ) -> None:
+        super().__init__(lease_us)
+        self.loop = loop
+        self._packing = packing
+        self._send = send
+        self._renewer = LeaseRenewer(self, self.renew)
 
     def hold(self, decision: Decision) -> None:
-        """Add the permits of a decision to its reservations, and renew them from now on.
-
-        The answer has their serial numbers where other limits have times.
-        """
-        held = self.held
-        states, at = list(decision.readings), 0
-        for reservation in decision.reservations:
-            bucket, key, _ = reservation.check
+        """Count the permits of a decision, and renew them from now on."""
+        for charge in decision.reservations:
+            bucket, key, _ = charge.check
             if bucket.is_permit:
-                taken, leaves_us, serial, wait_us = states[at]
-                states[at] = taken, leaves_us, 0, wait_us
-                row, member = self._shared.packing.permits_row(bucket, key), MEMBER.pack(held.worker, serial)
-                reservation.permit = Permit(row, bucket.limits[0].amount, member=member)
-                reservation.units = (1,)
-                held.add(reservation.permit)
-            at += len(bucket.limits)
-        decision.readings = states
-        self.start()
+                charge.holder = self
+                self.add(self._packing.permits_row(bucket, key), charge)
+        self._renewer.start()
 
+    @sensible
     async def renew(self) -> None:
-        """Renew the permits of this process, and report how many are lost.
+        """Renew all permits.
 
         Raises:
             StoreError: Redis did not renew all of them.
         """
-        permits = sorted(self.held.under_way(), key=lambda permit: permit.row)
-        parts = [permits[first : first + MAX_IN_CALL] for first in range(0, len(permits), MAX_IN_CALL)]
-        answers = await asyncio.gather(*map(self._renew_some, parts), return_exceptions=True)
-        errors = [answer for answer in answers if isinstance(answer, BaseException)]
-        fates = [told for answer in answers if not isinstance(answer, BaseException) for told in answer]
-        # Permits of ended requests were released, and another event loop may have reported a loss first.
-        lost = [permit for permit, fate in fates if fate == _LOST and permit in self.held and not permit.ended]
-        for permit in lost:
-            self.held.discard(permit)
-        if lost:
-            self._shared.tell((permits_lost("redis", len(lost)),))
-        if errors:
-            raise errors[0]
-        if any(fate == _FAILED for _, fate in fates):
-            raise StoreUnavailable("redis: permits of requests in progress were not renewed")
+        rows = self.rows()
+        parts = [rows[first : first + MAX_IN_REQUEST] for first in range(0, len(rows), MAX_IN_REQUEST)]
+        sent = [self._send(partial(self._packing.renewal, part, self), _nothing, True) for part in parts]
+        for answer in await asyncio.gather(*sent, return_exceptions=True):
+            if isinstance(answer, BaseException):
+                raise answer
 
-    @sensible
-    async def _renew_some(self, permits: Sequence[Permit]) -> list[tuple[Permit, int]]:
-        """Renew some permits by one command; return each with its result."""
-        rows, lease_us = _rows(permits), self.held.lease_us
-        members = [b"".join([permit.member for permit in row]) for row in rows.values()]
-        args: list[bytes | int] = [lease_us, lease_us // 1_000 + self._shared.time.slack_ms, *members]
-        _, fates = await self._shared.batcher().command(b"renew", list(rows), args)
-        return list(zip((permit for row in rows.values() for permit in row), fates, strict=True))
+    def close(self) -> None:
+        """Stop renewing."""
+        self._renewer.close()
 
 
-def _rows(permits: Sequence[Permit]) -> dict[bytes, list[Permit]]:
-    """Group permits by their set."""
-    rows: dict[bytes, list[Permit]] = {}
-    for permit in permits:
-        rows.setdefault(permit.row, []).append(permit)
-    return rows
+def _nothing(answer: bytes, now_us: int) -> None:
+    """Read the answer to a renewal that has not failed."""

@@ -15,6 +15,7 @@ from .script import BANNED, HIT, OK, PEEK, UNSETTLED, decision_of, raise_failure
 
 if TYPE_CHECKING:
     from .batch import Shared
+    from .permits import LoopPermits
 
 
 class Call:
@@ -45,19 +46,22 @@ class Command:
         future: Receives the result.
         pack: Returns the packed request. Its argument maps the names in the call to indexes; `pack` adds its own names.
         read: Returns the result, given the answer and the server's time in microseconds.
+        has_permits: Whether it is about permits, so that its call waits for the answers to others that are, too.
     """
 
-    __slots__ = ("_read", "future", "pack")
+    __slots__ = ("_read", "future", "has_permits", "pack")
 
     def __init__(
         self,
         future: asyncio.Future[Any],
         pack: Callable[[dict[bytes, int]], bytes],
         read: Callable[[bytes, int], Any],
+        has_permits: bool,
     ) -> None:
         self.future = future
         self.pack = pack
         self._read = read
+        self.has_permits = has_permits
 
     def answered(self, answer: bytes, now_us: int, sent_ns: int) -> Any:
         """Return the result for the task that awaits the request; an exception raised here is raised there.
@@ -80,23 +84,30 @@ class Question:
     Args:
         future: Receives the decision.
         shared: The parts of the store.
+        permits: The permits of the event loop.
         what: The operation.
         checks: The checks.
         subjects: The keys and addresses whose bans refuse it, those of the checks included; empty for a charge.
+
+    Attributes:
+        has_permits: See `Command`.
     """
 
-    __slots__ = ("_by_network", "_shared", "_subjects", "checks", "future", "what")
+    __slots__ = ("_by_network", "_permits", "_shared", "_subjects", "checks", "future", "has_permits", "what")
 
     def __init__(
         self,
         future: asyncio.Future[Decision],
         shared: Shared,
+        permits: LoopPermits,
         what: int,
         checks: Sequence[Check],
         subjects: Sequence[BanSubject],
     ) -> None:
         self.future = future
         self._shared = shared
+        self._permits = permits
+        self.has_permits = any(bucket.is_permit for bucket, _, _ in checks)
         self.what = what
         self.checks = checks
         self._subjects = subjects
@@ -108,7 +119,7 @@ class Question:
             self._by_network = self._shared.bans.refused_by_network(self.checks, self._subjects)
         what = self.what if self._by_network is None else PEEK
         banned = dict.fromkeys([one for one in self._subjects if isinstance(one, str)])
-        return self._shared.packing.question(what, self.checks, banned, names)
+        return self._shared.packing.question(what, self.checks, banned, self._permits, names)
 
     def answered(self, answer: bytes, now_us: int, sent_ns: int) -> Decision:
         """See `Command`."""
@@ -132,8 +143,8 @@ class Question:
             raise_failure(answer)
             return by_network
         decision = decision_of(answer, self.what, self.checks, now_us)
-        if _holds(self.checks) and decision.reservations:
-            self._shared.renewals.hold(decision)
+        if self.has_permits and decision.reservations:
+            self._permits.hold(decision)
         return decision
 
     def _refused(self, packed: bytes, now_us: int) -> Decision:
@@ -151,10 +162,6 @@ class Question:
 
 
 Request: TypeAlias = Command | Question
-
-
-def _holds(checks: Sequence[Check]) -> bool:
-    return any(bucket.is_permit for bucket, _, _ in checks)
 
 
 def _counts(checks: Sequence[Check]) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b, sha1
 from importlib import resources
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from ...core.bans.policy import BanPolicy
 from ...core.decision import Bucket, Check, Decision, Reason
@@ -35,7 +35,7 @@ OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, BANNED, UNSETTLED, FAILED = 0, 1, 2, 3
 QUOTA: Final = 2
 """The mode of a quota; the mode of counting refusals, 1, may be added to it."""
 PERMITS: Final = 4
-"""The mode of a concurrency limit; key and rule are in the name of its sorted set."""
+"""The mode of a concurrency limit."""
 STRIKES: Final = 8
 """The mode of the limit of a ban policy; that of a shadow policy, 16, may be added to it."""
 SHADOW: Final = 16
@@ -46,19 +46,20 @@ _ASK: Final = Struct("<HI")
 _NOTE: Final = Struct("<HqI")
 _PLAN: Final = Struct("<8sIqqqHB")
 _STRIKES_PLAN: Final = Struct("<8sIqq8sHB")
-_PERMITS_PLAN: Final = Struct("<8sI8sqqHB")
+_PERMITS_PLAN: Final = Struct(f"<8sI{WORKER_BYTES}sqqHB")
 _STATE: Final = Struct("<Qqqq")
 _COUNTED: Final = Struct("<I")
 _LENGTH: Final = Struct("<I")
-_PERMITS_FIELD: Final = b"permits "
-MEMBER: Final = Struct(f"<{WORKER_BYTES}sI")
-"""The member of a permit: its worker, and its serial number within that worker."""
 _REASONS: Final = {
     OK: Reason.OK,
     LIMITED: Reason.LIMITED,
     UNSETTLED: Reason.LIMITED,
     TOO_LARGE: Reason.TOO_LARGE,
 }
+
+
+PermitsRow: TypeAlias = tuple[bytes, bytes]
+"""A hash, and the name of a field in it without the prefix of permits."""
 
 
 class Script(NamedTuple):
@@ -75,10 +76,10 @@ def _script(*parts: str) -> Script:
 
 
 # Read at import: a child that is forked while a thread imports could deadlock on the import lock.
-WINDOWS_SCRIPT: Final = _script("locals", "banned", "ring", "counts", "windows")
+WINDOWS_SCRIPT: Final = _script("locals", "banned", "ring", "quotas", "permits", "windows")
 """The script that decides about windows, quotas and permits."""
 BANS_SCRIPT: Final = _script("locals", "banned", "bans")
-"""The script that reads and writes bans, renews permits, and writes stats."""
+"""The script that reads and writes bans, and writes stats."""
 
 
 class Packing:
@@ -86,7 +87,6 @@ class Packing:
 
     Args:
         prefix: The start of all names.
-        held: The permits that this process holds.
         unix_us: Returns Unix time in microseconds, by the clock of this process.
         readable: Whether names contain readable keys; otherwise digests.
 
@@ -95,14 +95,12 @@ class Packing:
             are shared by all keys. All names have the same hash tag, so a cluster keeps them in one slot.
         windows: The start of the names of hashes of windows; the key or its digest follows.
         strikes: The same of strikes and levels.
-        permits: The same of sets of permits.
     """
 
-    def __init__(self, prefix: str, held: HeldPermits, unix_us: Clock, *, readable: bool) -> None:
-        self.meta, self.windows, self.strikes, self.permits = (
-            f"{{{prefix}}}:{LAYOUT}:{kind}".encode() for kind in ("bans", "w:", "s:", "p:")
+    def __init__(self, prefix: str, unix_us: Clock, *, readable: bool) -> None:
+        self.meta, self.windows, self.strikes = (
+            f"{{{prefix}}}:{LAYOUT}:{kind}".encode() for kind in ("bans", "w:", "s:")
         )
-        self._held = held
         self._unix_us = unix_us
         self._readable = readable
         self._known: dict[str, bytes] = {}
@@ -123,24 +121,27 @@ class Packing:
         """Return the name of the hash with the strikes and levels of a key."""
         return self.strikes + self.name_of(key)[len(self.windows) :]
 
-    def question(self, what: int, checks: Sequence[Check], banned: Iterable[str], names: dict[bytes, int]) -> bytes:
+    def question(
+        self, what: int, checks: Sequence[Check], banned: Iterable[str], held: HeldPermits, names: dict[bytes, int]
+    ) -> bytes:
         """Pack a request with checks.
 
         Args:
             what: The operation.
             checks: The checks.
             banned: The keys whose bans refuse the question.
+            held: The permits of the worker that asks.
             names: The names in the call with their indexes; names that it lacks are added.
         """
         bans = b"".join([_BAN_OF.pack(names.setdefault(self.name_of(key), len(names))) for key in banned])
         asks, many = b"", 0
         for bucket, key, cost in checks:
             if bucket.is_permit:
-                name, units = self.permits_row(bucket, key), 1
-                plans: Sequence[bytes] = (self._permits_plan(bucket.limits[0].amount, self._held.worker),)
+                row, amount = self.permits_row(bucket, key), bucket.limits[0].amount
+                plans: Sequence[bytes] = (_permits_plan(row, amount, held),)
             else:
-                name, units, plans = self.name_of(key), cost, self._plans_of(bucket)
-            ask = _ASK.pack(names.setdefault(name, len(names)), units if units < MAX_UNITS else MAX_UNITS)
+                plans = self._plans_of(bucket)
+            ask = _ASK.pack(names.setdefault(self.name_of(key), len(names)), min(cost, MAX_UNITS))
             for plan in plans:
                 asks += ask + plan
                 many += 1
@@ -164,7 +165,7 @@ class Packing:
         return REQUEST.pack(STRIKE, 1, 1) + ban + ask + _STRIKES_PLAN.pack(*fields)
 
     def refund(self, reservations: Sequence[Reservation], names: dict[bytes, int]) -> bytes:
-        """Pack a refund.
+        """Pack a refund; that of permits writes how many the worker has without them.
 
         Args:
             reservations: The charges.
@@ -173,15 +174,24 @@ class Packing:
         parts = []
         for reservation in reservations:
             bucket, key, _ = reservation.check
-            permit = reservation.permit
-            if permit is not None:
-                worker, serial = MEMBER.unpack(permit.member)
-                place = names.setdefault(permit.row, len(names))
-                parts.append(_NOTE.pack(place, serial, 1) + self._permits_plan(permit.amount, worker))
+            if bucket.is_permit:
+                parts.append(_permits_note(self.permits_row(bucket, key), reservation.holder, names))
                 continue
             place = names.setdefault(self.name_of(key), len(names))
             noted = zip(self._plans_of(bucket), reservation.marks, reservation.units, strict=True)
             parts += [_NOTE.pack(place, mark, units) + plan for plan, mark, units in noted]
+        return REQUEST.pack(REFUND, len(parts), 0) + b"".join(parts)
+
+    @staticmethod
+    def renewal(rows: Sequence[PermitsRow], held: HeldPermits, names: dict[bytes, int]) -> bytes:
+        """Pack a renewal of permits, which writes how many the worker has.
+
+        Args:
+            rows: Their rows.
+            held: The permits of the worker.
+            names: As for `question`.
+        """
+        parts = [_permits_note(row, held, names) for row in rows]
         return REQUEST.pack(REFUND, len(parts), 0) + b"".join(parts)
 
     def reset(self, name: bytes, names: dict[bytes, int]) -> bytes:
@@ -193,16 +203,12 @@ class Packing:
         """
         return REQUEST.pack(RESET, names.setdefault(name, len(names)), 0)
 
-    def permits_row(self, bucket: Bucket, key: str) -> bytes:
-        """Return the name of the set with the permits of a key."""
+    def permits_row(self, bucket: Bucket, key: str) -> PermitsRow:
+        """Return the names of the hash and of the field with the permits of a key."""
         field = self._fields.get(bucket.name)
         if field is None:
             field = remember(self._fields, bucket.name, _field(bucket.name, bucket.limits[0]))
-        tag = self.name_of(key)[len(self.windows) :]
-        return b"%s%s:%s" % (self.permits, tag, field.hex().encode())
-
-    def _permits_plan(self, amount: int, worker: bytes) -> bytes:
-        return _PERMITS_PLAN.pack(_PERMITS_FIELD, amount, worker, self._held.lease_us, 0, 0, PERMITS)
+        return self.name_of(key), field
 
     def _plans_of(self, bucket: Bucket) -> tuple[bytes, ...]:
         """Return the packed limits of a bucket, by the amounts in force."""
@@ -225,6 +231,15 @@ class Packing:
         assert isinstance(quota, Quota), "only limits and quotas have plans"
         start_us, end_us, next_end_us = quota.period_at(self._unix_us())
         return _PLAN.pack(field, quota.amount, start_us, end_us, next_end_us, 0, QUOTA | count_denied)
+
+
+def _permits_note(row: PermitsRow, held: HeldPermits, names: dict[bytes, int]) -> bytes:
+    return _NOTE.pack(names.setdefault(row[0], len(names)), 0, 0) + _permits_plan(row, 0, held)
+
+
+def _permits_plan(row: PermitsRow, amount: int, held: HeldPermits) -> bytes:
+    """Pack a concurrency limit, with the worker and its true count in the fields that a ring uses for lengths."""
+    return _PERMITS_PLAN.pack(row[1], amount, held.worker, held.lease_us, held.units(row), 0, PERMITS)
 
 
 def _field(rule: str, limit: AnyLimit) -> bytes:

@@ -25,20 +25,19 @@ from ...core.bans.ban import BanSubject
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
 from ...core.limits import check_whole, parse_duration_us
-from ...core.reservation import Reservation, end_permits
+from ...core.reservation import Reservation
 from ...core.store import Clock, Store
 from ...core.views import Snapshot
 from ..forks import hold_over_fork
-from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
+from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, check_clock
 from .bans import RedisBans
 from .batch import MAX_IN_CALL, Batcher, Shared
 from .clients import open_own
 from .clock import StoreTime
 from .errors import CLOSED, sensible
-from .permits import Renewals
 from .refusals import Refusals
-from .requests import Command, Question, subjects_of
+from .requests import Question, subjects_of
 from .script import CHANGED, CHARGE, HIT, INSPECT, PEEK, Packing, windows_of
 from .stats import RedisSharedStats
 from .urls import Client, open_client
@@ -97,9 +96,8 @@ class RedisStore(Store):
         self._last: tuple[asyncio.AbstractEventLoop | None, Batcher | None] = None, None
         self._lock = Lock()
         hold_over_fork(self._lock)
-        held = HeldPermits(permit_lease_us(permit_lease))
         time, tell = StoreTime(clock), self.observers.tell_all
-        packing = Packing(prefix, held, time.unix_us, readable=readable)
+        packing = Packing(prefix, time.unix_us, readable=readable)
         self._shared = shared = Shared(
             open_client=partial(open_own, given, timeout_s),
             max_waiting=max_waiting,
@@ -108,12 +106,12 @@ class RedisStore(Store):
             time=time,
             tell=tell,
             packing=packing,
+            lease_us=permit_lease_us(permit_lease),
             batcher=self._batcher,
             hand_back=self._hand_back_unheard,
             refusals=Refusals(time),
         )
         self.bans = shared.bans = RedisBans(shared)
-        shared.renewals = Renewals(held, shared)
         self.shared_stats = RedisSharedStats(shared)
 
     def __repr__(self) -> str:
@@ -124,7 +122,6 @@ class RedisStore(Store):
         if self.closed:
             return
         self.closed = True
-        self._shared.renewals.close()
         self._shared.refusals.change_all()
         with self._lock:
             batchers = dict(self._batchers)
@@ -167,7 +164,10 @@ class RedisStore(Store):
         """
         if not reservations:
             return False
-        end_permits(reservations)
+        holders = [one.holder for one in reservations if one.holder is not None]  # of one decision, so all are one
+        if holders and holders[0].loop.is_running() and holders[0].loop is not self._batcher().loop:
+            elsewhere = asyncio.run_coroutine_threadsafe(self._hand_back_here(reservations), holders[0].loop)
+            return asyncio.wrap_future(elsewhere)
         return self._hand_back(reservations)
 
     def reset(self, key: str) -> Awaitable[bool]:
@@ -199,31 +199,27 @@ class RedisStore(Store):
 
     def _reset(self, name: bytes) -> asyncio.Future[bool]:
         """Forget the windows in one hash."""
-        return self._command(partial(self._shared.packing.reset, name), lambda answer, now_us: answer[0] == CHANGED)
+        pack = partial(self._shared.packing.reset, name)
+        return self._batcher().request(pack, lambda answer, now_us: answer[0] == CHANGED)
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Awaitable[Snapshot]:
         """Return the windows of `key` under each limit of `buckets`. Changes nothing."""
         packing, checks = self._shared.packing, [(bucket, key, 0) for bucket in buckets]
         many = sum(len(bucket.limits) for bucket in buckets)
-        pack = partial(packing.question, INSPECT, checks, ())
-        return self._command(pack, lambda answer, now_us: Snapshot(now_us, now_us, windows_of(answer, many)))
+        batcher = self._batcher()
+        pack = partial(packing.question, INSPECT, checks, (), batcher.permits)
+        has_permits = any(bucket.is_permit for bucket in buckets)
+        return batcher.request(
+            pack, lambda answer, now_us: Snapshot(now_us, now_us, windows_of(answer, many)), has_permits
+        )
 
     def permits_held(self) -> int:
         """Return the number of concurrency permits that requests of this process hold."""
-        return self._shared.renewals.held.count()
+        return sum([batcher.permits.count() for batcher in list(self._batchers.values())])
 
     def renew_permits(self) -> Awaitable[None]:
-        """Renew the permits of this process. Under asyncio the store does so automatically."""
-        return self._shared.renewals.renew()
-
-    def _command(
-        self, pack: Callable[[dict[bytes, int]], bytes], read: Callable[[bytes, int], Any]
-    ) -> asyncio.Future[Any]:
-        """Send a request about windows or permits; see `Command`."""
-        batcher = self._batcher()
-        request = Command(batcher.loop.create_future(), pack, read)
-        batcher.add(request)
-        return request.future
+        """Renew the permits of the running event loop; the store does so automatically."""
+        return self._batcher().permits.renew()
 
     def _hand_back(self, reservations: Sequence[Reservation]) -> asyncio.Future[bool]:
         packing, refusals = self._shared.packing, self._shared.refusals
@@ -237,11 +233,14 @@ class RedisStore(Store):
             return answer[0] == CHANGED
 
         refusals.change(windows)
-        return self._command(pack, read)
+        return self._batcher().request(pack, read, len(windows) < len(reservations))
+
+    async def _hand_back_here(self, reservations: Sequence[Reservation]) -> bool:
+        """Refund in the event loop that has the permits, because its calls are in order."""
+        return bool(await self._hand_back(reservations))
 
     def _hand_back_unheard(self, reservations: Sequence[Reservation]) -> None:
         """Refund what nobody awaits any more, with the next call; if that fails, it stays charged."""
-        end_permits(reservations)
         if reservations:
             with suppress(StoreError):  # the store has been closed
                 self._hand_back(reservations).add_done_callback(_retrieve_exception)
@@ -249,7 +248,7 @@ class RedisStore(Store):
     def _ask(self, what: int, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> asyncio.Future[Decision]:
         batcher = self._batcher()
         refusing = () if what == CHARGE else subjects_of(checks, subjects)
-        request = Question(batcher.loop.create_future(), self._shared, what, checks, refusing)
+        request = Question(batcher.loop.create_future(), self._shared, batcher.permits, what, checks, refusing)
         batcher.add(request)
         return request.future
 

@@ -1,4 +1,4 @@
--- The commands about bans, permits and stats, one in each call: ARGV[1] is its name, and ARGV[2] the time, -1 for
+-- The commands about bans and stats, one in each call: ARGV[1] is its name, and ARGV[2] the time, -1 for
 -- the server's. Every answer starts with the time.
 
 local LONGEST_MS = 400 * 86400000
@@ -21,33 +21,6 @@ function commands.bans()
     rows[place] = ban_in_force(name, now)
   end
   return answer(rows)
-end
-
-local MEMBER_BYTES = 12
-local LOST, RENEWED, FAILED = 0, 1, 2
-
-local function renew(name, member, ends)
-  local held_until = tonumber((redis.call("ZSCORE", name, member)))
-  if not held_until or held_until <= now then
-    return LOST
-  end
-  redis.call("ZADD", name, text_of(ends), member)
-  return RENEWED
-end
-
--- Extend permits that have not expired to ARGV[3] us from now: ARGV[4 + n] has those in the set KEYS[n], concatenated. Each
--- set gets a TTL of at least ARGV[4] ms. Return the result for each permit.
-function commands.renew()
-  local ends, fates = now + tonumber(ARGV[3]), {}
-  for place, name in ipairs(KEYS) do
-    local members = ARGV[4 + place]
-    for at = 1, #members, MEMBER_BYTES do
-      local fine, fate = pcall(renew, name, sub(members, at, at + MEMBER_BYTES - 1), ends)
-      fates[#fates + 1] = pack("<B", fine and fate or FAILED)
-    end
-    live_for(name, tonumber(ARGV[4]), 0)
-  end
-  return answer(table.concat(fates))
 end
 
 -- Write statistics rows of the worker ARGV[3]: KEYS are their hashes; for each row, the value and the microseconds for

@@ -1,9 +1,10 @@
--- Windows in Redis: a hash for each counted key, with a field for each rule and window. A call reads each field at most
--- once, works on the copy, and writes the changed ones at its end. Values have the format of core.
+-- Windows and permits in Redis: a hash for each counted key, with a field for each rule and window, and for the permits of
+-- each rule. A call reads each field at most once, works on the copy, and writes the changed ones at its end. Values have
+-- the format of core.
 
 -- The limits of a call, unpacked once and cached by their bytes: the field, the amount, three numbers, the resolution and
 -- the modes.
-local LIMIT_BYTES = 39
+local LIMIT_BYTES, FIELD_BYTES = 39, 8
 local COUNT_DENIED, QUOTA, PERMITS, STRIKES, SHADOW = 1, 2, 4, 8, 16 -- modes; the first two may be combined, and the last two
 local limits = {}
 
@@ -11,7 +12,7 @@ local function limit_at(arg, at, now)
   local text = sub(arg, at, at + LIMIT_BYTES - 1)
   local limit = limits[text]
   if not limit then
-    limit = { field = sub(text, 1, 8) }
+    limit = { field = sub(text, 1, FIELD_BYTES) }
     local first, second, third, modes
     limit.amount, first, second, third, limit.resolution, modes = unpack_from("<I4i8i8i8HB", text, 9)
     limit.count_denied = modes % QUOTA == COUNT_DENIED
@@ -19,7 +20,8 @@ local function limit_at(arg, at, now)
       limit.step, limit.span, limit.kept, limit.kind = first, second, 0, strikes
       limit.level, limit.shadow = sub(text, 29, 36), modes >= SHADOW
     elseif modes >= PERMITS then
-      limit.worker, limit.lease, limit.kind = sub(text, 13, 20), second, permits
+      limit.field, limit.kind = "p" .. limit.field, permits
+      limit.worker, limit.lease, limit.held = sub(text, 13, 20), second, third
     elseif modes >= QUOTA then
       become_quota(limit, { first, second, third }, now)
     else
@@ -31,14 +33,13 @@ local function limit_at(arg, at, now)
 end
 
 local rows = {} -- by index in KEYS, then by field
+local slack_ms -- how much longer than their contents keys live
 
 -- Return the window of a key, as earlier requests of this call left it; a new one if there is none.
-local function window(place, limit, now)
+local function window(place, limit)
   rows[place] = rows[place] or {}
   local w = rows[place][limit.field]
-  if not w and limit.kind == permits then
-    w = permits.read(KEYS[place], now)
-  elseif not w then
+  if not w then
     local value = redis.call("HGET", KEYS[place], limit.field)
     w = value and limit.kind.unpack(value) or limit.kind.new()
   end
@@ -53,22 +54,23 @@ local function copy_of(w)
   for name, value in pairs(w) do
     copy[name] = value
   end
-  copy.imagined = true
   return copy
 end
 
--- Reset the windows of a key; return whether any units were spent.
+-- Reset the windows of a key, but not its permits; return whether any units were spent.
 local function forget(place)
   local row, fields, found = rows[place] or {}, redis.call("HGETALL", KEYS[place]), false
   for at = 1, #fields, 2 do
     local value = fields[at + 1]
-    if row[fields[at]] == nil and fields[at] ~= BAN then
+    if row[fields[at]] == nil and #fields[at] == FIELD_BYTES then
       row[fields[at]] = ring.unpack(value)
     end
   end
   for _, w in pairs(row) do
-    found = found or w.spent > 0
-    w.kind.reset(w)
+    if w.kind == ring then
+      found = found or w.spent > 0
+      ring.reset(w)
+    end
   end
   rows[place] = row
   return found
@@ -110,7 +112,7 @@ local function asks_of(arg, at, many, now, imagined)
     local key, cost, rest = unpack_from("<HI4", arg, at)
     local limit = limit_at(arg, rest, now)
     at = rest + LIMIT_BYTES
-    local w = window(key + 1, limit, now)
+    local w = window(key + 1, limit)
     w = imagined and copy_of(w) or w
     limit.kind.settle(w, limit, now)
     asks[place] = { w = w, limit = limit, cost = cost, wait = 0 }
@@ -171,31 +173,44 @@ local function hit(asks, now)
   return answer(status, asks)
 end
 
+local ASK_BYTES, NOTE_BYTES = 6, 14
+
+local function refund_one(arg, at, now)
+  local key, mark, units, rest = unpack_from("<Hi8I4", arg, at)
+  local limit = limit_at(arg, rest, now)
+  local w = window(key + 1, limit)
+  local dirty = w.dirty
+  limit.kind.settle(w, limit, now)
+  local changed = limit.kind.remove(w, now, mark, units)
+  if not changed and limit.kind == ring then
+    w.dirty = dirty -- a refund that finds nothing writes nothing
+  end
+  return changed
+end
+
+-- Refund, or renew permits; a window that fails stops no other.
 local function refund(arg, at, many, now)
-  local changed = false
+  local changed, why = false, nil
   for _ = 1, many do
-    local key, mark, units, rest = unpack_from("<Hi8I4", arg, at)
-    local limit = limit_at(arg, rest, now)
-    at = rest + LIMIT_BYTES
-    local w = window(key + 1, limit, now)
-    local dirty = w.dirty
-    limit.kind.settle(w, limit, now)
-    if limit.kind == permits then
-      changed = permits.remove(w, limit, now, mark) or changed
-    elseif limit.kind.remove(w, now, mark, units) then
-      changed = true
+    local fine, result = pcall(refund_one, arg, at, now)
+    if fine then
+      changed = changed or result
     else
-      w.dirty = dirty -- a refund that finds nothing writes nothing
+      why = result
     end
+    at = at + NOTE_BYTES + LIMIT_BYTES
+  end
+  if why then
+    error(why, 0)
   end
   return pack("<B", changed and CHANGED or NOTHING)
 end
 
--- Return the windows in the format of core, each preceded by its length; for permits, the number taken.
+-- Return the windows in the format of core, each preceded by its length.
 local function inspect(asks)
   local told = pack("<B", OK)
   for _, ask in ipairs(asks) do
-    local row = ask.limit.kind == permits and pack("<I4", ask.w.spent) or ask.limit.kind.pack(ask.w)
+    local row = ask.limit.kind.pack(ask.w)
     told = told .. pack("<I4", #row) .. row
   end
   return told
@@ -229,8 +244,6 @@ local function judge(what, arg, at, many, now)
   return hit(asks, now)
 end
 
-local ASK_BYTES, NOTE_BYTES = 6, 14
-
 -- Return the length of a request without its head and its ban keys.
 local function bytes_of(what, many)
   if what == RESET then
@@ -243,7 +256,7 @@ end
 -- number of its asks, and the indexes of the KEYS whose bans refuse it. The answer is {time, answers ...}.
 
 local now
-now, serials, slack_ms = unpack_from("<i8I4I4", ARGV[1])
+now, slack_ms = unpack_from("<i8I4", ARGV[1])
 now = time_of(now)
 local replies = { pack("<i8", now) }
 local requests = ARGV[2]
