@@ -2,8 +2,8 @@
 
 Run ``python -m scripts.make_configuration``. With ``--check`` it changes nothing, and exits with 1 if a generated file
 is outdated. A table of the file is the keyword arguments of a class or function: types come from its annotations,
-descriptions from its docstring. On the page, ``<!-- keys of NAME -->`` stands above the keys of a table: a table with a
-line for each key if it begins with ``|``, otherwise a sentence. The section about a kind of table is called after it.
+descriptions from its docstring. On the page, a table with a line for each key stands below
+``<!-- keys of NAME -->``. The section about a kind of table is called after it.
 """
 
 from __future__ import annotations
@@ -248,13 +248,11 @@ class Described:
 
     def _keys(self, found: re.Match[str]) -> str:
         table = self._schema["$defs"].get(found["name"], self._schema)
-        if not found[0].removeprefix(found["head"]).startswith("|"):
-            return f"{found['head']}Keys: {', '.join(f'`{key}`' for key in table['properties'])}."
         rows = [
-            f"| `{key}` | {self._kinds(value)}{default(key, table)} | {value['description']} |"
+            f"| `{key}`: {self._kinds(value)}{default(key, table)} | {value['description']} |"
             for key, value in table["properties"].items()
         ]
-        return "\n".join([f"{found['head']}| key | value | meaning |", "|---|---|---|", *rows])
+        return "\n".join([f"{found['head']}| key: value; default | meaning |", "|---|---|", *rows])
 
     def _kinds(self, value: dict[str, Any]) -> str:
         """Return the kinds of values that a key accepts."""
