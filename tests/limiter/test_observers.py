@@ -43,14 +43,6 @@ def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now_s
 
 
-def test_observers_are_called_in_the_thread_where_an_event_happens() -> None:
-    heard: list[int] = []
-    limiter = Limiter(observers=[lambda told: heard.append(threading.get_ident())])
-    limiter.observe(lambda told: heard.append(threading.get_ident()))
-    emit(limiter, 1)
-    assert heard == [threading.get_ident()] * 2
-
-
 def test_observers_and_log_and_page_have_all_kinds(caplog: pytest.LogCaptureFixture) -> None:
     everything = RecordingObserver()
     limiter = Limiter(observers=[everything])

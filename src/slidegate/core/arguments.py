@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import wraps
-from inspect import Signature, signature
+from inspect import signature
 from typing import Any, Final, ParamSpec, TypeVar
 
 from .errors import ConfigurationError, closest, quoted
@@ -106,14 +106,6 @@ def check_list(what: str, given: object, expected: str, kind: type[Any] = object
     return listed
 
 
-def signature_of(function: Callable[..., object]) -> Signature | None:
-    """Return the signature of a user's function; None if it cannot be inspected."""
-    try:
-        return signature(function)
-    except Exception:  # some C functions have none; since Python 3.14, annotations may contain undefined names
-        return None
-
-
 def check_takes(what: str, function: _F, *given: str) -> _F:
     """Return a function if it accepts the arguments `given`; during a request, its failure would only be logged.
 
@@ -123,10 +115,12 @@ def check_takes(what: str, function: _F, *given: str) -> _F:
     expected = f"expected a function of {' and '.join(given)}, for example lambda {', '.join(given)}: ..."
     if not callable(function):
         raise ConfigurationError(f"{expected}, not {quoted(function)}", what)
-    parameters = signature_of(function)
     try:
-        if parameters is not None:
-            parameters.bind(*given)
+        parameters = signature(function)
+    except Exception:  # some C functions have none; since Python 3.14, annotations may contain undefined names
+        return function
+    try:
+        parameters.bind(*given)
     except TypeError:
         raise ConfigurationError(f"{expected}, not {quoted(function)}, which takes {parameters}", what) from None
     return function

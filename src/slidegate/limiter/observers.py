@@ -227,7 +227,6 @@ class ObserverHub:
 
     Attributes:
         subscriptions: Those in force, oldest first.
-        log: Writes all events to the log.
         requests: Whether any observer receives outcomes; if not, no `Outcome` is created.
     """
 
@@ -235,7 +234,7 @@ class ObserverHub:
         self._unix_us = unix_us
         self._lock = Lock()
         hold_over_fork(self._lock)
-        self.log = EventLog()
+        self._throttle = Throttle(LINE_EVERY_S)
         self._set(tuple(Subscription(observer, self) for observer in listed_observers(observers)))
 
     def subscribe(self, observer: AnyObserver) -> Subscription:
@@ -258,9 +257,25 @@ class ObserverHub:
     def emit(self, event: Event) -> None:
         """Log an event, and pass it to the observers of its kind, with the time added."""
         event = Event(event.kind, event.message, event.details, self._unix_us())
-        self.log.event(event)
+        self._log(event)
         for subscription, method in self._refusals if event.kind == "refused" else self._events:
             subscription.call(method, event)
+
+    def _log(self, event: Event) -> None:
+        """Log an event: at most one line a second for each kind and rule, with the number of omitted events.
+
+        A record has the fields `kind` and `details`, for structlog and JSON formatters.
+        """
+        level = _LEVELS.get(event.kind, logging.WARNING)
+        if event.kind in LOGGED_WHERE_MADE or not logger.isEnabledFor(level):
+            return
+        rule = event.details.get("rule") or event.details.get("by")
+        left_out = self._throttle.left_out(f"{event.kind} under {rule}" if rule else event.kind, monotonic())
+        if left_out is None:
+            return
+        more = f" (and {left_out} more since the last such line)" if left_out else ""
+        fields = {"kind": event.kind, "details": {name: _shown(value) for name, value in event.details.items()}}
+        logger.log(level, "%s: %s%s", event.kind, event.message, more, extra=fields)
 
     def request(self, outcome: Outcome) -> None:
         """Pass an outcome to the observers of requests."""
@@ -273,29 +288,6 @@ class ObserverHub:
         self._refusals = [one for one in self._events if getattr(one[0].observer, "refused_events", True)]
         self._requests = [(one, one.request) for one in subscriptions if one.request is not None]
         self.requests = bool(self._requests)
-
-
-class EventLog:
-    """Writes events to the log: at most one line a second for each kind and rule, with the number of omitted events.
-
-    A record has the fields `kind` and `details`, for structlog and JSON formatters.
-    """
-
-    def __init__(self) -> None:
-        self._throttle = Throttle(LINE_EVERY_S)
-
-    def event(self, event: Event) -> None:
-        """Log an event, or count it as omitted."""
-        level = _LEVELS.get(event.kind, logging.WARNING)
-        if event.kind in LOGGED_WHERE_MADE or not logger.isEnabledFor(level):
-            return
-        rule = event.details.get("rule") or event.details.get("by")
-        left_out = self._throttle.left_out(f"{event.kind} under {rule}" if rule else event.kind, monotonic())
-        if left_out is None:
-            return
-        more = f" (and {left_out} more since the last such line)" if left_out else ""
-        fields = {"kind": event.kind, "details": {name: _shown(value) for name, value in event.details.items()}}
-        logger.log(level, "%s: %s%s", event.kind, event.message, more, extra=fields)
 
 
 def _shown(value: object) -> object:

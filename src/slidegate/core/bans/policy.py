@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from datetime import timedelta
@@ -121,7 +120,8 @@ class BanPolicy:
             raise ConfigurationError(
                 f"{quoted(longest)} must not be shorter than duration, {quoted(duration)}", "longest"
             )
-        if not _is_number(factor) or not (factor == 1 or _MIN_FACTOR <= factor <= _MAX_FACTOR):
+        is_number = isinstance(factor, (int, float)) and not isinstance(factor, bool)
+        if not is_number or not (factor == 1 or _MIN_FACTOR <= factor <= _MAX_FACTOR):
             raise ConfigurationError(f"expected 1, or {_MIN_FACTOR} to {_MAX_FACTOR}, not {quoted(factor)}", "factor")
         self.factor: float = factor
         ladder = [self.duration_us]
@@ -153,10 +153,6 @@ def _span_us(value: Any, what: str, example: str) -> int:
     return parse_span_us(value, what, 1_000_000, MAX_WINDOW_US, example)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
-
-
 def _check_signals(signals: object) -> Mapping[str | int, Weight]:
     if not isinstance(signals, Mapping):
         raise ConfigurationError(
@@ -179,12 +175,9 @@ def _check_signals(signals: object) -> Mapping[str | int, Weight]:
 
 
 def _is_signal(signal: object) -> bool:
-    if isinstance(signal, int):
-        return not isinstance(signal, bool) and 100 <= signal <= 599
-    if not isinstance(signal, str):
-        return False
-    is_class = len(signal) == 3 and signal[0] in "12345" and signal[1:] == "xx"
-    return signal == SIGNAL or is_class or signal.startswith("/")
+    if isinstance(signal, str):
+        return signal == SIGNAL or signal.startswith("/") or re.fullmatch("[1-5]xx", signal) is not None
+    return isinstance(signal, int) and not isinstance(signal, bool) and 100 <= signal <= 599
 
 
 class NetworkSet(Protocol):
