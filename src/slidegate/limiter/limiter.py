@@ -163,7 +163,13 @@ class Limiter:
         Raises:
             ConfigurationError: The limits, the key or the cost are invalid.
         """
-        answer = self.engine.ask(self._question(key, limits, rule, cost))
+        try:
+            question = self._questions[rule, limits, key] if cost is ONE_UNIT else None  # type: ignore[index]
+        except (KeyError, TypeError):  # new, or not hashable
+            question = None
+        if question is None:
+            question = self._question(key, limits, rule, cost)
+        answer = self.engine.ask(question)
         decision = answer if isinstance(answer, Decision) else await answer
         if self.engine.observers.requests:
             self.engine.report_outcome(decision)
@@ -559,12 +565,7 @@ class Limiter:
         await self.close()
 
     def _question(self, key: AnyKey, limits: Limits, rule: str, cost: int, what: str = "cost") -> Question:
-        """Return the question of a call; parsed limits, keys and questions are memoized."""
-        try:
-            if cost is ONE_UNIT:
-                return self._questions[rule, limits, key]  # type: ignore[index]  # other types raise KeyError
-        except (KeyError, TypeError):
-            pass
+        """Return the question of a call, and remember it if it can be asked again."""
         check_cost(cost, what)
         bucket = self._bucket(rule, limits)
         text, subjects = self.engine.keys.learn(key)
