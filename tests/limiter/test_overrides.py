@@ -574,7 +574,7 @@ async def test_a_store_of_one_process_keeps_changes_there_and_ends_them() -> Non
     clock = FakeClock(1_800_000_000_000_000)
     limiter = Limiter(MemoryStore(clock=clock))
     configured = parse_limits("10/minute")[0]
-    caller = BucketCaller(Bucket("api", [configured]), [configured])
+    caller = BucketCaller(Bucket("api", [configured]))
     limiter.engine.callers.add(caller)
     (own,) = caller.limits_by_name()
     assert not limiter.engine.overrides.may_change, "nothing is looked at where nothing is changed"

@@ -61,11 +61,12 @@ class Bucket:
         on_error: What decides while the store fails: "local", "allow" or "deny"; None for the limiter's own choice.
 
     Attributes:
+        configured: The limits as given.
         limits: Copies of the limits, which this bucket and those derived from it own: `AnyLimit.become` changes an
             amount for all of them, and for every question that was prepared with them.
     """
 
-    __slots__ = ("count_denied", "label", "limits", "name", "names", "on_error", "unit")
+    __slots__ = ("configured", "count_denied", "label", "limits", "name", "names", "on_error", "unit")
 
     def __init__(
         self,
@@ -79,6 +80,7 @@ class Bucket:
         on_error: str | None = None,
     ) -> None:
         self.name = name
+        self.configured = limits
         self.limits = tuple([limit.own() for limit in limits])
         self.names = tuple(names) if names is not None else wire_names(name, self.limits)
         self.count_denied = count_denied

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ..core.bans.ban import MAX_KEY_BYTES
 from ..stores.system_clock import system_us
-from .failover import FailurePolicy, check_failure_policy
 from .inspect import KeyView
 from .limiter import Limiter, check_cost
 from .named_limits import Override
@@ -12,12 +11,10 @@ from .rows import Worker
 
 __all__ = [
     "MAX_KEY_BYTES",
-    "FailurePolicy",
     "KeyView",
     "Limiter",
     "Override",
     "Worker",
     "check_cost",
-    "check_failure_policy",
     "system_us",
 ]

@@ -135,7 +135,7 @@ class Limited:
 
     def _caller(self, rule: str) -> BucketCaller:
         """Return a caller whose limits operators can change, as long as this object or the limited function exists."""
-        caller = BucketCaller(Bucket(self._rule or rule, self._limits), self._limits)
+        caller = BucketCaller(Bucket(self._rule or rule, self._limits))
         self._engine.register(caller)
         return caller
 

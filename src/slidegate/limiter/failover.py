@@ -38,8 +38,6 @@ from .aio import Deadline, to_the_end, within
 from .breaker import Breaker, Call
 
 OnError: TypeAlias = Literal["local", "allow", "deny"]
-FailurePolicy: TypeAlias = tuple[str, OnError]
-"""A deadline, and the `on_error` that applies after it."""
 
 DEADLINE: Final = "50ms"
 ON_ERROR: Final = "local"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
 from ..core.decision import Bucket, LimitState
-from ..core.limits import AnyLimit
 from ..core.views import view_of
 from .aio import let_others_run
 from .named_limits import NamedLimit, named
@@ -41,9 +40,9 @@ class Guard(Protocol):
 class BucketCaller:
     """A caller with a single bucket. Its owner must keep a reference, because `Callers` keeps a weak one."""
 
-    def __init__(self, bucket: Bucket, configured: Sequence[AnyLimit]) -> None:
+    def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
-        self._named = named(bucket.names, bucket.limits, configured, bucket.name)
+        self._named = named(bucket)
 
     def buckets(self) -> tuple[Bucket]:
         """See `Caller.buckets`."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
 from ..core.concurrency import Concurrency
+from ..core.decision import Bucket
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.limits import AnyLimit, Limit, check_name, parse_limits
 from ..core.quotas import Quota
@@ -48,11 +49,10 @@ class NamedLimit:
         return not self.fixed
 
 
-def named(
-    names: Sequence[str], limits: Sequence[AnyLimit], configured: Sequence[AnyLimit], rule: str
-) -> list[NamedLimit]:
+def named(bucket: Bucket, fixed: str = "", *, shadow: bool = False) -> list[NamedLimit]:
     """Return the limits of a bucket by their names."""
-    return [NamedLimit(*one, rule) for one in zip(names, limits, configured, strict=True)]
+    limits = zip(bucket.names, bucket.limits, bucket.configured, strict=True)
+    return [NamedLimit(*one, bucket.label, fixed, shadow) for one in limits]
 
 
 def parse_one(text: object) -> AnyLimit:

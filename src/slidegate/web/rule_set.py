@@ -130,16 +130,11 @@ class BoundRule:
         )
 
     def _named(self) -> list[NamedLimit]:
-        rule, found = self.rule, []
-        if self.counts is not None:
-            found = named(self.counts.names, self.counts.limits, rule.limits, rule.label)
-        for one in found if rule.limits_function is not None else ():
-            one.fixed = "a function returns the limits of its rule for each request; change them there"
-        if self.permits is not None and rule.concurrency is not None:
-            found += named(self.permits.names, self.permits.limits, (rule.concurrency,), rule.label)
-        for one in found:
-            one.shadow = rule.action == "shadow"
-        return found
+        shadow, fixed = self.rule.action == "shadow", ""
+        if self.rule.limits_function is not None:
+            fixed = "a function returns the limits of its rule for each request; change them there"
+        limits = [] if self.counts is None else named(self.counts, fixed, shadow=shadow)
+        return limits if self.permits is None else [*limits, *named(self.permits, shadow=shadow)]
 
     def for_preflights(self) -> BoundRule:
         """Return the same rule with separate counts, for CORS preflights, which browsers send on their own."""
