@@ -138,6 +138,9 @@ async def test_a_network_is_refused_by_the_bans_of_wider_ones(limiter: Limiter, 
     assert found.key == "198.51.100.0/24"
     await limiter.unban("198.51.100.0/24")
     assert await limiter.banned("198.51.100.0/24") is None
+    for widest, own in (("198.0.0.0/8", "198.51.100.0/24"), ("2001::/19", "2001:db8::/64")):
+        ban = await limiter.ban(widest, "1h")
+        assert await limiter.banned(own) == ban
 
 
 def test_commands_of_threads_refuse_what_was_meant_as_an_address() -> None:
