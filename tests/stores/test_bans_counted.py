@@ -25,6 +25,14 @@ async def strike(store: Any, policy: BanPolicy, *keys: str, weight: int = 1) -> 
     return [await settle(store.bans.strike(policy, key, weight, "why")) is not None for key in keys]
 
 
+async def levels_of(store: Any) -> int:
+    """Return how many levels a store in memory or in a file keeps."""
+    if isinstance(store, MemoryStore):
+        return store.bans.rows.level_count()
+    looked = store._transactions.look(lambda transaction: transaction.ban_rows.level_count())
+    return int(looked)
+
+
 async def active(store: Any) -> list[Any]:
     return list(await settle(store.bans.active()))
 
@@ -181,6 +189,7 @@ async def test_as_many_levels_are_kept_as_bans_and_others_are_forgotten(opened: 
     for number in range(12):
         assert await strike(store, policy, f"user:{number}") == [True]
         clock.advance("10m")
+    assert await levels_of(store) == 4
     again = [await settle(store.bans.strike(policy, f"user:{number}", 1, "why")) for number in (11, 10, 9, 8)]
     levels = [ban.level for ban in again]
     assert 2 in levels

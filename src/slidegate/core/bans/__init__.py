@@ -1,1 +1,1 @@
-"""Bans as a state machine: policies, strike records of keys, bans, and the rules that connect them."""
+"""Bans: policies, strikes and levels, bans and their keys, networks, and events."""

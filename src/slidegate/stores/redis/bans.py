@@ -92,6 +92,7 @@ class RedisBans(BanStore):
 
         If the connection breaks, the strikes may be lost.
         """
+        batcher = self._batcher()
         if not self._life:  # nothing is known of networks yet
             await self.read_networks()
         if self._of_networks((key,), self._time.now_us()):
@@ -243,7 +244,7 @@ class RedisBans(BanStore):
         return self._shared.packing.name_of(key), self._shared.packing.strikes_name(key)
 
     async def _put(self, bans: Sequence[Ban]) -> None:
-        """Store bans in one call, or none of them; each replaces one of the same key.
+        """Store bans in one call; each replaces one of the same key.
 
         Raises:
             ConfigurationError: Too many networks are banned.

@@ -107,51 +107,40 @@ function commands.keys()
   return answer(redis.call("ZRANGEBYSCORE", KEYS[INDEX], "(" .. text_of(now), "+inf"))
 end
 
--- Return the arguments of the ban of KEYS[place], see `put`.
-local function ban_at(place)
-  return unpack(ARGV, 5 + 5 * (place - FIRST), 9 + 5 * (place - FIRST))
+-- Return whether the ban of a network, which is not banned yet, would be more than `most`.
+local function is_one_too_many(network, most)
+  return redis.call("HEXISTS", KEYS[NETWORKS], network) == 0
+    and redis.call("HLEN", KEYS[NETWORKS]) >= most
+    and #networks_in_force() >= most
 end
 
--- Return the first network among the bans of `put` that would be more than ARGV[3]; "" if there is none.
-local function one_too_many()
-  local count = #networks_in_force()
-  for place = FIRST, #KEYS do
-    local key, _, _, _, is_network = ban_at(place)
-    if is_network == "1" and redis.call("HEXISTS", KEYS[NETWORKS], key) == 0 then
-      count = count + 1
-      if count > tonumber(ARGV[3]) then
-        return key
-      end
-    end
-  end
-  return ""
-end
-
--- Store bans, in the order of the last KEYS; each has five arguments: the key, its ban's end for the index, the row, its TTL in
--- ms, and 1 for a network. ARGV[4] names the new version of the network list. Return the number of bans, and the network
--- without room, if any; then nothing is stored.
+-- Store bans of the last KEYS; each has five arguments: the key, its ban's end for the index, the row, its TTL in ms, and 1 for
+-- a network. There may be ARGV[3] networks; ARGV[4] names the new version of their list. Return the number of bans, and the
+-- first network that has no room, "" for none: nothing is stored from there on.
 function commands.put()
-  local without_room = one_too_many()
-  for place = FIRST, without_room == "" and #KEYS or 0 do
-    local key, ends, row, left_ms, is_network = ban_at(place)
-    add_to_index(key, ends)
-    if is_network == "1" then
+  for place = FIRST, #KEYS do
+    local at = 5 * (place - FIRST) + 5
+    local key, ends, row, left_ms, is_network = unpack(ARGV, at, at + 4)
+    if is_network == "1" and is_one_too_many(key, tonumber(ARGV[3])) then
+      return answer(count_bans(), key)
+    elseif is_network == "1" then
       put(KEYS[NETWORKS], key, row, left_ms)
       redis.call("HDEL", KEYS[place], BAN)
       set_meta("networks", ARGV[4])
     else
       put(KEYS[place], BAN, row, left_ms)
     end
+    add_to_index(key, ends)
   end
-  return answer(count_bans(), without_room)
+  return answer(count_bans(), "")
 end
 
 local LATE, MADE, FULL = 0, 1, 2
 
--- Put the ban of the key ARGV[3], whose windows and strikes are the last of KEYS, with its end for the index, its row (none for a
--- shadow ban) and its TTL in ms, and reset the strikes in the field ARGV[7]. ARGV[8] is the field of the level, which becomes ARGV[10], with a TTL
--- of ARGV[11] ms. Return LATE if another worker was faster, so that the level is not ARGV[9] or the strikes are gone; and FULL
--- if there are ARGV[12] bans.
+-- Put the ban of the key ARGV[3], whose windows and strikes are the last of KEYS: its end for the index, its row ("" for a
+-- shadow ban), and its TTL in ms. Reset the strikes in the field ARGV[7]. The level in the field ARGV[8] was ARGV[9], and
+-- becomes ARGV[10], with a TTL of ARGV[11] ms. Return LATE if another worker was faster, so that the key is banned, its level
+-- is another one, or its strikes are gone; and FULL if there are ARGV[12] bans.
 function commands.put_next()
   local windows, struck = KEYS[FIRST], KEYS[FIRST + 1]
   local level = redis.call("HGET", struck, ARGV[8]) or ""
