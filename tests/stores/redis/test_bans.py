@@ -130,6 +130,31 @@ async def test_many_bans_are_read_in_steps_between_which_others_go_on(server: Re
         assert await turns_of(one.bans.load(rows)) >= many // CHUNK
 
 
+def paused(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Have a store wait for an event when it has found the strikes of a key full, before it bans."""
+    goes_on, ban_next = asyncio.Event(), store.bans._ban_next
+
+    async def later(*asked: Any) -> Any:
+        await goes_on.wait()
+        return await ban_next(*asked)
+
+    monkeypatch.setattr(store.bans, "_ban_next", later)
+    return goes_on
+
+
+async def test_a_ban_by_hand_that_comes_before_that_of_a_policy_stays(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with workers_at(server, 2) as (one, slow):
+        goes_on = paused(slow, monkeypatch)
+        struck = asyncio.ensure_future(slow.bans.strike(AT_ONCE, "user:eve", 1, ""))
+        await slow.bans.find(("user:eve",))
+        by_hand = await one.bans.ban("user:eve", None, "", "ann")
+        goes_on.set()
+        assert await struck is None
+        assert await one.bans.active() == [by_hand]
+
+
 @pytest.mark.parametrize("between", ["nothing", "an unban", "the end of the ban and a strike"])
 @pytest.mark.parametrize("shadow", [False, True])
 async def test_of_two_workers_that_find_the_strikes_full_at_once_one_bans(
@@ -141,14 +166,7 @@ async def test_of_two_workers_that_find_the_strikes_full_at_once_one_bans(
         heard = RecordingObserver()
         for store in (fast, slow):
             store.observe(heard)
-        goes_on = asyncio.Event()
-        ban_next = slow.bans._ban_next
-
-        async def later(*asked: Any) -> Any:
-            await goes_on.wait()
-            return await ban_next(*asked)
-
-        monkeypatch.setattr(slow.bans, "_ban_next", later)
+        goes_on = paused(slow, monkeypatch)
         await fast.bans.strike(policy, "user:eve", 2, "")
         struck = asyncio.ensure_future(slow.bans.strike(policy, "user:eve", 1, ""))
         await slow.bans.find(("user:eve",))

@@ -22,13 +22,13 @@ def pack_ban(ban: Ban) -> bytes:
     return _END.pack(end_us) + json.dumps(ban._asdict(), separators=(",", ":")).encode()
 
 
-def unpack_ban(packed: bytes) -> Ban | None:
-    """Unpack what `pack_ban` packed; None if it is empty.
+def unpack_ban(packed: bytes) -> Ban:
+    """Unpack what `pack_ban` packed.
 
     Raises:
         ValueError: The bytes are not a ban.
     """
-    return Ban(**json.loads(packed[_END.size :])) if packed else None
+    return Ban(**json.loads(packed[_END.size :]))
 
 
 def unpack_bans(packed: bytes) -> list[Ban]:
@@ -37,9 +37,7 @@ def unpack_bans(packed: bytes) -> list[Ban]:
     while at < len(packed):
         (length,) = _LENGTH.unpack_from(packed, at)
         at += _LENGTH.size + length
-        ban = unpack_ban(packed[at - length : at])
-        if ban is not None:
-            bans.append(ban)
+        bans.append(unpack_ban(packed[at - length : at]))
     return bans
 
 

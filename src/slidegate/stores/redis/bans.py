@@ -98,7 +98,7 @@ class RedisBans(BanStore):
         if self._of_networks((key,), self._time.now_us()):
             return None
         pack = partial(self._shared.packing.strike, policy, key, weight)
-        answer, now_us = await self._batcher().request(pack, lambda answer, now_us: (answer, now_us))
+        answer, now_us = await batcher.request(pack, lambda answer, now_us: (answer, now_us))
         if answer[0] != OK:
             return None
         (units,) = _UNITS.unpack_from(answer, 1)
@@ -145,7 +145,7 @@ class RedisBans(BanStore):
         keys = [*self._names, *self._names_of(key)]
         answer = await self._batcher().command(b"unban", keys, [key.encode(), os.urandom(8)])
         now_us, own, network, remembered = answer
-        ban = longest([one for one in map(unpack_ban, (own, network)) if one is not None and not one.is_over(now_us)])
+        ban = longest([unpack_ban(row) for row in (own, network) if row], now_us)
         self._shared.refusals.change_all()
         if network:
             await self.read_networks()
@@ -234,8 +234,7 @@ class RedisBans(BanStore):
     async def read_networks(self, ask: Ask | None = None) -> None:
         """Read the bans of networks; `ask` as for `hear`, by default through the queue."""
         _, version, rows = await (ask or self._batcher().command)(b"networks", self._names)
-        bans = [ban for row in rows if (ban := unpack_ban(row)) is not None]
-        self.networks, self.version = BannedNetworks(bans), version
+        self.networks, self.version = BannedNetworks(map(unpack_ban, rows)), version
         self._shared.refusals.change_all()
 
     # -- commands for Redis ------------------------------------------------------------------------------------------
@@ -265,10 +264,10 @@ class RedisBans(BanStore):
         if not names:
             return []
         _, rows = await self._batcher().command(b"bans", names)
-        return [ban for row in rows if (ban := unpack_ban(row)) is not None]
+        return [*map(unpack_ban, rows)]
 
     async def _now_us(self) -> int:
-        now_us, self._count = await self._batcher().command(b"count", self._names)
+        (now_us,) = await self._batcher().command(b"time", self._names[:1])
         return int(now_us)
 
     def _of_networks(self, subjects: Iterable[BanSubject], now_us: int) -> list[Ban]:

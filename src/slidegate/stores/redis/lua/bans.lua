@@ -14,11 +14,14 @@ local function put(name, field, value, left_ms)
   live_for(name, tonumber(left_ms), 0)
 end
 
--- Return the rows of the bans of some keys, "" for none. KEYS: the hashes of their windows.
+-- Return the rows of the bans of some keys. KEYS: the hashes of their windows.
 function commands.bans()
   local rows = {}
-  for place, name in ipairs(KEYS) do
-    rows[place] = ban_in_force(name, now)
+  for _, name in ipairs(KEYS) do
+    local row = ban_in_force(name, now)
+    if row ~= "" then
+      rows[#rows + 1] = row
+    end
   end
   return answer(rows)
 end
@@ -96,10 +99,6 @@ local function set_meta(field, value)
   redis.call("HSET", KEYS[META], field, value)
   redis.call("PEXPIRE", KEYS[META], LONGEST_MS)
   return value
-end
-
-function commands.count()
-  return answer(count_bans())
 end
 
 -- Return the banned keys.
