@@ -18,10 +18,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, header, strike
+from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule, header, strike
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..asgi import Answer, call, page, scope_of, send_scope
+from ..asgi import PEER, Answer, call, page, scope_of, send_scope
 
 
 class Site:
@@ -216,3 +216,11 @@ async def test_a_refusal_for_lack_of_a_permit_whose_strike_bans_says_when_the_ba
     app = RateLimitMiddleware(page, limiter=limiter, rules=[Rule("*", concurrency=1)], bans=policy)
     await app(scope_of(), None, None)
     assert (answers[0].status, answers[0].headers["retry-after"]) == (429, "3600")
+
+
+async def test_a_key_of_a_client_on_the_allowlist_is_not_banned_for_a_status() -> None:
+    policy = BanPolicy("1/10m", "1h", signals={404: 1}, key=header("X-API-Key"))
+    site = Site(bans=policy, rules=[], allowlist=Networks([PEER]))
+    for client in (PEER, "198.51.100.9"):
+        await call(site.middleware, "/404", headers={"X-API-Key": "k"}, client=(client, 1))
+        assert (await site.limiter.banned(header("X-API-Key").of("k")) is not None) is (client != PEER)

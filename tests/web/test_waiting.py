@@ -17,6 +17,7 @@ from starlette.websockets import WebSocket
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, everyone
 from slidegate.testing import FakeClock
+from slidegate.web.waiting import Peeked
 
 from ..asgi import PEER, Slow, call, hello, scope_of, statuses
 from ..remote_stores import RemoteStore, SickStore, SlowStore
@@ -264,3 +265,14 @@ async def test_connections_that_were_opened_and_dropped_keep_nobody_out(virtual:
 
 def _body(*pieces: bytes) -> list[Message]:
     return [{"type": "http.request", "body": piece, "more_body": piece is not pieces[-1]} for piece in pieces]
+
+
+async def test_a_channel_that_fails_while_a_request_waits_fails_for_the_application() -> None:
+    async def broken() -> Message:
+        raise OSError("the connection is gone")
+
+    ahead = Peeked(broken)
+    ahead.begin()
+    for _ in range(2):
+        with pytest.raises(OSError, match="gone"):
+            await asyncio.wait_for(ahead(), 60)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
@@ -25,7 +25,7 @@ from ..core.limits import check_whole
 from ..limiter.aio import to_the_end
 from ..limiter.operators import operators_of
 from .client_ip import UNKNOWN_PEER, ClientAddress
-from .decided import decided_about
+from .decided import DECIDED_KEY, Decided, of_request
 from .exchange import Exchange
 from .keys import Combined, Key, parts_of
 from .lists import AnyList, networks_of
@@ -69,7 +69,8 @@ class BanSignals:
         allowlist: AnyList | None,
     ) -> None:
         self._limiter = middleware.limiter
-        self._client = client = middleware.client
+        self._middleware = middleware
+        client = middleware.client
         self._is_wider = client.prefixes != OWN_PREFIX  # or narrower: a ban of the address then has a different key
         self._protected = (client.networks, allowlist) if client.trusted else (allowlist,)
         self.policies: dict[str, BanPolicy] = {}
@@ -118,6 +119,10 @@ class BanSignals:
         found = {id(signal): signal for signal in self._index.find(texts)}
         return sorted(found.values(), key=lambda signal: -signal.weight)
 
+    def are_for(self, status: Any) -> bool:
+        """Return whether the status of a response is a signal."""
+        return status in self._signals
+
     async def strike(self, signal: Signal, scope: Scope) -> Ban | None:
         """Strike the client of a request; return the ban if there is one. A disconnect does not cancel the strike.
 
@@ -125,7 +130,7 @@ class BanSignals:
             StoreUnavailable: The store does not answer, and ``on_error="deny"``.
         """
         policy, weight, reason = signal
-        key = self._banned_key(policy, scope, self._client.locate(scope)[0])
+        key = self._banned_key(policy, scope, self._middleware.clients.find(scope).key)
         if key is None:
             return None
         answer = self._limiter.engine.strike(key, policy, weight, reason)
@@ -237,7 +242,7 @@ async def strike(
     """
     if weight != "ban":
         check_whole(weight, 1, 1_000_000, "strike: weight", 'or "ban", for example 1')
-    decided = decided_about(request.scope, "strike")
+    decided: Decided = of_request(request.scope, DECIDED_KEY, "strike")
     # Innermost first, so that the outermost of two policies with one name wins.
     above = {name: middleware for middleware, _ in reversed(decided) for name in middleware.signals.policies}
     if policy is None and len(above) == 1:

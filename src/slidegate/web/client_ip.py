@@ -84,7 +84,6 @@ class ClientAddress(Key):
         self.prefixes = prefixes
         self.trusted = bool(hops or unix or len(networks))
         self.identity = f"client/{prefixes[4]}/{prefixes[6]}"
-        self._known: dict[tuple[str, str], tuple[str, Address | None]] = {}
         self._cut: dict[str, str] = {}
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
@@ -118,8 +117,7 @@ class ClientAddress(Key):
         client = scope.get("client")
         # A server on a port has no Unix peers: a client could reset its connection to be trusted as one.
         believed = self.trusted and (client is not None or self._hops or not may_be_gone(scope))
-        written = peer_of(scope) or "", field_value(scope, self.header) if believed else ""
-        return self._known.get(written) or remember(self._known, written, self._find(*written))
+        return self._find(peer_of(scope) or "", field_value(scope, self.header) if believed else "")
 
     def _find(self, host: str, value: str) -> tuple[str, Address | None]:
         address = peer = parse_address(host)

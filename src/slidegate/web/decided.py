@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 DECIDED_KEY: Final = "slidegate"
 """The scope key of the decisions about a request."""
+EXCHANGE_KEY: Final = "slidegate.exchange"
+"""The scope key of the exchange of the innermost middleware that a request is in; None outside of all."""
 UNCOUNTED: Final = (Reason.ALLOWLISTED, Reason.DISABLED)
 """Why nothing at all counts a request."""
 _EXEMPT: Final = Decision(True, Reason.EXEMPT)
@@ -67,20 +69,24 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
         return middleware in self.exempt or any(decision.reason in UNCOUNTED for decision in own)
 
 
-def decided_about(scope: Scope, who: str) -> Decided:
-    """Return the decisions about a request, which may have ended.
+def of_request(scope: Scope, key: str, who: str) -> Any:
+    """Return what middlewares keep of a request in its scope.
 
     Args:
         scope: The scope of the request.
+        key: `DECIDED_KEY`, also after the end, or `EXCHANGE_KEY`.
         who: The name of the calling function, for the error message.
 
     Raises:
         ConfigurationError: There is no middleware around the endpoint.
     """
-    decided: Decided | None = scope.get(DECIDED_KEY)
-    if decided is None:
-        raise no_middleware(who)
-    return decided
+    found = scope.get(key)
+    if found is None:
+        raise ConfigurationError(
+            f"{who}: there is no RateLimitMiddleware around this endpoint; write "
+            "app.add_middleware(RateLimitMiddleware), with rules or without"
+        )
+    return found
 
 
 def decision_of(request: HTTPConnection) -> Decision:
@@ -98,14 +104,8 @@ def decision_of(request: HTTPConnection) -> Decision:
     Raises:
         ConfigurationError: There is no middleware around the endpoint, or nothing is decided yet.
     """
-    return decided_about(request.scope, "decision_of").decision
-
-
-def no_middleware(who: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"{who}: there is no RateLimitMiddleware around this endpoint; write app.add_middleware(RateLimitMiddleware), "
-        "with rules or without"
-    )
+    decided: Decided = of_request(request.scope, DECIDED_KEY, "decision_of")
+    return decided.decision
 
 
 async def charge(request: HTTPConnection, units: int, *, rule: str | None = None) -> Decision:
@@ -181,7 +181,7 @@ def _find(request: HTTPConnection, rule: str | None, what: str) -> tuple[Limiter
     Raises:
         ConfigurationError: There is no middleware around the endpoint, no such rule, or several that must be named.
     """
-    decided = decided_about(request.scope, what)
+    decided: Decided = of_request(request.scope, DECIDED_KEY, what)
     counted = {
         bucket.label: (middleware.limiter, decision, index)
         for middleware, decision in decided

@@ -27,7 +27,8 @@ from ..core.arguments import unknown_option
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
 from ..core.memo import remember
-from .exchange import Exchange, exchange_of
+from .decided import EXCHANGE_KEY, of_request
+from .exchange import Exchange
 from .responses import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, takes_answer
 from .rule_set import BoundRule, Plan, limits_kind
 from .rules import MAX_LABEL, Rule
@@ -217,7 +218,7 @@ class RateLimit:
             ConfigurationError: There is no middleware around the endpoint.
         """
         scope = connection.scope
-        exchange = exchange_of(scope, "RateLimit")
+        exchange: Exchange = of_request(scope, EXCHANGE_KEY, "RateLimit")
         if exchange.own[0].reason is Reason.DISABLED:
             return
         if self.rule.methods is not None and not limits_kind(self.rule, scope["type"], scope.get("method", "GET")):
@@ -330,7 +331,7 @@ async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
     if isinstance(error, EndpointRefusal):
         exchange = error.exchange
     else:  # of a function under `Limiter.limited`, which the endpoint has called
-        exchange = exchange_of(request.scope, "rate_limit_exceeded")
+        exchange = of_request(request.scope, EXCHANGE_KEY, "rate_limit_exceeded")
     refusals, decision = exchange.middleware.refusals, error.decision
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

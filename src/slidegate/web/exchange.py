@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from ..core.decision import Decision
-from .decided import Decided, decided_about, no_middleware
+from .decided import DECIDED_KEY, EXCHANGE_KEY, Decided, of_request
 from .headers import Fields, completed
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ..limiter.queues import Name
     from .middleware import RateLimitMiddleware
 
-EXCHANGE_KEY: Final = "slidegate.exchange"
-"""The scope key of the exchange of the innermost middleware that a request is in; None outside of all."""
 _STARTS: Final = {
     "http.response.start": 200,
     "websocket.accept": 101,
@@ -79,7 +77,7 @@ class Exchange:
     is_complete = False
     """Whether the last message of the response was sent."""
     is_refused = False
-    """Whether this middleware, or a limit at an endpoint within, has refused the request before its response began."""
+    """Whether this middleware, or a limit at an endpoint within, has refused the request."""
     permits: tuple[tuple[Name, str], ...] = ()
     """The queues of fair rules of which it has a permit, each with the tenant."""
 
@@ -133,13 +131,6 @@ class Exchange:
             return self._start(message)
         return self.send_on(message)
 
-    def refuse(self) -> bool:
-        """Note a refusal; return whether it is the first one, before the response begins: the one that counts."""
-        if self.is_refused or self.status:
-            return False
-        self.is_refused = True
-        return True
-
     def complete(self, needed: Fields) -> None:
         """Add the missing ones of some fields to the answer, whoever makes it."""
         send_on = self.send_on
@@ -192,22 +183,6 @@ class Exchange:
                 await waiting
 
 
-def exchange_of(scope: Scope, who: str) -> Exchange:
-    """Return the exchange of the innermost middleware around an endpoint.
-
-    Args:
-        scope: The scope of the request.
-        who: The name of the calling function, for the error message.
-
-    Raises:
-        ConfigurationError: There is no middleware around the endpoint.
-    """
-    exchange: Exchange | None = scope.get(EXCHANGE_KEY)
-    if exchange is None:
-        raise no_middleware(who)
-    return exchange
-
-
 def client_key(request: HTTPConnection) -> str:
     """Return the key of a request's client as the innermost middleware sees it; behind trusted proxies, IPv6 by prefix.
 
@@ -224,10 +199,10 @@ def client_key(request: HTTPConnection) -> str:
         ConfigurationError: There is no middleware around the endpoint.
     """
     scope = request.scope
-    decided, exchange = decided_about(scope, "client_key"), scope.get(EXCHANGE_KEY)
+    decided: Decided = of_request(scope, DECIDED_KEY, "client_key")
+    exchange = scope.get(EXCHANGE_KEY)
     middleware = decided[-1][0] if exchange is None else exchange.middleware
-    key, _ = middleware.client.locate(scope)
-    return key
+    return middleware.clients.find(scope).key
 
 
 def is_failure(error: BaseException) -> bool:

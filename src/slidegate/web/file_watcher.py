@@ -24,9 +24,6 @@ from ..core.store import Event, EventListener, Observers
 
 LOOK_EVERY_S: Final = 1.0
 THREAD: Final = "slidegate-files"
-# Opening a pipe would wait for a writer, and a terminal could become the controlling one; Windows has no such flags.
-_FLAGS: Final = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
-
 
 FileVersion: TypeAlias = tuple[int, ...]
 """Device, inode number, size and times of a file, which identify a version of it without reading it."""
@@ -62,22 +59,19 @@ def read_whole(path: str, max_bytes: int, option: str = "") -> bytes:
 
 
 def _read(path: str, max_bytes: int) -> bytes:
-    number = os.open(path, _FLAGS)
-    with open(number, "rb", buffering=0) as file:
-        before = os.fstat(number)
-        if not stat.S_ISREG(before.st_mode):
-            raise ValueError("expected a regular file, not a pipe or a device")
-        content = bytearray()
-        while len(content) <= max_bytes and (part := file.read(min(max_bytes + 1 - len(content), 1 << 20))):
-            content += part
-        after = os.fstat(number)
-    if len(content) > max_bytes:
+    before = os.stat(path)
+    if not stat.S_ISREG(before.st_mode):  # opening a pipe would wait for a writer
+        raise ValueError("expected a regular file, not a pipe or a device")
+    if before.st_size > max_bytes:
         raise ValueError(f"expected at most {max_bytes >> 20} MiB, and it has more")
+    with open(path, "rb") as file:
+        content = file.read(before.st_size)
+        after = os.fstat(file.fileno())
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise ValueError("it changes while it is read; write another file and rename it into place")
     if not content:  # most probably it is still being written
         raise ValueError("it has zero bytes; if it is to contain nothing, write a comment such as: # empty")
-    return bytes(content)
+    return content
 
 
 class FileWatcher:

@@ -74,9 +74,10 @@ class StrikeForStatus(Hook):
 
     def start(self, exchange: Exchange, status: Any) -> Awaitable[object] | None:
         """See `Hook.start`."""
-        if exchange.is_refused or exchange.decided.is_exempt_from(exchange.middleware):
+        if not self._signals.are_for(status):
             return None
-        return self._signals.strike_for(status, exchange.scope, exchange)
+        is_ignored = exchange.is_refused or exchange.decided.is_exempt_from(exchange.middleware)
+        return None if is_ignored else self._signals.strike_for(status, exchange.scope, exchange)
 
 
 class Release(Hook):

@@ -25,7 +25,8 @@ from .file_watcher import FileWatcher
 from .paths import spelled_value
 
 _VALUE: Final = "text that is not empty"
-_OF_HEADER: Final = "a header's value, as Latin-1 text or as the bytes on the wire"
+_OF_HEADER: Final = "a header's value, as one line of Latin-1 text or as the bytes on the wire"
+_NO_HEADER: Final = re.compile(rb"[\r\n\0]")
 _PORT: Final = re.compile(rb":[0-9]*\Z")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
@@ -214,7 +215,7 @@ class _Header(Value):
             wire = value.encode("latin-1") if isinstance(value, str) else value
         except UnicodeEncodeError:
             raise invalid(self._kind, _OF_HEADER, value) from None
-        if not isinstance(wire, bytes):
+        if not isinstance(wire, bytes) or _NO_HEADER.search(wire):
             raise invalid(self._kind, _OF_HEADER, value)
         return self._normal(wire)
 

@@ -32,9 +32,9 @@ from .callbacks import UserCallbacks
 from .checks import StartupChecks, about_building, about_routes, about_settings, switched_off
 from .client_ip import ClientAddress, Clients, client_ip
 from .decide import Decider
-from .decided import DECIDED_KEY, UNCOUNTED, Decided
+from .decided import DECIDED_KEY, EXCHANGE_KEY, UNCOUNTED, Decided
 from .default_limits import DefaultLimits
-from .exchange import EXCHANGE_KEY, Exchange
+from .exchange import Exchange
 from .file_watcher import FileWatcher
 from .headers import HeaderStyles, HeaderWriter
 from .hooks import Report
@@ -274,7 +274,9 @@ class RateLimitMiddleware(FailsAtStartup):
             exchange.own = (decision,)
             decided.append((self, decision))
             if not decision.allowed:
-                await self._refuse(exchange, decision)
+                if not decided.has_left:
+                    answer = await self.count_refusal(exchange, scope, decision)
+                    await self.refusals.send(decision, answer, exchange, exchange.receive, exchange.send)
             else:
                 if plan.is_websocket and decision.reason not in UNCOUNTED:
                     GuardedWebSocket(exchange, self._messages)
@@ -287,13 +289,6 @@ class RateLimitMiddleware(FailsAtStartup):
         finally:
             scope[EXCHANGE_KEY] = outer  # the exchange refers to the scope
 
-    async def _refuse(self, exchange: Exchange, decision: Decision) -> None:
-        """Refuse a request, unless its client has left while it waited."""
-        if exchange.decided.has_left:
-            return
-        answer = await self.count_refusal(exchange, exchange.scope, decision)
-        await self.refusals.send(decision, answer, exchange, exchange.receive, exchange.send)
-
     async def count_refusal(self, exchange: Exchange, scope: Scope, decision: Decision) -> Answer:
         """Strike for a refusal by a limit, and report the refusal.
 
@@ -305,7 +300,8 @@ class RateLimitMiddleware(FailsAtStartup):
         Returns:
             The answer to the refusal, whose retry-after from now on includes a ban that it has caused.
         """
-        is_news = exchange.refuse() and not exchange.decided.has_left
+        is_news = not (exchange.is_refused or exchange.status or exchange.decided.has_left)
+        exchange.is_refused = True
         if is_news and self.signals.on_refusal and decision.readings and not exchange.decided.is_exempt_from(self):
             bans = await self.signals.strike_for("refused", scope, exchange)
             decision.at_least_us = max(

@@ -78,7 +78,7 @@ class Refusals:
             check_takes("on_refused", on_refused, "request", "decision")
         self._engine = middleware.limiter.engine
         self._observers = middleware.limiter.engine.observers
-        self._client = middleware.client
+        self._clients = middleware.clients
         self._on_refused = on_refused
         self._calls = middleware.calls
         self._policies = middleware.signals.policies
@@ -175,7 +175,7 @@ class Refusals:
         self.report_exceeded(refusal)
         if not self._observers.wants("refused"):
             return
-        client, _ = self._client.locate(scope)
+        client = self._clients.find(scope).key
         state, ban, wait_us = refusal.binding, refusal.ban, refusal.retry_after_us
         label = label_of_refusal(refusal)
         rule, by = (label, "") if state is not None or refusal.status else ("", refusal.by)
