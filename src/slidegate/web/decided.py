@@ -137,7 +137,7 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
 
 
 async def settle(request: HTTPConnection, used: int, *, rule: str | None = None) -> bool:
-    """Replace the units that a request was charged on admission by the units it used, once.
+    """Replace the units charged on admission by those that the request used, once.
 
     The rule charges an estimate first, so that concurrent requests cannot exceed the limit together. The difference is
     charged, even if that exceeds the limit, or handed back. Cancelling the call does not interrupt it.

@@ -36,14 +36,15 @@ def from_rows(rows: Iterable[Row], now_us: int) -> list[Ban]:
     number = 0
     for number, row in enumerate(rows, start=1):
         try:
+            if not isinstance(row, Mapping):
+                raise ValueError(f"expected an object with the fields of a ban, not {quoted(row)}")
             if number > 1:
                 bans.append(_ban(row))
             elif row["slidegate"] != HEADER["slidegate"] or row["version"] != HEADER["version"]:
                 raise ValueError(f"not an export of bans of version {HEADER['version']}")
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigurationError(
-                f"bans, row {number}: cannot be read: {escaped(repr(error), MAX_REASON)}"
-            ) from None
+            why = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
+            raise ConfigurationError(f"bans, row {number}: cannot be read: {escaped(why, MAX_REASON)}") from None
     if not number:
         raise ConfigurationError("bans: there are no rows, not even the header row of an export")
     return [ban for ban in bans if not ban.is_over(now_us)]

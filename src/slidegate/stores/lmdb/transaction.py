@@ -261,7 +261,7 @@ class Transaction:
         return decision
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
-        """Return what `hit` would answer now; for `look`."""
+        """Return what `hit` would answer now, without a charge."""
         refusal = self.refusal_by_ban(checks, subjects)
         if refusal is not None:
             return refusal
