@@ -143,14 +143,6 @@ async def test_a_network_is_refused_by_the_bans_of_wider_ones(limiter: Limiter, 
         assert await limiter.banned(own) == ban
 
 
-def test_commands_of_threads_refuse_what_was_meant_as_an_address() -> None:
-    with Limiter().sync as limiter:
-        for command in commands(limiter):
-            with pytest.raises(ConfigurationError, match=r"ban: '203\.0\.113\.O' is not an address or network; write"):
-                command("203.0.113.O")
-        assert limiter.ban("ann", "1h").key == "ann"
-
-
 @pytest.mark.parametrize(("version", "bits", "widest"), [(4, 32, 8), (6, 128, 19)])
 async def test_no_network_wider_than_any_that_is_given_out_is_banned_by_hand(
     rng: random.Random, version: int, bits: int, widest: int
