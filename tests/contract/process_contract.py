@@ -11,6 +11,7 @@ from typing import Final
 
 import pytest
 
+from slidegate import BanPolicy
 from slidegate.core import Store
 
 from .harness import bucket
@@ -18,6 +19,8 @@ from .player import settle
 
 LIMITS: Final = {"50/hour": 50, "500/hour": 500}
 """One exact limit, and one that counts in slices."""
+POLICIES: Final = tuple(BanPolicy(f"{amount}/hour", "1h", name=f"after {amount}") for amount in (60, 400))
+"""One policy that counts exactly, and one that counts in slices."""
 _START_S: Final = 60
 _barriers: list[Barrier] = []
 
@@ -33,14 +36,22 @@ class ProcessesContract:
         return None
 
     def test_processes_that_hit_at_once_admit_exactly_the_amount(self) -> None:
+        counts = self._in_two_processes(_admitted)
+        assert [sum(admitted) for admitted in zip(*counts, strict=True)] == [*LIMITS.values()], counts
+
+    def test_processes_that_strike_at_once_make_one_ban_and_only_when_both_have_struck(self) -> None:
+        made = self._in_two_processes(_struck)
+        assert [sum(bans) for bans in zip(*made, strict=True)] == [1] * len(POLICIES), made
+
+    def _in_two_processes(self, work: Callable[[Callable[[], Store]], list[int]]) -> list[list[int]]:
+        """Return what some work counts in each of two processes that start it at once."""
         opens = self.opener()
         if opens is None:
             pytest.skip("the store lacks the ability: opener (processes that share it)")
         context = get_context("spawn")
         start = context.Barrier(2)
         with ProcessPoolExecutor(2, mp_context=context, initializer=_meet_at, initargs=(start,)) as pool:
-            counts = list(pool.map(_admitted, (opens, opens)))
-        assert [sum(admitted) for admitted in zip(*counts, strict=True)] == [*LIMITS.values()], counts
+            return list(pool.map(work, (opens, opens)))
 
 
 def _meet_at(start: Barrier) -> None:
@@ -52,6 +63,26 @@ def _admitted(opens: Callable[[], Store]) -> list[int]:
     """Return the hits that pass under each limit in this process, while another process hits too."""
     _barriers[0].wait(_START_S)
     return asyncio.run(_count(opens))
+
+
+def _struck(opens: Callable[[], Store]) -> list[int]:
+    """Return the bans that this process makes under each policy, while another process strikes too."""
+    _barriers[0].wait(_START_S)
+    return asyncio.run(_ban(opens))
+
+
+async def _ban(opens: Callable[[], Store]) -> list[int]:
+    """Strike a key under each policy, as many times as make three quarters of a ban."""
+    store = opens()
+    try:
+        bans = []
+        for policy in POLICIES:
+            times = policy.after.amount * 3 // 4
+            made = [await settle(store.bans.strike(policy, f"user:{policy.name}", 1, "")) for _ in range(times)]
+            bans.append(sum(ban is not None for ban in made))
+        return bans
+    finally:
+        await settle(store.close())
 
 
 async def _count(opens: Callable[[], Store]) -> list[int]:
