@@ -214,7 +214,7 @@ class RateLimit:
 
         Raises:
             RateLimitExceeded: The limit is exceeded. It is `starlette.exceptions.WebSocketException` for a websocket
-                that was accepted before.
+                that was accepted before, and for one whose server cannot send an answer before.
             ConfigurationError: There is no middleware around the endpoint.
         """
         scope = connection.scope

@@ -92,8 +92,6 @@ class RateLimitMiddleware(FailsAtStartup):
         rules: The rules of the middleware.
         default_limits: The limits that apply to each route; empty if there are none.
         key: What `default_limits` count by; None for the client's address.
-        headers: The styles of its header fields.
-        on_refused: The function that builds responses to refused requests; None for problem details.
         policies: Its ban policies.
         signals: What they strike for.
         calls: Calls the user's functions.
@@ -143,9 +141,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self.client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
         self.rules = tuple(all_rules(limits, rules, key))
         self.key = key
-        self.headers = headers
         self.header_writer = HeaderWriter(headers)
-        self.on_refused = on_refused
         self.calls = UserCallbacks()
         self._engine = self.limiter.engine
         self._observers = self._engine.observers
