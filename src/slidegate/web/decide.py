@@ -6,6 +6,7 @@ function: it awaits no decision that is available immediately.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -69,10 +70,10 @@ class Decider:
             return self._uncounted(plan, exchange.scope, client)
         question = self._question(plan, exchange.scope if request is None else request.scope, client)
         if request is not None:
-            left = _uncharged(exchange, question.checks)
+            left = _uncharged(_passed(exchange), question.checks)
             if not left:
                 return plan.verdict
-            if len(left) < len(question.checks):
+            if left is not question.checks:
                 question = self._engine.prepare(left, question.subjects)
         return self._engine.ask(question)
 
@@ -131,11 +132,10 @@ class Decider:
         checks: list[Check] = []
         queue: tuple[BoundRule, Name] | None = None
         for bound in plan.limiting:
-            own = await self._checks(bound, client, request)
+            own = _uncharged(_passed(exchange), await self._checks(bound, client, request))
             checks += own
             if own and bound.rule.wait_us and queue is None:
                 queue = bound, (own[0][0].name, own[0][1])
-        checks = _uncharged(exchange, checks)
         if not checks:
             answer = self._uncounted(plan, request.scope, client)
             decision = answer if isinstance(answer, Decision) else await answer
@@ -201,8 +201,11 @@ class Decider:
 
     async def _observe(self, bound: BoundRule, exchange: Exchange, client: Client, request: HTTPConnection) -> None:
         """Count a request under a shadow rule, and report it if the rule would have refused it."""
-        checks = await self._checks(bound, client, request)
+        checks = _uncharged(exchange.observed, await self._checks(bound, client, request))
+        if not checks:
+            return
         decision = await self._ask(checks, ())
+        exchange.observed = (*exchange.observed, checks)
         if decision.allowed or decision.reason is Reason.BANNED:
             return
         label, key = bound.rule.label, checks[0][1]
@@ -264,10 +267,24 @@ class Decider:
         return await self._calls.ask_about(bound.rule, request, "fair", fair, self._key_for, None) or ""
 
 
-def _uncharged(exchange: Exchange, checks: Sequence[Check]) -> list[Check]:
-    """Return the checks without those of limits that have charged the request before, for example at a router."""
-    charged = {_window(check) for decision in exchange.own if decision.allowed for check in decision.checks}
-    return [check for check in checks if _window(check) not in charged] if charged else [*checks]
+def _passed(exchange: Exchange) -> list[Sequence[Check]]:
+    """Return the questions that a request has passed in its middleware. A refusal charges nothing."""
+    return [decision.checks for decision in exchange.own if decision.allowed and decision.checks]
+
+
+def _uncharged(earlier: Sequence[Sequence[Check]], checks: Sequence[Check]) -> Sequence[Check]:
+    """Return the checks without what earlier questions have charged: the same limits of a key count a request once.
+
+    Of several costs the largest one is charged, so a later question has charged what was missing.
+    """
+    if not earlier:
+        return checks
+    charged = Counter[tuple[object, ...]]()
+    for question in earlier:  # in which no window is twice
+        charged.update({_window(check): check[2] for check in question})
+    costs = [(check, charged.get(_window(check))) for check in checks]
+    left = [(check[0], check[1], check[2] - (cost or 0)) for check, cost in costs if cost is None or cost < check[2]]
+    return checks if left == [*checks] else left
 
 
 def _window(check: Check) -> tuple[object, ...]:

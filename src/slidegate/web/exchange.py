@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from ..core.decision import Decision
+from ..core.decision import Check, Decision
 from .decided import DECIDED_KEY, EXCHANGE_KEY, Decided, of_request
 from .headers import Fields, completed
 
@@ -74,6 +74,8 @@ class Exchange:
     """The status of the response; 0 before its first message."""
     own: tuple[Decision, ...] = ()
     """The decisions of this middleware: about its rules, then about limits at endpoints within."""
+    observed: tuple[Sequence[Check], ...] = ()
+    """The checks of shadow rules, of each rule by itself."""
     is_complete = False
     """Whether the last message of the response was sent."""
     is_refused = False
