@@ -69,8 +69,7 @@ class BanSignals:
         allowlist: AnyList | None,
     ) -> None:
         self._limiter = middleware.limiter
-        self._middleware = middleware
-        client = middleware.client
+        self._client = client = middleware.client
         self._is_wider = client.prefixes != OWN_PREFIX  # or narrower: a ban of the address then has a different key
         self._protected = (client.networks, allowlist) if client.trusted else (allowlist,)
         self.policies: dict[str, BanPolicy] = {}
@@ -130,7 +129,7 @@ class BanSignals:
             StoreUnavailable: The store does not answer, and ``on_error="deny"``.
         """
         policy, weight, reason = signal
-        key = self._banned_key(policy, scope, self._middleware.clients.find(scope).key)
+        key = self._banned_key(policy, scope, self._client.locate(scope)[0])
         if key is None:
             return None
         answer = self._limiter.engine.strike(key, policy, weight, reason)

@@ -59,7 +59,9 @@ class Decider:
             plan: The plan of the request, or of the endpoint.
             request: The request at the endpoint, with its body; None in the middleware.
         """
-        client = self._clients.find(exchange.scope)
+        client = exchange.client
+        if client is None:
+            client = exchange.client = self._clients.find(exchange.scope)
         if client.verdict is not None:
             return client.verdict
         if plan.asks:

@@ -22,6 +22,7 @@ from .headers import Fields, completed
 if TYPE_CHECKING:
     from ..core.bans.policy import BanPolicy
     from ..limiter.queues import Name
+    from .client_ip import Client
     from .middleware import RateLimitMiddleware
 
 _STARTS: Final = {
@@ -76,6 +77,8 @@ class Exchange:
     """The decisions of this middleware: about its rules, then about limits at endpoints within."""
     observed: tuple[Sequence[Check], ...] = ()
     """The checks of shadow rules, of each rule by itself."""
+    client: Client | None = None
+    """The client, once it was looked up."""
     is_complete = False
     """Whether the last message of the response was sent."""
     is_refused = False
