@@ -28,7 +28,6 @@ from slidegate.core import (
     WindowRef,
     charge_all,
     decide,
-    in_periods,
     refund_all,
 )
 
@@ -72,7 +71,7 @@ class DictStore(Store):
             return refusal
         with self._guard():
             now_us = self._clock()
-            return decide(checks, self._find(checks, self._windows, now_us), now_us)
+            return decide(checks, self._find(checks, self._windows), now_us)
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Return what `hit` would answer, by deciding on a copy of the windows."""
@@ -82,7 +81,7 @@ class DictStore(Store):
             return refusal
         with self._guard():
             now_us, windows = self._clock(), self._windows.copy()
-            decision = decide(checks, self._find(checks, windows, now_us), now_us)
+            decision = decide(checks, self._find(checks, windows), now_us)
             decision.reservations = ()
             return decision
 
@@ -90,13 +89,13 @@ class DictStore(Store):
         """Charge every cost, even beyond the limits."""
         with self._guard():
             now_us = self._clock()
-            return charge_all(checks, self._find(checks, self._windows, now_us), now_us)
+            return charge_all(checks, self._find(checks, self._windows), now_us)
 
     def refund(self, reservations: Sequence[Reservation]) -> bool:
         """Refund charges that still count."""
         with self._guard():
             now_us, windows = self._clock(), self._windows.copy()
-            places = self._find([reservation.check for reservation in reservations], windows, now_us)
+            places = self._find([reservation.check for reservation in reservations], windows)
             found = refund_all(reservations, places, now_us)
             # Expired windows are not created again: they may exceed the most windows.
             self._windows |= {name: windows[name] for _, _, _, name in places if name in self._windows}
@@ -124,14 +123,14 @@ class DictStore(Store):
         """Return the windows of a key."""
         with self._guard():
             now_us, windows = self._clock(), self._windows.copy()
-            places = self._find([(bucket, key, 0) for bucket in buckets], windows, now_us)
+            places = self._find([(bucket, key, 0) for bucket in buckets], windows)
             return Snapshot(now_us, self._unix_us(), [windows[name] for _, _, _, name in places])
 
     def permits_held(self) -> int:
         """Return how many permits are taken; without this method, rules could not limit concurrency."""
         with self._lock:
             held = [name for name, limit in self._limits.items() if isinstance(limit, Concurrency)]
-            return sum(self._limits[name].counter.state(self._windows[name])[0] for name in held)
+            return sum(self._limits[name].counter_by(self._unix_us).state(self._windows[name], 0)[0] for name in held)
 
     def close(self) -> None:
         """Close the store and its bans."""
@@ -147,7 +146,7 @@ class DictStore(Store):
         self.expect_open()
         return self._lock
 
-    def _find(self, checks: Sequence[Check], windows: Windows, now_us: int) -> list[WindowRef]:
+    def _find(self, checks: Sequence[Check], windows: Windows) -> list[WindowRef]:
         """Return the locations of the windows of a question, creating missing windows."""
         asked = [
             (limit, cost, (bucket.name, limit.same_window, key))
@@ -162,8 +161,7 @@ class DictStore(Store):
         windows |= dict.fromkeys(missing, b"")
         if windows is self._windows:
             self._limits |= missing
-        places: list[WindowRef] = [(limit.counter, cost, windows, name) for limit, cost, name in asked]
-        return in_periods(places, now_us, self._unix_us())
+        return [(limit.counter_by(self._unix_us), cost, windows, name) for limit, cost, name in asked]
 
     def _delete_expired(self, kept: set[Name]) -> None:
         """Delete the windows whose units have all left, except `kept`; live windows are never evicted."""

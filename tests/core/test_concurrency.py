@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.core import NEVER, OPEN, AnyLimit, Bucket, Concurrency, Limit
-from slidegate.core.concurrency import ENTRY, PermitCounter, apart, entry
+from slidegate.core.concurrency import ENTRY, PermitCounter, apart, entry, in_force
 from slidegate.core.decision import Decision, Reason
 from slidegate.core.ring import MAX_UNITS
 from slidegate.stores.memory.store import MemoryStore
@@ -35,7 +35,7 @@ def test_a_concurrency_limit_is_a_number_or_its_text(amount: int | str) -> None:
 
 
 def test_permits_are_taken_up_to_the_amount_and_free_when_given_back() -> None:
-    counter, window, states = Concurrency(2).counter, b"", []
+    counter, window, states = Concurrency(2).counter_by(int), b"", []
     for _ in range(3):
         window, state = counter.spend(window, 0, 1)
         states.append(state)
@@ -50,11 +50,13 @@ def test_permits_are_taken_up_to_the_amount_and_free_when_given_back() -> None:
 
 def test_in_one_process_no_time_frees_a_permit() -> None:
     limit = Concurrency(2)
-    window, _ = limit.counter.charge(b"", 10, 2)
+    counter = limit.counter_by(int)
+    window, _ = counter.charge(b"", 10, 2)
     for now_us in (0, 10**18):
-        assert limit.counter.spend(limit.counter.settle(window, now_us), now_us, 1)[1][3] == OPEN
+        assert counter.spend(window, now_us, 1) == (window, (2, 0, 0, OPEN))
+        assert counter.state(window, now_us, 5) == (2, 0, 0, 5)
     assert limit.expires_us(window) > 10**18
-    assert (limit.expires_us(b""), limit.counter.mark(window)) == (0, 0)
+    assert limit.expires_us(b"") == 0
 
 
 WORKERS = (b"worker 1", b"worker 2", b"worker 3")
@@ -102,7 +104,7 @@ def test_each_worker_changes_its_own_entry_until_it_ends(
             case "remove":
                 left = counter.remove(window, now_us, 0, units)
                 assert (left is None) is (not min(units, own))
-                window = counter.settle(window, now_us) if left is None else left
+                window = in_force(window, now_us) if left is None else left
                 model[worker] = (until_us, own - min(units, own)) if left is not None else before.get(worker, (0, 0))
             case "renew":
                 window = apart(window, worker, now_us)[0] + entry(worker, until_us, units)
@@ -115,7 +117,7 @@ def test_each_worker_changes_its_own_entry_until_it_ends(
 
 
 def test_no_row_counts_more_than_fits_into_its_entries() -> None:
-    counter = Concurrency(2).counter
+    counter = Concurrency(2).counter_by(int)
     window, kept = counter.charge(b"", 0, MAX_UNITS)
     assert kept == MAX_UNITS
     assert counter.charge(window, 0, 5) == (window, 0)

@@ -62,20 +62,20 @@ def test_quotas_of_a_rule_are_told_apart_by_their_periods() -> None:
     assert [(limit.window_s, limit.said) for limit in limits[:2]] == [(60, "100 per 1m"), (None, "5 per day")]
 
 
-def counted(quota: Quota, now_us: int, unix_us: int) -> QuotaCounter:
-    """Return the counter of a quota at a time of a store, which is a Unix time."""
-    return quota.counter.at(now_us, unix_us)
+def counted(quota: Quota, unix_us: int) -> QuotaCounter:
+    """Return the counter of a quota at a Unix time."""
+    return quota.counter_by(lambda: unix_us)
 
 
 def test_a_period_ends_in_unix_time() -> None:
     quota, now_us = Quota("5/day"), 50
-    counter = counted(quota, now_us, NEW_YEAR_US - HOUR_US)
+    counter = counted(quota, NEW_YEAR_US - HOUR_US)
     window, state = counter.spend(b"", now_us, 3)
     ends_us = now_us + HOUR_US
-    assert state == (3, ends_us, ends_us, 0)
-    assert counter.spend(window, now_us, 3) == (window, (3, ends_us, ends_us, HOUR_US))
+    assert state == (3, ends_us, NEW_YEAR_US, 0), "it leaves by the time of the store, and is found by Unix time"
+    assert counter.spend(window, now_us, 3) == (window, (3, ends_us, NEW_YEAR_US, HOUR_US))
     assert counter.spend(window, now_us, 6)[1][3] == NEVER
-    assert counter.mark(window) == NEW_YEAR_US
+    assert counter.spend(b"", now_us, 6)[1] == (0, 0, 0, NEVER)
     assert quota.expires_us(window) == NEW_YEAR_US + HOUR_US, "a clock that is set back by an hour still finds it"
 
 
@@ -87,15 +87,17 @@ def test_no_step_of_a_clock_exceeds_a_quota(
 ) -> None:
     """No offset between the two clocks is stored, so the time of the store does not matter at all."""
     quota, window, unix_us, admitted = Quota("5/day"), b"", NEW_YEAR_US, Counter[int]()
+    counter = quota.counter_by(lambda: unix_us)
     latest_us = 0
     for now_us, step_us, cost in asked:
         unix_us = unix_us + step_us
-        latest_us = max(latest_us, quota.period_at(unix_us).end_us)
-        counter = counted(quota, now_us, unix_us)
+        end_us = quota.period_at(unix_us).end_us
+        latest_us = max(latest_us, end_us)
+        assert counter.spend(b"", now_us, 1)[1] == (1, now_us + end_us - unix_us, end_us, 0), "another key"
         window, state = counter.spend(window, now_us, cost)
         if not state[3]:
-            admitted[counter.mark(window)] += cost
-            assert counter.mark(window) == latest_us
+            admitted[state[2]] += cost
+            assert state[2] == latest_us
             assert state[1] - now_us == latest_us - unix_us
         else:
             assert state[3] == latest_us - unix_us
@@ -103,11 +105,10 @@ def test_no_step_of_a_clock_exceeds_a_quota(
 
 
 def test_a_refund_takes_units_of_its_period_that_are_there() -> None:
-    counter = counted(Quota("5/day"), 100, NEW_YEAR_US)
-    before, _ = counter.spend(b"", 100, 2)
-    assert counter.remove(b"", 300, counter.mark(before), 2) is None
-    left = counter.remove(before, 300, counter.mark(before), 3)
-    assert left is not None
-    assert counter.state(left)[0] == 0
-    tomorrow = counted(Quota("5/day"), 100, NEW_YEAR_US + DAY_US)
-    assert tomorrow.remove(before, 300, counter.mark(before), 2) is None
+    counter = counted(Quota("5/day"), NEW_YEAR_US)
+    before, (_, _, mark, _) = counter.spend(b"", 100, 2)
+    assert counter.remove(b"", 300, mark, 2) is None
+    assert counter.remove(before, 300, mark, 3) == b""
+    assert counter.state(before, 300)[:2] == (2, 300 + DAY_US)
+    tomorrow = counted(Quota("5/day"), NEW_YEAR_US + DAY_US)
+    assert tomorrow.remove(before, 300, mark, 2) is None

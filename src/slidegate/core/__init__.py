@@ -10,7 +10,7 @@ from .addresses import parse_address
 from .bans.ban import Ban, BanSubject
 from .calendar import Anchor, Calendar, Period
 from .concurrency import Concurrency
-from .decide import WindowRef, charge_all, decide, in_periods, merged, refund_all
+from .decide import WindowRef, charge_all, decide, merged, refund_all
 from .decision import Bucket, Check, Decision, LimitState, Reason, WindowSlice
 from .errors import ConfigurationError, InvalidKey, SlidegateError, StoreTimeout, StoreUnavailable
 from .limits import AnyLimit, Limit, parse_duration_us, parse_limits
@@ -99,7 +99,6 @@ __all__ = [
     "charge_all",
     "compiled",
     "decide",
-    "in_periods",
     "merged",
     "parse_address",
     "parse_duration_us",

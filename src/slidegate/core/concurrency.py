@@ -15,6 +15,7 @@ corrects whatever was lost on the way, and what a dead worker had ends by itself
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final, Self, final
@@ -71,9 +72,8 @@ class Concurrency(AnyLimit):
             "limits",
         )
 
-    @property
-    def counter(self) -> PermitCounter:
-        """See `AnyLimit.counter`."""
+    def counter_by(self, unix_us: Callable[[], int]) -> PermitCounter:
+        """See `AnyLimit.counter_by`."""
         return PermitCounter(self)
 
     @property
@@ -137,17 +137,9 @@ class PermitCounter:
         gone = min(units, own)
         return others + self._entry(own - gone) if gone else None
 
-    def settle(self, window: bytes, now_us: int) -> bytes:
-        """See `in_force`."""
-        return in_force(window, now_us)
-
-    def state(self, window: bytes, wait_us: int = 0) -> WindowState:
-        """See `Ring.state`; the times are 0, because permits have none."""
-        return apart(window, self._worker)[1], 0, 0, wait_us
-
-    def mark(self, window: bytes) -> int:
-        """See `Ring.mark`; permits are not told apart."""
-        return 0
+    def state(self, window: bytes, now_us: int, wait_us: int = 0) -> WindowState:
+        """See `Ring.state`; the times are 0, because permits have none, and so is the mark: they are not told apart."""
+        return apart(window, self._worker, now_us)[1], 0, 0, wait_us
 
     def _entry(self, units: int) -> bytes:
         return entry(self._worker, self._until_us, units)

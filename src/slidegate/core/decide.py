@@ -38,14 +38,11 @@ def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> D
 
     Args:
         checks: The question.
-        refs: Its windows; the counters of quotas have the Unix time, see `in_periods`.
+        refs: Its windows.
         now_us: The store's time, in microseconds.
     """
     apart, mixed = _apart(refs) if len(checks) > 1 else (refs, set())
     decision = decide_plain(checks, apart, now_us)
-    if decision.allowed and any(isinstance(counter, QuotaCounter) for counter, _, _, _ in refs):
-        units = [cost for _, cost, _, _ in refs]
-        decision.reservations = _reserved(apart, checks, units)
     if mixed:
         owners = [index for index, check in enumerate(checks) for _ in check[0].limits]
         unknown = {owners[at] for at in mixed}
@@ -72,7 +69,7 @@ def _apart(refs: Sequence[WindowRef]) -> tuple[Sequence[WindowRef], set[int]]:
 
 
 def decide_plain(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> Decision:
-    """Decide a question without quotas, whose windows are all different.
+    """Decide a question whose windows are all different.
 
     What it charges is reserved when somebody asks for it: the readings contain the marks of rings and permits.
     """
@@ -95,7 +92,7 @@ def _refuse(checks: Sequence[Check], refs: Sequence[WindowRef], states: list[Win
         wait_us = states[at][3]
         if not wait_us:
             windows[key] = window = counter.undo(windows[key], cost)
-            states[at] = counter.state(window)
+            states[at] = counter.state(window, now_us)
         elif wait_us == NEVER:
             reason = TOO_LARGE
     if reason is LIMITED:
@@ -114,7 +111,7 @@ def _charge_refusal(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: 
         if counted:
             windows[key], _ = counter.charge(windows[key], now_us, cost)
         _, state = counter.spend(windows[key], now_us, cost)
-        states.append(counter.state(windows[key], state[3]))
+        states.append(counter.state(windows[key], now_us, state[3]))
     return states
 
 
@@ -124,15 +121,9 @@ def charge_all(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) 
     units: list[int] = []
     for counter, cost, windows, key in refs:
         windows[key], kept = counter.charge(windows[key], now_us, cost)
-        states.append(counter.state(windows[key]))
+        states.append(counter.state(windows[key], now_us))
         units.append(kept)
-    return Decision(True, OK, now_us, checks, states, _reserved(refs, checks, units))
-
-
-def _reserved(refs: Sequence[WindowRef], checks: Sequence[Check], units: Sequence[int]) -> list[Reservation]:
-    """Return the reservations of a question that was charged."""
-    marks = [counter.mark(windows[key]) for counter, _, windows, key in refs]
-    return reserved(checks, marks, units)
+    return Decision(True, OK, now_us, checks, states, reserved(checks, [mark for _, _, mark, _ in states], units))
 
 
 def refund_all(reservations: Sequence[Reservation], refs: Sequence[WindowRef], now_us: int) -> bool:
@@ -150,22 +141,6 @@ def refund_all(reservations: Sequence[Reservation], refs: Sequence[WindowRef], n
         if left is not None:
             windows[key], changed = left, True
     return changed
-
-
-def in_periods(refs: Sequence[WindowRef], now_us: int, unix_us: int) -> list[WindowRef]:
-    """Return windows with the Unix time in the counters of quotas; this has to precede every other use of these.
-
-    Args:
-        refs: The windows of a question.
-        now_us: The store's time, in microseconds.
-        unix_us: The Unix time, read together with `now_us`.
-    """
-    return [
-        (counter.at(now_us, unix_us), cost, windows, key)
-        if isinstance(counter, QuotaCounter)
-        else (counter, cost, windows, key)
-        for counter, cost, windows, key in refs
-    ]
 
 
 def merged(checks: Sequence[Check]) -> Sequence[Check]:

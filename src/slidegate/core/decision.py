@@ -135,7 +135,7 @@ def unique_name(name: str, taken: Collection[str]) -> str:
 
 def state_of(bucket: Bucket, key: str, cost: int, at: int, reading: WindowState, now_us: int) -> LimitState:
     """Return the state of a limit, given its index in the bucket and the reading of its window at a time."""
-    spent, leaves_us, newest_us, wait_us = reading
+    spent, leaves_us, mark, wait_us = reading
     limit = bucket.limits[at]
     return LimitState(
         bucket.names[at],
@@ -146,7 +146,8 @@ def state_of(bucket: Bucket, key: str, cost: int, at: int, reading: WindowState,
         retry_after_us=None if wait_us < 0 else wait_us,
         # Permits have no times: both are 0.
         more_after_us=max(leaves_us - now_us, 0) if spent else 0,
-        reset_after_us=max(newest_us + limit.span_us - now_us, 0) if spent else 0,
+        # The units of a quota leave together.
+        reset_after_us=max((mark + limit.span_us if limit.span_us else leaves_us) - now_us, 0) if spent else 0,
         cost=cost,
         used=spent,
         label=bucket.label,
@@ -292,7 +293,7 @@ class Decision:
     def reservations(self) -> Sequence[Reservation]:
         """What is still charged, one for each check in order; empty if nothing was charged."""
         if self._reservations is None:  # the newest units of each window are those that this question charged
-            marks = [newest_us for _, _, newest_us, _ in self.readings]
+            marks = [mark for _, _, mark, _ in self.readings]
             units = [cost for bucket, _, cost in self.checks for _ in bucket.limits]
             self._reservations = reserved(self.checks, marks, units)
         return self._reservations
@@ -326,8 +327,8 @@ class Decision:
         first = sum(len(bucket.limits) for bucket, _, _ in self.checks[: part.index])
         readings = list(self.readings)
         for at, units in enumerate(part.units, first):
-            spent, leaves_us, newest_us, wait_us = readings[at]
-            readings[at] = spent - units, leaves_us, newest_us, wait_us
+            spent, leaves_us, mark, wait_us = readings[at]
+            readings[at] = spent - units, leaves_us, mark, wait_us
         self.readings = readings
 
     @property
@@ -424,10 +425,7 @@ def refused_later(readings: Sequence[WindowState], decided_us: int, now_us: int,
         checks: The question.
     """
     passed_us = now_us - decided_us
-    later = [
-        (spent, leaves_us, newest_us, wait_us and wait_us - passed_us)
-        for spent, leaves_us, newest_us, wait_us in readings
-    ]
+    later = [(spent, leaves_us, mark, wait_us and wait_us - passed_us) for spent, leaves_us, mark, wait_us in readings]
     return Decision(False, Reason.LIMITED, now_us, checks, later)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -162,10 +162,13 @@ class AnyLimit:
         """
         return self
 
-    @property
     @abstractmethod
-    def counter(self) -> Counter:
-        """The object that counts the limit's units."""
+    def counter_by(self, unix_us: Callable[[], int]) -> Counter:
+        """Return the object that counts the limit's units in a store.
+
+        Args:
+            unix_us: Returns the store's Unix time in microseconds, which a quota goes by.
+        """
 
     @property
     @abstractmethod
@@ -249,6 +252,7 @@ class Limit(AnyLimit):
     life_us: int = field(compare=False)
     """The longest time that a unit counts, whatever the amount: k + 1 slices."""
     counter: Ring = field(compare=False)
+    """Counts the units."""
 
     def __init__(
         self,
@@ -281,6 +285,10 @@ class Limit(AnyLimit):
         if amount <= self.resolution:
             return amount, 1, self.window_us
         return amount, self.slice_us, self.slices * self.slice_us + 1
+
+    def counter_by(self, unix_us: Callable[[], int]) -> Ring:
+        """See `AnyLimit.counter_by`."""
+        return self.counter
 
     def own(self) -> Self:
         """See `AnyLimit.own`."""

@@ -4,13 +4,14 @@ The count of a quota is a ring in Unix time with one slice, which began in 1970 
 units have one moment, the end of the period, and leave then. When the clock is set back into an earlier period,
 counting continues in the newer one, as in the newest slice of any ring.
 
-All other limits of a question go by the store's time. `in_periods` gives each quota of a question the Unix time; the
-states of its counter are in the store's time again, as those of the other limits.
+All other limits of a question go by the store's time. The counter of a quota reads the Unix time of its store itself,
+and tells when its units leave in the store's time, as the other limits do.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -19,6 +20,8 @@ from .errors import ConfigurationError, quoted
 from .limits import MAX_AMOUNT, AnyLimit, Identity, check_name, check_whole
 from .ring import Ring, WindowState, expires_us
 
+_ANY: Final = Ring(1, 1, 1, 0)
+"""The span of the rings of all periods is 0: units leave at their moment."""
 KEPT_US: Final = 3_600_000_000
 """How long a count is kept after its period, in case the system clock is set back."""
 
@@ -75,10 +78,9 @@ class Quota(AnyLimit):
         calendar = Calendar(unit, anchor, load_zone(zone))
         self._fill(amount=amount, unit=unit, starts=spelled, zone_name=zone, name=name, calendar=calendar)
 
-    @property
-    def counter(self) -> QuotaCounter:
-        """See `AnyLimit.counter`."""
-        return QuotaCounter(self)
+    def counter_by(self, unix_us: Callable[[], int]) -> QuotaCounter:
+        """See `AnyLimit.counter_by`."""
+        return QuotaCounter(self, unix_us)
 
     @property
     def same_window(self) -> Identity:
@@ -113,57 +115,51 @@ class Quota(AnyLimit):
 
 @final
 class QuotaCounter:
-    """Counts the units of a quota, see `Ring`. It ignores the times that it is asked with, and uses its own.
+    """Counts the units of a quota, see `Ring`. All units of a period have one moment, its end, and leave then.
 
     Args:
         quota: The quota.
-        now_us: The store's time, in microseconds, to which its states refer.
-        unix_us: The Unix time, read together with `now_us`; -1 for a counter that only makes others, see `at`, and
-            whose methods without a time may be called.
+        unix_us: Returns the store's Unix time, in microseconds.
     """
 
-    __slots__ = ("_ahead_us", "_quota", "_ring", "_unix_us")
+    __slots__ = ("_latest", "_quota", "_unix_us")
 
-    def __init__(self, quota: Quota, now_us: int = 0, unix_us: int = -1) -> None:
+    def __init__(self, quota: Quota, unix_us: Callable[[], int]) -> None:
         self._quota = quota
         self._unix_us = unix_us
-        self._ahead_us = now_us - unix_us
-        end_us = quota.period_at(unix_us).end_us if unix_us >= 0 else 0
-        self._ring = Ring(quota.amount, 1, end_us + 1, 0)
-
-    def at(self, now_us: int, unix_us: int) -> QuotaCounter:
-        """Return the counter of the same quota at another time; see the arguments of the class."""
-        return QuotaCounter(self._quota, now_us, unix_us)
+        self._latest = 0, 0, _ANY  # a period and its ring
 
     def spend(self, window: bytes, now_us: int, cost: int) -> tuple[bytes, WindowState]:
-        """See `Ring.spend`."""
-        window, state = self._ring.spend(window, self._unix_us, cost)
-        return window, self._in_store_time(state)
+        """See `Ring.spend`; the units leave by the store's time, and their moment is a Unix time."""
+        unix_us = self._unix_us()
+        window, (spent, leaves_us, moment_us, wait_us) = self._ring(unix_us).spend(window, unix_us, cost)
+        return window, (spent, leaves_us + now_us - unix_us if spent else 0, moment_us, wait_us)
 
     def undo(self, window: bytes, cost: int) -> bytes:
         """See `Ring.undo`."""
-        return self._ring.undo(window, cost)
+        return _ANY.undo(window, cost)
 
     def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
         """See `Ring.charge`; a debt lasts until the period ends."""
-        return self._ring.charge(window, self._unix_us, units)
+        unix_us = self._unix_us()
+        return self._ring(unix_us).charge(window, unix_us, units)
 
     def remove(self, window: bytes, now_us: int, mark: int, units: int) -> bytes | None:
-        """See `Ring.remove`; all units of a period have one moment."""
-        return self._ring.remove(window, self._unix_us, mark, units)
+        """See `Ring.remove`."""
+        unix_us = self._unix_us()
+        return self._ring(unix_us).remove(window, unix_us, mark, units)
 
-    def settle(self, window: bytes, now_us: int) -> bytes:
-        """See `Ring.settle`; nothing leaves before the period ends."""
-        return self._ring.settle(window, self._unix_us)
+    def state(self, window: bytes, now_us: int, wait_us: int = 0) -> WindowState:
+        """See `Ring.state`."""
+        spent, leaves_us, moment_us, _ = _ANY.state(window, now_us)
+        return spent, leaves_us + now_us - self._unix_us() if spent else 0, moment_us, wait_us
 
-    def state(self, window: bytes, wait_us: int = 0) -> WindowState:
-        """See `Ring.state`; all units leave when the period ends."""
-        return self._in_store_time(self._ring.state(window, wait_us))
-
-    def mark(self, window: bytes) -> int:
-        """See `Ring.mark`; it is the end of the period, in Unix time."""
-        return self._ring.mark(window)
-
-    def _in_store_time(self, state: WindowState) -> WindowState:
-        spent, leaves_us, newest_us, wait_us = state
-        return (spent, leaves_us + self._ahead_us, newest_us + self._ahead_us, wait_us) if spent else state
+    def _ring(self, unix_us: int) -> Ring:
+        """Return the ring of the period that contains a Unix time."""
+        start_us, end_us, ring = self._latest
+        amount = self._quota.amount
+        if not start_us <= unix_us < end_us or ring.terms[0] != amount:  # an operator may change the amount
+            start_us, end_us, _ = self._quota.period_at(unix_us)
+            ring = Ring(amount, 1, end_us + 1, 0)
+            self._latest = start_us, end_us, ring
+        return ring

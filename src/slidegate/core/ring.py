@@ -57,8 +57,8 @@ MAX_UNITS: Final = 2**32 - 1
 """The most units of one ring, debts included; amounts are less than half of it."""
 
 WindowState: TypeAlias = tuple[int, int, int, int]
-"""The state of one window after a question: units spent, when the oldest leave (a time), the newest moment, and how
-long the request has to wait (0, microseconds, `NEVER` or `OPEN`)."""
+"""The state of one window after a question: units spent, when the oldest leave (a time), the moment of the newest, by
+which `Ring.remove` finds them, and how long the request has to wait (0, microseconds, `NEVER` or `OPEN`)."""
 
 Terms: TypeAlias = tuple[int, int, int]
 """The most units in a window, the length of a slice (1 for an exact limit), and how long units count after their
@@ -119,7 +119,7 @@ class Ring:
         amount, step_us, span_us = self.terms
         spent, units, newest_us, oldest_us = read_head(window) if window else _NOTHING
         leaves_us = oldest_us + span_us
-        if now_us >= leaves_us or newest_us - now_us >= step_us:
+        if spent and (now_us >= leaves_us or newest_us - now_us >= step_us):
             window = _settled(window, now_us, step_us, span_us)
             spent, units, newest_us, oldest_us = _read(window)
             leaves_us = oldest_us + span_us
@@ -174,7 +174,7 @@ class Ring:
         Args:
             window: The ring.
             now_us: The store's time, in microseconds.
-            mark: The moment of their entry, which is the newest moment of the state after they were spent.
+            mark: The moment of their entry, which is the mark of the state after they were spent.
             units: Their number.
 
         Returns:
@@ -192,16 +192,12 @@ class Ring:
         _, step_us, span_us = self.terms
         return _settled(window, now_us, step_us, span_us)
 
-    def state(self, window: bytes, wait_us: int = 0) -> WindowState:
+    def state(self, window: bytes, now_us: int, wait_us: int = 0) -> WindowState:
         """Return the state of a settled ring, with the given wait."""
         if not window:
             return 0, 0, 0, wait_us
         spent, _, newest_us, oldest_us = _read(window)
         return spent, oldest_us + self.span_us, newest_us, wait_us
-
-    def mark(self, window: bytes) -> int:
-        """Return the mark by which `remove` finds the units that were spent last: the newest moment."""
-        return self.state(window)[2]
 
     def moment_us(self, now_us: int) -> int:
         """Return the moment of units that are spent at `now_us`: the last microsecond of their slice."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from .decision import Bucket, LimitState, WindowSlice, state_of
 from .limits import AnyLimit, Limit
-from .quotas import Quota, QuotaCounter
+from .quotas import Quota
 from .ring import entries
 
 
@@ -44,11 +44,7 @@ def view_of(bucket: Bucket, key: str, at: int, window: bytes, now_us: int, unix_
         unix_us: The Unix time, read together with `now_us`.
     """
     limit = bucket.limits[at]
-    counter = limit.counter
-    if isinstance(counter, QuotaCounter):
-        counter = counter.at(now_us, unix_us)
-    window = counter.settle(window, now_us)
-    reading = counter.state(window, counter.spend(window, now_us, 1)[1][3])
+    window, reading = limit.counter_by(lambda: unix_us).spend(window, now_us, 0)
     slices = _slices(window, limit, reading[1], now_us) if reading[0] else ()
     return state_of(bucket, key, 1, at, reading, now_us)._replace(slices=tuple(slices))
 

@@ -29,7 +29,7 @@ class Struck:
         """Return whether a ban is due."""
         counter = self.policy.strikes.limits[0].counter
         self.window, _ = counter.charge(self.window, now_us, weight)
-        return counter.state(self.window)[0] >= self.policy.after.amount
+        return counter.state(self.window, now_us)[0] >= self.policy.after.amount
 
 
 @pytest.mark.parametrize("after", ["1/minute", "64/minute", "65/minute", "100000/minute"])

@@ -28,7 +28,7 @@ def greedy(limits: Sequence[Limit], start_us: int, span_us: int) -> Iterator[tup
     while now_us < start_us + span_us:
         windows = [limit.counter.settle(window, now_us) for limit, window in zip(limits, windows, strict=True)]
         units = min(
-            limit.amount - limit.counter.state(window)[0] for limit, window in zip(limits, windows, strict=True)
+            limit.amount - limit.counter.state(window, now_us)[0] for limit, window in zip(limits, windows, strict=True)
         )
         windows = [
             limit.counter.charge(window, now_us, units)[0] for limit, window in zip(limits, windows, strict=True)

@@ -13,6 +13,7 @@ from typing import Any, Final
 import lmdb
 
 from ...core.concurrency import Concurrency, PermitCounter, apart, ends_us, entry
+from ...core.limits import AnyLimit
 from ...core.reservation import Reservation
 from ..leases import HeldPermits
 from .layout import Databases, due_row, recheck_at
@@ -49,11 +50,12 @@ class PermitRows:
         if writes and now_us >= held.due_us:
             self.renew_all()
 
-    def find(self, row: bytes, limit: Concurrency) -> tuple[PermitCounter, dict[bytes, bytes]]:
+    def find(self, row: bytes, limit: AnyLimit) -> tuple[PermitCounter, dict[bytes, bytes]]:
         """Return the counter of this process for a limit, and the mapping that contains the row of a key."""
         _, _, own = self._apart(row)
         if self._writes and own != self._units(row):
             self.renew(row)
+        assert isinstance(limit, Concurrency), "only concurrency limits have permits"
         return PermitCounter(limit, self._held.worker, self._until_us), self._rows
 
     def hold(self, row: bytes, charge: Reservation) -> None:

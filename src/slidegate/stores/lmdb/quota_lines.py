@@ -66,6 +66,9 @@ class QuotaLines:
         self._dbs = dbs
         self._unix_us = unix_us
         self._note = note
+        self._second = unix_us // 1_000_000
+        second, written = _WRITTEN.unpack(txn.get(_BUDGET, _WRITTEN.pack(self._second, 0), dbs.meta))
+        self._before = self._written = written if second == self._second else 0
 
     def head(self, row: bytes, head: bytes, before: bytes, after: bytes, rule: str, limit: Quota) -> bytes:
         """Return the head of a row that changes, after noting a line if one is due.
@@ -78,22 +81,22 @@ class QuotaLines:
             rule: The name of the rule.
             limit: The quota.
         """
-        parts = {(read_head(window)[0] if window else 0) * PARTS // limit.amount for window in (before, after)}
-        written_us = -HEAD.unpack(head)[0]
-        is_due = len(parts) > 1 or not self._unix_us - MAX_AGE_US < written_us <= self._unix_us
-        if not is_due or not self._take_one():
+        if self._written >= MOST_A_SECOND:
             return head
+        written_us = -HEAD.unpack(head)[0]
+        is_recent = self._unix_us - MAX_AGE_US < written_us <= self._unix_us
+        if is_recent and _part(before, limit.amount) == _part(after, limit.amount):
+            return head
+        self._written += 1
         self._note("quota", quota_fields(row, after, rule, limit))
         return HEAD.pack(-self._unix_us)
 
-    def _take_one(self) -> bool:
-        """Count a line; return False if all processes have written enough in this second."""
-        second = self._unix_us // 1_000_000
-        stored = self._txn.get(_BUDGET, None, self._dbs.meta)
-        last, written = (second, 0) if stored is None else _WRITTEN.unpack(stored)
-        if last != second:
-            written = 0
-        if written >= MOST_A_SECOND:
-            return False
-        self._txn.put(_BUDGET, _WRITTEN.pack(second, written + 1), db=self._dbs.meta)
-        return True
+    def save(self) -> None:
+        """Count the lines of this transaction for those of this second, of all processes."""
+        if self._written != self._before:
+            self._txn.put(_BUDGET, _WRITTEN.pack(self._second, self._written), db=self._dbs.meta)
+
+
+def _part(window: bytes, amount: int) -> int:
+    """Return how many 64ths of an amount are spent."""
+    return (read_head(window)[0] if window else 0) * PARTS // amount

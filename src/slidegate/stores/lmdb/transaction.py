@@ -14,12 +14,10 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, TypeVarTuple
 import lmdb
 
 from ...core.bans.ban import Ban, BanSubject, longest
-from ...core.concurrency import Concurrency
-from ...core.decide import WindowRef, charge_all, decide, in_periods, refund_all
+from ...core.decide import Counter, WindowRef, charge_all, decide, refund_all
 from ...core.decision import Bucket, Check, Decision, refused_by_ban
 from ...core.errors import StoreTimeout, StoreUnavailable
 from ...core.logs import Throttle
-from ...core.quotas import Quota
 from ...core.reservation import Reservation
 from ...core.store import Clock, Event, Observers, closed
 from ...core.views import Snapshot
@@ -350,22 +348,21 @@ class Transaction:
             create: Whether to create missing windows.
         """
         refs: list[WindowRef] = []
-        dated = False
+        counter: Counter
         for bucket, key, cost in checks:
             for bound in self._bound(bucket):
-                limit = bound[2]
-                if isinstance(limit, Concurrency):
-                    row = row_of(key, bound[0])
-                    counter, rows = self.permit_rows().find(row, limit)
-                    refs.append((counter, cost, rows, row))
-                    continue
-                windows, row = self.windows.find(key, bound, create)
-                refs.append((limit.counter, cost, windows, row))
-                dated = dated or isinstance(limit, Quota)
-        return in_periods(refs, self.now_us, self._process.settings.unix_us()) if dated else refs
+                if bucket.is_permit:
+                    row = row_of(key, bound.digest)
+                    counter, windows = self.permit_rows().find(row, bucket.limits[0])
+                else:
+                    counter = bound.counter
+                    windows, row = self.windows.find(key, bound, create)
+                refs.append((counter, cost, windows, row))
+        return refs
 
     def _bound(self, bucket: Bucket) -> Bound:
-        return self._process.bound.get(bucket) or bind(bucket, self._process.bound)
+        process = self._process
+        return process.bound.get(bucket) or bind(bucket, process.bound, process.settings.unix_us)
 
     def permit_rows(self) -> PermitRows:
         """Return the rows of permits."""
@@ -378,7 +375,7 @@ class Transaction:
 
     def _permits_row(self, charge: Reservation) -> bytes:
         bucket, key, _ = charge.check
-        return row_of(key, self._bound(bucket)[0][0])
+        return row_of(key, self._bound(bucket)[0].digest)
 
     def _hold_permits(self, decision: Decision) -> Decision:
         """Count the permits that a decision has charged from now on."""

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 from hashlib import blake2b
 from struct import Struct
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import lmdb
 
 from ...core import concurrency, ring
+from ...core.decide import Counter
 from ...core.decision import Bucket
 from ...core.limits import AnyLimit
 from ...core.memo import remember
@@ -46,8 +47,26 @@ _CELL: Final = Struct(">H")
 
 Named: TypeAlias = tuple[str, Quota] | None
 """The rule and the quota of a window that has lines in the journal."""
-BoundLimit: TypeAlias = tuple[bytes, bytes, AnyLimit, Named]
-"""The digest in the names of rows of a limit, the head of their values, the limit, and its rule if it is a quota."""
+
+
+class BoundLimit(NamedTuple):
+    """A limit of a bucket.
+
+    Attributes:
+        digest: The digest in the names of its rows.
+        head: The head of their values.
+        limit: The limit.
+        named: Its rule, if it is a quota.
+        counter: Counts its units.
+    """
+
+    digest: bytes
+    head: bytes
+    limit: AnyLimit
+    named: Named
+    counter: Counter
+
+
 Bound: TypeAlias = tuple[BoundLimit, ...]
 """The limits of a bucket."""
 Windows: TypeAlias = dict[bytes, bytes]
@@ -106,7 +125,7 @@ class WindowRows:
             bound: The limit.
             create: Whether to create a missing window.
         """
-        digest, head, limit, named = bound
+        digest, head, limit, named, _ = bound
         row = row_of(key, digest)
         if row in self.own:
             return self.own, row
@@ -149,6 +168,8 @@ class WindowRows:
             if is_new:
                 due_us = expires_us(stored, self._now_us, self._unix_us)
                 recheck_at(self._txn, self._dbs.ends, due_us, row, CELLS if is_shared else WINDOWS)
+        if lines is not None:
+            lines.save()
 
     def reset(self, key: str) -> bool:
         """Forget the units in a key's own windows; return whether there were any."""
@@ -180,11 +201,12 @@ class WindowRows:
         stored = self._txn.get(row, None, self._dbs.strikes)
         if stored is None and not self._takes_room():
             return None
-        window, _ = limit.counter.charge((stored or b"")[HEAD_BYTES:], self._now_us, weight)
+        counter = limit.counter_by(self._unix_us)
+        window, _ = counter.charge((stored or b"")[HEAD_BYTES:], self._now_us, weight)
         self._txn.put(row, HEAD.pack(limit.span_us) + window, db=self._dbs.strikes)
         if stored is None:
             recheck_at(self._txn, self._dbs.ends, limit.leaves_us(self._now_us), row, STRIKES)
-        return limit.counter.state(window)[0]
+        return counter.state(window, self._now_us)[0]
 
     def remove_strikes(self, key: str, bucket: Bucket | None = None) -> bool:
         """See `StrikeWindows`."""
@@ -245,13 +267,13 @@ class WindowRows:
         return True
 
 
-def bind(bucket: Bucket, memo: dict[Bucket, Bound]) -> Bound:
-    """Compute the `Bound` of a bucket, and store it in a memo."""
+def bind(bucket: Bucket, memo: dict[Bucket, Bound], unix_us: Clock) -> Bound:
+    """Compute the `Bound` of a bucket in a store with a Unix time, and store it in a memo."""
     bound = []
     for limit in bucket.limits:
         digest = digest_of(bucket.name, *limit.same_window)  # the same for every amount
         named = (bucket.name, limit) if isinstance(limit, Quota) else None
-        bound.append((digest, HEAD.pack(limit.life_us), limit, named))
+        bound.append(BoundLimit(digest, HEAD.pack(limit.life_us), limit, named, limit.counter_by(unix_us)))
     return remember(memo, bucket, tuple(bound))
 
 

@@ -24,11 +24,10 @@ from threading import Lock
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.bans.ban import BanSubject
-from ...core.decide import Counter, WindowRef, charge_all, decide, decide_plain, in_periods, refund_all
+from ...core.decide import Counter, WindowRef, charge_all, decide, decide_plain, refund_all
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import Whole, check_positive
 from ...core.limits import AnyLimit
-from ...core.quotas import QuotaCounter
 from ...core.reservation import Reservation
 from ...core.store import Clock, Event, Store
 from ...core.views import Snapshot
@@ -52,8 +51,8 @@ SWEEP_PAUSE_US: Final = 1_000_000
 
 Tables: TypeAlias = list[Table]
 """The tables of one limit, one for each shard."""
-Bound: TypeAlias = tuple[list[tuple[Counter, Tables]], bool]
-"""The counters of a bucket with their tables, and whether one of them is a quota, which needs Unix time."""
+Bound: TypeAlias = list[tuple[Counter, Tables]]
+"""The counters of a bucket with their tables."""
 
 
 class MemoryStats(NamedTuple):
@@ -170,10 +169,10 @@ class MemoryStore(Store):
             now_us = SYSTEM.monotonic_ns() // 1000 if self._clock is None else self._now_us()
             if question.version != shard.version:  # it is new, windows have moved, or the store was closed
                 self._locate(question, now_us)
-            if question.plain:
-                decision = decide_plain(question, question.refs, now_us)
+            if question.version < 0:  # keys may share a cell
+                decision = decide(question, question.refs, now_us)
             else:
-                decision = decide(question, in_periods(question.refs, now_us, self.unix_us()), now_us)
+                decision = decide_plain(question, question.refs, now_us)
         finally:
             lock.release()
         if now_us >= self._sweep_us:
@@ -186,8 +185,8 @@ class MemoryStore(Store):
         refusal = self.bans.decide(checks, subjects)
         if refusal is not None:
             return refusal
-        now_us, unix_us, refs = self._copies(checks)
-        decision = decide(checks, in_periods(refs, now_us, unix_us), now_us)
+        now_us, _, refs = self._copies(checks)
+        decision = decide(checks, refs, now_us)
         decision.reservations = ()
         return decision
 
@@ -202,8 +201,8 @@ class MemoryStore(Store):
         self.expect_open()
         with self._shards_of(checks).lock:
             now_us = self._now_us()
-            refs, _, _ = self._refs(checks, now_us)
-            decision = charge_all(checks, in_periods(refs, now_us, self.unix_us()), now_us)
+            refs, _ = self._refs(checks, now_us)
+            decision = charge_all(checks, refs, now_us)
         self.tidy(now_us)
         return decision
 
@@ -216,9 +215,8 @@ class MemoryStore(Store):
             refs = [
                 (counter, cost, *tables[self._shard_of(key)].known(key, self._secret))
                 for bucket, key, cost in checks
-                for counter, tables in (self._bound.get(bucket) or self._bind(bucket))[0]
+                for counter, tables in self._bound.get(bucket) or self._bind(bucket)
             ]
-            refs = in_periods(refs, now_us, self.unix_us())
             return refund_all(reservations, refs, now_us)
 
     def reset(self, key: str) -> bool:
@@ -269,12 +267,13 @@ class MemoryStore(Store):
         """Charge strikes to the window of a key, and return its units; None if there is no room for a window."""
         at = self._shard_of(key)
         with self._shards[at].lock:
-            ((counter, tables),) = (self._bound.get(bucket) or self._bind(bucket))[0]
+            ((counter, tables),) = self._bound.get(bucket) or self._bind(bucket)
             windows = tables[at].own(key)
             if windows is None:
                 return None
-            windows[key], _ = counter.charge(windows[key], self._now_us(), weight)
-            return counter.state(windows[key])[0]
+            now_us = self._now_us()
+            windows[key], _ = counter.charge(windows[key], now_us, weight)
+            return counter.state(windows[key], now_us)[0]
 
     def remove_strikes(self, key: str, bucket: Bucket | None = None) -> bool:
         """Remove the window of a key in a bucket of strikes, or in all of them; return whether there were strikes."""
@@ -284,7 +283,7 @@ class MemoryStore(Store):
             now_us = self.time_us()
             for table in [tables[at] for tables in list(self._tables.values())]:
                 if table.counts_strikes and meant in (None, table.identity):
-                    left, _ = table.limit.counter.charge(table.remove(key), now_us, 0)
+                    left, _ = table.limit.counter_by(self.unix_us).charge(table.remove(key), now_us, 0)
                     found = found or bool(left)
         return found
 
@@ -322,30 +321,23 @@ class MemoryStore(Store):
         A window in a shared cell is located again by every hit, because there may be room for one of its own.
         """
         self.expect_open()
-        question.refs, question.plain, shared = self._refs(question.checks, now_us)
+        question.refs, shared = self._refs(question.checks, now_us)
         question.version = -1 if shared else question.shard.version
 
-    def _refs(self, checks: Sequence[Check], now_us: int) -> tuple[list[WindowRef], bool, bool]:
-        """Return the locations of a question's windows. The lock is held.
-
-        Returns:
-            The locations, whether neither quotas nor shared cells are among them, and whether shared cells are.
-        """
+    def _refs(self, checks: Sequence[Check], now_us: int) -> tuple[list[WindowRef], bool]:
+        """Return the locations of a question's windows, and whether shared cells are among them. The lock is held."""
         refs: list[WindowRef] = []
-        plain, shared = True, False
+        shared = False
         for bucket, key, cost in checks:
             at = hash(key) >> HASH_BITS & self._mask
-            bound, has_quota = self._bound.get(bucket) or self._bind(bucket)
-            if has_quota:
-                plain = False
-            for counter, tables in bound:
+            for counter, tables in self._bound.get(bucket) or self._bind(bucket):
                 table = tables[at]
                 windows, name = (table.fresh, key) if key in table.fresh else table.place(key, self._secret)
                 refs.append((counter, cost, windows, name))
                 if windows is not table.fresh:
-                    plain, shared = False, True
+                    shared = True
                     self._count_shared_hit(table.limit, now_us)
-        return refs, plain, shared
+        return refs, shared
 
     def _copies(self, checks: Sequence[Check]) -> tuple[int, int, list[WindowRef]]:
         """Return the store's time, the Unix time, and copies of the windows that a question would charge."""
@@ -365,7 +357,7 @@ class MemoryStore(Store):
                         if room < 0:
                             name = (identity, cell_of(key, self._secret))
                     windows.setdefault(name, window)
-                    refs.append((limit.counter, cost, windows, name))
+                    refs.append((limit.counter_by(self.unix_us), cost, windows, name))
         return self.time_us(), self.unix_us(), refs
 
     def _bind(self, bucket: Bucket) -> Bound:
@@ -380,11 +372,11 @@ class MemoryStore(Store):
                 if tables is made:
                     self._new.extend(made)
                     self._sweep_us = 0
-            counters.append((limit.counter, tables))
+            counters.append((limit.counter_by(self.unix_us), tables))
         if len(self._bound) >= MAX_BUCKETS:
             self._bound.clear()
-        bound = self._bound[bucket] = counters, any(isinstance(counter, QuotaCounter) for counter, _ in counters)
-        return bound
+        self._bound[bucket] = counters
+        return counters
 
     def _count_shared_hit(self, limit: AnyLimit, now_us: int) -> None:
         """Count a hit in a shared cell, and emit an event once per window and at most once per second."""
