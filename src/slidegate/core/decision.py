@@ -64,9 +64,10 @@ class Bucket:
         configured: The limits as given.
         limits: Copies of the limits, which this bucket and those derived from it own: `AnyLimit.become` changes an
             amount for all of them, and for every question that was prepared with them.
+        is_permit: Whether a charge is a permit, which a request holds until it ends, and not units of a window.
     """
 
-    __slots__ = ("configured", "count_denied", "label", "limits", "name", "names", "on_error", "unit")
+    __slots__ = ("configured", "count_denied", "is_permit", "label", "limits", "name", "names", "on_error", "unit")
 
     def __init__(
         self,
@@ -82,6 +83,7 @@ class Bucket:
         self.name = name
         self.configured = limits
         self.limits = tuple([limit.own() for limit in limits])
+        self.is_permit = len(self.limits) == 1 and isinstance(self.limits[0], Concurrency)
         self.names = tuple(names) if names is not None else wire_names(name, self.limits)
         self.count_denied = count_denied
         self.unit = unit
@@ -90,11 +92,6 @@ class Bucket:
 
     def __getnewargs__(self) -> tuple[str, Sequence[AnyLimit]]:
         return self.name, self.limits
-
-    @property
-    def is_permit(self) -> bool:
-        """Whether a charge is a permit, which a request holds until it ends, and not units of a window."""
-        return len(self.limits) == 1 and isinstance(self.limits[0], Concurrency)
 
     def under(self, name: str) -> Bucket:
         """Return a bucket with the same limits under another name; both have the same amounts for ever."""

@@ -191,10 +191,10 @@ def field_value(scope: Scope, name: bytes) -> str:
 def completed(headers: Iterable[Field], needed: Iterable[tuple[bytes, bytes]]) -> list[Field]:
     """Return header fields, with the missing ones of `needed` appended."""
     present = [*headers]
-    names = {field[0] for field in present if type(field[0]) is bytes}
+    names = [field[0] for field in present]
     missing = [field for field in needed if field[0] not in names]
     if missing:  # or written in another type or case
-        names = {lowered(name) for name, _ in present}
+        names = [lowered(name) for name in names]
     return [*present, *[field for field in missing if field[0] not in names]]
 
 
