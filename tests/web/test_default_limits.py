@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 from fastapi import APIRouter, FastAPI
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
@@ -25,7 +28,7 @@ from ..asgi import call, hello, page, scope_of, send_scope, statuses
 from .limited import wrapping
 from .middlewares import charged
 from .route_trees import Tree
-from .test_route_trees import ask, directory
+from .test_route_trees import ask
 
 
 async def other(request: Any) -> PlainTextResponse:
@@ -185,8 +188,6 @@ async def test_what_fails_before_a_limit_at_the_endpoint_is_counted_by_the_defau
 # -- no mix of spellings gets more requests to a route than one spelling does ------------------------------------------
 
 
-__all__ = ["directory"]
-
 AMOUNT = 3
 REQUESTS = 40
 """How many requests fall into one window."""
@@ -255,18 +256,21 @@ async def search(seed: int, directory: Path, windows: int) -> int:
             await ask(app, tree, random, path, root_path, ["GET", "GET", "POST", "HEAD", "post"])
             served.update({name for name, _ in tree.served})
             over = [name for name in served if served[name] > AMOUNT and name not in tree.exempt]
-            where = f"seed {seed}, path {path!r}, root {root_path!r}"
-            assert not over, f"{where}: {[tree.handlers[name] for name in over]}"
+            assert not over, f"path {path!r}, root {root_path!r}: {[tree.handlers[name] for name in over]}"
         full += sum(count == AMOUNT for count in served.values())
         clock.advance("61s")
     return full
 
 
-async def test_no_mix_of_spellings_gets_more_requests_to_a_route(directory: Path) -> None:
-    assert sum([await search(seed, directory, 8) for seed in range(10)]) > 12
+@pytest.mark.parametrize(("trees", "windows"), [(10, 8), pytest.param(200, 200, marks=pytest.mark.deep)])
+def test_no_mix_of_spellings_gets_more_requests_to_a_route(trees: int, windows: int, directory: Path) -> None:
+    full = 0
 
+    @settings(max_examples=trees, deadline=None)
+    @given(st.integers(0, 2**32 - 1))
+    def look(seed: int) -> None:
+        nonlocal full
+        full += asyncio.run(search(seed, directory, windows))
 
-@pytest.mark.deep
-@pytest.mark.parametrize("seed", range(1_000, 1_060))
-async def test_no_mix_of_spellings_gets_more_requests_to_a_route_in_many_trees(seed: int, directory: Path) -> None:
-    await search(seed, directory, 200)
+    look()
+    assert full > trees
