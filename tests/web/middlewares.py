@@ -6,7 +6,9 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import http_sf
 from starlette.types import ASGIApp, Scope
 
 from slidegate.core.decision import Check
@@ -26,6 +28,11 @@ def checks(scope: Scope) -> list[Check]:
 
 def charged(scope: Scope) -> list[str]:
     return [bucket.label for bucket, _, _ in checks(scope)]
+
+
+def fields(value: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the items of a structured field, each with its parameters."""
+    return [(item, dict(params)) for item, params in http_sf.parse(value.encode(), tltype="list")] if value else []
 
 
 def end_of_looks() -> None:

@@ -19,7 +19,6 @@ from slidegate import (
     client_ip,
 )
 from slidegate.core import Concurrency
-from slidegate.testing import RecordingObserver
 from slidegate.web.reload import FileOptions, ReloadingMiddleware
 
 from ..asgi import PEER, call, hello, statuses
@@ -90,22 +89,6 @@ async def test_message_limits_of_the_file_count_the_messages_of_a_client(file: P
     for address, received in (("192.0.2.1", 2), ("192.0.2.1", 0), ("192.0.2.2", 2)):
         await Client(*texts(3), BYE, address=address).run(app)
         assert len(listener.received) == received + 1
-
-
-async def test_a_list_may_be_a_file_beside_the_configuration(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir("/")
-    write(file.parent / "proxies.txt", "192.0.2.0/24\n")
-    app = from_file(file, 'limits = "1/hour"\n[client]\ntrusted = "proxies.txt"\n')
-    for forwarded in ("198.51.100.1", "198.51.100.2"):
-        answer = await call(app, client=("192.0.2.1", 1), headers={"X-Forwarded-For": forwarded})
-        assert answer.status == 200
-
-
-async def test_observers_of_a_file_see_which_keys_exceed_a_limit(file: Path) -> None:
-    observer = RecordingObserver(without=["shadow_refused"])
-    app = from_file(file, '[[rules]]\npath = "*"\nlimits = "2/hour"\nshadow = true\n', observers=[observer])
-    assert await statuses(app, 4) == [200] * 4
-    assert [(event.kind, event.details["key"]) for event in observer.events] == [("exceeded", PEER)]
 
 
 # -- what goes before what ---------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, network
-from slidegate.testing import RecordingObserver
 from slidegate.web import file_watcher
 from slidegate.web.file_watcher import read_whole
 
@@ -335,29 +334,6 @@ async def test_between_two_checks_the_file_is_left_alone(file: ConfigFile, monke
     assert looked.count(str(file.path)) == 5
 
 
-async def test_counts_of_unchanged_rules_stay_whatever_happens_around_them(file: ConfigFile) -> None:
-    named = '[[rules]]\npath = "/b"\nlimits = "2/hour"\nname = "b"\n'
-    app = file.middleware(PLAIN.replace('"*"', '"/a"') + named)
-    assert await statuses(app, 2, "/a") == [200, 200]
-    assert await statuses(app, 1, "/b") == [200]
-    file.rewrite(named + '[[rules]]\npath = "/c"\nlimits = "1/hour"\n' + PLAIN.replace('"*"', '"/a"'))
-    await file.visit(app)
-    assert await statuses(app, 2, "/a") == [200, 429]
-    assert await statuses(app, 2, "/b") == [200, 429]
-    assert await statuses(app, 2, "/c") == [200, 429]
-
-
-async def test_a_list_that_was_missing_is_tried_again_when_it_is_there(file: ConfigFile) -> None:
-    app = file.middleware(PLAIN)
-    file.rewrite('blocklist = "late.netset"\n' + PLAIN)
-    await file.visit(app)
-    assert file.heard.kinds == ["config_rejected"]
-    file.write("late.netset", "203.0.113.0/24\n")
-    await file.visit(app)
-    assert file.heard.kinds == ["config_rejected", "config_reloaded"]
-    assert (await call(app)).status == 403
-
-
 async def test_a_file_that_changes_once_the_configuration_has_read_it_is_not_missed(
     file: ConfigFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,19 +354,6 @@ async def test_a_file_that_changes_once_the_configuration_has_read_it_is_not_mis
     await file.visit(app)
     assert file.heard.kinds == ["config_reloaded"]
     assert await passed() == 3
-
-
-async def test_another_store_needs_a_restart(file: ConfigFile) -> None:
-    heard = RecordingObserver(without=["refused", "exceeded"])
-    app = file.middleware('store = "memory://"\n' + PLAIN, limiter=None, observers=[heard])
-    assert await statuses(app, 4) == [200, 200, 200, 429]
-    file.rewrite('store = "memory://?max_keys=5"\n' + PLAIN)
-    await file.visit(app)
-    assert heard.kinds == ["config_rejected"]
-    assert "store: it cannot change while the application runs" in heard.events[0].message
-    file.rewrite('store = "memory://"\n' + PLAIN.replace("3/hour", "4/hour"))
-    await file.visit(app)
-    assert await statuses(app, 2) == [200, 429]
 
 
 async def test_the_lifespan_passes_untouched(file: ConfigFile) -> None:
@@ -500,32 +463,3 @@ def test_reloads_of_every_kind_lose_no_request_and_none_is_decided_by_half_a_fil
 
     anyio.run(main, backend=backend)
     assert answered == 100 * len(steps)
-
-
-@pytest.mark.parametrize("text", [PLAIN, 'default_limits = "3/hour"\n'])
-async def test_limits_whose_windows_change_count_anew(text: str, file: ConfigFile) -> None:
-    app = file.middleware(text)
-    assert await statuses(app, 4) == [200, 200, 200, 429]
-    for limits, expected in (
-        ("4/hour", [200, 429]),
-        ("3/day", [200, 200, 200, 429]),
-        ("3/day; 9/hour", [429]),  # another limit beside it restarts nothing
-    ):
-        file.heard.events.clear()
-        file.rewrite(text.replace("3/hour", limits))
-        await file.visit(app)
-        assert file.heard.kinds == ["config_reloaded"]
-        assert await statuses(app, len(expected)) == expected
-
-
-async def test_a_file_of_proxies_that_has_zero_bytes_changes_nothing(file: ConfigFile) -> None:
-    file.write("proxies.netset", "203.0.113.0/24\n")
-    app = file.middleware('limits = "1/hour"\n[client]\ntrusted = "proxies.netset"\n')
-    file.write("proxies.netset", "")
-    await file.visit(app)
-    assert file.heard.kinds == ["config_rejected"]
-    behind = [(await call(app, headers={"x-forwarded-for": f"198.51.100.{n}"})).status for n in range(3)]
-    assert behind == [200] * 3, "each client is still one of its own"
-    file.write("proxies.netset", "# nobody\n")
-    await file.visit(app)
-    assert file.heard.kinds == ["config_rejected", "config_reloaded"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,10 +33,10 @@ from slidegate import (
     header,
     settle,
 )
-from slidegate.testing import FakeClock
+from slidegate.testing import FakeClock, limits_clock
 
 from ..asgi import PEER, Answer, call, hello, page
-from .test_responses import fields
+from .middlewares import fields
 
 
 def faults(answer: Answer) -> list[str]:
@@ -100,6 +101,24 @@ async def test_all_limits_of_a_request_have_names_of_their_own(
     assert len(found[0]) == count
     # A refusal further out tells of no limit further in, and calls the others as before.
     assert all(names == found[0][: len(names)] for names in found)
+
+
+@pytest.mark.parametrize("name", ["a", 'a"b', "a\\b", "x" * 64, "a b", "a,b=c", "100%", "%d%b"])
+async def test_every_rule_name_that_is_accepted_parses_as_a_structured_field(name: str) -> None:
+    answer = await call(RateLimitMiddleware(hello, rules=[Rule("*", "5/minute", name=name)], limiter=limiter()))
+    written = re.sub("[^A-Za-z0-9_.]", "_", name)  # what every parser of these fields accepts
+    assert fields(answer.headers["ratelimit"]) == [(written, {"r": 4, "t": 60})]
+    assert fields(answer.headers["ratelimit-policy"]) == [(written, {"q": 5, "w": 60})]
+
+
+async def test_legacy_headers_speak_unix_seconds() -> None:
+    with limits_clock(FakeClock(1_000_000_000_000)):
+        answer = await call(RateLimitMiddleware(hello, limits="9/10s", limiter=limiter(), headers="legacy"))
+    assert {name: value for name, value in answer.headers.items() if "ratelimit" in name} == {
+        "x-ratelimit-limit": "9",
+        "x-ratelimit-remaining": "8",
+        "x-ratelimit-reset": "1000010",
+    }
 
 
 COUNTS = [None, lambda status: status != 429, lambda status: status < 400, lambda status: False]

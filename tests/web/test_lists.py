@@ -135,23 +135,6 @@ async def test_a_request_that_cannot_start_a_thread_is_answered_all_the_same(
     assert "no thread to look at" in caplog.text
 
 
-async def test_a_changed_configuration_does_not_take_a_list_of_zero_bytes_either(files: ListFiles) -> None:
-    limiter = Limiter(MemoryStore(clock=files.clock), observers=[files.heard])
-    files.write("a.netset", f"{PEER}\n")
-    path = files.write("slidegate.toml", 'limits = "9/hour"\nblocklist = "a.netset"\n')
-    app = RateLimitMiddleware.from_file(hello, path, clock=files.seconds, limiter=limiter)
-    files.write("a.netset", "")
-    files.write("slidegate.toml", 'limits = "5/hour"\nblocklist = "a.netset"\n')
-
-    await files.visit(app)
-    assert await statuses(app, 1) == [403]
-    assert sorted(files.heard.kinds) == ["config_rejected", "list_rejected"]
-    files.write("a.netset", "# nothing\n")
-    await files.visit(app)
-    assert await statuses(app, 1) == [200]
-    assert "config_reloaded" in files.heard.kinds
-
-
 def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(files: ListFiles) -> None:
     """Two addresses at the ends of a long list come and go together."""
     filler = "".join(f"10.{number >> 8}.{number & 255}.0/25\n" for number in range(300))

@@ -24,9 +24,8 @@ from slidegate.testing import FakeClock
 from ..asgi import Answer, attempt, scope_of
 from ..ops.shared_rows import SharedRows
 from .limited import answer, class_of
-from .middlewares import Listener
+from .middlewares import Listener, fields
 from .model import METHODS, PATHS, PROGRAMS, REQUESTS, Asked, Model, Program, Told
-from .test_responses import fields
 
 WORKERS = 2
 

@@ -11,6 +11,9 @@ A scenario begins with ``site``, or with ``everywhere``, which is one limit in e
     > GET /a X-Charge=5,api                   one whose endpoint charges 5 units under a rule; X-Settle settles a cost
     > GET /a X-Strike=2,abuse                 one whose endpoint strikes its client under a policy
     > mount /v1 /a                            an endpoint of a mounted application; `socket /a` is a websocket's
+    > write a.toml 'limits = "1/hour"'        a file of these lines, or of zero bytes
+    > file a.toml                             the middleware of that file; `file a.toml store` with a store of its own
+    > look                                    two looks at files that are followed
     > SOCKET /a                               a handshake; DENIAL where the server can send a whole answer
     > GET /a times=5 show=retry-after         the same five times, and a field of the last answer
     > +30s                                    time goes by
@@ -45,7 +48,7 @@ from slidegate.testing import FakeClock
 from ..asgi import PEER, Answer, scope_of, send_scope
 from ..virtual_time import VirtualTime, turns
 from .limited import AT, METHODS, answer, limited, page
-from .middlewares import Listener, charged, checks
+from .middlewares import FollowedFiles, Listener, charged, checks
 from .model import fails, written
 from .network_files import countries, operators
 
@@ -53,6 +56,7 @@ SCENARIOS = Path(__file__).with_name("scenarios")
 PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "GET"}
 NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "other": True}
 NAMES |= {"Text": PlainTextResponse, "fails": fails, "fails_later": written(fails, "later")}
+NAMES |= {"later": lambda value: asyncio.sleep(0, value)}
 METHODS_SENT = {*METHODS, "DELETE", "OPTIONS", "FOO", "get", "post", "SOCKET", "DENIAL", "PREFLIGHT"}
 
 
@@ -88,6 +92,8 @@ class Stage:
         self.around: list[dict[str, Any]] = []
         self.inside: FastAPI | None = None
         self.functions: dict[str, Any] = {"page": page}
+        self.files = FollowedFiles(directory)
+        self.files.clock = self.clock
         self._app: Any = None
         virtual.clock, self.began_s = self.clock, virtual.passed_s
         self.tasks: list[asyncio.Task[None]] = []
@@ -96,7 +102,7 @@ class Stage:
         self.under_way: list[tuple[str, asyncio.Event]] = []
 
     def _limiter(self, **options: Any) -> Limiter:
-        return Limiter(MemoryStore(clock=self.clock), observers=[self.heard], **options)
+        return Limiter(MemoryStore(clock=self.clock, wall_clock=self.clock), observers=[self.heard], **options)
 
     # -- how the site is made ------------------------------------------------------------------------------------------
 
@@ -172,6 +178,17 @@ class Stage:
         dependencies = [Depends(limit) for limit in given.get("depends", ())]
         self.inside.api_route(path, methods=[*METHODS], dependencies=dependencies)(endpoint)
 
+    def _write(self, name: str, *lines: str) -> None:
+        self.files.write(name, "".join(f"{line}\n" for line in lines))
+
+    def _file(self, name: str, own: str = "") -> None:
+        limiter: dict[str, Any] = {"observers": [self.heard]} if own else {"limiter": self.limiter}
+        path = self.files.directory / name
+        self._app = RateLimitMiddleware.from_file(self._anything, path, clock=self.files.seconds, **limiter)
+
+    async def _look(self) -> None:
+        await self.files.visit(self.app)
+
     def _mount(self, path: str, inner: str) -> None:
         self.inside = self.inside or FastAPI()
         self.inside.router.routes.append(Mount(path, Router([Route(inner, page)])))
@@ -202,7 +219,8 @@ class Stage:
         try:
             if verb in METHODS_SENT:
                 return await self._requests(verb, *shlex.split(rest))
-            said = getattr(self, f"_{verb}")(*([rest] if verb in AS_IN_CODE else rest.split()))
+            words = [rest] if verb in AS_IN_CODE else shlex.split(rest) if verb == "write" else rest.split()
+            said = getattr(self, f"_{verb}")(*words)
             return (said if said is None or isinstance(said, str) else await said) or ""
         except ConfigurationError as error:
             return f"ConfigurationError: {error}"
@@ -287,6 +305,8 @@ class Stage:
             return f"keys: {', '.join(key for _, key, _ in checks(scope))}"
         if name == "body":
             return given.body.decode()
+        if name == "read":
+            return f"read: {given.receives} messages of the request"
         return f"{name}: {given.headers.get(name, 'none')}"
 
     # -- what operators do and see -------------------------------------------------------------------------------------
@@ -330,7 +350,7 @@ class Stage:
         return str((await self.limiter.peek(key, rule.limits, 0, rule=name)).remaining)
 
     def _events(self, *kinds: str) -> str:
-        said = [event for event in self.heard.events if not kinds or event.kind in kinds]
+        said = [event for event in self.heard.events if not kinds or event.kind.startswith(kinds)]
         self.heard.events.clear()
         return "\n".join(
             " ".join(str(one) for one in (event.kind, event.details.get("rule"), event.details.get("key")) if one)
@@ -370,7 +390,7 @@ class Stage:
         return "\n".join(found) or "none"
 
     def _log(self) -> str:
-        said = "\n".join(self.log.lines)
+        said = "\n".join(self.log.lines).replace(f"{self.files.directory}/", "")
         self.log.lines.clear()
         return said or "none"
 
