@@ -18,7 +18,7 @@ from mcp import Client
 from mcp.server import MCPServer
 from mcp.shared.exceptions import MCPError
 
-from slidegate import ConfigurationError, Limiter, RateLimitMiddleware, Rule, combine, header, mcp_tool
+from slidegate import Limiter, RateLimitMiddleware, Rule, combine, header, mcp_tool
 from slidegate.core.errors import InvalidKey
 from slidegate.web.mcp import McpTool
 
@@ -105,13 +105,6 @@ async def test_a_key_of_a_value_is_that_of_a_request() -> None:
     assert limiter.key_for(both.of("Bearer a", "export")) == both.find(scope, limiter, "client")
     with pytest.raises(InvalidKey, match="mcp_tool: expected one of 'export', 'search', 'tröt'"):
         TOOLS.of("invented")
-
-
-def test_rules_for_different_tools_need_names() -> None:
-    search, export = (Rule("/mcp", "1/hour", when=TOOLS.is_in(name), name=name) for name in ("search", "export"))
-    RateLimitMiddleware(hello, rules=[search, export])
-    with pytest.raises(ConfigurationError, match="would share one bucket; give one of them a name"):
-        RateLimitMiddleware(hello, rules=[Rule("/mcp", "1/hour", when=TOOLS.is_in(name)) for name in TOOLS.names])
 
 
 async def test_a_field_that_is_repeated_with_an_older_revision_evades_no_limit() -> None:

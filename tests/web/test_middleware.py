@@ -15,11 +15,11 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, client_ip, everyone
+from slidegate import Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, client_ip, everyone
 from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, attempt, call, hello, page, scope_of, send_scope, statuses
+from ..asgi import attempt, call, hello, page, scope_of, send_scope, statuses
 
 
 @pytest.mark.parametrize("kind", ["lifespan", "foo"])
@@ -116,24 +116,6 @@ async def test_it_works_on_the_app_on_a_route_and_on_a_mount_and_each_counts_onc
     answer = await call(app, "/one")
     lines = [value for name, value in answer.start["headers"] if name == b"ratelimit-policy"]
     assert lines == [b'"default";q=2;w=3600', b'"default";q=100;w=3600'], "each middleware writes its own"
-
-
-async def test_switched_off_everything_passes_and_that_is_said_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert await statuses(RateLimitMiddleware(hello, limits="1/hour", enabled=False), 3) == [200] * 3
-    monkeypatch.setenv("SLIDEGATE_ENABLED", "0")
-    app = RateLimitMiddleware(hello, limits="1/hour", blocklist=Networks([PEER]))
-    assert await statuses(app, 3) == [200] * 3
-    assert caplog.text.count("switched off") == 2
-    monkeypatch.setenv("SLIDEGATE_ENABLED", "1")
-    assert await statuses(RateLimitMiddleware(hello, limits="1/hour"), 2) == [200, 429]
-
-
-def test_a_switch_that_cannot_be_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLIDEGATE_ENABLED", "perhaps")
-    with pytest.raises(ConfigurationError, match=r"SLIDEGATE_ENABLED.*perhaps"):
-        RateLimitMiddleware(hello, limits="1/hour")
 
 
 def test_the_middleware_runs_on_trio_as_well() -> None:

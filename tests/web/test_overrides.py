@@ -11,41 +11,20 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from fastapi import Depends, FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from starlette.testclient import TestClient
 from starlette.types import ASGIApp
-from starlette.websockets import WebSocket
 
-from slidegate import (
-    BanPolicy,
-    Limit,
-    Limiter,
-    MemoryStore,
-    MessageLimits,
-    Networks,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-    charge,
-    client_key,
-    decision_of,
-    everyone,
-    settle,
-    strike,
-)
+from slidegate import Limit, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, everyone
 from slidegate.limiter import overrides
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 from slidegate.web.rule_set import BoundRule
 
-from ..asgi import PEER, Slow, call, hello, page, statuses
+from ..asgi import Slow, call, hello, page, statuses
 from ..ops.shared_rows import SharedRows
 from ..redis_servers import needs_redis
 from .middlewares import FollowedFiles
@@ -242,57 +221,6 @@ async def test_a_change_that_comes_while_a_limit_is_bound_is_not_missed(
 
     monkeypatch.setattr("slidegate.web.endpoints.BoundRule", made_meanwhile)
     assert (await statuses(app, 12)).count(200) == (9 if then is None else 2)
-
-
-# -- off ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", ["enabled=False", "override"])
-async def test_switched_off_whatever_uses_the_middleware_works_and_counts_nothing(limiter: Limiter, how: str) -> None:
-    found: list[Any] = []
-
-    async def endpoint(request: Request) -> PlainTextResponse:
-        done = await charge(request, 9), await settle(request, 9), await strike(request, 9)
-        found.append([*done, decision_of(request).reason, client_key(request)])
-        return PlainTextResponse("done")
-
-    async def talk(socket: WebSocket) -> None:
-        await socket.accept()
-        for _ in range(4):
-            await socket.send_text(await socket.receive_text())
-
-    inner = FastAPI(dependencies=[Depends(RateLimit("1/hour", name="dependency"))])
-    inner.add_api_route("/", RateLimit("1/hour", name="decorator")(endpoint))
-    inner.add_api_websocket_route("/talk", talk)
-    app = guarded(
-        limiter,
-        Rule("*", "1/hour", name="api", concurrency=1),
-        app=inner,
-        enabled=how == "override",
-        default_limits="1/hour",
-        blocklist=Networks([PEER]),
-        bans=BanPolicy("2/10m", "1h"),
-        messages=MessageLimits("1/hour"),
-    )
-    if how == "override":
-        assert (await call(app)).status == 403
-        await limiter.override("*", "off", "10m")
-    answers = [await call(app) for _ in range(4)]
-    assert [answer.status for answer in answers] == [200] * 4
-    assert not any("ratelimit" in answer.headers for answer in answers)
-    assert [[bool(one.allowed), one.reason, *more] for one, *more in found] == [
-        [True, "exempt", False, None, "disabled", PEER]
-    ] * 4
-    with TestClient(app).websocket_connect("/talk") as socket:
-        for _ in range(4):
-            socket.send_text("hi")
-            assert socket.receive_text() == "hi"
-    assert [ban async for ban in limiter.bans()] == []
-    view = await limiter.inspect(PEER)
-    assert [window for window in view.windows if window.used] == []
-    if how == "override":
-        assert await limiter.restore("*")
-        assert (await call(app)).status == 403, "it counts again from the next request on"
 
 
 # -- what stays as it is ---------------------------------------------------------------------------------------------

@@ -9,10 +9,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware, Rule, everyone
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.core.errors import StoreUnavailable
-from slidegate.limiter.breaker import FAILURES_TO_OPEN
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import FakeClock
 
 from ..asgi import Slow, call, hello
 from ..remote_stores import SickStore
@@ -40,47 +39,6 @@ async def test_the_strictest_of_the_rules_of_one_request_decides(whole: Any, fir
     passing = min(AMOUNTS) if "local" in choices else 4
     expected = [503] * 4 if "deny" in choices else [200] * passing + [429] * (4 - passing)
     assert [(await call(app)).status for _ in range(4)] == expected
-
-
-async def test_a_store_that_answers_decides_whatever_a_rule_says_about_failures() -> None:
-    for own in WORDS:
-        app, _ = site("local", (own,))
-        assert [(await call(app)).status for _ in range(3)] == [200, 200, 429]
-
-
-@pytest.mark.parametrize("own", [None, "local", "allow"])
-async def test_a_ban_that_was_made_here_holds_whatever_a_rule_says(own: Any) -> None:
-    store = SickStore(FakeClock(1_000_000_000))
-    store.error = StoreUnavailable("gone")
-    bans = BanPolicy("3/10m", "1h", signals={"/trap": "ban"})
-    rules = [Rule("/a", "100/hour", on_error=own), Rule("/b", "100/hour", key=everyone, on_error=own)]
-    app = RateLimitMiddleware(hello, rules=rules, bans=bans, limiter=Limiter(store, deadline="60s"))
-    assert (await call(app, "/a")).status == 200
-    assert [(await call(app, path)).status for path in ("/trap", "/a", "/b")] == [403, 403, 403]
-    assert (await call(app, "/a", client=("198.51.100.1", 1))).status == 200
-
-
-async def test_a_request_that_nothing_counts_is_answered_as_the_limiter_says() -> None:
-    app, store = site("allow", ("deny",))
-    store.error = StoreUnavailable("gone")
-    assert (await call(app)).status == 503
-    free = RateLimitMiddleware(hello, rules=[Rule("/paid", "1/hour", on_error="deny")], limiter=app.limiter)
-    assert [(await call(free)).status, (await call(free, "/paid")).status] == [200, 503]
-
-
-async def test_the_event_says_what_becomes_of_requests() -> None:
-    heard, store = RecordingObserver(), SickStore(FakeClock(1_000_000_000))
-    limiter = Limiter(store, deadline="60s", on_error="allow", observers=[heard])
-    app = RateLimitMiddleware(hello, rules=[Rule("/chat", "9/hour", on_error="deny")], limiter=limiter)
-    store.error = StoreUnavailable("gone")
-    for _ in range(FAILURES_TO_OPEN):
-        await call(app, "/chat")
-    (failed,) = [event for event in heard.events if event.kind == "store_failed"]
-    assert failed.message == (
-        "the store failed, so requests pass uncounted (on_error='allow', but for rules with their own): "
-        "StoreUnavailable('gone')"
-    )
-    assert failed.details["on_error"] == "allow"
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -10,15 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import HTTPConnection
 
-from slidegate import (
-    ConfigurationError,
-    Limiter,
-    Quota,
-    RateLimitMiddleware,
-    Rule,
-    everyone,
-    header,
-)
+from slidegate import ConfigurationError, Limiter, Quota, RateLimitMiddleware, Rule, everyone, header
 
 from ..asgi import call, hello
 from .limited import limited

@@ -13,10 +13,12 @@ A scenario begins with ``site``, or with ``everywhere``, which is one limit in e
     > mount /v1 /a                            an endpoint of a mounted application; `socket /a` is a websocket's
     > write a.toml 'limits = "1/hour"'        a file of these lines, or of zero bytes
     > file a.toml                             the middleware of that file; `file a.toml store` with a store of its own
+    > env NAME=value                          a variable of the environment, until the scenario ends
     > look                                    two looks at files that are followed
     > SOCKET /a                               a handshake; DENIAL where the server can send a whole answer
     > GET /a times=5 show=retry-after         the same five times, and a field of the last answer
     > +30s                                    time goes by
+    > outage                                  the store of a `site remote=True` fails, until it `recovers`
     > come GET /a times=3                     requests that may wait; `ended` and `all` say when each is answered
     > sleep 4s                                time goes by for those that wait
 """
@@ -41,11 +43,23 @@ from starlette.routing import Mount, Route, Router, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 import slidegate
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, charge, settle, strike
+from slidegate import (
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    RateLimitMiddleware,
+    Rule,
+    charge,
+    client_key,
+    settle,
+    strike,
+)
+from slidegate.core import StoreUnavailable
 from slidegate.core.durations import read_span_us
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, Answer, scope_of, send_scope
+from ..remote_stores import SickStore
 from ..virtual_time import VirtualTime, turns
 from .limited import AT, METHODS, answer, limited, page
 from .middlewares import FollowedFiles, Listener, charged, checks
@@ -86,13 +100,14 @@ class Stage:
         self.names = {**NAMES, "__name__": __name__, "asn": operators(directory), "country": countries(directory)}
         self.clock = FakeClock(1_800_000_000_000_000)
         self.heard, self.log = Listener(without=["store_late"]), Log()
+        self.remote = SickStore(self.clock)
         self.limiter = self._limiter()
         self.options: dict[str, Any] = {}
         self.rules: list[Rule] = []
         self.around: list[dict[str, Any]] = []
         self.inside: FastAPI | None = None
         self.functions: dict[str, Any] = {"page": page}
-        self.files = FollowedFiles(directory)
+        self.files, self.environment = FollowedFiles(directory), pytest.MonkeyPatch()
         self.files.clock = self.clock
         self._app: Any = None
         virtual.clock, self.began_s = self.clock, virtual.passed_s
@@ -101,8 +116,9 @@ class Stage:
         self.is_slow = False
         self.under_way: list[tuple[str, asyncio.Event]] = []
 
-    def _limiter(self, **options: Any) -> Limiter:
-        return Limiter(MemoryStore(clock=self.clock, wall_clock=self.clock), observers=[self.heard], **options)
+    def _limiter(self, remote: bool = False, **options: Any) -> Limiter:
+        store = self.remote if remote else MemoryStore(clock=self.clock, wall_clock=self.clock)
+        return Limiter(store, observers=[self.heard], deadline="60s", **options)
 
     # -- how the site is made ------------------------------------------------------------------------------------------
 
@@ -114,7 +130,10 @@ class Stage:
     def _site(self, text: str) -> None:
         self.options = self._evaluated(text)
         del self.options[""]
-        self.limiter = self._limiter(networks=self.options.pop("networks", ()))
+        of_limiter = {
+            name: self.options.pop(name) for name in ("networks", "on_error", "remote") if name in self.options
+        }
+        self.limiter = self._limiter(**of_limiter)
 
     def _everywhere(self, text: str) -> None:
         given = self._evaluated(text)
@@ -185,6 +204,9 @@ class Stage:
         limiter: dict[str, Any] = {"observers": [self.heard]} if own else {"limiter": self.limiter}
         path = self.files.directory / name
         self._app = RateLimitMiddleware.from_file(self._anything, path, clock=self.files.seconds, **limiter)
+
+    def _env(self, written: str) -> None:
+        self.environment.setenv(*written.split("=", 1))
 
     async def _look(self) -> None:
         await self.files.visit(self.app)
@@ -305,6 +327,8 @@ class Stage:
             return f"keys: {', '.join(key for _, key, _ in checks(scope))}"
         if name == "body":
             return given.body.decode()
+        if name == "decision":
+            return f"decision: {scope['slidegate'].decision.reason} of {client_key(Request(scope))}"
         if name == "read":
             return f"read: {given.receives} messages of the request"
         return f"{name}: {given.headers.get(name, 'none')}"
@@ -372,6 +396,12 @@ class Stage:
         self.heard.events.clear()
         return "\n".join(" ".join(f"{name}={value}" for name, value in one.items() if value) for one in said)
 
+    def _outage(self) -> None:
+        self.remote.error = StoreUnavailable("gone")
+
+    def _recovers(self) -> None:
+        self.remote.error = None
+
     def _permits(self) -> str:
         return str(self.limiter.store.permits_held())
 
@@ -412,6 +442,7 @@ async def played(scenario: list[str], virtual: VirtualTime, directory: Path) -> 
         logging.getLogger("slidegate").addHandler(stage.log)
         found.append([await stage.answer(line) for line in scenario])
         logging.getLogger("slidegate").removeHandler(stage.log)
+        stage.environment.undo()
         for task in stage.tasks:
             task.cancel()
         await asyncio.gather(*stage.tasks, return_exceptions=True)

@@ -183,11 +183,13 @@ async def test_a_message_over_the_limit_strikes_and_the_strike_that_bans_closes_
     assert await site.limiter.banned(PEER) is not None
 
 
-@pytest.mark.parametrize("off", [{"enabled": False}, {"allowlist": Networks([PEER])}], ids=str)
+@pytest.mark.parametrize("off", [{"enabled": False}, {"allowlist": Networks([PEER])}, {}], ids=str)
 async def test_whoever_is_let_through_uncounted_has_no_message_limit_and_no_ban(off: dict[str, Any]) -> None:
     app, client = Listener(), Client(*texts(5))
     site = Site(app, messages=MessageLimits("1/hour"), **off)
     await site.limiter.ban(PEER, "1h")
+    if not off:
+        await site.limiter.override("*", "off", "1h")
     (ends,) = await opened(site.app, client)
     site.clock.advance("10s")
     for message in (*texts(1), BYE):
