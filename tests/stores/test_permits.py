@@ -593,7 +593,7 @@ async def test_thousands_of_places_are_renewed_without_filling_the_line(at_serve
 
 def test_a_row_without_permits_is_renewed_once_more() -> None:
     held = HeldPermits(LEASE_US)
-    charge = Reservation(0, (TWO, "ann", 2), [0], [2])
+    charge = Reservation(0, 0, (TWO, "ann", 2), [0], [2])
     held.add("row", charge)
     assert (held.rows(), held.units("row"), held.count()) == (["row"], 2, 2)
     part = charge.take(1)
@@ -606,7 +606,7 @@ def test_a_row_without_permits_is_renewed_once_more() -> None:
 
 def test_a_child_goes_by_a_name_of_its_own() -> None:
     held = HeldPermits(LEASE_US)
-    name, charge = held.worker, Reservation(0, (TWO, "ann", 1), [0], [1])
+    name, charge = held.worker, Reservation(0, 0, (TWO, "ann", 1), [0], [1])
     held.add(b"row", charge)
     child = os.fork()
     if not child:

@@ -311,19 +311,17 @@ class Decision:
         """
         taken: list[Reservation] = []
         for own in self.reservations:
-            is_asked = index in (None, own.index) and held in (None, own.check[0].is_permit)
-            part = own.take(units) if is_asked else None
-            if part is None:
-                continue
-            self._uncount(part)
-            taken.append(part)
+            if (index is None or own.index == index) and (held is None or own.check[0].is_permit == held):
+                part = own.take(units)
+                if part is not None:
+                    self._uncount(part)
+                    taken.append(part)
         return taken
 
     def _uncount(self, part: Reservation) -> None:
         """Subtract the units of a charge from the readings of its check."""
-        first = sum(len(bucket.limits) for bucket, _, _ in self.checks[: part.index])
         readings = list(self.readings)
-        for at, units in enumerate(part.units, first):
+        for at, units in enumerate(part.units, part.first):
             spent, leaves_us, mark, wait_us = readings[at]
             readings[at] = spent - units, leaves_us, mark, wait_us
         self.readings = readings

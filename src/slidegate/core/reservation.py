@@ -15,6 +15,7 @@ class Reservation:
 
     Args:
         index: The index of the check in its question.
+        first: The index of its first limit among those of all checks.
         check: The check.
         marks: The mark of the units in the window of each limit, see `Ring.mark`.
         units: How many units of each limit can still be refunded.
@@ -25,10 +26,11 @@ class Reservation:
         ended: Whether it was refunded or settled; the remaining units stay charged.
     """
 
-    __slots__ = ("__weakref__", "check", "ended", "holder", "index", "marks", "store", "units")
+    __slots__ = ("__weakref__", "check", "ended", "first", "holder", "index", "marks", "store", "units")
 
-    def __init__(self, index: int, check: Check, marks: Sequence[int], units: Sequence[int]) -> None:
+    def __init__(self, index: int, first: int, check: Check, marks: Sequence[int], units: Sequence[int]) -> None:
         self.index = index
+        self.first = first
         self.check = check
         self.marks = marks
         self.units = units
@@ -50,7 +52,7 @@ class Reservation:
         if not any(taken):
             return None
         self.units = [own - gone for own, gone in zip(left, taken, strict=True)]
-        part = Reservation(self.index, self.check, self.marks, taken)
+        part = Reservation(self.index, self.first, self.check, self.marks, taken)
         part.holder, part.store = self.holder, self.store
         return part
 
@@ -66,6 +68,6 @@ def reserved(checks: Sequence[Check], marks: Sequence[int], units: Sequence[int]
     reservations, first = [], 0
     for index, check in enumerate(checks):
         last = first + len(check[0].limits)
-        reservations.append(Reservation(index, check, marks[first:last], units[first:last]))
+        reservations.append(Reservation(index, first, check, marks[first:last], units[first:last]))
         first = last
     return reservations
