@@ -313,6 +313,15 @@ async def test_a_refused_question_writes_what_its_worker_has(crew: Workers) -> N
     assert await leave(stopped, *held) == [True, True]
 
 
+async def test_what_has_just_ended_is_written_again_by_its_worker(crew: Workers) -> None:
+    holds, other = crew.hire(), crew.hire()
+    held = [await take(holds), await take(holds)]
+    crew.clock.advance(us=LEASE_US)
+    assert not await take(holds)
+    assert not await take(other)
+    assert await leave(holds, *held) == [True, True]
+
+
 async def test_a_question_without_a_cost_needs_a_free_permit(crew: Workers) -> None:
     one, other = crew.hire(), crew.hire()
     free = await settle(one.hit(((TWO, "ann", 0),)))
