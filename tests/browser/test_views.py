@@ -52,9 +52,9 @@ def ban(site: Site, key: str, reason: str = "") -> None:
     assert httpx.put(f"{site.dashboard}api/bans", headers=BEARER, json=body).status_code == 200
 
 
-def violations(page: Page) -> list[str]:
-    """Return the violations that axe finds, with their elements."""
-    response = Axe().run(page).response
+def violations(page: Page, part: str | None = None) -> list[str]:
+    """Return the violations that axe finds in a page, or in a part of it, with their elements."""
+    response = Axe().run(page, context=part).response
     return [f"{found['id']}: {[node['target'] for node in found['nodes']]}" for found in response["violations"]]
 
 
