@@ -32,7 +32,7 @@ from slidegate import (
     path_param,
     query,
 )
-from slidegate.testing import FakeClock
+from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import call, hello, page, scope_of, send_scope, statuses
 from .frameworks import with_root
@@ -306,12 +306,15 @@ async def test_a_scope_with_odd_values_is_a_counted_request(odd: dict[str, Any],
         Rule("/{page}", "2/minute", key=path_param("page"), name="page"),
         Rule("*", "9/minute", methods=["GET", "POST"], name="all"),
     ]
-    middleware = RateLimitMiddleware(hello, rules=rules, bans=BanPolicy(signals={"/trap": "ban"}))
+    heard = RecordingObserver()
+    limiter, bans = Limiter(observers=[heard]), BanPolicy(signals={"/trap": "ban"})
+    middleware = RateLimitMiddleware(hello, rules=rules, limiter=limiter, bans=bans)
     scopes = [scope_of("/a", type=kind) for _ in range(3)]
     for scope in scopes:
         scope.update({"extensions": {"websocket.http.response": {}}, **odd})
         await send_scope(middleware, scope)
     assert [bool(scope["slidegate"].decision) for scope in scopes] == [True, True, False]
+    assert "refused" in heard.kinds
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ class Refusals:
         label = label_of_refusal(refusal)
         rule, by = (label, "") if state is not None or refusal.status else ("", refusal.by)
         key = state.key if state is not None else client if ban is None else ban.key
-        method = escaped(scope.get("method", _HANDSHAKE), _MAX_METHOD)
+        method = escaped(str(scope.get("method", _HANDSHAKE)), _MAX_METHOD)
         path = escaped(str(scope.get("path", "")), _MAX_PATH)
         why = " ".join(filter(None, (str(refusal.reason), f"by {by}" if by else "", f"under {rule!r}" if rule else "")))
         details = {
