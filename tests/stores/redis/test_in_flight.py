@@ -129,7 +129,14 @@ class InOrder:
                     await asyncio.gather(*(ours for ours, _ in self._pairs), *self._resets)
                 self._clock.advance(us=self._rng.choice((0, 1, 1_000_000, 20_000_000)))
         for number, (ours, theirs) in enumerate(self._pairs):
-            assert told(await ours) == told(theirs), f"request {number}"
+            mine = await ours
+            if isinstance(mine, Decision) and mine.reason is Reason.LIMITED:
+                # A known refusal is repeated beside a hit on its way, which may take what was left of another limit.
+                assert (mine.reason, {*mine.violated} - {*theirs.violated}) == (theirs.reason, set()), (
+                    f"request {number}"
+                )
+            else:
+                assert told(mine) == told(theirs), f"request {number}"
 
     async def _move(self) -> None:
         what = self._rng.choice(("hit", "hit", "hit", "hit", "many", "peek", "charge", "refund", "reset"))
