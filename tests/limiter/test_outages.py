@@ -254,6 +254,15 @@ async def test_a_store_that_dies_is_reported_within_200_ms_and_one_that_pauses_f
     assert told_us - died_us <= 200_000
 
 
+async def test_an_answer_to_a_request_that_was_cancelled_is_not_late() -> None:
+    traffic = Traffic(lambda number: QUICK_S)
+    asked = asyncio.create_task(traffic.limiter.hit("ann", "1000000/hour"))
+    await asyncio.sleep(QUICK_S / 2)
+    asked.cancel()
+    await traffic.run(20, 2)
+    assert traffic.of("store_late") == []
+
+
 async def test_64_questions_that_one_late_answer_leaves_open_are_one_late_call() -> None:
     traffic = Traffic(lambda number: QUICK_S if number < 3 * 64 else LATE_S)
     for _ in range(5):  # the last two are late

@@ -149,12 +149,16 @@ class Breaker:
             self._report(error, "failed once", now_us)
 
     def answered_late(self, took_us: int) -> None:
-        """Record and report how long an answer took that came after the deadline, also during an outage."""
+        """Record how long an answer took that nobody awaited any more, and report it if it came after the deadline.
+
+        That is also so during an outage. The request of an earlier one was cancelled.
+        """
         now_us = self._clock()
         slot = self._slot(now_us)
         if slot.took_us is None:
             slot.took_us = took_us
-        self._report(StoreTimeout(self.late), "", now_us)
+        if took_us >= self._deadline_us:
+            self._report(StoreTimeout(self.late), "", now_us)
 
     def failed(self, call: Call | None, error: Exception) -> None:
         """Count a failure, with which an outage may begin.
