@@ -183,7 +183,7 @@ async def test_a_server_that_always_answers_too_late_is_reported_with_the_time_t
         place.proxy.delay_s = 0.06
         await limiter.hit("key", LIMIT)  # no answer is quicker
         failover_of: Any = limiter.engine.failover
-        failover_of._deadline = Deadline(0.04)
+        failover_of._deadline, failover_of.breaker._deadline_us = Deadline(0.04), 40_000
         async with asyncio.timeout(10 * SLACK_S):
             while "store_late" not in heard.kinds:
                 await limiter.hit("key", LIMIT)
