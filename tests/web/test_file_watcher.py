@@ -98,15 +98,28 @@ def test_the_size_is_bounded_to_the_byte(tmp_path: Path) -> None:
 def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "some"
     path.write_text("192.0.2.0/24\n")
-    fstat = os.fstat
+    fstat, asked = os.fstat, []
 
     def writes_between(number: int) -> os.stat_result:
-        path.write_text("192.0.2.0/24\n198.51.100.0/24\n")
+        asked.append(number)
+        if len(asked) == 2:
+            path.write_text("192.0.2.0/24\n198.51.100.0/24\n")
         return fstat(number)
 
     monkeypatch.setattr(file_watcher.os, "fstat", writes_between)
     with pytest.raises(ConfigurationError, match=r"path: cannot read .*some: it changes while it is read"):
         Networks.from_file(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such files")
+def test_a_file_that_was_regular_a_moment_ago_is_no_pipe_that_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, regular = tmp_path / "some", os.stat(__file__)
+    os.mkfifo(path)
+    monkeypatch.setattr(file_watcher.os, "stat", lambda *given, **options: regular)
+    with pytest.raises(ConfigurationError, match="expected a regular file"):
+        read_whole(str(path), 1 << 20)
 
 
 def after_reading(path: Path, replace: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:

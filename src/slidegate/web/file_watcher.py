@@ -24,6 +24,8 @@ from ..core.store import Event, EventListener, Observers
 
 LOOK_EVERY_S: Final = 1.0
 THREAD: Final = "slidegate-files"
+# Opening a pipe would wait for a writer, and a terminal could become the controlling one; Windows has no such flags.
+_AT_ONCE: Final = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY"))
 
 FileVersion: TypeAlias = tuple[int, ...]
 """Device, inode number, size and times of a file, which identify a version of it without reading it."""
@@ -59,12 +61,12 @@ def read_whole(path: str, max_bytes: int, option: str = "") -> bytes:
 
 
 def _read(path: str, max_bytes: int) -> bytes:
-    before = os.stat(path)
-    if not stat.S_ISREG(before.st_mode):  # opening a pipe would wait for a writer
-        raise ValueError("expected a regular file, not a pipe or a device")
-    if before.st_size > max_bytes:
-        raise ValueError(f"expected at most {max_bytes >> 20} MiB, and it has more")
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=_opened_at_once) as file:
+        before = os.fstat(file.fileno())
+        if not stat.S_ISREG(before.st_mode):
+            raise ValueError("expected a regular file, not a pipe or a device")
+        if before.st_size > max_bytes:
+            raise ValueError(f"expected at most {max_bytes >> 20} MiB, and it has more")
         content = file.read(before.st_size)
         after = os.fstat(file.fileno())
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
@@ -72,6 +74,10 @@ def _read(path: str, max_bytes: int) -> bytes:
     if not content:  # most probably it is still being written
         raise ValueError("it has zero bytes; if it is to contain nothing, write a comment such as: # empty")
     return content
+
+
+def _opened_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | _AT_ONCE)
 
 
 class FileWatcher:
