@@ -17,7 +17,7 @@ class Reservation:
         index: The index of the check in its question.
         first: The index of its first limit among those of all checks.
         check: The check.
-        marks: The mark of the units in the window of each limit, see `Ring.mark`.
+        marks: The mark of the units in the window of each limit, see `Ring.remove`.
         units: How many units of each limit can still be refunded.
 
     Attributes:

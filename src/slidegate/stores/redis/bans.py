@@ -249,14 +249,15 @@ class RedisBans(BanStore):
             ConfigurationError: Too many networks are banned.
         """
         keys, args, now_us = [*self._names], list[bytes | int]([MAX_NETWORKS, os.urandom(8)]), self._time.now_us()
-        for ban in bans:
+        are_networks = [ban.network() is not None for ban in bans]
+        for ban, is_network in zip(bans, are_networks, strict=True):
             keys.append(self._shared.packing.name_of(ban.key))
-            left, is_network = left_ms(ban.until_us, now_us, self._time.slack_ms), ban.network() is not None
+            left = left_ms(ban.until_us, now_us, self._time.slack_ms)
             args += [ban.key.encode(), _end_of(ban), pack_ban(ban), left, int(is_network)]
         _, self._count, without_room = await self._batcher().command(b"put", keys, args)
         if without_room:
             raise too_many_networks(without_room.decode())
-        if any(ban.network() is not None for ban in bans):
+        if any(are_networks):
             await self.read_networks()
 
     async def _of_keys(self, names: Sequence[bytes]) -> list[Ban]:
