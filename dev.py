@@ -33,7 +33,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - checked here, because nothing is
 
 ROOT = Path(__file__).resolve().parent
 PYTHON, SCRIPTS = sys.executable, "Scripts" if os.name == "nt" else "bin"
-USE, BUILD, DEVELOP, BENCH, UV = (f"requirements/{name}.txt" for name in ("use", "build", "develop", "bench", "uv"))
+USE, BUILD, DEVELOP, UV = (f"requirements/{name}.txt" for name in ("use", "build", "develop", "uv"))
 PINNED = ("--quiet", "--universal", "--python-version=3.11", "--no-build", "--generate-hashes", "--no-emit-index-url")
 PYTEST = f"pytest --durations=25 -n {max(2, os.cpu_count() or 2)} --dist worksteal"
 ALL = "-m 'not deep'"  # by default, pyproject.toml deselects the tests marked `all` too
@@ -138,12 +138,12 @@ def lowest(*args: str) -> int:
 def bench(*args: str) -> int:
     if "compiled" in args and run(environment(DEVELOP) / "python", "-m", "scripts.compile_wheel"):
         return 1
-    return run(environment(BENCH, name=".venv-bench") / "python", "-m", "benchmarks", *args)
+    return run(environment(DEVELOP) / "python", "-m", "benchmarks", *args)
 
 
 def lock(*args: str) -> int:
     options = (*PINNED, "--custom-compile-command", "python3 dev.py lock", *args)
-    return max(uv("pip", "compile", *options, f"{one[:-3]}in", "-o", one) for one in (UV, USE, BUILD, DEVELOP, BENCH))
+    return max(uv("pip", "compile", *options, f"{one[:-3]}in", "-o", one) for one in (UV, USE, BUILD, DEVELOP))
 
 
 COMMANDS = {one.__name__: one for one in (demo, test, compiled, lowest, bench, lock)}

@@ -20,7 +20,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PROJECT = PYPROJECT["project"]
 REQUIREMENTS = ROOT / "requirements"
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-SETS = ("use", "build", "develop", "bench")
+SETS = ("use", "build", "develop")
 LOCKS = [REQUIREMENTS / f"{name}.txt" for name in (*SETS, "uv")]
 PIN = re.compile(r"(?P<name>[a-z0-9][a-z0-9-]*)==(?P<version>[\w.]+)(?: ; .+?)?(?: --hash=sha256:[0-9a-f]{64})+")
 # Spelt so that this file does not find itself.
@@ -78,7 +78,7 @@ def test_every_requirement_of_a_set_is_pinned_with_hashes(path: Path) -> None:
     assert requirements(path)
 
 
-def test_there_are_four_sets_and_each_has_what_it_is_for() -> None:
+def test_there_are_three_sets_and_each_has_what_it_is_for() -> None:
     assert sorted(REQUIREMENTS.glob("*.txt")) == sorted(LOCKS)
     for name in SETS:
         assert names(PROJECT["dependencies"]) <= {pin for pin, _ in pins(name)}

@@ -161,8 +161,7 @@ def flask() -> Any:
 
 
 # What follows is not in requirements/develop.txt, and is tested where somebody has installed it.
-# Ravyn and Sanic want an older multidict than fastapi-guard's aiohttp. BlackSheep brings httptools and FastHTML uvloop:
-# all other tests would run uvicorn with them. Robyn has no ASGI.
+# Ravyn and Sanic want an older multidict than aiohttp-asgi. Robyn has no ASGI.
 
 
 def ravyn(*stack: Wrap) -> Any:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import httpx
 import hypercorn.asyncio
@@ -53,15 +53,19 @@ def site() -> FastAPI:
     return app
 
 
-async def with_uvicorn(app: Any, port: int, stop: asyncio.Event) -> None:
+async def with_uvicorn(app: Any, port: int, stop: asyncio.Event, http: Literal["h11", "httptools"] = "h11") -> None:
     options: dict[str, Any] = {"log_level": "warning", "ws": "wsproto", "timeout_graceful_shutdown": BOUND_S}
     # By default uvicorn believes what peers on loopback write into X-Forwarded-For.
-    config = uvicorn.Config(app, port=port, proxy_headers=False, **options)
+    config = uvicorn.Config(app, port=port, http=http, proxy_headers=False, **options)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     await stop.wait()
     server.should_exit = True
     await serving
+
+
+async def with_httptools(app: Any, port: int, stop: asyncio.Event) -> None:
+    await with_uvicorn(app, port, stop, "httptools")
 
 
 async def with_hypercorn(app: Any, port: int, stop: asyncio.Event) -> None:
@@ -117,7 +121,7 @@ def host() -> Iterator[str]:
         yield host
 
 
-OTHERS: Final = [pytest.param(serve, marks=pytest.mark.all) for serve in (with_hypercorn, with_granian)]
+OTHERS: Final = [pytest.param(serve, marks=pytest.mark.all) for serve in (with_httptools, with_hypercorn, with_granian)]
 SERVERS: Final = [with_uvicorn, *OTHERS]
 REQUEST: Final = b"GET /plain HTTP/1.1\r\nhost: app.test\r\nx-forwarded-for: 198.51.100.%d\r\n"
 HANDSHAKE: Final = (
