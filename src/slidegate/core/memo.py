@@ -42,21 +42,15 @@ def remember(
     """
     if key_bytes(question) <= max_bytes:
         if len(memo) >= max_size:
-            forget_oldest(memo, max_size)
+            _forget_oldest(memo, max_size)
         memo[question] = answer
     return answer
 
 
-def forget_oldest(memo: dict[_K, _V], max_size: int | None = None) -> None:
-    """Remove a few of the oldest entries; one alone would be searched for among those that were removed before.
-
-    Args:
-        memo: The memo.
-        max_size: The most entries that it may have; by default as many as it has.
-    """
-    size = len(memo) if max_size is None else max_size
+def _forget_oldest(memo: dict[_K, _V], max_size: int) -> None:
+    """Remove a few of the oldest entries; one alone would be searched for among those that were removed before."""
     with suppress(RuntimeError):  # another thread has changed the memo, without a lock of the interpreter
-        for question in list(islice(memo, len(memo) - size + 1 + size // _PARTS)):
+        for question in list(islice(memo, len(memo) - max_size + 1 + max_size // _PARTS)):
             memo.pop(question, None)
 
 

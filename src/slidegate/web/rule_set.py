@@ -16,7 +16,7 @@ from ..core.decision import Bucket, Check, Decision, Reason, wire_names
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import Throttle, logger
-from ..core.memo import MAX_PATHS, PATH_BYTES, forget_oldest, remember
+from ..core.memo import MAX_PATHS, PATH_BYTES, remember
 from ..core.question import Question
 from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit, named
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 _EXEMPT: Final = Decision(True, Reason.EXEMPT)
 _MEMO_LIMITS: Final = 256
-_MAX_KINDS: Final = 16
-"""How many kinds of requests, which are a type, a method and a root path, have memoized paths."""
 _PREFLIGHTS: Final = ":preflight"
 """The suffix of an identity that counts preflights."""
 
@@ -277,8 +275,7 @@ class RuleSet:
         self._index = PathIndex([(path, index) for index, rule in enumerate(rules) for path in rule.rule_paths])
         self._anywhere = {index for index, rule in enumerate(rules) if not rule.rule_paths}
         self._throttle = Throttle()
-        # By path alone: a tuple with the path is another object, which no cache of the processor has.
-        self._known: dict[tuple[str, str, str], dict[str, Plan]] = {}
+        self._by_request: dict[tuple[str, str, str, str], Plan] = {}
         self._plans: dict[object, Plan] = {}
         self._made: WeakSet[Plan] = WeakSet()
         self.always: Plan | None = None
@@ -292,11 +289,10 @@ class RuleSet:
         """
         is_preflight = scope.get("method") == "OPTIONS" and _is_preflight(scope)
         method = "a preflight" if is_preflight else scope.get("method", "GET")
-        kind = scope["type"], method, scope.get("root_path", "")
         is_lasting = True
         try:
-            known, path = self._known.get(kind), scope["path"]
-            plan = None if known is None else known.get(path)
+            request = scope["path"], scope["type"], method, scope.get("root_path", "")
+            plan = self._by_request.get(request)
             if plan is not None:
                 return plan
             texts = self._paths.texts(scope)
@@ -315,22 +311,7 @@ class RuleSet:
         if is_preflight:
             met = [(bound.for_preflights(), ends) for bound, ends in met]
         plan = self._plan_of(met, strikes, Kind(scope["type"] == "websocket", is_preflight))
-        return self._remember(kind, path, plan) if is_lasting else plan
-
-    def _remember(self, kind: tuple[str, str, str], path: str, plan: Plan) -> Plan:
-        """Remember the plan of a path; the requests of all kinds together have `MAX_PATHS`.
-
-        The kind with the fewest paths makes room for another, so that no invented method displaces those in use.
-        """
-        memos = self._known
-        known = memos.get(kind)
-        if known is None:
-            if len(memos) >= _MAX_KINDS:
-                memos.pop(min(list(memos), key=lambda other: len(memos.get(other, ()))), None)
-            known = remember(memos, kind, {}, _MAX_KINDS)
-        if sum(map(len, list(memos.values()))) >= MAX_PATHS:
-            forget_oldest(max(list(memos.values()), key=len))
-        return remember(known, path, plan, MAX_PATHS, PATH_BYTES)
+        return remember(self._by_request, request, plan, MAX_PATHS, PATH_BYTES) if is_lasting else plan
 
     def _met(self, scope: Scope, texts: RequestTexts) -> tuple[list[Met], bool]:
         """Return the rules that match, each with whether it ends the list, and whether one certainly does."""

@@ -18,6 +18,8 @@ _MOST_AHEAD_BYTES: Final = 65_536
 """How much of a body is read while a request waits; a client that disconnects later is not noticed."""
 _MESSAGE_BYTES: Final = 256
 """The estimated memory of a message besides its body."""
+_LAST: Final = ("http.disconnect", "websocket.disconnect", "websocket.receive")
+"""The messages after which nothing is read ahead."""
 
 
 class Peeked(Hook):
@@ -36,13 +38,17 @@ class Peeked(Hook):
     def __init__(self, receive: Receive | None) -> None:
         self.receive = receive
         self._early: deque[Message] = deque()
-        self._ahead: asyncio.Future[Message] | None = None
+        self._reader: asyncio.Future[None] | None = None
         self._is_waiting = False
 
     def begin(self) -> None:
         """Begin to read ahead: the request waits."""
         self._is_waiting = True
-        self._read_on()
+        is_reading = self._reader is not None and not self._reader.done()
+        if self.receive is not None and not is_reading and on_asyncio():
+            self._reader = asyncio.ensure_future(self._read_ahead(self.receive))
+            # asyncio would log a failure that the application does not read.
+            self._reader.add_done_callback(lambda reader: reader.cancelled() or reader.exception())
 
     def is_gone(self) -> bool:
         """Return whether the client has disconnected. Callable from any thread."""
@@ -52,42 +58,29 @@ class Peeked(Hook):
         """Return the next message."""
         self._is_waiting = False
         while not self._early:
-            ahead = self._ahead
-            if ahead is None:
-                return await self._next()
-            await asyncio.wait([ahead])
-            if self._ahead is ahead:  # it has failed
-                self._ahead = None
-                return ahead.result()
+            reader = self._reader
+            if reader is None:
+                assert self.receive is not None, "who has no channel reads none"
+                return await self.receive()
+            await asyncio.wait([reader])
+            if self._reader is reader:
+                self._reader = None
+                reader.result()  # raises what the channel has raised
         return self._early.popleft()
-
-    async def _next(self) -> Message:
-        assert self.receive is not None, "who has no channel reads none"
-        return await self.receive()
 
     def end(self, exchange: Exchange, error: BaseException | None) -> None:
         """Cancel a pending read: there are no more readers."""
         self._is_waiting = False
-        if self._ahead is not None:
-            self._ahead.cancel()
-            self._ahead = None
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader = None
 
-    def _read_on(self) -> None:
-        """Read the next message, unless it is for the application to read or there are enough of them."""
-        if not self._is_waiting or self._ahead is not None or self.receive is None or not on_asyncio():
-            return
-        if self._early and (self.is_gone() or self._early[-1]["type"] == "websocket.receive"):
-            return
-        if sum(len(message.get("body", b"")) + _MESSAGE_BYTES for message in self._early) < _MOST_AHEAD_BYTES:
-            self._ahead = asyncio.ensure_future(self._next())
-            self._ahead.add_done_callback(self._keep)
-
-    def _keep(self, ahead: asyncio.Future[Message]) -> None:
-        """Keep a message that was read; an exception stays in `_ahead` for the next reader."""
-        if not ahead.cancelled() and ahead.exception() is None:
-            self._early.append(ahead.result())
-            self._ahead = None
-            self._read_on()
+    async def _read_ahead(self, receive: Receive) -> None:
+        """Read until the application reads, the client has left, or there is enough."""
+        while self._is_waiting and not (self._early and self._early[-1]["type"] in _LAST):
+            if sum(len(message.get("body", b"")) + _MESSAGE_BYTES for message in self._early) >= _MOST_AHEAD_BYTES:
+                break
+            self._early.append(await receive())
 
 
 async def refund(limiter: Limiter, reservations: Sequence[Reservation]) -> None:
