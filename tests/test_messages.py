@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, MemoryStore, Networks, Quota, parse_limits
-from slidegate.core import Concurrency, HotKeys, MetricWindow, RollingTotals
+from slidegate.core import Concurrency, CounterWindow, HotKeys, MetricWindow, RollingTotals
 from slidegate.core.addresses import parse_address, parse_network
 from slidegate.core.bans.ban import ban_key, clean_reason
 from slidegate.core.bans.rows import from_rows
@@ -25,7 +25,7 @@ from slidegate.testing import FakeClock, limits_clock
 KNOWN = [BanPolicy, Limit, Limiter, MemoryStore, Networks, Quota, parse_limits, Concurrency, HotKeys, MetricWindow]
 KNOWN += [RollingTotals, parse_address, parse_network, ban_key, clean_reason, from_rows, Dashboard, LimitedTransport]
 KNOWN += [SyncLimitedTransport, AccessLogs, Statistics, OtelMetrics, PrometheusMetrics, FakeClock, limits_clock]
-KNOWN += [datetime, timedelta]
+KNOWN += [datetime, timedelta, CounterWindow]
 TOKEN = "token-for-tests-0123456789abcdef"
 NAMES = {
     **{known.__name__: known for known in KNOWN},

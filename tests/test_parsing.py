@@ -195,7 +195,7 @@ def given_to(annotation: str) -> Iterator[object]:
     """Yield values of the types that a parameter takes, and huge; a list of each too, where it takes several."""
     for types, values in (
         (("str", "AnyLimit", "Limits"), HUGE_TEXTS),
-        (("int", "float", "Whole", "timed"), HUGE_NUMBERS),
+        (("int", "float", "SupportsIndex", "timed"), HUGE_NUMBERS),
     ):
         if any(re.search(rf"\b{kind}", annotation) for kind in types):
             yield from values

@@ -60,7 +60,6 @@ def test_operator_watches_a_flood_and_bans_its_client(sites: list[Site], opened:
     expect(page.get_by_role("heading", name=CLIENT)).to_be_visible()
     window = page.get_by_role("region", name=re.compile("^everybody"))
     expect(window.get_by_text(f"{first} / {AMOUNT}")).to_be_visible()
-    assert window.locator(".slices rect").count() >= 1
 
     # The window fills while the page is open, and then refusals appear.
     statuses = [status for site in sites for status in site.flood(CLIENT, AMOUNT)]

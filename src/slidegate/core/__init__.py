@@ -11,7 +11,7 @@ from .bans.ban import Ban, BanSubject
 from .calendar import Anchor, Calendar, Period
 from .concurrency import Concurrency
 from .decide import WindowRef, charge_all, decide, merged, refund_all
-from .decision import Bucket, Check, Decision, LimitState, Reason, WindowSlice
+from .decision import Bucket, Check, Decision, LimitState, Reason
 from .errors import ConfigurationError, InvalidKey, SlidegateError, StoreTimeout, StoreUnavailable
 from .limits import AnyLimit, Limit, parse_duration_us, parse_limits
 from .networks import Networks
@@ -25,14 +25,13 @@ from .views import Snapshot
 if TYPE_CHECKING:
     from .windows.counter_window import CounterWindow
     from .windows.hot_keys import HotKeys
-    from .windows.metric_window import MetricWindow
+    from .windows.metric_window import MetricSummary, MetricWindow
     from .windows.rolling_totals import RollingTotals
-    from .windows.slices import MetricSummary
 
 _WINDOWS: Final = {
     "CounterWindow": "counter_window",
     "HotKeys": "hot_keys",
-    "MetricSummary": "slices",
+    "MetricSummary": "metric_window",
     "MetricWindow": "metric_window",
     "RollingTotals": "rolling_totals",
 }
@@ -94,7 +93,6 @@ __all__ = [
     "StoreTimeout",
     "StoreUnavailable",
     "WindowRef",
-    "WindowSlice",
     "WindowState",
     "charge_all",
     "compiled",

@@ -157,17 +157,6 @@ _Asked: TypeAlias = tuple[Bucket, str, int, int]
 """The bucket, the key, the cost, and the index of a limit in the bucket."""
 
 
-class WindowSlice(NamedTuple):
-    """A part of a window. All times are microseconds of the store's time."""
-
-    start_us: int
-    end_us: int
-    """The exclusive end; equal to `start_us` if the time of each unit is stored."""
-    leaves_us: int
-    """When its units leave the window."""
-    units: int
-
-
 class LimitState(NamedTuple):
     """The window of a key under one limit, as a decision has left it. All spans are microseconds from then."""
 
@@ -189,8 +178,6 @@ class LimitState(NamedTuple):
     """Units that count now."""
     label: str
     """The name of the rule in stats."""
-    slices: tuple[WindowSlice, ...] = ()
-    """The parts of the window, oldest first, if it was inspected; their units add up to `used`. Empty for permits."""
 
 
 class Decision:

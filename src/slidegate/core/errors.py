@@ -14,7 +14,7 @@ A refusal is a `Decision` with `allowed` false. It raises an exception only wher
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, Literal, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from .logs import written
 
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 MAX_QUOTED: Final = 80
 _LONGEST_WORD: Final = 100
-
-Whole: TypeAlias = SupportsIndex
-"""A user's integer argument. Annotated as `int`, compiled code would raise TypeError before our own check."""
 
 Concerns: TypeAlias = Literal["key", "server"]
 
@@ -124,14 +121,3 @@ def quoted(value: object) -> str:
     """Return the `repr` of a value for an error message, cut to 80 characters."""
     text = written(value)
     return text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 1] + "…"
-
-
-def check_positive(value: object, what: str, example: str = "10") -> int:
-    """Return `value` if it is a whole number above 0.
-
-    Raises:
-        ConfigurationError: It is not.
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigurationError(f"expected a whole number above 0, for example {example}, not {quoted(value)}", what)
-    return value

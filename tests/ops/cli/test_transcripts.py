@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from slidegate import Limiter, RateLimitMiddleware, Rule, header
-from slidegate.ops.statistics import Statistics
 
 from ... import served_by_workers
 from ...asgi import PEER, hello, statuses
@@ -89,10 +88,9 @@ class Terminal:
         return use_store(self.url, hit)
 
     def _requests(self, rules: str, times: str) -> str:
-        """Send requests to a worker that starts and ends, with statistics."""
+        """Send requests to a worker that starts and ends."""
 
         async def send(limiter: Limiter) -> str:
-            Statistics.of(limiter)
             name, _, limits = rules.partition("=")
             if limits:
                 app = RateLimitMiddleware(hello, rules=[Rule("*", limits, name=name)], limiter=limiter)

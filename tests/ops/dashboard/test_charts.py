@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate.ops.dashboard import charts
-from slidegate.ops.dashboard.page import rate, span
+from slidegate.ops.dashboard.page import rate
 
 COUNTS = ("passed", "limited", "banned", "blocked")
 STEPS = st.lists(
@@ -78,26 +78,6 @@ def test_axis_has_round_steps_and_reaches_the_largest_value(most: float) -> None
     assert ticks[0] == 0
     assert ticks[-1] >= most * 0.99999
     assert f"{ticks[1]:.0e}"[0] in "125"
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 590), st.floats(0, 10), st.integers(0, 10**6)), min_size=1, max_size=65),
-    st.floats(600, 700),
-)
-def test_bars_of_a_window_are_as_high_as_what_was_spent(parts: list[tuple[float, float, int]], now_at: float) -> None:
-    slices = [{"start_at": at, "end_at": at + length, "units": units} for at, length, units in sorted(parts)]
-    window = {"slices": slices, "window_s": 600.0, "limit": '9/10m <"&>'}
-    if not any(units for _, _, units in parts):
-        slices[0]["units"] = 1
-    bars = ET.fromstring(str(charts.slices(window, now_at, span))).findall("rect")
-    units = [one["units"] for one in slices if one["units"]]
-    heights = [float(bar.attrib["height"]) for bar in bars]
-    assert len(bars) == len(units)
-    assert max(heights) == 50
-    for bar, height, count in zip(bars, heights, units, strict=True):
-        assert 0 <= float(bar.attrib["x"]) <= 320
-        assert abs(height - 50 * count / max(units)) <= 0.06
-        assert (bar[0].text or "").endswith(f" ago: {count}")
 
 
 @given(st.integers(1, 10**9), st.integers(0, 2 * 10**9))

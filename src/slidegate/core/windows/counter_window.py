@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..errors import Whole, check_positive, quoted
+from ..errors import quoted
+from ..limits import MAX_AMOUNT, check_whole
 from ..ring import MAX_UNITS, Ring, entries
 
 
@@ -19,15 +20,11 @@ class CounterWindow:
 
     __slots__ = ("_counter", "_slice_us", "_slices", "_window")
 
-    def __init__(self, slices: Whole, slice_us: Whole) -> None:
-        self._slices = check_positive(slices, "slices")
-        self._slice_us = check_positive(slice_us, "slice_us")
+    def __init__(self, slices: int, slice_us: int) -> None:
+        self._slices = check_whole(slices, 1, MAX_AMOUNT, "slices", "for example 10")
+        self._slice_us = check_whole(slice_us, 1, 2**62, "slice_us", "for example 100_000")
         self._counter = Ring(MAX_UNITS, self._slices, self._slice_us, self._slices * self._slice_us + 1)
         self._window = b""
-
-    # Copies and pickles of compiled classes are created with their arguments.
-    def __getnewargs__(self) -> tuple[int, int]:
-        return self._slices, self._slice_us
 
     def add(self, now_us: int, units: int = 1) -> None:
         """Count units. If the clock has stepped back, counts in the future are moved into the slice of `now_us`.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 RELATIVE_ERROR: Final = 0.05
 SHORTEST_US: Final = 10
@@ -38,10 +38,6 @@ class ResponseTimes:
     sum_us: int = 0
     min_us: int | None = None
     buckets: dict[int, int] = field(default_factory=dict, repr=False)
-
-    # Copies and pickles of compiled classes are created with their arguments.
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ResponseTimes, (self.sum_us, self.min_us, self.buckets.copy())
 
     @property
     def count(self) -> int:

@@ -33,7 +33,6 @@ from heapq import nsmallest
 from threading import Lock
 from typing import Final
 
-from ..errors import Whole
 from ..limits import check_whole, parse_duration_us
 
 # Occasionally one hit visits this many counts, which blocks an event loop for about a millisecond.
@@ -67,11 +66,11 @@ class HotKeys:
 
     def __init__(
         self,
-        capacity: Whole,
-        threshold: Whole,
+        capacity: int,
+        threshold: int,
         window: str | float | timedelta,
         *,
-        slices: Whole = 5,
+        slices: int = 5,
     ) -> None:
         example = 'for example HotKeys(1_000, 100, "5s")'
         self.capacity = check_whole(capacity, 1, MAX_CAPACITY, "capacity", example)

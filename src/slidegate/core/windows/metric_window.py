@@ -5,12 +5,13 @@ Each window has a lock. Without it, two threads could both begin a new slice, an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Final
 
-from ..errors import Whole
 from ..limits import check_whole
-from .slices import MetricSummary, Slice, SliceRing
+from .histogram import ResponseTimes
 
 EVENTS: Final = ("pass", "block", "exception", "success", "occupied_pass")
 OVERFLOW: Final = "other"
@@ -19,6 +20,53 @@ MAX_NAMES: Final = 1_000
 MAX_NAME_LENGTH: Final = 64
 
 _FIXED: Final = (*EVENTS, OVERFLOW)
+_BEFORE_ALL: Final = -(2**63)
+
+
+@dataclass(slots=True)
+class MetricSummary:
+    """The counts of one slice or of several.
+
+    Args:
+        start_us: When the first slice started, in microseconds.
+        span_us: The total length of the slices, in microseconds.
+        events: Counts by name; events that never happened are missing. A count of units may be negative.
+        rt: The response times.
+    """
+
+    start_us: int
+    span_us: int
+    events: dict[str, int] = field(default_factory=dict)
+    rt: ResponseTimes = field(default_factory=ResponseTimes)
+
+    def count(self, event: str) -> int:
+        """Return how often an event happened."""
+        return self.events.get(event, 0)
+
+    def qps(self, event: str = "pass") -> float:
+        """Return the events per second over `span_us`, including the part that is still in the future."""
+        return self.count(event) * 1_000_000 / self.span_us
+
+    def add(self, other: MetricSummary) -> None:
+        """Add all counts and times of another summary."""
+        for event, times in other.events.items():
+            self.events[event] = self.count(event) + times
+        self.rt.add(other.rt)
+
+    @staticmethod
+    def merged(summaries: Sequence[MetricSummary]) -> MetricSummary:
+        """Return the sum of the summaries of several windows over the same span.
+
+        Raises:
+            ValueError: There are no summaries, or their spans differ.
+        """
+        spans = {(summary.start_us, summary.span_us) for summary in summaries}
+        if len(spans) != 1:
+            raise ValueError(f"merged: expected summaries of one span, not of {sorted(spans)}")
+        whole = MetricSummary(*spans.pop())
+        for summary in summaries:
+            whole.add(summary)
+        return whole
 
 
 class MetricWindow:
@@ -26,7 +74,8 @@ class MetricWindow:
 
     The events ``pass``, ``block``, ``exception``, ``success`` and ``occupied_pass`` (admitted by waiting) are always
     counted by name. So are the first `max_names` other names; later names, and those of more than 64 characters, are
-    counted as ``other``. So memory is bounded: typically 0.4 KB for a slice with times in thirty buckets.
+    counted as ``other``. So memory is bounded: typically 2 KB for a slice with times in thirty buckets. A record is
+    added to the slice of its own time, so a delayed thread loses nothing; it is dropped if that slice has left.
 
     Args:
         slices: k, the number of slices, 1 to 3600.
@@ -40,9 +89,9 @@ class MetricWindow:
         ConfigurationError: An argument is outside its range.
     """
 
-    __slots__ = ("_lock", "_names", "_ring", "_size", "dropped", "slice_count", "slice_us")
+    __slots__ = ("_lock", "_names", "_newest", "_size", "_slices", "dropped", "slice_count", "slice_us")
 
-    def __init__(self, slices: Whole, slice_us: Whole, *, max_names: Whole = 16) -> None:
+    def __init__(self, slices: int, slice_us: int, *, max_names: int = 16) -> None:
         example = "for example MetricWindow(slices=60, slice_us=1_000_000)"
         self.slice_count = check_whole(slices, 1, MAX_SLICES, "slices", example)
         self.slice_us = check_whole(slice_us, 1, 2**62, "slice_us", example)
@@ -50,7 +99,8 @@ class MetricWindow:
         self.dropped = 0
         self._lock = Lock()
         self._names = set(_FIXED)
-        self._ring = SliceRing(self.slice_count, self.slice_us)
+        self._newest = _BEFORE_ALL
+        self._slices: dict[int, MetricSummary] = {}  # those that are not empty, by number
 
     def record(self, now_us: int, *events: str, rt_us: int | None = None) -> None:
         """Count events, each once, and a response time; drop them if their slice has left the ring.
@@ -65,17 +115,20 @@ class MetricWindow:
         """
         if rt_us is not None and rt_us < 0:
             raise ValueError(f"rt_us: expected 0 microseconds or more, not {rt_us!r}")
+        number = now_us // self.slice_us
         with self._lock:
-            running = self._ring.open(now_us)
-            if running is None:
+            if number <= self._newest - self.slice_count:
                 self.dropped += 1
                 return
-            counts = running.events
+            counted = self._slices.get(number)
+            if counted is None:
+                counted = self._open(number)
+            counts = counted.events
             for event in events:
                 name = event if event in self._names else self._named(event)
                 counts[name] = counts.get(name, 0) + 1
             if rt_us is not None:
-                running.rt.count_one(rt_us)
+                counted.rt.count_one(rt_us)
 
     def read(self, now_us: int, slices: int | None = None) -> MetricSummary:
         """Return a consistent sum of the last `slices` slices, the running one included.
@@ -89,20 +142,14 @@ class MetricWindow:
         """
         wanted = self.slice_count if slices is None else slices
         check_whole(wanted, 1, self.slice_count, "slices", "no more than the window has")
-        first = now_us // self.slice_us - wanted + 1
-        whole = Slice()
         with self._lock:
-            for part in self._ring.read(first, wanted).values():
-                whole.add(part)
-        return whole.summary(first * self.slice_us, wanted * self.slice_us)
+            return self._sum(now_us // self.slice_us - wanted + 1, wanted)
 
     def slices(self, now_us: int) -> list[MetricSummary]:
         """Return the k slices that end with the running one, oldest first, empty ones included."""
         first = now_us // self.slice_us - self.slice_count + 1
         with self._lock:
-            kept = self._ring.read(first, self.slice_count)
-        numbers = range(first, first + self.slice_count)
-        return [kept.get(number, Slice()).summary(number * self.slice_us, self.slice_us) for number in numbers]
+            return [self._sum(number, 1) for number in range(first, first + self.slice_count)]
 
     def count(self, event: str, now_us: int) -> int:
         """Return how often an event happened in the k slices."""
@@ -123,6 +170,22 @@ class MetricWindow:
     def quantile(self, share: float, now_us: int) -> float | None:
         """Return the `share` quantile of the response times, in microseconds; see `ResponseTimes.quantile`."""
         return self.read(now_us).rt.quantile(share)
+
+    def _sum(self, first: int, slices: int) -> MetricSummary:
+        """Return the sum of the slices from number `first`."""
+        whole = MetricSummary(first * self.slice_us, slices * self.slice_us)
+        for number in range(first, first + slices):
+            if number in self._slices:
+                whole.add(self._slices[number])
+        return whole
+
+    def _open(self, number: int) -> MetricSummary:
+        """Begin a slice, and forget those that leave with it."""
+        self._newest = max(number, self._newest)
+        for old in [old for old in self._slices if old <= self._newest - self.slice_count]:
+            del self._slices[old]
+        counted = self._slices[number] = MetricSummary(number * self.slice_us, self.slice_us)
+        return counted
 
     def _named(self, event: str) -> str:
         """Return the name under which a new event is counted."""

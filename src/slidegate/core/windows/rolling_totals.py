@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from threading import Lock
 from typing import Final
 
-from ..errors import ConfigurationError, Whole, quoted
+from ..errors import ConfigurationError, quoted
 from ..limits import check_whole
 
 MAX_SLICES: Final = 1_000_000
@@ -49,7 +49,7 @@ class RollingTotals:
 
     __slots__ = ("_before", "_held", "_lock", "_newest", "_total", "_windows", "dropped", "slice_us")
 
-    def __init__(self, slice_us: Whole, windows_us: Iterable[Whole]) -> None:
+    def __init__(self, slice_us: int, windows_us: Iterable[int]) -> None:
         example = "for example RollingTotals(60_000_000, [300_000_000, 3_600_000_000])"
         self.slice_us = check_whole(slice_us, 1, 2**62, "slice_us", example)
         self.dropped = 0
@@ -79,7 +79,7 @@ class RollingTotals:
         """The lengths of the windows in microseconds, in the order in which they were given."""
         return tuple(self._windows)
 
-    def add(self, now_us: int, amount: Whole) -> None:
+    def add(self, now_us: int, amount: int) -> None:
         """Add an amount to the slice of `now_us`; drop it if the slice has left the ring.
 
         Args:

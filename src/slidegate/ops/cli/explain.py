@@ -12,7 +12,6 @@ import click
 
 from ... import ConfigurationError, Limit, Limiter, RateLimitMiddleware, Rule, parse_limits
 from ...core import AnyLimit, LimitState
-from ..statistics import Statistics
 from .bans import end_of, row_of
 from .bounds import most_units, steady_us, wait_after_burst_us
 from .main import (
@@ -35,11 +34,7 @@ Titled: TypeAlias = list[tuple[str, Sequence[AnyLimit]]]
 _S: Final = 1_000_000
 _SPANS: Final = {"1s": _S, "1m": 60 * _S, "1h": 3_600 * _S, "1d": 86_400 * _S}
 _LIKE_LIMITS: Final = re.compile(r"\s*[0-9]+\s*(/\s*[0-9]*\s*[A-Za-z]|/\s*[0-9]+\s*$|per\b)|\s*$", re.ASCII)
-MAX_REFUSALS: Final = 5
-"""The most refusals of a client that are shown, of those that workers with statistics have published."""
-_MOST: Final = 1_000
 _WINDOW_COLUMNS: Final = ("name", "limit", "used", "remaining", "room in", "all back in")
-_SLICE_COLUMNS: Final = ("name", "from", "to", "count")
 
 
 @click.command()
@@ -100,26 +95,6 @@ def _named_rule(text: str) -> Rule:
     return Rule("*", limits, name=name)
 
 
-class PublishedStatistics(Statistics):
-    """The statistics of all workers of a store, for a process that counts nothing itself and writes nothing."""
-
-    async def publish(self) -> None:
-        """Write nothing: the store may be open read-only."""
-
-
-async def _activity_of(limiter: Limiter, key: str) -> dict[str, Any]:
-    """Return the recent requests and refusals of a key; those of workers without statistics are unknown."""
-    statistics = PublishedStatistics(limiter)
-    counted = next((client for client in await statistics.clients(_MOST) if client.key == key), None)
-    events = await statistics.events(_MOST)
-    refusals = [event for event in events if event.kind == "refused" and event.details.get("key") == key]
-    return {
-        "requests_5m": None if counted is None else counted.requests,
-        "refused_5m": None if counted is None else counted.refused,
-        "refusals": [{"at": one.time_us / _S, "message": one.message} for one in refusals[:MAX_REFUSALS]],
-    }
-
-
 async def _state_of(
     limiter: Limiter, key: Any, written: str, of_file: RateLimitMiddleware | None, in_code: Sequence[Rule]
 ) -> dict[str, Any]:
@@ -135,7 +110,7 @@ async def _state_of(
     del middleware
     unix_s = view.unix_us / _S
     listed = {kind: networks is not None and written in networks for kind, networks in lists.items()}
-    windows = [_row_of_window(window, view.unix_us - view.now_us, window.name in shadow) for window in view.windows]
+    windows = [_row_of_window(window, window.name in shadow) for window in view.windows]
     left_us = None if ban is None else ban.left_us(view.unix_us)
     return {
         "key": view.key,
@@ -147,12 +122,11 @@ async def _state_of(
         **listed,
         "ban": None if ban is None else {**row_of(ban), "left_s": None if left_us is None else left_us / _S},
         "windows": windows,
-        **await _activity_of(limiter, view.key),
     }
 
 
-def _row_of_window(window: LimitState, offset_us: int, shadow: bool) -> dict[str, Any]:
-    """Return a window as JSON shows it: spans in seconds, times in Unix seconds."""
+def _row_of_window(window: LimitState, shadow: bool) -> dict[str, Any]:
+    """Return a window as JSON shows it, with spans in seconds."""
     wait_us = window.retry_after_us
     return {
         "name": window.name,
@@ -163,15 +137,6 @@ def _row_of_window(window: LimitState, offset_us: int, shadow: bool) -> dict[str
         "remaining": window.remaining,
         "retry_after_s": None if wait_us is None else wait_us / _S,
         "reset_after_s": window.reset_after_us / _S,
-        "slices": [
-            {
-                "start_at": (part.start_us + offset_us) / _S,
-                "end_at": (part.end_us + offset_us) / _S,
-                "count": part.units,
-            }
-            for part in window.slices
-            if part.units
-        ],
     }
 
 
@@ -196,12 +161,8 @@ def _state_lines(state: dict[str, Any]) -> Iterator[str]:
             yield f"  by the ban of {ban['key']} {span}, until {end_of(ban)}; by {ban['by']}: {ban['reason']}"
         for window in filter(_refuses, windows):
             yield f"  by {window['name']} {_until(window, state['at'])}: {window['used']} of {window['limit']} are used"
-    if state["requests_5m"] is not None:
-        yield f"last 5 minutes: {state['requests_5m']:,} requests, {state['refused_5m']:,} refused"
-    yield from (f"  {time_of(refusal['at'])} {refusal['message']}" for refusal in state["refusals"])
-    for lines in (_window_table(windows), _slice_table(windows)):
-        for number, line in enumerate(lines):
-            yield from (line,) if number else ("", line)
+    for number, line in enumerate(_window_table(windows)):
+        yield from (line,) if number else ("", line)
 
 
 def _window_table(windows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -215,15 +176,6 @@ def _window_table(windows: Sequence[dict[str, Any]]) -> Iterator[str]:
         for window in windows
     ]
     return table(_WINDOW_COLUMNS, rows)
-
-
-def _slice_table(windows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    rows = [
-        {**window, "from": time_of(part["start_at"]), "to": time_of(part["end_at"]), "count": part["count"]}
-        for window in windows
-        for part in window["slices"]
-    ]
-    return table(_SLICE_COLUMNS, rows)
 
 
 def _until(window: dict[str, Any], now_s: float) -> str:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from math import ceil, floor, log10
 from typing import Any, Final, NamedTuple
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 HEIGHT: Final = 150
 NOTHING: Final = "\u2013"
@@ -66,27 +66,6 @@ def meter(used: float, amount: float) -> Markup:
     return Markup(
         f'<svg class="meter{state}" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
         f'<path d="M0 0h{100 * share:.3g}v8H0z"/></svg>'
-    )
-
-
-def slices(window: Mapping[str, Any], now_at: float, span: Callable[[float], str]) -> Markup:
-    """Return the units of a window by time as bars, from its start until now."""
-    found = [one for one in window["slices"] if one["units"]]
-    first = min(found[0]["start_at"], now_at - window["window_s"])
-    most, whole = max(one["units"] for one in found), now_at - first
-    bars = []
-    for one in found:
-        left, right = (320 * min((at - first) / whole, 1) for at in (one["start_at"], one["end_at"]))
-        high = 50 * one["units"] / most
-        title = f"{span(now_at - one['start_at'])} ago: {one['units']}"
-        bars.append(
-            f'<rect x="{min(left, 318):.1f}" y="{54 - high:.1f}" width="{max(right - left - 1, 2):.1f}" '
-            f'height="{high:.1f}"><title>{escape(title)}</title></rect>'
-        )
-    label = escape(f"Units spent of {window['limit']}, by time")
-    return Markup(
-        f'<svg class="slices" viewBox="0 0 320 54" preserveAspectRatio="none" role="img" aria-label="{label}">'
-        f"{''.join(bars)}</svg>"
     )
 
 

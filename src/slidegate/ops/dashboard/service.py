@@ -183,13 +183,11 @@ class Service:
         key: str = read(CLIENT, fields)["key"]
         view = await self.limiter.inspect(key)
         ban = await self.limiter.banned(key)
-        now_at, shadows = time.time(), self._shadows()
-        ahead_us = int(now_at * _S) - view.now_us
+        shadows = self._shadows()
         return {
             "key": view.key,
-            "now_at": now_at,
             "ban": None if ban is None else _ban(ban),
-            "windows": [_window(one, ahead_us, shadows) for one in view.windows if one.used],
+            "windows": [_window(one, shadows) for one in view.windows if one.used],
             "refusals": [
                 event
                 for event in await self.events.get()
@@ -329,7 +327,7 @@ class Service:
             if number < compared:
                 view = await self.limiter.inspect(client.key)
                 is_banned = await self.limiter.banned(client.key) is not None
-                spent = [_window(one, 0, shadows) for one in view.windows if one.used and one.name not in shadows]
+                spent = [_window(one, shadows) for one in view.windows if one.used and one.name not in shadows]
                 nearest = max(spent, key=lambda one: one["used"] / one["amount"], default=None)
             found.append({**client._asdict(), "is_banned": is_banned, "nearest": nearest})
         return found
@@ -390,20 +388,16 @@ def _override(override: Any) -> dict[str, Any]:
     return {**named, "since_at": override.since.timestamp(), "until_at": override.until.timestamp()}
 
 
-def _window(view: LimitState, ahead_us: int, shadows: frozenset[str]) -> dict[str, Any]:
-    times = {"retry_after_s": view.retry_after_us, "more_after_s": view.more_after_us}
-    times |= {"reset_after_s": view.reset_after_us, "window_s": view.limit.span_us}
+def _window(view: LimitState, shadows: frozenset[str]) -> dict[str, Any]:
     return {
         **_named(view, "name", "used", "remaining"),
-        **{name: None if us is None else us / _S for name, us in times.items()},
+        "retry_after_s": None if view.retry_after_us is None else view.retry_after_us / _S,
+        "more_after_s": view.more_after_us / _S,
+        "reset_after_s": view.reset_after_us / _S,
         "rule": view.label,
         "limit": str(view.limit),
         "amount": view.limit.amount,
         "refuses": view.name not in shadows,
-        "slices": [
-            {"start_at": (one.start_us + ahead_us) / _S, "end_at": (one.end_us + ahead_us) / _S, "units": one.units}
-            for one in view.slices
-        ],
     }
 
 

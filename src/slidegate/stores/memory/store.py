@@ -21,13 +21,12 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from threading import Lock
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, SupportsIndex, TypeAlias
 
 from ...core.bans.ban import BanSubject
 from ...core.decide import Counter, WindowRef, charge_all, decide, decide_plain, refund_all
 from ...core.decision import Bucket, Check, Decision
-from ...core.errors import Whole, check_positive
-from ...core.limits import AnyLimit
+from ...core.limits import MAX_AMOUNT, AnyLimit, check_whole
 from ...core.reservation import Reservation
 from ...core.store import Clock, Event, Store
 from ...core.views import Snapshot
@@ -92,14 +91,14 @@ class MemoryStore(Store):
     def __init__(
         self,
         *,
-        max_keys: Whole = DEFAULT_MAX_KEYS,
-        max_bans: Whole = DEFAULT_MAX_BANS,
+        max_keys: SupportsIndex = DEFAULT_MAX_KEYS,  # as `int`, compiled code would raise TypeError before our check
+        max_bans: SupportsIndex = DEFAULT_MAX_BANS,
         clock: Clock | None = None,
         wall_clock: Clock | None = None,
     ) -> None:
         super().__init__()
-        self.max_keys = check_positive(max_keys, "max_keys", "100_000")
-        most_bans = check_positive(max_bans, "max_bans", "100_000")
+        self.max_keys = check_whole(max_keys, 1, MAX_AMOUNT, "max_keys", "for example 100_000")
+        most_bans = check_whole(max_bans, 1, MAX_AMOUNT, "max_bans", "for example 100_000")
         check_clock("clock", clock)
         check_clock("wall_clock", wall_clock)
         self._clock = clock
