@@ -11,6 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import anyio
@@ -29,7 +30,6 @@ from slidegate.ops.statistics import (
     EVERY_S,
     MAX_CLIENTS,
     MAX_EVENTS,
-    MAX_PENDING,
     MAX_REFUSALS,
     MAX_SERIES,
     OTHER,
@@ -46,16 +46,32 @@ from ..virtual_time import VirtualTime, turns_during
 from .shared_rows import SharedRows, worker_of
 
 SECOND_US = 1_000_000
-PASSED = Outcome(True, Reason.OK, ("api",), (), "GET /a", 200, "success", 0, 1_000, ())
-REFUSED = PASSED._replace(allowed=False, reason=Reason.LIMITED, status=429, ended="refused", route="(no route)")
+EVERYONE = Limiter().key_for(everyone.of())
+
+
+def passed(*rules: str, key: str = EVERYONE) -> Outcome:
+    """Return the outcome of a request that some rules have admitted."""
+    checks = tuple((Bucket(rule, [Limit(5, "1m")]), key, 1) for rule in rules)
+    return Outcome([Decision(True, Reason.OK, 0, checks)], None, (), "GET /a", 200, "success", 0, 1_000)
+
+
+def refused(*rules: str, key: str = EVERYONE, reason: Reason = Reason.LIMITED) -> Outcome:
+    """Return the outcome of a request that some rules have refused."""
+    checks = tuple((Bucket(rule, [Limit(5, "1m")]), key, 1) for rule in rules)
+    has_limits = reason is not Reason.BANNED
+    refusal = Decision(False, reason, 0, checks, [(5, 1, 0, 1)] * len(rules) if has_limits else ())
+    return Outcome([refusal], refusal, (), "(no route)", 429 if has_limits else 403, "refused", 0, 1_000)
+
+
+PASSED, REFUSED = passed("api"), refused("api")
 OUTCOMES = {
     "passed": PASSED,
     "refused": REFUSED,
-    "banned": REFUSED._replace(reason=Reason.BANNED, rules=(), status=403),
-    "blocked": REFUSED._replace(reason=Reason.BLOCKED, rules=("api", "all")),
-    "exceptions": PASSED._replace(ended="exception", status=500, route="GET /b", rules=("api", "all")),
-    "cancelled": PASSED._replace(allowed=False, ended="cancelled", status=0),
-    "shadow_refused": PASSED._replace(shadow_rules=("trial",)),
+    "banned": refused("api", reason=Reason.BANNED),
+    "blocked": refused("api", "all", reason=Reason.BLOCKED),
+    "exceptions": replace(passed("api", "all"), ended="exception", status=500, route="GET /b"),
+    "cancelled": replace(REFUSED, status=0, ended="cancelled", route="GET /a"),
+    "shadow_refused": replace(PASSED, shadow_rules=("trial",)),
 }
 
 
@@ -69,12 +85,6 @@ def statistics(rows: SharedRows) -> Iterator[Statistics]:
     limiter, statistics = worker_of(rows)
     yield statistics
     limiter.sync.close()
-
-
-def by_client(key: str, outcome: Outcome = PASSED) -> Outcome:
-    """Return an outcome of a request that is counted by a key."""
-    check = Bucket("api", [Limit(5, "1m")]), key, 1
-    return outcome._replace(decisions=(Decision(outcome.allowed, outcome.reason, 0, (check,)),))
 
 
 def traffic_of_each(count: int) -> Traffic:
@@ -217,8 +227,8 @@ async def test_a_request_counts_in_the_slice_in_which_it_is_written(rows: Shared
 
 async def test_quantiles_are_within_five_percent(statistics: Statistics) -> None:
     for percent in range(1, 101):
-        statistics.request(PASSED._replace(duration_us=percent * 1_000))
-        statistics.request(REFUSED._replace(duration_us=10**7))
+        statistics.request(replace(PASSED, duration_us=percent * 1_000))
+        statistics.request(replace(REFUSED, duration_us=10**7))
     total = (await statistics.read()).total
     for found, exact_us in ((total.p50_us, 50_000), (total.p95_us, 95_000), (total.p99_us, 99_000)):
         assert found == pytest.approx(exact_us, rel=0.05)
@@ -226,12 +236,12 @@ async def test_quantiles_are_within_five_percent(statistics: Statistics) -> None
 
 
 async def test_refusals_without_a_route_count_for_their_rule(statistics: Statistics) -> None:
-    statistics.request(PASSED._replace(route="(no route)"))
+    statistics.request(replace(PASSED, route="(no route)"))
     statistics.request(REFUSED)
-    statistics.request(REFUSED._replace(route="GET /a", rules=("tight",)))
+    statistics.request(replace(refused("tight"), route="GET /a"))
     found = await statistics.read()
-    refused = {name: (one.passed, one.refused) for name, one in found.routes.items()}
-    assert refused == {"(no route)": (1, 0), "GET /a": (0, 1)}
+    by_route = {name: (one.passed, one.refused) for name, one in found.routes.items()}
+    assert by_route == {"(no route)": (1, 0), "GET /a": (0, 1)}
     assert {name: (one.passed, one.refused) for name, one in found.rules.items()} == {"api": (1, 1), "tight": (0, 1)}
     assert found.total.refused == 2
 
@@ -290,7 +300,7 @@ def test_threads_lose_no_request_and_series_are_bounded() -> None:
     statistics, rounds = Statistics.of(limiter), 2 * MAX_SERIES
 
     def ask(number: int, thread: int) -> None:
-        statistics.request(PASSED._replace(rules=("rule",), route=f"GET /{number}"))
+        statistics.request(replace(passed("rule"), route=f"GET /{number}"))
 
     race(ask, rounds)
     found = asyncio.run(statistics.read())
@@ -301,12 +311,12 @@ def test_threads_lose_no_request_and_series_are_bounded() -> None:
 
 
 def test_pending_outcomes_and_clients_are_bounded(statistics: Statistics) -> None:
-    total = 3 * MAX_PENDING
+    total = 12_000
     for number in range(total):
-        statistics.request(by_client(f"user:{number}"))
+        statistics.request(passed("api", key=f"user:{number}"))
         if number % 1_700 == 0:
             asyncio.run(statistics.publish())
-        assert len(statistics._pending) <= MAX_PENDING
+        assert len(statistics._pending) < PART
     assert len(statistics._fresh_clients) <= MAX_CLIENTS
     assert asyncio.run(statistics.read()).total.passed == total
     assert all(len(series) <= 2 * MAX_CLIENTS for series in statistics._current.values())
@@ -314,7 +324,7 @@ def test_pending_outcomes_and_clients_are_bounded(statistics: Statistics) -> Non
 
 async def test_others_run_while_ten_thousand_requests_are_folded_and_written(statistics: Statistics) -> None:
     for number in range(10_000):
-        statistics._pending.append(PASSED._replace(route=f"GET /{number % MAX_SERIES}"))
+        statistics._pending.append(replace(PASSED, route=f"GET /{number % MAX_SERIES}"))
     assert await turns_during(statistics.publish()) >= 10_000 // PART
 
 
@@ -351,7 +361,7 @@ def test_a_child_that_is_forked_while_a_thread_counts_does_not_hang(statistics: 
 async def test_a_reset_of_a_memory_store_leaves_nothing_to_read() -> None:
     limiter = Limiter()
     statistics = Statistics.of(limiter)
-    statistics.request(by_client("user:ann", REFUSED))
+    statistics.request(refused("api", key="user:ann"))
     assert (await statistics.read()).total.refused == 1
     limiter.engine.forget()
     assert counts((await statistics.read()).total) == {}
@@ -549,16 +559,16 @@ async def test_the_busiest_clients_are_those_of_all_workers_in_five_minutes(
     rows: SharedRows, statistics: Statistics
 ) -> None:
     _, other = worker_of(rows)
-    for at, (worker, key, outcome, requests) in enumerate(
+    for at, (worker, outcome, requests) in enumerate(
         [
-            (statistics, "user:ann", PASSED, 3),
-            (other, "user:ann", REFUSED, 2),
-            (other, "user:bob", OUTCOMES["banned"], 4),
-            (statistics, "everyone", PASSED, 9),
+            (statistics, passed("api", key="user:ann"), 3),
+            (other, refused("api", key="user:ann"), 2),
+            (other, refused("api", key="user:bob", reason=Reason.BANNED), 4),
+            (statistics, passed("api", key=EVERYONE), 9),
         ]
     ):
         for _ in range(requests):
-            worker.request(by_client(key, outcome))
+            worker.request(outcome)
         await worker.publish()
         rows.clock.advance("1m") if at == 1 else None
     assert await statistics.clients() == [("user:ann", 5, 2, 0), ("user:bob", 4, 4, 4)]
@@ -571,7 +581,7 @@ async def test_a_client_counts_once_for_a_request_that_several_rules_count(stati
     api, other = Bucket("api", [Limit(5, "1m")]), Bucket("other", [Limit(5, "1m")])
     shared = Limiter().key_for(everyone.of())
     inner = Decision(True, Reason.OK, 0, ((api, "user:ann", 1), (other, shared, 1)))
-    statistics.request(PASSED._replace(decisions=(inner, Decision(True, Reason.OK, 0, ((other, "user:ann", 1),)))))
+    statistics.request(replace(PASSED, decisions=(inner, Decision(True, Reason.OK, 0, ((other, "user:ann", 1),)))))
     assert await statistics.clients() == [("user:ann", 1, 0, 0)]
 
 
@@ -582,8 +592,8 @@ def test_a_busy_client_is_found_among_any_number_of_others(requests: int, others
         _, statistics = worker_of(SharedRows())
         for number in range(others):
             if number % (others // requests) == 0:
-                statistics.request(by_client("busy"))
-            statistics.request(by_client(f"user:{number}"))
+                statistics.request(passed("api", key="busy"))
+            statistics.request(passed("api", key=f"user:{number}"))
         (first, *_) = await statistics.clients()
         assert first.key == "busy" or first.requests == 1
         assert first.requests <= -(-others // (others // requests))
@@ -595,7 +605,7 @@ async def test_events_of_all_workers_are_the_newest_first_and_escaped(rows: Shar
     _, other = worker_of(rows)
     for at, worker in enumerate((statistics, other, statistics)):
         worker.event(Event("banned", f"{at}\n" * 200, {"key": "a\x1b[0m", "until": 5, "path": "x" * 999}, at + 1))
-    other.request(by_client("user:ann", REFUSED)._replace(began_us=10))
+    other.request(replace(refused("api", key="user:ann"), began_us=10))
     await other.publish()
     found = await statistics.events()
     assert [(event.kind, event.time_us) for event in found] == [
@@ -604,7 +614,7 @@ async def test_events_of_all_workers_are_the_newest_first_and_escaped(rows: Shar
     ]
     assert len({event.worker for event in found}) == 2
     assert found[0].details == {
-        **{"key": "", "rule": "api", "by": "", "reason": "limited"},
+        **{"key": "user:ann", "rule": "api", "by": "", "reason": "limited"},
         **{"route": "(no route)", "status": "429"},
     }
     for event in found:
@@ -616,7 +626,7 @@ async def test_events_of_all_workers_are_the_newest_first_and_escaped(rows: Shar
 async def test_a_flood_of_refusals_does_not_displace_other_events(statistics: Statistics) -> None:
     statistics.event(Event("banned", "somebody", {}, 1))
     for number in range(1_000):
-        statistics.request(REFUSED._replace(began_us=number))
+        statistics.request(replace(REFUSED, began_us=number))
         statistics.event(Event("shadow_refused", "would have", {}, number))
     found = Counter(event.kind for event in await statistics.events(1_000))
     assert (found["banned"], found["refused"] + found["shadow_refused"]) == (1, MAX_REFUSALS)

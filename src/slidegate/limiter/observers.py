@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import date
 from inspect import iscoroutine, iscoroutinefunction
 from threading import Lock
 from time import monotonic
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from ..core.arguments import check_list, check_takes
 from ..core.decision import Decision, Reason
@@ -52,13 +53,13 @@ T = TypeVar("T")
 Ended: TypeAlias = Literal["refused", "success", "exception", "cancelled"]
 
 
-class Outcome(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Outcome:
     """The outcome of one request, or of one call of the limiter without HTTP.
 
     Attributes:
-        allowed: Whether it was admitted.
-        reason: Why it was admitted or refused: the reason of its most significant decision.
-        rules: The names of the rules that counted it; for a refusal, of those that refused it.
+        decisions: Its decisions, those of outer middlewares first.
+        refusal: The decision that refused it; None if none did.
         shadow_rules: The names of the shadow rules that would have refused it.
         route: The methods and the template of the route, for example ``GET /items/{id}``; ``(no route)`` if no route
             was found, None without HTTP. For a request refused before, the label of the rule, list or policy that
@@ -68,26 +69,43 @@ class Outcome(NamedTuple):
             while it waits for room is ``cancelled``, and not allowed.
         began_us: When it arrived, in microseconds of Unix time.
         duration_us: The time until the last byte of its response was sent, in microseconds.
-        decisions: Its decisions, those of outer middlewares first.
     """
 
-    allowed: bool
-    reason: Reason
-    rules: tuple[str, ...]
+    decisions: Sequence[Decision]
+    refusal: Decision | None
     shadow_rules: tuple[str, ...]
     route: str | None
     status: int
     ended: Ended
     began_us: int
     duration_us: int
-    decisions: Sequence[Decision]
+
+    @property
+    def allowed(self) -> bool:
+        """Whether it was admitted."""
+        return self.refusal is None and bool(self.decisions)
+
+    @property
+    def reason(self) -> Reason:
+        """Why it was admitted or refused: the reason of its most significant decision."""
+        if self.refusal is not None:
+            return self.refusal.reason
+        return self.decisions[-1].reason if self.decisions else Reason.EXEMPT
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The names of the rules that counted it; for a refusal, of those that refused it."""
+        refusal = self.refusal
+        if refusal is None or self.ended != "refused":
+            return tuple([bucket.label for decision in self.decisions for bucket, _, _ in decision.checks])
+        return (refusal.by,) if refusal.status else refusing_rules(refusal)
 
 
 def outcome_of_question(decision: Decision, now_us: int) -> Outcome:
     """Return the outcome of a call of the limiter without HTTP, made at `now_us`."""
-    ended: Ended = "success" if decision.allowed else "refused"
-    rules = tuple([bucket.label for bucket, _, _ in decision.checks]) if decision.allowed else refusing_rules(decision)
-    return Outcome(decision.allowed, decision.reason, rules, (), None, 0, ended, now_us, 0, (decision,))
+    if decision.allowed:
+        return Outcome((decision,), None, (), None, 0, "success", now_us, 0)
+    return Outcome((decision,), decision, (), None, 0, "refused", now_us, 0)
 
 
 def refusing_rules(refusal: Decision) -> tuple[str, ...]:
@@ -165,7 +183,7 @@ class Subscription:
         """Call a method of the observer, and log its exceptions."""
         try:
             answer = method(what)
-            if iscoroutine(answer):
+            if answer is not None and iscoroutine(answer):
                 answer.close()
                 raise TypeError("it returned a coroutine, which nothing awaits; observers are not async")
         except Exception as error:

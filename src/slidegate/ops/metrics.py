@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 from ..core import Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
@@ -23,11 +23,15 @@ PREFIX: Final = "slidegate"
 STORE: Final = "store"
 """The label that every metric has, after its own."""
 MAX_NAMES: Final = 200
+MAX_KNOWN: Final = 2_000
+"""How many kinds of outcomes are remembered with their counters."""
 OTHER: Final = "(other)"
 BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """The upper bounds of the histogram's buckets in seconds, as in OpenTelemetry's HTTP conventions."""
 REASONS: Final = (Reason.LIMITED, Reason.TOO_LARGE, Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE)
 _OWN_OUTCOMES: Final = {Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE}
+
+Add: TypeAlias = Callable[[float], object]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,19 +95,18 @@ class LimiterMetrics(Observer):
         self._limiter = limiter
         self._store = type(limiter.store).__name__.removesuffix("Store").lower()
         self._rules, self._routes = set[str](), set[str]()
+        self._counts: dict[object, tuple[list[Add], Add | None]] = {}
         self._failures = limiter.failures
         self._counting = Lock()
 
     @abstractmethod
-    def _add(self, metric: Metric, amount: float, *labels: str) -> None:
-        """Add to a counter, or record a time in seconds in the histogram, under these labels."""
+    def _adder(self, metric: Metric, *labels: str) -> Add:
+        """Return what adds to a counter, or records a time in seconds in the histogram, under these labels."""
 
     def _begin(self) -> None:
         """Export counters from 0 where their labels are known, so that the first refusal is an increase; and start."""
-        self._add(BANS, 0)
-        self._add(FAILURES, 0)
-        for reason in REASONS:
-            self._add(REFUSALS, 0, reason)
+        for add in (self._adder(BANS), self._adder(FAILURES), *(self._adder(REFUSALS, reason) for reason in REASONS)):
+            add(0)
         self._subscription = self._limiter.observe(self)
 
     def close(self) -> None:
@@ -113,27 +116,39 @@ class LimiterMetrics(Observer):
     def event(self, event: Event, /) -> None:
         """Count a ban."""
         if event.kind == "banned":
-            self._add(BANS, 1)
+            self._adder(BANS)(1)
 
     def request(self, outcome: Outcome, /) -> None:
         """Count a request."""
         if self._limiter.failures != self._failures:
             with self._counting:
                 known, self._failures = self._failures, self._limiter.failures
-                self._add(FAILURES, self._failures - known)
+                self._adder(FAILURES)(self._failures - known)
         if outcome.route is None:
             return
-        for rule in outcome.shadow_rules:
-            self._add(RULE_REQUESTS, 1, _bounded(self._rules, rule), "shadow_refused")
+        known_as = outcome.rules, outcome.shadow_rules, outcome.route, outcome.ended, outcome.allowed, outcome.reason
+        found = self._counts.get(known_as)
+        if found is None:
+            if len(self._counts) >= MAX_KNOWN:
+                self._counts.clear()
+            found = self._counts[known_as] = self._counts_of(outcome, outcome.route)
+        counters, record = found
+        for add in counters:
+            add(1)
+        if record is not None:
+            record(outcome.duration_us / 1_000_000)
+
+    def _counts_of(self, outcome: Outcome, route: str) -> tuple[list[Add], Add | None]:
+        """Return the counters of all requests with such an outcome, and what records their durations."""
         is_refused = outcome.ended == "refused"
+        counts: list[tuple[str, str]] = [(rule, "shadow_refused") for rule in outcome.shadow_rules]
         if outcome.allowed or is_refused:
             refused = outcome.reason if outcome.reason in _OWN_OUTCOMES else "refused"
-            for rule in dict.fromkeys(outcome.rules):
-                self._add(RULE_REQUESTS, 1, _bounded(self._rules, rule), "passed" if outcome.allowed else refused)
-        if outcome.allowed:
-            self._add(DURATION, outcome.duration_us / 1_000_000, _bounded(self._routes, outcome.route))
-        elif is_refused:
-            self._add(REFUSALS, 1, outcome.reason)
+            counts += [(rule, "passed" if outcome.allowed else refused) for rule in dict.fromkeys(outcome.rules)]
+        counters = [self._adder(RULE_REQUESTS, _bounded(self._rules, rule), how) for rule, how in counts]
+        if is_refused:
+            counters.append(self._adder(REFUSALS, outcome.reason))
+        return counters, self._adder(DURATION, _bounded(self._routes, route)) if outcome.allowed else None
 
     def _read(self, gauge: Metric) -> float:
         """Return the value of a gauge; not a number if the store does not know it, or does not answer."""

@@ -9,7 +9,7 @@ from opentelemetry.metrics import CallbackOptions, Counter, Histogram, MeterProv
 from ..core.arguments import check_flag
 from ..core.errors import ConfigurationError, quoted
 from ..limiter import Limiter
-from .metrics import BOUNDS_S, COUNTERS, DURATION, GAUGES, PREFIX, STORE, LimiterMetrics, Metric
+from .metrics import BOUNDS_S, COUNTERS, DURATION, GAUGES, PREFIX, STORE, Add, LimiterMetrics, Metric
 
 
 class OtelMetrics(LimiterMetrics):
@@ -50,14 +50,13 @@ class OtelMetrics(LimiterMetrics):
         self._is_open = False
         super().close()
 
-    def _add(self, metric: Metric, amount: float, *labels: str) -> None:
+    def _adder(self, metric: Metric, *labels: str) -> Add:
         names = [f"{PREFIX}.{label}" for label in (*metric.labels, STORE)]
         attributes = dict(zip(names, (*labels, self._store), strict=True))
         made = self._made[metric]
         if isinstance(made, Counter):
-            made.add(amount, attributes)
-        elif self._has_durations:
-            made.record(amount, attributes)
+            return partial(made.add, attributes=attributes)
+        return partial(made.record, attributes=attributes) if self._has_durations else lambda _: None
 
     def _observe(self, gauge: Metric, _: CallbackOptions) -> list[Observation]:
         value = self._read(gauge)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -20,7 +19,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from ..core.errors import ConfigurationError, quoted
 from ..events import Outcome
 from ..limiter import Limiter
-from .metrics import BOUNDS_S, COUNTERS, DURATION, GAUGES, STORE, LimiterMetrics, Metric
+from .metrics import BOUNDS_S, COUNTERS, DURATION, GAUGES, STORE, Add, LimiterMetrics, Metric
 
 DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 SET_EVERY_S: Final = 5.0
@@ -59,7 +58,6 @@ class PrometheusMetrics(LimiterMetrics):
                 f"registry: it (with {DIRECTORY}: this process) already has the metrics of another limiter; without "
                 "that variable, give this one its own: PrometheusMetrics(limiter, registry=CollectorRegistry())"
             ) from None
-        self._children: dict[tuple[Metric, tuple[str, ...]], Callable[[float], object]] = {}
         self._set_again_s = 0.0
         self._begin()
         self.app: Final = make_asgi_app(self._scraped())
@@ -92,12 +90,10 @@ class PrometheusMetrics(LimiterMetrics):
             gauge.labels(self._store).set_function(partial(self._read, metric))
         return metric, gauge
 
-    def _add(self, metric: Metric, amount: float, *labels: str) -> None:
-        add = self._children.get((metric, labels))  # `labels` of the library takes longer than counting
-        if add is None:
-            labelled = self._made[metric].labels(*labels, self._store)
-            add = self._children[metric, labels] = labelled.observe if metric is DURATION else labelled.inc
-        add(amount)
+    def _adder(self, metric: Metric, *labels: str) -> Add:
+        labelled = self._made[metric].labels(*labels, self._store)
+        add: Add = labelled.observe if metric is DURATION else labelled.inc
+        return add
 
     def _set_gauges(self) -> None:
         for metric in GAUGES if self._made else ():  # none after `close`

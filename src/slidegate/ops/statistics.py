@@ -62,9 +62,8 @@ MAX_REFUSALS: Final = 50
 MAX_MESSAGE: Final = 256
 MAX_DETAIL: Final = 128
 MAX_DETAILS: Final = 8
-MAX_PENDING: Final = 4_096
 PART: Final = 128
-"""How many outcomes are counted in one step, which takes less than a millisecond."""
+"""How many outcomes are counted in one step, which takes less than a millisecond: one alone would take longer."""
 KEPT_US: Final = 86_400_000_000
 """How long the events of a worker are shown, in microseconds."""
 
@@ -126,13 +125,14 @@ class Traffic:
     def count(self, outcome: Outcome) -> None:
         """Count a request, apart from its duration."""
         ended = outcome.ended
-        self.passed += outcome.allowed
-        self.exceptions += ended == "exception"
-        self.cancelled += ended == "cancelled"
         if ended == "refused":
             self.refused += 1
             self.banned += outcome.reason == Reason.BANNED
             self.blocked += outcome.reason == Reason.BLOCKED
+        else:
+            self.passed += outcome.allowed
+            self.exceptions += ended == "exception"
+            self.cancelled += ended == "cancelled"
 
     def add(self, other: Traffic) -> None:
         """Add the counts and durations of another group."""
@@ -277,7 +277,7 @@ class Statistics(Observer):
             return
         self._pending.append(outcome)
         self._arm()
-        if len(self._pending) > MAX_PENDING:
+        if len(self._pending) >= PART:
             self._fold()
 
     def event(self, event: Event, /) -> None:
@@ -339,10 +339,12 @@ class Statistics(Observer):
     def _traffic(self, rules: tuple[str, ...], route: str) -> Traffic:
         """Return the fresh counts of some rules and a route; beyond `MAX_SERIES`, those shared by all others."""
         name: SeriesName = rules, route
-        if name not in self._names:
-            if len(self._names) >= MAX_SERIES:
-                name = _OTHER
-            self._names.add(name)
+        traffic = self._fresh.get(name)
+        if traffic is not None:
+            return traffic
+        if name not in self._names and len(self._names) >= MAX_SERIES:
+            name = _OTHER
+        self._names.add(name)
         return _found(self._fresh, name)
 
     # -- writing -------------------------------------------------------------------------------------------------------

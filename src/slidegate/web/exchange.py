@@ -33,8 +33,8 @@ _STARTS: Final = {
 """The messages that start a response and have header fields, and the default status of each."""
 _CLOSED: Final = 403
 """The status that servers send for a close before the handshake is accepted."""
-_BODIES: Final = (".body", ".pathsend", ".zerocopysend")
-"""How the kinds of messages end that carry a part of the body. Trailers come after the end."""
+_LASTS: Final = (".body", ".pathsend", ".zerocopysend", "websocket.close")
+"""How the kinds of messages end that end a response, unless more of the body follows. Trailers come after the end."""
 
 
 class Hook:
@@ -88,6 +88,8 @@ class Exchange:
 
     struck: tuple[BanPolicy, ...] = ()
     """The ban policies that the request has struck."""
+    began_us = 0
+    """When the request arrived, in microseconds of Unix time, if its outcome is reported."""
 
     def __init__(
         self,
@@ -122,14 +124,15 @@ class Exchange:
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message of the response. Not a coroutine function: most messages need no await of their own."""
         if self.status:
-            return self._finish(message) if self.hooks and self._is_last(message) else self.send_on(message)
+            if self.hooks and message["type"].endswith(_LASTS) and not message.get("more_body", False):
+                return self._finish(message)
+            return self.send_on(message)
         kind = message["type"]
         if kind in _STARTS:
             self.status = message.get("status") or _STARTS[kind]
-            if self.hooks:
-                for hook in self.hooks:
-                    if hook.starts:
-                        return self._start(message)
+            for hook in self.hooks:
+                if hook.starts:
+                    return self._start(message)
             message = self.middleware.header_writer.add(message, self.own)
         elif kind == "websocket.close":
             self.status = _CLOSED
@@ -152,7 +155,7 @@ class Exchange:
         await self._call_starts(self.status)
         if message["type"] in _STARTS:
             message = self.middleware.header_writer.add(message, self.own)
-        await (self._finish(message) if self._is_last(message) else self.send_on(message))
+        await (self._finish(message) if message["type"].endswith(_LASTS) else self.send_on(message))
 
     async def _call_starts(self, status: Any) -> None:
         hooks, self.hooks = self.hooks, [hook for hook in self.hooks if hook.ends]
@@ -165,27 +168,19 @@ class Exchange:
         """Send the last message, then call the hooks for it. What the application does afterwards has no part in it."""
         await self.send_on(message)
         self.is_complete = True
-        await self._call_ends(None)
-
-    def _is_last(self, message: Message) -> bool:
-        """Return whether a message is the last of the response."""
-        kind = message["type"]
-        return kind == "websocket.close" or (kind.endswith(_BODIES) and not message.get("more_body", False))
+        await self.end(None)
 
     async def end(self, error: BaseException | None) -> None:
-        """Call the hooks that were not called yet: the application has returned or raised."""
+        """Call the hooks that were not called yet: the response is complete, or the application returned or raised."""
         try:
             if error is not None and is_failure(error) and not self.status:
                 await self._call_starts(500)  # the server will answer so
         finally:
-            await self._call_ends(error)
-
-    async def _call_ends(self, error: BaseException | None) -> None:
-        hooks, self.hooks = self.hooks, ()
-        for hook in hooks:
-            waiting = hook.end(self, error)
-            if waiting is not None:
-                await waiting
+            hooks, self.hooks = self.hooks, ()
+            for hook in hooks:
+                waiting = hook.end(self, error)
+                if waiting is not None:
+                    await waiting
 
 
 def client_key(request: HTTPConnection) -> str:

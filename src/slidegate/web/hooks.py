@@ -7,16 +7,16 @@ not affect the outcome. A request that never reaches its end is reported as canc
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.websockets import WebSocketDisconnect
 
-from ..core.decision import Reason
+from ..core.decision import Decision
 from ..core.reservation import Reservation
 from ..limiter.aio import in_background
 from ..limiter.engine import Engine
-from ..limiter.observers import Ended, Outcome, refusing_rules
+from ..limiter.observers import Ended, Outcome
 from .exchange import Exchange, Hook, is_failure
 from .responses import label_of_refusal
 from .routes import UNROUTED, RouteLabels
@@ -119,7 +119,7 @@ def hooks_of(plan: Plan, limiter: Limiter, calls: UserCallbacks, signals: BanSig
 
 
 class Report(Hook):
-    """Reports the outcome of one request. Create it when the request arrives.
+    """Reports the outcomes of requests.
 
     Args:
         engine: The engine of the limiter.
@@ -132,39 +132,27 @@ class Report(Hook):
     def __init__(self, engine: Engine, routes: RouteLabels) -> None:
         self._engine = engine
         self._routes = routes
-        self._began_us = engine.now_us()
 
     def end(self, exchange: Exchange, error: BaseException | None) -> None:
         """See `Hook.end`."""
-        decisions = [decision for _, decision in exchange.decided]
-        refusal = next((decision for decision in decisions if not decision.allowed), None)
+        duration_us = self._engine.now_us() - exchange.began_us
+        decided, decisions, refusal = exchange.decided, list[Decision](), None
+        for _, decision in decided:
+            decisions.append(decision)
+            if refusal is None and not decision.allowed:
+                refusal = decision
         if error is not None and exchange.status and is_failure(error):
             refusal = None  # a limit at an endpoint refuses after the response has begun: the connection breaks
-        status: Any = exchange.status
-        ended: Ended
-        rules: Sequence[str]
+        status: Any = exchange.status  # 0 if there was no response
+        ended: Ended = "refused"
+        if refusal is None or decided.has_left:
+            ended, status = _ended(exchange, error)
         route = self._routes.label(exchange.scope)
         if refusal is not None and route == UNROUTED:
             route = label_of_refusal(refusal)
-        if refusal is None or exchange.decided.has_left:
-            ended, status = _ended(exchange, error)
-            rules = [bucket.label for decision in decisions for bucket, _, _ in decision.checks]
-        else:  # the status is 0 if there was no response
-            ended, rules = "refused", (refusal.by,) if refusal.status else refusing_rules(refusal)
-        last = refusal if refusal is not None else decisions[-1] if decisions else None
+        duration_us = max(duration_us, 0)  # a user-supplied clock may step back
         self._engine.observers.request(
-            Outcome(
-                allowed=bool(decisions) and refusal is None,
-                reason=Reason.EXEMPT if last is None else last.reason,
-                rules=tuple(rules),
-                shadow_rules=exchange.decided.shadow_rules,
-                route=route,
-                status=status,
-                ended=ended,
-                began_us=self._began_us,
-                duration_us=max(self._engine.now_us() - self._began_us, 0),  # a user-supplied clock may step back
-                decisions=decisions,
-            )
+            Outcome(decisions, refusal, decided.shadow_rules, route, status, ended, exchange.began_us, duration_us)
         )
 
 

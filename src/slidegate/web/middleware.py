@@ -146,6 +146,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self._engine = self.limiter.engine
         self._observers = self._engine.observers
         self._routes = RouteLabels()
+        self._report = Report(self._engine, self._routes)
         self._lists = {"blocklist": followed("blocklist", blocklist), "allowlist": followed("allowlist", allowlist)}
         in_files = [listed for listed in self._lists.values() if isinstance(listed, FollowedList)]
         files: Sequence[FollowedList | NetworkLookup] = (*in_files, *self._engine.networks)
@@ -324,7 +325,8 @@ class RateLimitMiddleware(FailsAtStartup):
     def _report_end(self, exchange: Exchange) -> None:
         """Report the outcome of a request when it ends; the outermost middleware of a limiter does that."""
         if not exchange.decided or all(other.limiter is not self.limiter for other, _ in exchange.decided):
-            exchange.hooks = [Report(self._engine, self._routes), *exchange.hooks]
+            exchange.began_us = self._engine.now_us()
+            exchange.hooks = [self._report, *exchange.hooks]
 
     # -- the first requests, and those while it is switched off --------------------------------------------------------
 

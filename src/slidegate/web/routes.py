@@ -210,21 +210,22 @@ class RouteLabels:
     """Names the routes that requests have reached, for outcomes and events."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], tuple[Any, object, int, str]] = {}
+        # By identities, because an endpoint may have no hash; each entry keeps both objects alive, and so their ids.
+        self._known: dict[tuple[int, int], tuple[int, str, object]] = {}
 
     def label(self, scope: Scope) -> str:
         """Return the display name of a request's route; `UNROUTED` if it is unknown."""
         router: Any = scope.get("router")
         endpoint = scope.get("endpoint")
         known = self._known.get((id(router), id(endpoint)))
-        if known is not None and known[0] is router and known[1] is endpoint and known[2] == len(router.routes):
-            return known[3]
+        if known is not None and known[0] == len(router.routes):
+            return known[1]
         labels = {route.label for route in mounted_routes(router) if route.endpoint is endpoint}
         if len(labels) > 1:  # an endpoint of several routes: ask the routers
             root = scope.get("app_root_path", scope.get("root_path", ""))
             route = reach(router, {**scope, "root_path": root}).route
             return UNROUTED if route is None or route.label not in labels else route.label
         label = labels.pop() if labels else UNROUTED
-        if isinstance(attribute_of(router, "routes"), Sequence):  # the memo keeps both alive, and their ids
-            remember(self._known, (id(router), id(endpoint)), (router, endpoint, len(router.routes), label))
+        if isinstance(attribute_of(router, "routes"), Sequence):
+            remember(self._known, (id(router), id(endpoint)), (len(router.routes), label, (router, endpoint)))
         return label
