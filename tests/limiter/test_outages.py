@@ -73,8 +73,8 @@ class Model:
         """Count a call that has ended."""
         was_open, failed = self.open_until_us > 0, weather != "well"
         self.in_a_row = self.in_a_row + 1 if failed else 0
-        self.ended = [] if was_open and not failed else [*self.ended, (now_us // TENTH_US, failed)]
-        lately = [failed for at, failed in self.ended if at > now_us // TENTH_US - 10]
+        self.ended = [] if was_open and not failed else [*self.ended, (now_us, failed)]
+        lately = [failed for at_us, failed in self.ended if at_us > now_us - SECOND_US]
         is_half = len(lately) >= 10 and 2 * sum(lately) >= len(lately)
         begins = failed and (was_open or weather == "refused" or self.in_a_row >= 3 or is_half)
         self.open_until_us = now_us + SECOND_US if begins else 0
@@ -285,7 +285,7 @@ async def test_a_server_that_always_needs_80_ms_is_reported_with_the_time_that_i
     await traffic.run(20, 100)
     assert traffic.limiter.is_failing
     ((_, late),) = traffic.of("store_late")
-    assert late.message == f"1 of 1 calls (100.0%) of the last minute got {NAMED}; the median answer took 80 ms"
+    assert late.message == f"1 of the last 1 calls (100.0%) got {NAMED}; the median answer took 80 ms"
     assert late.details == {"calls": 1, "late": 1, "median_us": 80_000}
 
 
@@ -294,8 +294,8 @@ async def test_late_calls_are_reported_once_a_minute_with_their_share_and_the_me
     await traffic.run(20, 20 * 150)
     assert [(at_us - START_US) // SECOND_US for at_us, _ in traffic.told] == [0, 60, 120]
     told = traffic.told[1][1]
-    assert told.details["late"] == 60
-    assert told.message.endswith(f"(5.0%) of the last minute got {NAMED}; the median answer took 30 ms")
+    assert told.details == {"calls": 1_000, "late": 50, "median_us": 30_000}
+    assert told.message == f"50 of the last 1000 calls (5.0%) got {NAMED}; the median answer took 30 ms"
 
 
 async def test_a_long_outage_has_a_line_when_it_begins_each_minute_and_when_it_ends() -> None:

@@ -21,7 +21,9 @@ from slidegate.core import Bucket, Check, Concurrency, Decision, Reason, parse_l
 from slidegate.limiter.queues import LATE_S, PAUSE_S, Queues
 from slidegate.testing import FakeClock
 
+from ..questions import hit_all
 from ..virtual_time import VirtualTime, turns
+from .test_failover import Ward, answers_later
 
 KEY = "everyone"
 NAME = ("answers", KEY)
@@ -64,7 +66,7 @@ class Line(RuleBasedStateMachine):
     async def _begin(self, units: int, permits: int) -> None:
         self.time = VirtualTime()
         self.store = MemoryStore(clock=self.time.clock)
-        self.queues = Queues(self.refund)
+        self.queues = Queues()
         buckets = Bucket(NAME[0], parse_limits(f"{units}/s")), Bucket(NAME[0], [Concurrency(permits)])
         self.buckets = buckets
         self.units = units
@@ -286,13 +288,11 @@ class Room:
 
     def __init__(self, permits: int, limits: str = "1000/s") -> None:
         self.store = MemoryStore(clock=FakeClock())
-        self.queues = Queues(self.refund)
+        self.queues = Queues()
         limit = Quota(limits) if limits.endswith("day") else parse_limits(limits)[0]
         self.checks = [(Bucket(NAME[0], [one]), KEY, 1) for one in (limit, Concurrency(permits))]
         self.admitted: list[tuple[str, Decision]] = []
         self.questions = 0
-        self.answers = asyncio.Event()
-        self.answers.set()
 
     async def refund(self, reservations: Any) -> None:
         self.store.refund(reservations)
@@ -300,7 +300,6 @@ class Room:
 
     async def ask(self) -> Decision:
         self.questions += 1
-        await self.answers.wait()
         return self.store.hit(self.checks)
 
     async def come(self, tenant: str = "", wait: int = 30, wait_max: int = 16, **options: Any) -> Decision:
@@ -356,23 +355,21 @@ async def test_a_request_waits_for_no_quota_and_for_no_cost_that_never_fits() ->
 
 
 @pytest.mark.parametrize("has_room", [False, True])
-async def test_what_is_admitted_for_a_waiter_that_is_cancelled_while_it_asks_is_refunded(has_room: bool) -> None:
-    room = Room(1)
-    await room.begin("in")
-    (waiting,) = await room.begin("waits")
-    room.answers.clear()
-    room.queues.wake()
-    await turns()
-    assert room.questions == 3
-    waiting.cancel()
+async def test_what_is_admitted_for_a_waiter_that_is_cancelled_as_its_answer_comes_is_refunded(has_room: bool) -> None:
+    ward, checks = Ward(), [(Bucket(NAME[0], [Concurrency(1)]), KEY, 1)]
+    store, queues = ward.store.inner, ward.limiter.engine.queues
+    inside, answers = store.hit(checks), answers_later(ward)
+    ask = partial(hit_all, ward.limiter, checks)
+    waiting = asyncio.create_task(queues.wait(NAME, None, ask, wait_us=10**9, wait_max=1))
     await turns()
     if has_room:
-        await room.release()
-    room.answers.set()
-    await turns(60)
-    assert waiting.cancelled()
-    assert room.store.permits_held() == (0 if has_room else 1)
-    assert room.queues.waiting == 0
+        store.refund(inside.take_back())
+    answers[0].set_result(store.hit(checks))
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert store.permits_held() == (not has_room)
+    assert queues.waiting == 0
 
 
 def test_waiters_of_all_threads_and_loops_are_one_queue() -> None:

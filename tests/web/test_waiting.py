@@ -154,6 +154,7 @@ async def test_a_client_that_leaves_while_the_store_admits_its_request_is_charge
     answers.clear()
     await asyncio.sleep(10)
     gone.set()
+    await turns()
     answers.set()
     await waiting
     assert (await limiter.peek(PEER, "1/10s", rule="slow")).allowed

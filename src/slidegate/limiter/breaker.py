@@ -6,7 +6,7 @@ late answer leaves open are one late call. An outage begins with
 * `FAILURES_TO_OPEN` calls in a row, each asked after the one before it had failed, and no answer since the first was
   asked: with a deadline of 50 ms that is a silence of 150 ms, which no pause of a busy machine is taken for;
 * a refused connection; or
-* half of at least `MIN_CALLS` calls that ended within a second.
+* half of at least `MIN_CALLS` calls that ended within a second, of the last `KEPT_CALLS`.
 
 During an outage the store is not asked, but for one probe a second::
 
@@ -34,10 +34,9 @@ from .aio import on_asyncio
 FAILURES_TO_OPEN: Final = 3
 MIN_CALLS: Final = 10
 OPEN_US: Final = 1_000_000
+SECOND_US: Final = 1_000_000
 REPORT_EVERY_US: Final = 60_000_000
-SLOT_US: Final = 100_000
-SLOTS_PER_S: Final = 10
-SLOTS_PER_MINUTE: Final = 600
+KEPT_CALLS: Final = 1_000
 _CONSEQUENCES: Final = {"local": "are counted in this process alone", "allow": "pass uncounted", "deny": "are refused"}
 
 
@@ -47,29 +46,14 @@ class Call:
     Args:
         loop: The event loop; None in a thread without one, where each question is a call.
         asked_us: When its first question was asked.
-        ends: How many calls had ended by then.
-        is_probe: Whether it was asked during an outage.
     """
 
-    __slots__ = ("asked_us", "ends", "has_ended", "is_probe", "loop")
+    __slots__ = ("asked_us", "has_ended", "loop")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop | None, asked_us: int, ends: int, *, is_probe: bool) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop | None, asked_us: int) -> None:
         self.loop = loop
         self.asked_us = asked_us
-        self.ends = ends
-        self.is_probe = is_probe
         self.has_ended = False
-
-
-class _Slot:
-    """The calls that ended in a tenth of a second, and how long the first answer among them took; None if none."""
-
-    __slots__ = ("calls", "failed", "number", "took_us")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.calls = self.failed = 0
-        self.took_us: int | None = None
 
 
 class Breaker:
@@ -94,9 +78,10 @@ class Breaker:
         self._on_error = on_error
         self._emit = emit
         self._clock = clock
-        self._ends = self._in_a_row = 0
         self._current: Call | None = None
-        self._slots: deque[_Slot] = deque(maxlen=SLOTS_PER_MINUTE)
+        self._has_failed: deque[tuple[int, bool]] = deque(maxlen=KEPT_CALLS)
+        self._took_us: deque[int] = deque(maxlen=KEPT_CALLS)
+        self._in_a_row = self._ended_us = 0
         self._undecided: Exception | None = None
         self._began_us = self._failures_before = 0
         self._throttle = Throttle(REPORT_EVERY_US)
@@ -114,9 +99,9 @@ class Breaker:
     def call(self) -> Call:
         """Return the call that a question belongs to which is asked now."""
         loop = asyncio.get_running_loop() if on_asyncio() else None
-        call, is_probe = self._current, self.open_until_us > 0
-        if loop is None or call is None or call.loop is not loop or call.has_ended or is_probe:
-            call = self._current = Call(loop, self._clock(), self._ends, is_probe=is_probe)
+        call = self._current
+        if loop is None or call is None or call.loop is not loop or call.has_ended:
+            call = self._current = Call(loop, self._clock())
             if loop is not None:
                 loop.call_soon(self._end_iteration)
         return call
@@ -130,17 +115,15 @@ class Breaker:
         if call is not None and call.has_ended:
             return
         now_us = self._clock()
-        slot = self._slot(now_us)
-        slot.calls += 1
-        self._ends += 1
-        self._in_a_row = took_us = 0
+        is_probe = self._is_probe(call)
+        self._ended_us, self._in_a_row, took_us = now_us, 0, 0
         if call is not None:
             call.has_ended, took_us = True, now_us - call.asked_us
-        if slot.took_us is None:
-            slot.took_us = took_us
-        if self.open_until_us and (call is None or call.is_probe):
+        self._has_failed.append((now_us, False))
+        self._took_us.append(took_us)
+        if is_probe:
             self.open_until_us = 0
-            self._slots = deque(maxlen=SLOTS_PER_MINUTE)  # not emptied: other threads may be in `_slot`
+            self._has_failed.clear()
             failures, after_us = self.failures - self._failures_before, now_us - self._began_us
             message = f"the store answers again after {_shown(after_us)}, in which {failures} calls failed"
             self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
@@ -153,12 +136,9 @@ class Breaker:
 
         That is also so during an outage. The request of an earlier one was cancelled.
         """
-        now_us = self._clock()
-        slot = self._slot(now_us)
-        if slot.took_us is None:
-            slot.took_us = took_us
+        self._took_us.append(took_us)
         if took_us >= self._deadline_us:
-            self._report(StoreTimeout(self.late), "", now_us)
+            self._report(StoreTimeout(self.late), "", self._clock())
 
     def failed(self, call: Call | None, error: Exception) -> None:
         """Count a failure, with which an outage may begin.
@@ -184,46 +164,33 @@ class Breaker:
 
     def forget(self, call: Call | None) -> None:
         """Drop a call that says nothing about the server. If it was the probe, the next question is."""
-        if self.open_until_us and (call is None or call.is_probe):
-            self.open_until_us = max(min(self.open_until_us, self._clock()), 1)
+        if self._is_probe(call):
+            self.open_until_us = self._clock()
+
+    def _is_probe(self, call: Call | None) -> bool:
+        """Return whether a call was asked during an outage."""
+        return self.open_until_us > 0 and (call is None or call.asked_us > self._began_us)
 
     def _begins(self, call: Call, now_us: int, *, is_refused: bool) -> bool:
         """Count a failure; return whether an outage begins with it."""
         if call.has_ended:
             return False
+        was_open, is_probe = self.open_until_us > 0, self._is_probe(call)
         call.has_ended = True
         self.failures += 1
-        slot = self._slot(now_us)
-        slot.calls += 1
-        slot.failed += 1
-        if call.ends == self._ends:  # else another call has ended since it was asked
-            self._ends += 1
+        self._has_failed.append((now_us, True))
+        if call.asked_us >= self._ended_us:  # else another call has ended since it was asked
+            self._ended_us = now_us
             self._in_a_row += 1
-        was_open = self.open_until_us > 0
-        calls, failed, _ = self._recent(SLOTS_PER_S, now_us)
-        is_outage = is_refused or self._in_a_row >= FAILURES_TO_OPEN or (calls >= MIN_CALLS and 2 * failed >= calls)
-        if call.is_probe if was_open else is_outage:
+        is_outage = is_refused or self._in_a_row >= FAILURES_TO_OPEN or self._is_half(now_us)
+        if is_probe if was_open else is_outage:
             self.open_until_us = now_us + OPEN_US
         return is_outage and not was_open
 
-    def _recent(self, slots: int, now_us: int) -> tuple[int, int, int | None]:
-        """Return how many calls ended lately, how many of them failed, and the median answer time; None if unknown.
-
-        Args:
-            slots: The span, in tenths of a second.
-            now_us: The time.
-        """
-        recent = [slot for slot in self._slots.copy() if slot.number > now_us // SLOT_US - slots]
-        took_us = sorted(slot.took_us for slot in recent if slot.took_us is not None)
-        calls, failed = sum(slot.calls for slot in recent), sum(slot.failed for slot in recent)
-        return calls, failed, took_us[len(took_us) // 2] if took_us else None
-
-    def _slot(self, now_us: int) -> _Slot:
-        number = now_us // SLOT_US
-        slots = self._slots
-        if not slots or slots[-1].number != number:
-            slots.append(_Slot(number))
-        return slots[-1]
+    def _is_half(self, now_us: int) -> bool:
+        """Return whether half of the calls of the last second have failed."""
+        failed = [has_failed for ended_us, has_failed in self._has_failed.copy() if ended_us > now_us - SECOND_US]
+        return len(failed) >= MIN_CALLS and 2 * sum(failed) >= len(failed)
 
     def _end_iteration(self) -> None:
         self._current = None
@@ -236,9 +203,10 @@ class Breaker:
         if not is_late:
             self._emit(self._failure("store_error", what, error))
             return
-        calls, late, median_us = self._recent(SLOTS_PER_MINUTE, now_us)
+        failed, took_us = [has_failed for _, has_failed in self._has_failed.copy()], sorted(self._took_us.copy())
+        calls, late, median_us = len(failed), sum(failed), took_us[len(took_us) // 2] if took_us else None
         median = "" if median_us is None else f"; the median answer took {_shown(median_us)}"
-        message = f"{late} of {calls} calls ({late / max(calls, 1):.1%}) of the last minute got {self.late}{median}"
+        message = f"{late} of the last {calls} calls ({late / max(calls, 1):.1%}) got {self.late}{median}"
         self._emit(Event("store_late", message, {"calls": calls, "late": late, "median_us": median_us}))
 
     def _failure(self, kind: str, what: str, error: Exception) -> Event:

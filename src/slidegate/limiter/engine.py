@@ -106,7 +106,7 @@ class Engine:
         # A memory store never waits or fails.
         self.failover = None if memory is not None else Failover(store, *policy, self.emit)
         self.keys = Keys(secret)
-        self.queues = Queues(self.refund, lambda: self.overrides.look_for_waiter())
+        self.queues = Queues()
         self.callers = Callers()
         self.rows = Rows(self)
         self.overrides = Overrides(self)

@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
-from math import inf
 from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -138,13 +137,6 @@ class Overrides:
             in_background(self.look())
         elif self._engine.store.answers_threads():
             next(self.look().__await__(), None)  # it never suspends with a store that answers threads
-
-    def look_for_waiter(self) -> float:
-        """Do the same for a request that waits, and return how long it may sleep before the next look, in seconds."""
-        if not self.may_change:
-            return inf
-        self.look_if_due()
-        return INTERVAL_US / 1_000_000
 
     async def end(self) -> None:
         """Delete the row of this worker, before the application ends."""

@@ -8,8 +8,8 @@
 
 While a queue exists, new requests of its rule and key join it without a question to the store. Nothing is charged or
 reserved for a waiter before its turn. A request that leaves the queue, admitted or not, wakes the next one; so does
-every refund or release in this process. A permit has no retry-after, so the first waiter asks at least every `PAUSE_S`.
-Other processes have queues of their own, and may be admitted first.
+every refund or release in this process. What happens in other processes wakes nobody, so the first waiter asks at least
+every `PAUSE_S`. Other processes have queues of their own, and may be admitted first.
 
 If a rule shares its permits among tenants, the first waiter is the oldest of the tenant that has the fewest permits in
 this process. The state of a queue belongs to no event loop: waiters of any loop, in any thread, share it.
@@ -33,10 +33,10 @@ from ..core.quotas import Quota
 from ..core.reservation import Reservation
 from ..core.ring import NEVER, OPEN
 from ..stores.forks import begin_anew_in_child, hold_over_fork
-from .aio import on_asyncio, to_the_end
+from .aio import on_asyncio
 
 PAUSE_S: Final = 0.2
-"""How long the first waiter sleeps before it asks for a permit again, if nothing wakes it."""
+"""How long the first waiter sleeps at most before it asks again."""
 LATE_S: Final = 0.01
 """The tolerance of bounds for late timers: without it the second request of a burst would miss its turn."""
 
@@ -52,18 +52,16 @@ class _Waiter:
         tenant: The tenant whose share of the permits it takes.
         is_gone: Returns whether its client has left.
         until_s: When its time is over, by the clock of its event loop.
-        decision: Its last decision; None before it has asked.
-        has_slept: Whether it has slept at all, so that its last decision is out of date.
-        is_removed: Whether it was removed from its queue to make room for another request.
-        is_cancelled: Whether the task of the request was cancelled.
+        refusal: Its last refusal as the first waiter; None before.
+        asks_s: When it expects room for its own cost after that refusal, by the clock of its event loop.
     """
 
-    def __init__(self, tenant: str, is_gone: Callable[[], bool], wait_us: int, decision: Decision | None) -> None:
+    def __init__(self, tenant: str, is_gone: Callable[[], bool], wait_us: int) -> None:
         self.tenant = tenant
         self.is_gone = is_gone
         self.until_s = anyio.current_time() + wait_us / 1_000_000 + LATE_S
-        self.decision = decision
-        self.has_slept = self.is_removed = self.is_cancelled = False
+        self.refusal: Decision | None = None
+        self.asks_s = 0.0
         self._event = anyio.Event()
         self._call_soon: Callable[[Callable[[], object]], object]
         if on_asyncio():
@@ -76,40 +74,29 @@ class _Waiter:
         with suppress(RuntimeError):  # its event loop has ended
             self._call_soon(lambda: self._event.set())
 
-    async def sleep_until(self, moment_s: float, look: Callable[[], float]) -> None:
-        """Sleep until a moment, until its time is over, or until it is woken, for example by what `look` finds."""
-        moment_s = min(moment_s, self.until_s)
-        while not self._event.is_set() and (left_s := moment_s - anyio.current_time()) > 0:
-            with anyio.move_on_after(min(left_s, look())):
-                await self._event.wait()
+    async def sleep(self, pause_s: float) -> None:
+        """Sleep for a while, until its time is over, or until it is woken."""
+        with anyio.move_on_after(min(pause_s, self.until_s - anyio.current_time())):
+            await self._event.wait()
         self._event = anyio.Event()
-        self.has_slept = True
 
 
 class _Queue:
-    """The waiters of one rule and key, in order of arrival.
+    """The waiters of one rule and key.
 
     Attributes:
-        waiters: The waiters.
-        asker: The waiter that has asked last, while it is here.
-        asks_s: When it expects room for its own cost, by the clock of its event loop; 0 if it has left.
-        refusal: What it was told; None before anybody has asked.
+        waiters: The waiters, in order of arrival.
+        asker: The waiter that was refused last.
     """
 
     def __init__(self) -> None:
-        self.waiters: list[_Waiter] = []
+        self.waiters: dict[_Waiter, None] = {}
         self.asker: _Waiter | None = None
-        self.asks_s = 0.0
-        self.refusal: Decision | None = None
 
-    def remove(self, waiter: _Waiter) -> None:
-        """Remove a waiter, unless it was removed before."""
-        if waiter.is_removed:
-            return
-        waiter.is_removed = True
-        self.waiters.remove(waiter)
-        if waiter is self.asker:
-            self.asker, self.asks_s = None, 0.0
+    def is_hopeless(self, waiter: _Waiter) -> bool:
+        """Return whether the time of a waiter is over before there is room, for all that is known."""
+        asks_s = self.asker.asks_s if self.asker is not None and self.asker in self.waiters else 0.0
+        return max(asks_s, anyio.current_time()) >= waiter.until_s
 
     def make_room(self, tenant: str) -> bool:
         """Remove waiters whose clients have left, else the newest one of the tenant with the most.
@@ -125,16 +112,16 @@ class _Queue:
                 return False
             gone = [next(waiter for waiter in reversed(self.waiters) if waiting[waiter.tenant] == most)]
         for waiter in gone:
-            self.remove(waiter)
+            del self.waiters[waiter]
             waiter.wake()
         return True
 
     def refusal_of(self, name: Name) -> Decision | None:
         """Return the refusal of a request that never asked: what the last refusal says about the rule and its key."""
-        last = self.refusal
-        if last is None:
+        last = None if self.asker is None else self.asker.refusal
+        if self.asker is None or last is None:
             return None
-        left_us = max(round((self.asks_s - anyio.current_time()) * 1_000_000), 1)
+        left_us = max(round((self.asker.asks_s - anyio.current_time()) * 1_000_000), 1)
         pairs = zip([check for check in last.checks for _ in check[0].limits], last.readings, strict=True)
         own = [(check, reading) for check, reading in pairs if (check[0].name, check[1]) == name]
         readings = [(*reading[:3], OPEN if check[0].is_permit else left_us) for check, reading in own]
@@ -143,18 +130,9 @@ class _Queue:
 
 
 class Queues:
-    """The queues of one limiter.
+    """The queues of one limiter."""
 
-    Args:
-        refund: Refunds what a decision has charged.
-        look: Looks for changed limits, and returns after how many seconds to look again.
-    """
-
-    def __init__(
-        self, refund: Callable[[Sequence[Reservation]], Awaitable[object]], look: Callable[[], float] = lambda: inf
-    ) -> None:
-        self._refund = refund
-        self._look = look
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         hold_over_fork(self._lock)
         self._queues: dict[Name, _Queue] = {}
@@ -217,7 +195,7 @@ class Queues:
         Args:
             name: The bucket of the rule, and the key.
             refused: The refusal of the request; None for one that joins a queue without having asked.
-            ask: Asks the store the whole question. What it admits is refunded if the caller is cancelled meanwhile.
+            ask: Asks the store the whole question. What it admits is refunded if it is cancelled meanwhile.
             wait_us: The longest wait, in microseconds.
             wait_max: The most waiters.
             tenant: The tenant of the request, if the rule is fair; the caller records its permit with `take`.
@@ -227,64 +205,53 @@ class Queues:
             The last decision; an admission after a wait has the reason WAITED. A request that cannot be admitted in
             time, by the retry-after of the first waiter, is refused immediately.
         """
-        waiter = _Waiter(tenant, is_gone, wait_us, refused)
+        waiter = _Waiter(tenant, is_gone, wait_us)
         with self._lock:
             queue = self._queues.get(name) or _Queue()
             joins = len(queue.waiters) < wait_max or queue.make_room(tenant)
             if joins:
                 self._queues[name] = queue
-                queue.waiters.append(waiter)
+                queue.waiters[waiter] = None
         try:
-            if joins:
-                await self._take_turns(name, queue, waiter, ask)
-            decision = waiter.decision if waiter.decision is not None else queue.refusal_of(name)
+            decision = await self._take_turns(name, queue, waiter, refused, ask)
+            if decision is None:
+                decision = queue.refusal_of(name)
             if decision is None:  # the first waiter is still asking for the first time
-                decision = await self._ask(waiter, ask)
-        except BaseException:
-            waiter.is_cancelled = True
-            if waiter.decision is not None:
-                await to_the_end(self._refund(waiter.decision.take_back()))
-            raise
+                decision = await ask()
         finally:
             if joins:
                 self._leave(name, queue, waiter)
-        if decision.reason is Reason.OK and waiter.has_slept:
+        if decision.reason is Reason.OK:
             decision.reason = Reason.WAITED
         return decision
 
-    async def _take_turns(self, name: Name, queue: _Queue, waiter: _Waiter, ask: Ask) -> None:
-        """Sleep, and ask as the first waiter, until there is an answer or the time is over."""
-        while not waiter.is_removed and not waiter.is_gone():
-            asks_s = waiter.until_s
+    async def _take_turns(
+        self, name: Name, queue: _Queue, waiter: _Waiter, decision: Decision | None, ask: Ask
+    ) -> Decision | None:
+        """Sleep, and ask as the first waiter, until there is an answer or the time is over; return the last answer."""
+        has_slept = False
+        while waiter in queue.waiters and not waiter.is_gone():
+            pause_s = inf
             if self._first(name) is waiter:
-                if waiter.decision is None or waiter.has_slept:
-                    await self._ask(waiter, ask)
-                waits = _waits_us(waiter.decision)
+                if decision is None or has_slept:
+                    decision = await ask()
+                waits = _waits_us(decision)
                 if not waits:
-                    return
-                asks_s = anyio.current_time() + max(*waits, 0) / 1_000_000
-                queue.asker, queue.refusal, queue.asks_s = waiter, waiter.decision, asks_s
-                if OPEN in waits:
-                    asks_s = max(asks_s, anyio.current_time() + PAUSE_S)
-            if max(queue.asks_s, anyio.current_time()) >= waiter.until_s:
-                return
-            await waiter.sleep_until(asks_s, self._look)
-
-    async def _ask(self, waiter: _Waiter, ask: Ask) -> Decision:
-        """Ask once, to the end: what is admitted for a request that was cancelled meanwhile is refunded."""
-
-        async def question() -> Decision:
-            waiter.decision = await ask()
-            if waiter.is_cancelled:
-                await self._refund(waiter.decision.take_back())
-            return waiter.decision
-
-        return await to_the_end(question())
+                    break
+                queue.asker, waiter.refusal = waiter, decision
+                wait_s = max(*waits, 0) / 1_000_000
+                waiter.asks_s = anyio.current_time() + wait_s
+                pause_s = PAUSE_S if OPEN in waits else min(wait_s, PAUSE_S)
+            if queue.is_hopeless(waiter):
+                break
+            await waiter.sleep(pause_s)
+            has_slept = True
+        return decision
 
     def _leave(self, name: Name, queue: _Queue, waiter: _Waiter) -> None:
         """Remove a waiter from its queue, and wake the new first one."""
         with self._lock:
-            queue.remove(waiter)
+            queue.waiters.pop(waiter, None)
             if not queue.waiters and self._queues.get(name) is queue:
                 del self._queues[name]
         self._wake(name)
@@ -300,7 +267,8 @@ class Queues:
             queue, permits = self._queues.get(name), self._permits.get(name)
             if queue is None or not queue.waiters:
                 return None
-            return min(queue.waiters, key=lambda waiter: permits[waiter.tenant]) if permits else queue.waiters[0]
+            waiters = queue.waiters
+            return min(waiters, key=lambda waiter: permits[waiter.tenant]) if permits else next(iter(waiters))
 
 
 def may_wait(decision: Decision) -> bool:
@@ -308,14 +276,14 @@ def may_wait(decision: Decision) -> bool:
     return bool(_waits_us(decision))
 
 
-def _waits_us(decision: Decision | None) -> list[int]:
+def _waits_us(decision: Decision) -> list[int]:
     """Return how long each limit without room refuses: microseconds, or OPEN for a permit.
 
     Returns:
         An empty list if waiting is of no use: the request is admitted, was not refused by limits, costs more than a
         limit allows, or has spent a quota, whose next period is not waited for.
     """
-    if decision is None or decision.allowed or not decision.readings:
+    if decision.allowed or not decision.readings:
         return []
     limits = [limit for bucket, _, _ in decision.checks for limit in bucket.limits]
     waits = [(limit, wait_us) for limit, (*_, wait_us) in zip(limits, decision.readings, strict=True) if wait_us]
