@@ -143,7 +143,7 @@ BAD_URLS = [
     ("lmdb:///missing/app?max_map_size=1GB", "max_map_size needs a whole number, not '1GB'"),
     ("memory://localhost", "a memory store has no host or path"),
     ("memory://?max_key=5", "did you mean 'max_keys'?"),
-    ("memory://?max_keys=0", "max_keys: expected a whole number above 0"),
+    ("memory://?max_keys=0", "max_keys: expected a whole number from 1 to"),
     ("memory://?max_keys=-1", "max_keys needs a whole number, not '-1'"),
     (None, "not None"),
 ]

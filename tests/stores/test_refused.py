@@ -30,7 +30,7 @@ SHARED: list[tuple[dict[str, Any], str]] = [
 ]
 OWN: dict[str, list[tuple[dict[str, Any], str]]] = {
     "memory": [
-        ({"max_keys": 1.5}, "max_keys: expected a whole number above 0"),
+        ({"max_keys": 1.5}, "max_keys: expected a whole number from 1 to"),
         ({"max_keys": -1}, "not -1"),
         ({"wall_clock": "monotonic"}, "wall_clock: expected a function"),
     ],
