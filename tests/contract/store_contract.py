@@ -19,7 +19,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import given, settings
 
-from slidegate.core import Decision, Question, Quota, Reason, Store, StoreUnavailable, merged, parse_limits
+from slidegate.core import Decision, Question, Quota, Store, StoreUnavailable, parse_limits
 from slidegate.testing import FakeClock
 
 from .ban_contract import BansContract
@@ -139,19 +139,6 @@ class StoreContract(
         ):
             assert (await store.hit((bucket(limits, rule), key, 1))).remaining == 2
         assert not await store.hit((bucket("3/minute"), "ann", 1))
-
-    @with_store()
-    async def test_one_window_that_is_asked_twice_counts_once_with_the_larger_cost(self, store: StoreHarness) -> None:
-        for rule in ("5/minute", "100/minute"):
-            asked = bucket(rule, rule)
-            amount = asked.limits[0].amount
-            twice = merged([(asked, "ann", 2), (bucket(rule, rule), "ann", amount - 1), (asked, "bob", 1)])
-            for admitted in (await store.peek(*twice), await store.hit(*twice)):
-                assert [(state.key, state.remaining) for state in admitted.states][-1] == ("bob", amount - 1)
-                assert len(admitted.states) == 2
-            assert (await store.hit((asked, "ann", 1))).remaining == 0
-            waiting = await store.hit((asked, "ann", 1), (asked, "bob", 1))
-            assert (waiting.reason, waiting.states[1].retry_after_us) == (Reason.LIMITED, 0)
 
     @with_store()
     async def test_threads_with_event_loops_of_their_own_admit_exactly_the_amount(self, store: StoreHarness) -> None:

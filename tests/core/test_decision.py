@@ -38,7 +38,7 @@ def test_an_admission_tells_what_is_left_and_when_more_comes() -> None:
     assert decision.reason == "ok"
     assert decision.limit == Limit(5, "1m")
     assert (decision.remaining, decision.retry_after, decision.retry_after_us) == (3, 0, 0)
-    assert (decision.more_after, decision.more_after_us) == (20, 20 * SECOND_US)
+    assert decision.states[0].more_after_us == 20 * SECOND_US
     assert (decision.reset_after, decision.reset_after_us) == (50, 50 * SECOND_US)
     assert decision.violated == ()
     assert repr(decision) == "<Decision ok limit=5/1m remaining=3 retry_after_us=0 reset_after_us=50000000>"
@@ -49,7 +49,7 @@ def test_an_admission_tells_what_is_left_and_when_more_comes() -> None:
 def test_spans_are_rounded_up_to_whole_seconds(span_us: int, seconds: int) -> None:
     check: Check = (Bucket("api", parse_limits("1/hour")), "ann", 1)
     decision = Decision(False, Reason.LIMITED, 0, [check], [(1, span_us, 0, span_us)])
-    assert (decision.retry_after_us, decision.retry_after, decision.more_after) == (span_us, seconds, seconds)
+    assert (decision.retry_after_us, decision.retry_after) == (span_us, seconds)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_decision_without_limits_has_no_numbers(reason: Reason, allowed: bool,
     decision = Decision(allowed, reason)
     assert decision.retry_after == retry_after
     assert (decision.limit, decision.binding, decision.remaining, decision.states) == (None, None, None, ())
-    assert (decision.more_after, decision.reset_after) == (0, 0)
+    assert (decision.reset_after, decision.reset_after_us) == (0, 0)
 
 
 def test_states_name_their_rule_key_and_limit_in_the_order_asked() -> None:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from . import decision as _decision
 from .addresses import parse_address
 from .bans.ban import Ban, BanSubject
-from .calendar import Anchor, Calendar, Period
 from .concurrency import Concurrency
-from .decide import WindowRef, charge_all, decide, merged, refund_all
+from .decide import WindowRef, charge_all, decide, refund_all
 from .decision import Bucket, Check, Decision, LimitState, Reason
 from .errors import ConfigurationError, InvalidKey, SlidegateError, StoreTimeout, StoreUnavailable
 from .limits import AnyLimit, Limit, parse_duration_us, parse_limits
@@ -56,13 +55,11 @@ compiled: bool = not _decision.__file__.endswith(".py")
 __all__ = [
     "NEVER",
     "OPEN",
-    "Anchor",
     "AnyLimit",
     "Ban",
     "BanStore",
     "BanSubject",
     "Bucket",
-    "Calendar",
     "Check",
     "Clock",
     "Concurrency",
@@ -79,7 +76,6 @@ __all__ = [
     "MetricWindow",
     "Networks",
     "Observers",
-    "Period",
     "Question",
     "Quota",
     "Reason",
@@ -97,7 +93,6 @@ __all__ = [
     "charge_all",
     "compiled",
     "decide",
-    "merged",
     "parse_address",
     "parse_duration_us",
     "parse_limits",

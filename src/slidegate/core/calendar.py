@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
-from .errors import ConfigurationError, quoted
+from .errors import ConfigurationError, closest, quoted
 
 Unit: TypeAlias = Literal["day", "week", "month", "year"]
 
@@ -100,17 +100,16 @@ class Calendar:
             step = timedelta(days=1 if self.unit == "day" else 7)
             first = day if self.unit == "day" else day - timedelta(days=(day.weekday() - anchor.weekday) % 7)
             yield from (first + number * step for number in range(-2, 6))
-        elif self.unit == "month":
-            months = day.year * 12 + day.month - 1
-            yield from (_clamped(number // 12, number % 12 + 1, anchor.day) for number in range(months - 2, months + 6))
         else:
-            yield from (_clamped(day.year + number, anchor.month, anchor.day) for number in range(-2, 6))
+            months, month = (1, day.month) if self.unit == "month" else (12, anchor.month)
+            first_month = day.year * 12 + month - 1
+            yield from (_clamped(*divmod(first_month + number * months, 12), anchor.day) for number in range(-2, 6))
 
 
 def _clamped(year: int, month: int, day: int) -> date:
-    """Return a date, with a day beyond the end of the month replaced by its last day."""
-    following = date(year + month // 12, month % 12 + 1, 1)
-    return date(year, month, min(day, (following - timedelta(days=1)).day))
+    """Return a date of a month, which is counted from 0, with a day beyond its end replaced by its last day."""
+    following = date(year + (month + 1) // 12, (month + 1) % 12 + 1, 1)
+    return date(year, month + 1, min(day, (following - timedelta(days=1)).day))
 
 
 def read_anchor(unit: Unit, starts: int | str | None) -> tuple[Anchor, str]:
@@ -151,7 +150,6 @@ def load_zone(name: object) -> tzinfo:
     if name == "UTC":
         return UTC
     # Imported here, because few applications use time zones.
-    from difflib import get_close_matches
     from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
     try:
@@ -160,6 +158,6 @@ def load_zone(name: object) -> tzinfo:
         zones = available_timezones()
     if not zones:
         raise ConfigurationError(f"no time zone database to look up {quoted(name)}: pip install tzdata", "zone")
-    near = get_close_matches(name, zones, 3) or [zone for zone in sorted(zones) if name.lower() in zone.lower()][:3]
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if name and near else ""
-    raise ConfigurationError(f"expected the name of a time zone, {example}, not {quoted(name)}{hint}", "zone")
+    raise ConfigurationError(
+        f"expected the name of a time zone, {example}, not {quoted(name)}{closest(name, zones)}", "zone"
+    )

@@ -15,19 +15,21 @@ corrects whatever was lost on the way, and what a dead worker had ends by itself
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final, Self, final
 
 from .errors import ConfigurationError, quoted
-from .limits import MAX_AMOUNT, AnyLimit, Identity, check_name
+from .limits import MAX_AMOUNT, AnyLimit, Identity, check_name, check_whole
 from .ring import MAX_UNITS, NEVER, OPEN, WindowState
 
 ENTRY: Final = Struct("<8sqI")
 ALONE: Final = bytes(8)
 """The worker in the memory of one process."""
 NO_END: Final = 2**63 - 1
+_AMOUNT: Final = re.compile("[0-9]{1,18}")
 
 
 @dataclass(frozen=True, init=False, repr=False, slots=True)
@@ -50,7 +52,9 @@ class Concurrency(AnyLimit):
     def __init__(self, amount: int | str, *, name: str | None = None) -> None:
         if name is not None:
             check_name(name, "limit name")
-        self._fill(amount=_amount(amount), name=name)
+        digits = amount.strip() if isinstance(amount, str) else ""
+        number = int(digits) if _AMOUNT.fullmatch(digits) else amount
+        self._fill(amount=check_whole(number, 1, MAX_AMOUNT, "concurrency", 'for example "4" or 4'), name=name)
 
     def expires_us(self, window: bytes) -> int:
         """See `AnyLimit.expires_us`: when the last entry ends."""
@@ -171,24 +175,9 @@ def entry(worker: bytes, until_us: int, units: int) -> bytes:
 
 def in_force(window: bytes, now_us: int) -> bytes:
     """Return a row without the entries that have ended."""
-    for _, until_us, _ in ENTRY.iter_unpack(window):
-        if until_us <= now_us:
-            return b"".join([ENTRY.pack(*one) for one in ENTRY.iter_unpack(window) if one[1] > now_us])
-    return window
+    return b"".join([ENTRY.pack(*one) for one in ENTRY.iter_unpack(window) if one[1] > now_us])
 
 
 def ends_us(window: bytes) -> int:
     """Return when the last entry of a row ends, in microseconds; 0 if there is none."""
     return max([until_us for _, until_us, _ in ENTRY.iter_unpack(window)], default=0)
-
-
-def _amount(amount: object) -> int:
-    digits = amount.strip() if isinstance(amount, str) else ""
-    number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else amount
-    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MAX_AMOUNT:
-        hint = "; it has no window" if isinstance(amount, str) and "/" in amount else ""
-        raise ConfigurationError(
-            f'expected a whole number from 1 to {MAX_AMOUNT}, for example "4" or 4, not {quoted(amount)}{hint}',
-            "concurrency",
-        )
-    return number

@@ -1,7 +1,7 @@
 """Decides a question, which is a sequence of checks: all of its windows are charged, or none.
 
 The store locates the windows of a question, and holds their locks or a transaction during the call. A question contains
-no window twice: `merged` joins checks. Only keys that share a cell may meet in one window.
+no window twice; if two of its keys share a cell, the cell is charged for both.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any, Final, TypeAlias
 
 from .concurrency import PermitCounter
 from .decision import Check, Decision, Reason
-from .limits import Identity
 from .quotas import QuotaCounter
 from .reservation import Reservation, reserved
 from .ring import NEVER, Ring, WindowState
@@ -32,46 +31,12 @@ A question has one for each limit of each check, in order.
 def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> Decision:
     """Charge all windows of a question if all of them have room, else none; return the decision.
 
-    Several keys of a question may share a cell: there, the larger of their costs counts. A cell then contains at least
-    what each of its keys has spent, so none of them passes its bound, and a question that would pass if each key had
-    its own window is not refused for ever. Such charges cannot be refunded: nobody knows whose units they are.
+    What it charges is reserved when somebody asks for it: the readings contain the marks of rings and permits.
 
     Args:
         checks: The question.
         refs: Its windows.
         now_us: The store's time, in microseconds.
-    """
-    apart, mixed = _apart(refs) if len(checks) > 1 else (refs, set())
-    decision = decide_plain(checks, apart, now_us)
-    if mixed:
-        owners = [index for index, check in enumerate(checks) for _ in check[0].limits]
-        unknown = {owners[at] for at in mixed}
-        decision.reservations = [one for one in decision.reservations if one.index not in unknown]
-    return decision
-
-
-def _apart(refs: Sequence[WindowRef]) -> tuple[Sequence[WindowRef], set[int]]:
-    """Return windows of which none occurs twice, and the indexes of those that did."""
-    places: dict[tuple[int, Any], list[int]] = {}
-    for at, (_, _, windows, key) in enumerate(refs):
-        places.setdefault((id(windows), key), []).append(at)
-    apart, mixed = list(refs), set[int]()
-    for together in places.values():
-        if len(together) == 1:
-            continue
-        mixed.update(together)
-        charged = max(together, key=lambda at: refs[at][1])
-        for at in together:
-            counter, cost, windows, key = refs[at]
-            if at != charged:  # it is compared with a copy, which nobody keeps
-                apart[at] = counter, cost, {key: windows[key]}, key
-    return apart, mixed
-
-
-def decide_plain(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> Decision:
-    """Decide a question whose windows are all different.
-
-    What it charges is reserved when somebody asks for it: the readings contain the marks of rings and permits.
     """
     states: list[WindowState] = []
     refused = False
@@ -141,19 +106,3 @@ def refund_all(reservations: Sequence[Reservation], refs: Sequence[WindowRef], n
         if left is not None:
             windows[key], changed = left, True
     return changed
-
-
-def merged(checks: Sequence[Check]) -> Sequence[Check]:
-    """Return a question without windows that it contains twice: such a window is charged once, with the larger cost.
-
-    Args:
-        checks: The question; buckets of one name have the same limits, or limits with other windows.
-    """
-    if len(checks) < 2 or len({(bucket.name, key) for bucket, key, _ in checks}) == len(checks):
-        return checks
-    found: dict[tuple[str, str, tuple[Identity, ...]], Check] = {}
-    for bucket, key, cost in checks:
-        window = bucket.name, key, tuple([limit.same_window for limit in bucket.limits])
-        before = found.get(window)
-        found[window] = (bucket, key, cost) if before is None else (before[0], key, max(cost, before[2]))
-    return tuple(found.values())

@@ -351,17 +351,6 @@ class Decision:
         return None if wait_us is None else ceil_s(wait_us)
 
     @property
-    def more_after_us(self) -> int:
-        """Microseconds until the oldest spent unit of the binding limit leaves."""
-        state = self.binding
-        return state.more_after_us if state else 0
-
-    @property
-    def more_after(self) -> int:
-        """`more_after_us` in whole seconds, rounded up: `t` of the RateLimit field."""
-        return ceil_s(self.more_after_us)
-
-    @property
     def reset_after_us(self) -> int:
         """Microseconds until all units spent under the binding limit have left."""
         state = self.binding

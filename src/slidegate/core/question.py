@@ -15,7 +15,7 @@ class Question(Sequence[Check]):
     Copies and pickles are plain tuples of checks.
 
     Args:
-        checks: The checks, each of another window; see `merged`.
+        checks: The checks, each of another window.
         subjects: Further keys and addresses whose bans refuse it.
 
     Attributes:

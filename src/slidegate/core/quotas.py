@@ -122,12 +122,11 @@ class QuotaCounter:
         unix_us: Returns the store's Unix time, in microseconds.
     """
 
-    __slots__ = ("_latest", "_quota", "_unix_us")
+    __slots__ = ("_quota", "_unix_us")
 
     def __init__(self, quota: Quota, unix_us: Callable[[], int]) -> None:
         self._quota = quota
         self._unix_us = unix_us
-        self._latest = 0, 0, _ANY  # a period and its ring
 
     def spend(self, window: bytes, now_us: int, cost: int) -> tuple[bytes, WindowState]:
         """See `Ring.spend`; the units leave by the store's time, and their moment is a Unix time."""
@@ -156,10 +155,4 @@ class QuotaCounter:
 
     def _ring(self, unix_us: int) -> Ring:
         """Return the ring of the period that contains a Unix time."""
-        start_us, end_us, ring = self._latest
-        amount = self._quota.amount
-        if not start_us <= unix_us < end_us or ring.terms[0] != amount:  # an operator may change the amount
-            start_us, end_us, _ = self._quota.period_at(unix_us)
-            ring = Ring(amount, 1, end_us + 1, 0)
-            self._latest = start_us, end_us, ring
-        return ring
+        return Ring(self._quota.amount, 1, self._quota.period_at(unix_us).end_us + 1, 0)

@@ -227,7 +227,7 @@ class Store:
         It can be asked in any thread and at any time, and used like the checks in any store.
 
         Args:
-            checks: The checks, each of another window; see `merged`.
+            checks: The checks, each of another window.
             subjects: Further keys and addresses whose bans refuse it.
         """
         return Question(checks, subjects)
@@ -243,7 +243,7 @@ class Store:
         A ban of a key in `checks`, or of one of `subjects`, refuses the question; nothing is charged then.
 
         Args:
-            checks: The question; no window is in it twice, see `merged`.
+            checks: The question; no window is in it twice.
             subjects: Further keys and addresses whose bans refuse it.
         """
 

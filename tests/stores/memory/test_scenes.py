@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slidegate import MemoryStore
-from slidegate.core import Bucket, Reason, parse_duration_us
+from slidegate.core import parse_duration_us
 from slidegate.testing import FakeClock
 
 from ...contract.harness import bucket
@@ -85,33 +85,6 @@ def test_a_cost_of_nothing_waits_for_the_lowered_amount() -> None:
         clock.advance("6s")
     assert store.hit(((before, "ann", 1),)).retry_after_us == 48 * SECOND_US
     assert store.hit(((after, "ann", 0),)).retry_after_us == 54 * SECOND_US
-
-
-def test_a_cost_of_the_whole_amount_waits_beside_a_stranger() -> None:
-    """In one cell, a question for two keys that each need all of it passes when the cell is empty."""
-    clock = FakeClock()
-    store, asked = MemoryStore(clock=clock, max_keys=1), bucket("5/60s")
-    assert store.hit(((bucket("5/hour", "other"), "first", 1),))
-    assert store.hit(((asked, "stranger", 1),))
-    (ann, bob) = mates(store, asked)
-    assert store.hit(((asked, ann, 3), (asked, bob, 4)))
-    assert store.peek(((asked, bob, 0),)).remaining == 0
-    clock.advance("60s")
-    assert store.hit(((asked, "stranger", 1),))
-    both = ((asked, ann, 5), (asked, bob, 5))
-    refused = store.hit(both)
-    assert (refused.reason, refused.retry_after_us) == (Reason.LIMITED, 60 * SECOND_US)
-    clock.advance(us=60 * SECOND_US - 1)
-    assert not store.hit(both)
-    clock.advance(us=1)
-    assert store.hit(both)
-
-
-def mates(store: MemoryStore, asked: Bucket) -> tuple[str, str]:
-    """Return two keys that meet in the cell in which "stranger" is counted."""
-    keys = (f"client-{number}" for number in range(100_000))
-    found = (key for key in keys if not store.peek(((asked, key, 5),)).allowed)
-    return next(found), next(found)
 
 
 def test_seconds_are_rounded() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slidegate import MemoryStore
-from slidegate.core import Bucket, Decision, Reason, StoreUnavailable, merged
+from slidegate.core import Bucket, Decision, Reason, StoreUnavailable
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_IN_CALL, MAX_SENDERS, Batcher
 from slidegate.stores.redis.script import WINDOWS_SCRIPT
@@ -161,8 +161,6 @@ class InOrder:
 
     async def _question(self, what: str, key: str) -> None:
         checks = tuple((asked, key, self._rng.choice((1, 1, 1, 2, 0))) for asked in self._rng.choice(DEMANDS))
-        if self._rng.random() < 0.1:
-            checks = tuple(merged(checks + checks[:1]))  # one window is asked twice
         theirs = await settle(getattr(self._memory, what)(checks))
         ours = self._ask(getattr(self._store, what)(checks), theirs)
         if theirs.reservations and theirs.now_us > self._reset_us.get(key, 0):

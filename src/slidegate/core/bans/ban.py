@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
@@ -21,6 +22,8 @@ MAX_KEY_BYTES: Final = 64
 """The longest key in a store; longer keys are replaced by digests."""
 OWN_PREFIX: Final = {4: 32, 6: 64}
 """Prefix lengths of a single client. Its ban is looked up by key, and the ban of any other network by address."""
+MAX_CACHED: Final = 4_096
+"""For how many keys it is cached whether they are networks."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_ADDRESS: Final = 64
 _KIND: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*[:#].")
@@ -173,6 +176,7 @@ def _was_meant_as_address(text: str) -> bool:
     return ("::" in read or len(groups) >= 8) and sum(not _HEXADECIMAL.fullmatch(group) for group in groups) <= 1
 
 
+@lru_cache(maxsize=MAX_CACHED)
 def network_place(key: str) -> tuple[int, int, bytes] | None:
     """Return (version, prefix length, packed bits of the prefix) of a key that is a network; else None."""
     try:

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from ..durations import format_duration
 from ..store import Event
 from .ban import Ban
-
-PAUSED_BY: Final = "outbound"
-PAUSED_KEYS: Final = "to:"
-"""The maker and the key prefix of bans that are pauses: a remote server asked us to send no requests for some time."""
 
 
 def banned(ban: Ban) -> Event:
     """Return the event for a new ban."""
     until = "for ever" if ban.until is None else f"until {ban.until:%Y-%m-%dT%H:%M:%SZ}"
     details = {"key": ban.key, "by": ban.by, "reason": ban.reason, "ban_level": ban.level, "until": ban.until}
-    told = f"paused {until}" if _is_pause(ban) else f"banned {until} by {ban.by}"
-    return Event("banned", f"{ban.key} is {told}: {ban.reason}", details)
+    return Event("banned", f"{ban.key} is banned {until} by {ban.by}: {ban.reason}", details)
 
 
 def unbanned(ban: Ban, by: str) -> Event:
     """Return the event for a lifted ban."""
-    told = f"the pause of {ban.key} was ended" if _is_pause(ban) else f"{ban.key} was unbanned"
-    return Event("unbanned", f"{told} by {by}", {"key": ban.key, "by": by, "was_by": ban.by})
-
-
-def _is_pause(ban: Ban) -> bool:
-    return ban.by == PAUSED_BY and ban.key.startswith(PAUSED_KEYS)
+    return Event("unbanned", f"{ban.key} was unbanned by {by}", {"key": ban.key, "by": by, "was_by": ban.by})
 
 
 def shadow_banned(ban: Ban) -> Event:

@@ -33,7 +33,11 @@ class BannedNetworks:
         # packed into bytes, because clients could choose integers with equal hashes (they are modulo 2**61 - 1).
         self._tables: dict[int, dict[int, dict[bytes, Ban]]] = {4: {}, 6: {}}
         for ban in bans:
-            self._add(ban)
+            network = ban.network()
+            if network is not None:
+                version, prefix, bits = network
+                self._tables[version].setdefault(BITS[version] - prefix, {})[bits] = ban
+                self.bans[ban.key] = ban
 
     def of(self, address: Address) -> list[Ban]:
         """Return the bans of the networks that contain an address, including expired ones."""
@@ -50,30 +54,15 @@ class BannedNetworks:
         Raises:
             ConfigurationError: There are more than `MAX_NETWORKS`.
         """
-        others = self.without(ban.key, *(key for key, one in self.bans.items() if one.is_over(ban.since_us)))
-        others._add(ban)
+        kept = [one for one in self.bans.values() if one.key != ban.key and not one.is_over(ban.since_us)]
+        others = BannedNetworks([*kept, ban])
         if len(others.bans) > MAX_NETWORKS:
             raise too_many_networks(ban.key)
         return others
 
-    def without(self, *keys: str) -> BannedNetworks:
-        """Return a copy without the bans of some keys."""
-        others = BannedNetworks()
-        others.bans = self.bans.copy()
-        gone = {id(ban) for key in keys if (ban := others.bans.pop(key, None)) is not None}
-        for version, tables in self._tables.items():
-            for shift, table in tables.items():
-                left = {bits: ban for bits, ban in table.items() if id(ban) not in gone} if gone else table.copy()
-                if left:
-                    others._tables[version][shift] = left
-        return others
-
-    def _add(self, ban: Ban) -> None:
-        network = ban.network()
-        if network is not None:
-            version, prefix, bits = network
-            self._tables[version].setdefault(BITS[version] - prefix, {})[bits] = ban
-            self.bans[ban.key] = ban
+    def without(self, key: str) -> BannedNetworks:
+        """Return a copy without the ban of a key."""
+        return BannedNetworks(ban for ban in self.bans.values() if ban.key != key)
 
 
 def too_many_networks(key: str) -> ConfigurationError:

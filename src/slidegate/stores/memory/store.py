@@ -24,7 +24,7 @@ from threading import Lock
 from typing import Any, Final, NamedTuple, SupportsIndex, TypeAlias
 
 from ...core.bans.ban import BanSubject
-from ...core.decide import Counter, WindowRef, charge_all, decide, decide_plain, refund_all
+from ...core.decide import Counter, WindowRef, charge_all, decide, refund_all
 from ...core.decision import Bucket, Check, Decision
 from ...core.limits import MAX_AMOUNT, AnyLimit, check_whole
 from ...core.reservation import Reservation
@@ -168,10 +168,7 @@ class MemoryStore(Store):
             now_us = SYSTEM.monotonic_ns() // 1000 if self._clock is None else self._now_us()
             if question.version != shard.version:  # it is new, windows have moved, or the store was closed
                 self._locate(question, now_us)
-            if question.version < 0:  # keys may share a cell
-                decision = decide(question, question.refs, now_us)
-            else:
-                decision = decide_plain(question, question.refs, now_us)
+            decision = decide(question, question.refs, now_us)
         finally:
             lock.release()
         if now_us >= self._sweep_us:
