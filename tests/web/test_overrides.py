@@ -58,7 +58,7 @@ class Workers:
         if self._kind != "redis":
             return sys.maxsize
         server = self._request.getfixturevalue("server")
-        (name,) = server.command("KEYS", f"*{self._place.parent.name}*:stats:limits:0")
+        (name,) = server.command("KEYS", f"*{self._place.parent.name}*:rows:limits:0")
         return int(server.command("PTTL", name))
 
     async def look(self) -> None:

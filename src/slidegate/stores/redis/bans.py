@@ -234,7 +234,7 @@ class RedisBans(BanStore):
     async def read_networks(self, ask: Ask | None = None) -> None:
         """Read the bans of networks; `ask` as for `hear`, by default through the queue."""
         _, version, rows = await (ask or self._batcher().command)(b"networks", self._names)
-        self.networks, self.version = BannedNetworks(map(unpack_ban, rows)), version
+        self.networks, self.version = BannedNetworks(map(unpack_ban, rows[1::2])), version
         self._shared.refusals.change_all()
 
     # -- commands for Redis ------------------------------------------------------------------------------------------
@@ -248,16 +248,19 @@ class RedisBans(BanStore):
         Raises:
             ConfigurationError: Too many networks are banned.
         """
-        keys, args, now_us = [*self._names], list[bytes | int]([MAX_NETWORKS, os.urandom(8)]), self._time.now_us()
-        are_networks = [ban.network() is not None for ban in bans]
-        for ban, is_network in zip(bans, are_networks, strict=True):
+        keys, args, now_us = [*self._names], list[bytes | int]([os.urandom(8)]), self._time.now_us()
+        networks = {ban.key for ban in bans if ban.network() is not None}
+        if networks:
+            await self.read_networks()
+            known = {key for key, ban in self.networks.bans.items() if not ban.is_over(now_us)}
+            if len(known | networks) > MAX_NETWORKS:
+                raise too_many_networks(min(networks - known))
+        for ban in bans:
             keys.append(self._shared.packing.name_of(ban.key))
             left = left_ms(ban.until_us, now_us, self._time.slack_ms)
-            args += [ban.key.encode(), _end_of(ban), pack_ban(ban), left, int(is_network)]
-        _, self._count, without_room = await self._batcher().command(b"put", keys, args)
-        if without_room:
-            raise too_many_networks(without_room.decode())
-        if any(are_networks):
+            args += [ban.key.encode(), _end_of(ban), pack_ban(ban), left, int(ban.key in networks)]
+        _, self._count = await self._batcher().command(b"put", keys, args)
+        if networks:
             await self.read_networks()
 
     async def _of_keys(self, names: Sequence[bytes]) -> list[Ban]:

@@ -16,8 +16,8 @@ from ..leases import HeldPermits, LeaseRenewer
 from .errors import sensible
 from .script import Packing
 
-MAX_IN_REQUEST: Final = 1_000
-"""The most rows that are renewed at once, which blocks Redis for a few milliseconds."""
+AT_ONCE: Final = 64
+"""How many rows are renewed at once, so that requests of clients are sent in between."""
 
 
 class LoopPermits(HeldPermits):
@@ -58,12 +58,14 @@ class LoopPermits(HeldPermits):
         Raises:
             StoreError: Redis did not renew all of them.
         """
-        rows = self.rows()
-        parts = [rows[first : first + MAX_IN_REQUEST] for first in range(0, len(rows), MAX_IN_REQUEST)]
-        sent = [self._send(partial(self._packing.renewal, part, self), _nothing, True) for part in parts]
-        for answer in await asyncio.gather(*sent, return_exceptions=True):
-            if isinstance(answer, BaseException):
-                raise answer
+        rows, failed = self.rows(), list[BaseException]()
+        for first in range(0, len(rows), AT_ONCE):
+            some = rows[first : first + AT_ONCE]
+            sent = [self._send(partial(self._packing.renewal, row, self), _nothing, True) for row in some]
+            answers = await asyncio.gather(*sent, return_exceptions=True)
+            failed += [answer for answer in answers if isinstance(answer, BaseException)]
+        if failed:
+            raise failed[0]
 
     def close(self) -> None:
         """Stop renewing."""

@@ -30,8 +30,8 @@ LAYOUT: Final = 10
 DIGEST_BYTES: Final = 16
 """Long enough that nobody can search for two keys with the same digest."""
 
-HIT, PEEK, CHARGE, REFUND, RESET, INSPECT, STRIKE = 1, 2, 3, 4, 5, 6, 7
-OK, LIMITED, TOO_LARGE, NOTHING, CHANGED, BANNED, UNSETTLED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
+HIT, PEEK, CHARGE, REFUND, INSPECT, STRIKE, RESET = 1, 2, 3, 4, 5, 6, 7
+OK, LIMITED, UNSETTLED, TOO_LARGE, NOTHING, CHANGED, BANNED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
 QUOTA: Final = 2
 """The mode of a quota; the mode of counting refusals, 1, may be added to it."""
 PERMITS: Final = 4
@@ -42,8 +42,7 @@ SHADOW: Final = 16
 
 REQUEST: Final = Struct("<BHB")
 _BAN_OF: Final = Struct("<H")
-_ASK: Final = Struct("<HI")
-_NOTE: Final = Struct("<HqI")
+_ASK: Final = Struct("<HqI")
 _PLAN: Final = Struct("<8sIqqqHB")
 _STRIKES_PLAN: Final = Struct("<8sIqq8sHB")
 _PERMITS_PLAN: Final = Struct(f"<8sI{WORKER_BYTES}sqqHB")
@@ -76,7 +75,7 @@ def _script(*parts: str) -> Script:
 
 
 # Read at import: a child that is forked while a thread imports could deadlock on the import lock.
-WINDOWS_SCRIPT: Final = _script("locals", "banned", "ring", "quotas", "permits", "windows")
+WINDOWS_SCRIPT: Final = _script("locals", "banned", "ring", "permits", "windows")
 """The script that decides about windows, quotas and permits."""
 BANS_SCRIPT: Final = _script("locals", "banned", "bans")
 """The script that reads and writes bans, and writes stats."""
@@ -141,7 +140,7 @@ class Packing:
                 plans: Sequence[bytes] = (_permits_plan(row, amount, held),)
             else:
                 plans = self._plans_of(bucket)
-            ask = _ASK.pack(names.setdefault(self.name_of(key), len(names)), min(cost, MAX_UNITS))
+            ask = _ASK.pack(names.setdefault(self.name_of(key), len(names)), 0, min(cost, MAX_UNITS))
             for plan in plans:
                 asks += ask + plan
                 many += 1
@@ -159,40 +158,37 @@ class Packing:
         (limit,) = policy.strikes.limits
         assert isinstance(limit, Limit), "strikes are counted by one limit"
         ban = _BAN_OF.pack(names.setdefault(self.name_of(key), len(names)))
-        ask = _ASK.pack(names.setdefault(self.strikes_name(key), len(names)), min(weight, MAX_UNITS))
+        ask = _ASK.pack(names.setdefault(self.strikes_name(key), len(names)), 0, min(weight, MAX_UNITS))
         modes = STRIKES | SHADOW if policy.shadow else STRIKES
         fields = strikes_field(policy), *limit.counter.terms, level_field(policy), limit.resolution, modes
         return REQUEST.pack(STRIKE, 1, 1) + ban + ask + _STRIKES_PLAN.pack(*fields)
 
-    def refund(self, reservations: Sequence[Reservation], names: dict[bytes, int]) -> bytes:
-        """Pack a refund; that of permits writes how many the worker has without them.
+    def refund(self, reservation: Reservation, names: dict[bytes, int]) -> bytes:
+        """Pack a refund.
 
         Args:
-            reservations: The charges.
+            reservation: The charge.
             names: As for `question`.
         """
-        parts = []
-        for reservation in reservations:
-            bucket, key, _ = reservation.check
-            if bucket.is_permit:
-                parts.append(_permits_note(self.permits_row(bucket, key), reservation.holder, names))
-                continue
-            place = names.setdefault(self.name_of(key), len(names))
-            noted = zip(self._plans_of(bucket), reservation.marks, reservation.units, strict=True)
-            parts += [_NOTE.pack(place, mark, units) + plan for plan, mark, units in noted]
-        return REQUEST.pack(REFUND, len(parts), 0) + b"".join(parts)
+        bucket, key, _ = reservation.check
+        if bucket.is_permit:
+            return self.renewal(self.permits_row(bucket, key), reservation.holder, names)
+        place = names.setdefault(self.name_of(key), len(names))
+        charged = zip(self._plans_of(bucket), reservation.marks, reservation.units, strict=True)
+        asks = [_ASK.pack(place, mark, units) + plan for plan, mark, units in charged]
+        return REQUEST.pack(REFUND, len(asks), 0) + b"".join(asks)
 
     @staticmethod
-    def renewal(rows: Sequence[PermitsRow], held: HeldPermits, names: dict[bytes, int]) -> bytes:
-        """Pack a renewal of permits, which writes how many the worker has.
+    def renewal(row: PermitsRow, held: HeldPermits, names: dict[bytes, int]) -> bytes:
+        """Pack a renewal of permits, or their release: it writes how many the worker has.
 
         Args:
-            rows: Their rows.
+            row: Their row.
             held: The permits of the worker.
             names: As for `question`.
         """
-        parts = [_permits_note(row, held, names) for row in rows]
-        return REQUEST.pack(REFUND, len(parts), 0) + b"".join(parts)
+        ask = _ASK.pack(names.setdefault(row[0], len(names)), 0, 0)
+        return REQUEST.pack(REFUND, 1, 0) + ask + _permits_plan(row, 0, held)
 
     def reset(self, name: bytes, names: dict[bytes, int]) -> bytes:
         """Pack a reset of the windows in one hash.
@@ -201,7 +197,7 @@ class Packing:
             name: The name of the hash.
             names: As for `question`.
         """
-        return REQUEST.pack(RESET, names.setdefault(name, len(names)), 0)
+        return REQUEST.pack(RESET, 1, 0) + _ASK.pack(names.setdefault(name, len(names)), 0, 0) + bytes(_PLAN.size)
 
     def permits_row(self, bucket: Bucket, key: str) -> PermitsRow:
         """Return the names of the hash and of the field with the permits of a key."""
@@ -231,10 +227,6 @@ class Packing:
         assert isinstance(quota, Quota), "only limits and quotas have plans"
         start_us, end_us, next_end_us = quota.period_at(self._unix_us())
         return _PLAN.pack(field, quota.amount, start_us, end_us, next_end_us, 0, QUOTA | count_denied)
-
-
-def _permits_note(row: PermitsRow, held: HeldPermits, names: dict[bytes, int]) -> bytes:
-    return _NOTE.pack(names.setdefault(row[0], len(names)), 0, 0) + _permits_plan(row, 0, held)
 
 
 def _permits_plan(row: PermitsRow, amount: int, held: HeldPermits) -> bytes:

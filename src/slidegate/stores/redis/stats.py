@@ -8,7 +8,7 @@ The commands are in ``lua/bans.lua``. A hash expires by its TTL; each row starts
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ...core.store import SharedStats, StatsRow
 from .bans import in_steps
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 AT_ONCE: Final = 32
 """How many hashes are read in one call, so that requests of clients are sent in between."""
-UNTIL_BYTES: Final = 20
+END_BYTES: Final = 8
 
 
 class RedisSharedStats(SharedStats):
@@ -31,7 +31,7 @@ class RedisSharedStats(SharedStats):
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._prefix = shared.packing.meta + b":stats:"
+        self._prefix = shared.packing.meta + b":rows:"
 
     @sensible
     async def time(self) -> int:
@@ -53,16 +53,11 @@ class RedisSharedStats(SharedStats):
         found: list[tuple[int, bytes, bytes]] = []
         async for numbers in in_steps(range(first, last + 1), AT_ONCE):
             keys = [self._key(rollup, number) for number in numbers]
-            now_us, hashes = await self._shared.batcher().command(b"read_stats", keys)
+            _, hashes = await self._shared.batcher().command(b"read_stats", keys)
             for number, fields in zip(numbers, hashes, strict=True):
-                found += [(number, worker, value) for worker, value in _kept(fields, now_us)]
+                rows = zip(fields[::2], fields[1::2], strict=True)
+                found += [(number, worker, row[END_BYTES:]) for worker, row in rows]
         return found
 
     def _key(self, rollup: str, number: int) -> bytes:
         return b"%s%s:%d" % (self._prefix, rollup.encode(), number)
-
-
-def _kept(fields: Any, now_us: int) -> list[tuple[bytes, bytes]]:
-    """Return the worker and value of each row of a hash that has not expired."""
-    pairs = zip(fields[::2], fields[1::2], strict=True)
-    return [(worker, row[UNTIL_BYTES:]) for worker, row in pairs if int(row[:UNTIL_BYTES]) > now_us]

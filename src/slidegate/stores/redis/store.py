@@ -108,7 +108,7 @@ class RedisStore(Store):
             packing=packing,
             lease_us=permit_lease_us(permit_lease),
             batcher=self._batcher,
-            hand_back=self._hand_back_unheard,
+            hand_back=self._refund_in_background,
             refusals=Refusals(time),
         )
         self.bans = shared.bans = RedisBans(shared)
@@ -166,9 +166,10 @@ class RedisStore(Store):
             return False
         holders = [one.holder for one in reservations if one.holder is not None]  # of one decision, so all are one
         if holders and holders[0].loop.is_running() and holders[0].loop is not self._batcher().loop:
-            elsewhere = asyncio.run_coroutine_threadsafe(self._hand_back_here(reservations), holders[0].loop)
+            # The event loop that has the permits sends one call with permits after another.
+            elsewhere = asyncio.run_coroutine_threadsafe(self._refund_here(reservations), holders[0].loop)
             return asyncio.wrap_future(elsewhere)
-        return self._hand_back(reservations)
+        return _any([self._refund_one(one) for one in reservations])
 
     def reset(self, key: str) -> Awaitable[bool]:
         """Forget the windows of `key` under every rule; False if there were none. Permits stay taken."""
@@ -221,29 +222,24 @@ class RedisStore(Store):
         """Renew the permits of the running event loop; the store does so automatically."""
         return self._batcher().permits.renew()
 
-    def _hand_back(self, reservations: Sequence[Reservation]) -> asyncio.Future[bool]:
-        packing, refusals = self._shared.packing, self._shared.refusals
-        windows = [one.check for one in reservations if not one.check[0].is_permit]
+    async def _refund_here(self, reservations: Sequence[Reservation]) -> bool:
+        return await _any([self._refund_one(one) for one in reservations])
 
-        def pack(names: dict[bytes, int]) -> bytes:
-            return packing.refund(reservations, names)
+    def _refund_one(self, reservation: Reservation) -> asyncio.Future[bool]:
+        packing, refusals, check = self._shared.packing, self._shared.refusals, reservation.check
 
         def read(answer: bytes, now_us: int) -> bool:
-            refusals.change(windows)
+            refusals.change([check])
             return answer[0] == CHANGED
 
-        refusals.change(windows)
-        return self._batcher().request(pack, read, len(windows) < len(reservations))
+        refusals.change([check])
+        return self._batcher().request(partial(packing.refund, reservation), read, check[0].is_permit)
 
-    async def _hand_back_here(self, reservations: Sequence[Reservation]) -> bool:
-        """Refund in the event loop that has the permits, because its calls are in order."""
-        return bool(await self._hand_back(reservations))
-
-    def _hand_back_unheard(self, reservations: Sequence[Reservation]) -> None:
+    def _refund_in_background(self, reservations: Sequence[Reservation]) -> None:
         """Refund what nobody awaits any more, with the next call; if that fails, it stays charged."""
-        if reservations:
-            with suppress(StoreError):  # the store has been closed
-                self._hand_back(reservations).add_done_callback(_retrieve_exception)
+        with suppress(StoreError):  # the store has been closed
+            for reservation in reservations:
+                self._refund_one(reservation).add_done_callback(_retrieve_exception)
 
     def _ask(self, what: int, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> asyncio.Future[Decision]:
         batcher = self._batcher()
@@ -272,6 +268,10 @@ class RedisStore(Store):
                     batcher = self._batchers[loop] = Batcher(loop, self._shared)
             self._last = loop, batcher
         return batcher
+
+
+async def _any(answers: Sequence[asyncio.Future[bool]]) -> bool:
+    return any(await asyncio.gather(*answers))
 
 
 def _retrieve_exception(future: asyncio.Future[Any]) -> None:

@@ -26,35 +26,35 @@ function commands.bans()
   return answer(rows)
 end
 
--- Write statistics rows of the worker ARGV[3]: KEYS are their hashes; for each row, the value and the microseconds for
--- which it is kept follow the worker.
---
--- A hash has the rows of all workers under one rollup and number, and a TTL. Each row also starts with its own expiry time,
--- because a hash that other workers keep writing to would retain the rows of dead workers.
+-- Return the fields of a hash and their rows, one after another, without those that have ended.
+local function rows_in_force(name)
+  local rows, fields = {}, redis.call("HGETALL", name)
+  for at = 1, #fields, 2 do
+    local row = row_in_force(name, fields[at], fields[at + 1], now)
+    if row ~= "" then
+      rows[#rows + 1], rows[#rows + 2] = fields[at], row
+    end
+  end
+  return rows
+end
+
+-- Write rows of the worker ARGV[3]: KEYS are their hashes, which have the rows of all workers under one rollup and
+-- number; for each row, the value and the microseconds for which it is kept follow the worker. Each row starts with its
+-- end, because a hash that other workers keep writing to lives longer.
 function commands.write_stats()
   for place, key in ipairs(KEYS) do
     local value, kept = ARGV[2 * place + 2], tonumber(ARGV[2 * place + 3])
-    if kept > 0 then
-      redis.call("HSET", key, ARGV[3], string.format("%020.0f", now + kept) .. value)
-      live_for(key, kept / 1000, 1)
-    else
-      redis.call("HDEL", key, ARGV[3])
-    end
-    local rows = sub(key, -2) == ":0" and redis.call("HGETALL", key) or {}
-    for at = 1, #rows, 2 do
-      if tonumber(sub(rows[at + 1], 1, 20)) <= now then
-        redis.call("HDEL", key, rows[at])
-      end
-    end
+    put(key, ARGV[3], pack("<i8", max(now + kept, 0)) .. value, kept / 1000)
+    rows_in_force(key)
   end
   return answer()
 end
 
--- Return the rows of some hashes of statistics.
+-- Return the rows of some hashes of statistics, with their workers.
 function commands.read_stats()
   local hashes = {}
   for place, key in ipairs(KEYS) do
-    hashes[place] = redis.call("HGETALL", key)
+    hashes[place] = rows_in_force(key)
   end
   return answer(hashes)
 end
@@ -84,17 +84,6 @@ local function add_to_index(key, ends)
   redis.call("ZREMRANGEBYSCORE", KEYS[INDEX], "-inf", text_of(now))
 end
 
-local function networks_in_force()
-  local rows, fields = {}, redis.call("HGETALL", KEYS[NETWORKS])
-  for at = 1, #fields, 2 do
-    local row = row_in_force(KEYS[NETWORKS], fields[at], fields[at + 1], now)
-    if row ~= "" then
-      rows[#rows + 1] = row
-    end
-  end
-  return rows
-end
-
 local function set_meta(field, value)
   redis.call("HSET", KEYS[META], field, value)
   redis.call("PEXPIRE", KEYS[META], LONGEST_MS)
@@ -106,32 +95,22 @@ function commands.keys()
   return answer(redis.call("ZRANGEBYSCORE", KEYS[INDEX], "(" .. text_of(now), "+inf"))
 end
 
--- Return whether the ban of a network, which is not banned yet, would be more than `most`.
-local function is_one_too_many(network, most)
-  return redis.call("HEXISTS", KEYS[NETWORKS], network) == 0
-    and redis.call("HLEN", KEYS[NETWORKS]) >= most
-    and #networks_in_force() >= most
-end
-
 -- Store bans of the last KEYS; each has five arguments: the key, its ban's end for the index, the row, its TTL in ms, and 1 for
--- a network. There may be ARGV[3] networks; ARGV[4] names the new version of their list. Return the number of bans, and the
--- first network that has no room, "" for none: nothing is stored from there on.
+-- a network. ARGV[3] names the new version of the list of networks. Return the number of bans.
 function commands.put()
   for place = FIRST, #KEYS do
-    local at = 5 * (place - FIRST) + 5
+    local at = 5 * (place - FIRST) + 4
     local key, ends, row, left_ms, is_network = unpack(ARGV, at, at + 4)
-    if is_network == "1" and is_one_too_many(key, tonumber(ARGV[3])) then
-      return answer(count_bans(), key)
-    elseif is_network == "1" then
+    if is_network == "1" then
       put(KEYS[NETWORKS], key, row, left_ms)
       redis.call("HDEL", KEYS[place], BAN)
-      set_meta("networks", ARGV[4])
+      set_meta("networks", ARGV[3])
     else
       put(KEYS[place], BAN, row, left_ms)
     end
     add_to_index(key, ends)
   end
-  return answer(count_bans(), "")
+  return answer(count_bans())
 end
 
 local LATE, MADE, FULL = 0, 1, 2
@@ -188,9 +167,9 @@ function commands.news()
   return answer(count_bans(), stored[1] or "", life, type(memory) == "string" and memory or "")
 end
 
--- Return the version of the network list, and the rows of its bans.
+-- Return the version of the network list, and its networks and their bans.
 function commands.networks()
-  return answer(redis.call("HGET", KEYS[META], "networks") or "", networks_in_force())
+  return answer(redis.call("HGET", KEYS[META], "networks") or "", rows_in_force(KEYS[NETWORKS]))
 end
 
 return commands[ARGV[1]]()

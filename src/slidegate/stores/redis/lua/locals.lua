@@ -1,6 +1,6 @@
 -- Functions shared by the other parts.
 
-local floor, max, min = math.floor, math.max, math.min
+local max, min = math.max, math.min
 local sub = string.sub
 local pack, unpack_from = struct.pack, struct.unpack
 

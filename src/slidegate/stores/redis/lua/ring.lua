@@ -1,37 +1,19 @@
 -- The ring, as in core/ring.py: what one key has spent under one limit. A window is a table with the numbers of the head,
--- `older` (the entries before the newest, packed), and `dirty`, which is set when it differs from the stored value.
+-- and `older`: the entries before the newest, packed. What happens with every hit works on the packed entries, and all
+-- else by `rebuild`.
 --
--- A limit has `amount`, `resolution`, `step`, `span`, and `kept`: how long it is stored after its units have left. Numbers are doubles. Times are microseconds below 2^53, which
--- is the year 2255, so their sums and differences are exact. So is `a % b`: the quotient is at least 1/b below the next
--- integer, which is more than its rounding error while a < 2^53.
+-- A limit has `amount`, `resolution`, `step`, `span`, and `kept`: how long it is stored after its units have left. Numbers
+-- are doubles. Times are microseconds below 2^53, which is the year 2255, so their sums and differences are exact. So is
+-- `a % b`: the quotient is at least 1/b below the next integer, which is more than its rounding error while a < 2^53.
 
 local NEVER = -1
 local MAX_UNITS = 4294967295
-local HEAD, ENTRY, ENTRY_BYTES = "<I4I4i8i8", "<i8I4", 12
+local HEAD, HEAD_BYTES, ENTRY, ENTRY_BYTES = "<I4I4i8i8", 24, "<i8I4", 12
 
 local ring = {}
 
-function ring.new()
-  return { kind = ring, spent = 0, units = 0, newest = 0, oldest = 0, older = "" }
-end
-
-function ring.unpack(packed)
-  local w, rest = { kind = ring }, nil
-  w.spent, w.units, w.newest, w.oldest, rest = unpack_from(HEAD, packed)
-  w.older = sub(packed, rest)
-  return w
-end
-
-function ring.pack(w)
-  return pack(HEAD, w.spent, w.units, w.newest, w.oldest) .. w.older
-end
-
 local function moment_of(limit, now)
   return now - now % limit.step + limit.step - 1
-end
-
-local function clear(w)
-  w.spent, w.units, w.newest, w.oldest, w.older = 0, 0, 0, 0, ""
 end
 
 -- Return all entries, packed, the newest last.
@@ -39,54 +21,70 @@ local function entries_of(w)
   return w.older .. pack(ENTRY, w.newest, w.units)
 end
 
--- Replace all entries; the caller adjusts `spent`.
-local function replace(w, entries)
-  if entries == "" then
-    clear(w)
-  else
-    w.newest, w.units = unpack_from(ENTRY, entries, #entries - ENTRY_BYTES + 1)
-    w.oldest, w.older = unpack_from(ENTRY, entries), sub(entries, 1, -ENTRY_BYTES - 1)
+-- Replace each entry by the moment and the units that `change` returns for it. Moments must stay in order; entries of
+-- one moment become one, and those without units go.
+local function rebuild(w, change)
+  local entries, kept = entries_of(w), {}
+  w.spent = 0
+  for at = 1, #entries, ENTRY_BYTES do
+    local moment, units = change(unpack_from(ENTRY, entries, at))
+    local last = kept[#kept]
+    w.spent = w.spent + units
+    if last and last.moment == moment then
+      last.units = last.units + units
+    elseif units > 0 then
+      kept[#kept + 1] = { moment = moment, units = units }
+    end
   end
-  w.dirty = true
+  local newest = table.remove(kept) or { moment = 0, units = 0 }
+  w.newest, w.units, w.oldest = newest.moment, newest.units, (kept[1] or newest).moment
+  for place, entry in ipairs(kept) do
+    kept[place] = pack(ENTRY, entry.moment, entry.units)
+  end
+  w.older = table.concat(kept)
 end
 
--- Drop the entries up to `moment`; there must be at least one.
+-- Drop the entries up to `moment`, of which there is at least one, but not the newest. Under load this happens with
+-- every hit.
 local function drop(w, moment)
-  local entries, at = entries_of(w), 1
-  while at < #entries do
-    local oldest, units, rest = unpack_from(ENTRY, entries, at)
-    if oldest > moment then
-      break
-    end
-    w.spent, at = w.spent - units, rest
-  end
-  replace(w, sub(entries, at))
+  local entries, at, units = entries_of(w), 1, nil
+  repeat
+    w.oldest, units, at = unpack_from(ENTRY, entries, at)
+    w.spent = w.spent - units
+    w.oldest = unpack_from("<i8", entries, at)
+  until w.oldest > moment
+  w.older = sub(w.older, at)
 end
 
--- The server's clock stepped back: move units from the slices ahead of now into the current slice.
-local function step_back(w, limit, now)
-  local latest, entries, moved = moment_of(limit, now), entries_of(w), 0
-  local at = #entries - ENTRY_BYTES + 1
-  while at > 0 do
-    local moment, units = unpack_from(ENTRY, entries, at)
-    if moment < latest then
-      break
-    end
-    moved, at = moved + units, at - ENTRY_BYTES
+-- Return the ring in a stored value, without the units that have left. If the server's clock has stepped back, moments in
+-- the future are moved to now. `differs` says that something has changed: a refusal writes it, so that no later step of
+-- the clock brings units back.
+function ring.read(packed, limit, now)
+  local w = { spent = 0, units = 0, newest = 0, oldest = 0, older = "" }
+  if packed == "" then
+    return w
   end
-  replace(w, sub(entries, 1, at + ENTRY_BYTES - 1) .. pack(ENTRY, latest, moved))
+  local spent, units, newest, oldest = unpack_from(HEAD, packed)
+  w.differs = now >= oldest + limit.span or newest - now >= limit.step
+  if now >= newest + limit.span then
+    return w
+  end
+  w.spent, w.units, w.newest, w.oldest, w.older = spent, units, newest, oldest, sub(packed, HEAD_BYTES + 1)
+  if now >= oldest + limit.span then
+    drop(w, now - limit.span)
+  end
+  if newest - now >= limit.step then
+    local latest = moment_of(limit, now)
+    rebuild(w, function(moment, there)
+      return min(moment, latest), there
+    end)
+  end
+  return w
 end
 
--- Drop expired entries, and handle a clock step. The other functions expect a settled ring.
-function ring.settle(w, limit, now)
-  if w.spent > 0 then
-    if now >= w.oldest + limit.span then
-      drop(w, now - limit.span)
-    end
-    if w.newest - now >= limit.step then
-      step_back(w, limit, now)
-    end
-  end
+-- Return the value to store; "" for an empty ring.
+function ring.pack(w)
+  return w.spent > 0 and pack(HEAD, w.spent, w.units, w.newest, w.oldest) .. w.older or ""
 end
 
 -- Return how long a cost has to wait, in microseconds.
@@ -95,28 +93,15 @@ function ring.wait(w, limit, now, cost)
   local excess = w.spent + wanted - limit.amount
   if wanted > limit.amount then
     return NEVER
-  elseif excess > 0 then
-    local moment, at = w.oldest, 1
-    while excess > 0 do
-      local units
-      if at > #w.older then
-        moment = w.newest
-        break
-      end
-      moment, units, at = unpack_from(ENTRY, w.older, at)
-      excess = excess - units
-    end
-    return moment + limit.span - now
+  elseif excess <= 0 then
+    return 0
   end
-  return 0
-end
-
--- Merge the oldest entry into the next one, so that its units expire with those.
-local function merge_oldest(w)
-  local entries = entries_of(w)
-  local _, first = unpack_from(ENTRY, entries)
-  local moment, second = unpack_from(ENTRY, entries, 1 + ENTRY_BYTES)
-  replace(w, pack(ENTRY, moment, first + second) .. sub(entries, 1 + 2 * ENTRY_BYTES))
+  local entries, at, moment, units = entries_of(w), 1, nil, nil
+  repeat
+    moment, units, at = unpack_from(ENTRY, entries, at)
+    excess = excess - units
+  until excess <= 0
+  return moment + limit.span - now
 end
 
 -- Charge units, whatever the limit; return how many were counted.
@@ -124,54 +109,35 @@ function ring.charge(w, limit, now, units)
   units = min(units, MAX_UNITS - w.spent)
   if units == 0 then
     return 0
-  end
-  if w.spent > 0 and now <= w.newest then
+  elseif w.spent > 0 and now <= w.newest then
     w.units = w.units + units
   else
-    if w.spent > 0 then
-      w.older = w.older .. pack(ENTRY, w.newest, w.units)
-    end
+    w.older = w.spent > 0 and entries_of(w) or ""
     w.newest, w.units = moment_of(limit, now), units
-    if w.spent == 0 then
-      w.oldest = w.newest
-    end
+    w.oldest = w.spent > 0 and w.oldest or w.newest
   end
-  w.spent, w.dirty = w.spent + units, true
+  w.spent = w.spent + units
   if w.spent > limit.amount and #w.older > 2 * limit.resolution * ENTRY_BYTES then
-    merge_oldest(w)
+    local second = unpack_from("<i8", w.older, 1 + ENTRY_BYTES)
+    rebuild(w, function(moment, there)
+      return max(moment, second), there -- the units of the oldest entry leave with those of the next one
+    end)
   end
   return units
 end
 
--- Refund units of the entry `mark`, as many as are still there; false if none is.
-function ring.remove(w, now, mark, units)
-  local entries = w.spent > 0 and units > 0 and entries_of(w) or ""
-  local at, moment, there = #entries + 1, nil, nil
-  repeat
-    at = at - ENTRY_BYTES
-    if at < 1 then
-      return false
-    end
-    moment, there = unpack_from(ENTRY, entries, at)
-  until moment <= mark
-  if moment ~= mark then
-    return false
-  end
-  units = min(units, there)
-  local left = units < there and pack(ENTRY, mark, there - units) or ""
-  w.spent = w.spent - units
-  replace(w, sub(entries, 1, at - 1) .. left .. sub(entries, at + ENTRY_BYTES))
-  return true
+-- Refund units of the entry `mark`, as many as are still there; return whether there were any.
+function ring.remove(w, mark, units)
+  local before = w.spent
+  rebuild(w, function(moment, there)
+    return moment, moment == mark and max(there - units, 0) or there
+  end)
+  return w.spent < before
 end
 
 -- Return the state: the units spent, when the oldest expire, and the newest moment.
 function ring.state(w, limit)
   return w.spent, w.spent > 0 and w.oldest + limit.span or 0, w.newest
-end
-
-function ring.reset(w)
-  clear(w)
-  w.dirty = true
 end
 
 -- Return when the ring can be deleted.
@@ -182,10 +148,10 @@ end
 -- The strikes of a key under a policy: a ring that is stored behind the time at which it expires.
 local strikes = setmetatable({}, { __index = ring })
 
-function strikes.unpack(packed)
-  return ring.unpack(sub(packed, 9))
+function strikes.read(packed, limit, now)
+  return ring.read(sub(packed, 9), limit, now)
 end
 
-function strikes.pack(w)
-  return pack("<i8", ring.expires(w, w.limit)) .. ring.pack(w)
+function strikes.pack(w, limit)
+  return pack("<i8", ring.expires(w, limit)) .. ring.pack(w)
 end
