@@ -18,7 +18,6 @@ from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Bucket, Check, Decision
 from slidegate.core.errors import StoreUnavailable
 from slidegate.limiter import breaker
-from slidegate.limiter.aio import MAX_DONE, Deadline
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -148,26 +147,30 @@ async def test_a_store_that_answers_by_futures_is_given_up_in_time_as_well() -> 
 
 @pytest.mark.parametrize("at_once", [1, 7, 64])
 async def test_a_request_whose_answer_has_come_is_let_go_of_long_before_the_deadline(at_once: int) -> None:
-    deadline, loop = Deadline(60.0), asyncio.get_running_loop()
+    ward = Ward()
+    made = answers_later(ward)
 
-    def watched(count: int) -> list[asyncio.Future[int]]:
-        futures = [loop.create_future() for _ in range(count)]
-        for future in futures:
-            deadline.watch(future)
-        return futures
+    async def begun(count: int) -> list[asyncio.Task[Decision]]:
+        tasks = [asyncio.create_task(ward.limiter.hit("ann", "3/hour")) for _ in range(count)]
+        await turns(2)
+        return tasks
 
-    hung = watched(50)
-    seen = list[weakref.ref[asyncio.Future[int]]]()
-    for _ in range(5_000 // at_once):
-        futures = watched(at_once)
-        await asyncio.sleep(0)
-        for future in futures:
-            future.set_result(1)
-        seen += map(weakref.ref, futures)
-    del futures, future
-    await asyncio.sleep(0)
-    assert sum(ref() is not None for ref in seen) <= 2 * len(hung) + MAX_DONE
-    assert not any(future.done() for future in hung)
+    hung, waiting = await begun(50), [*made]
+    seen = list[weakref.ref[asyncio.Future[Decision]]]()
+    for _ in range(2_000 // at_once):
+        made.clear()
+        tasks = await begun(at_once)
+        for future in made:
+            future.set_result(Decision(True, Reason.OK))
+        seen += map(weakref.ref, made)
+        await asyncio.gather(*tasks)
+    del future
+    made.clear()
+    assert not any(ref() for ref in seen)
+    assert not any(future.done() for future in waiting)
+    for task in hung:
+        task.cancel()
+    await asyncio.wait(hung)
 
 
 async def leaves(ward: Ward) -> None:

@@ -274,7 +274,7 @@ async def test_a_worker_reports_once_that_others_have_another_secret(own: str | 
     await first.changes.look()
     second = Worker(first.rows, secret=other)
     for _ in range(3):
-        second.limiter.engine.rows.hurry()
+        second.limiter.engine.rows.due_s = 0.0
         await second.changes.look()
     differ = own != other
     assert second.kinds() == ["secret_differs"] * differ

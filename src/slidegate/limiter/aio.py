@@ -1,10 +1,9 @@
-"""Helpers for asyncio and trio: the running event loop, deadlines, and work that is shielded from cancellation."""
+"""Helpers for asyncio and trio: the running event loop, a deadline, and work that is shielded from cancellation."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
 from inspect import isawaitable
 from typing import Any, Final, TypeVar
@@ -19,9 +18,6 @@ COMMAND_DEADLINE_S: Final = 30.0
 
 STEP: Final = 200
 """How many bans are listed in one iteration of the event loop: at 5 us each, a millisecond."""
-
-MAX_DONE: Final = 128
-"""How many finished futures a queue may keep in addition to the number of unfinished ones: a scan takes time."""
 
 T = TypeVar("T")
 
@@ -104,63 +100,6 @@ async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_
             return await answer
     except TimeoutError:
         raise StoreTimeout(late or f"no answer within {deadline_s:g} s") from None
-
-
-class Deadline:
-    """Times out futures that take too long, with one timer for each event loop.
-
-    `asyncio.timeout` sets a timer for each future, which takes a third of the time of a hit on a batching store.
-
-    Args:
-        span_s: How long a future may take.
-        late: The text of the error if it takes longer.
-    """
-
-    def __init__(self, span_s: float, late: str = "no answer within the deadline") -> None:
-        self._span_s = span_s
-        self._late = late
-        self._waiting: dict[asyncio.AbstractEventLoop, _Waiting] = {}
-
-    def watch(self, future: asyncio.Future[Any]) -> None:
-        """Set a StoreTimeout on `future` if it is not done in time."""
-        loop = future.get_loop()
-        waiting = self._waiting.get(loop)
-        if waiting is None:
-            for closed in [other for other in self._waiting.copy() if other.is_closed()]:
-                self._waiting.pop(closed, None)
-            waiting = self._waiting[loop] = _Waiting()
-        until_s = loop.time() + self._span_s
-        waiting.add(until_s, future)
-        if not waiting.has_timer:
-            waiting.has_timer = True
-            loop.call_at(until_s, self._give_up, loop, waiting)
-
-    def _give_up(self, loop: asyncio.AbstractEventLoop, waiting: _Waiting) -> None:
-        """Time out the futures that are due, and set the timer for the next one."""
-        now_s, futures = loop.time(), waiting.futures
-        while futures and futures[0][0] <= now_s:
-            _, future = futures.popleft()
-            if not future.done():
-                future.set_exception(StoreTimeout(self._late))
-        waiting.has_timer = bool(futures)
-        if futures:
-            loop.call_at(futures[0][0], self._give_up, loop, waiting)
-
-
-class _Waiting:
-    """The futures of one event loop, by deadline. Finished ones are removed when they outnumber the others."""
-
-    def __init__(self) -> None:
-        self.futures: deque[tuple[float, asyncio.Future[Any]]] = deque()
-        self.has_timer = False
-        self._full = MAX_DONE
-
-    def add(self, until_s: float, future: asyncio.Future[Any]) -> None:
-        """Keep a future until its deadline, or until it is removed as finished."""
-        self.futures.append((until_s, future))
-        if len(self.futures) > self._full:
-            self.futures = deque(one for one in self.futures if not one[1].done())
-            self._full = 2 * len(self.futures) + MAX_DONE
 
 
 def in_background(work: Coroutine[Any, Any, object]) -> None:

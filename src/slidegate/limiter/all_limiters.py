@@ -9,7 +9,7 @@ from .engine import Engine, all_engines
 
 def reset() -> None:
     """Clear what has been counted; see `Engine.forget`."""
-    for engine in all_engines():
+    for engine in list(all_engines):
         engine.forget()
 
 
@@ -19,7 +19,7 @@ def turn(on: bool) -> bool:
     While they are off, middlewares pass all requests and limiters exempt all keys, without a query to a store.
     """
     before, Engine.counting = Engine.counting, on
-    for engine in all_engines():
+    for engine in list(all_engines):
         engine.rebuild()
         engine.restart_middlewares()
     return before

@@ -116,7 +116,7 @@ class Engine:
         self._closed = False
         self.is_on = True
         self.rebuild()
-        _every.add(self)
+        all_engines.add(self)
 
     def unique_id(self, rule: str, owner: object) -> str:
         """Return an identity for counts without a name: `rule` for the first owner, ``rule#2`` for the next.
@@ -218,7 +218,7 @@ class Engine:
         if not self._closed:
             for subscription in self.observers.subscriptions:
                 await subscription.end()
-            await self.overrides.end()
+            await self.rows.end()
 
     def forget(self) -> None:
         """Clear windows, bans and stats of a memory store. For tests.
@@ -277,12 +277,8 @@ class Engine:
         return f"the limiter on {self.store!r}"
 
 
-_every: WeakSet[Engine] = WeakSet()
-
-
-def all_engines() -> list[Engine]:
-    """Return the engines of all limiters of this process."""
-    return list(_every)
+all_engines: Final[WeakSet[Engine]] = WeakSet()
+"""The engines of all limiters of this process."""
 
 
 def _steady_clock() -> Clock:

@@ -34,7 +34,7 @@ from ..core.reservation import Reservation
 from ..core.store import Clock, Event, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import monotonic_us, system_us
-from .aio import Deadline, to_the_end, within
+from .aio import to_the_end, within
 from .breaker import Breaker, Call
 
 OnError: TypeAlias = Literal["local", "allow", "deny"]
@@ -79,12 +79,10 @@ class Failover:
         self.deadline_us = deadline_us
         self.on_error: OnError = on_error
         self._deadline_s = deadline_us / 1_000_000
-        # A timer for each request would cost as much as a hit on an LMDB store.
         self._keeps_deadline = store.keep_deadline(self._deadline_s)
         self._caches = False
         self._clock = clock
         self.breaker = Breaker(deadline_us, on_error, emit, lambda: self._clock())
-        self._deadline = Deadline(self._deadline_s, self.breaker.late)
         store.observe_late(self.breaker.answered_late)
         self.local = MemoryStore(clock=lambda: self._clock(), wall_clock=system_us)
         self.local.observe(emit)
@@ -181,8 +179,8 @@ class Failover:
         """Return an answer, or `_UNANSWERED` if it does not come in time."""
         try:
             if isinstance(answer, asyncio.Future):
-                if not self._keeps_deadline:
-                    self._deadline.watch(answer)  # one timer for all futures of an event loop
+                if call is not None and not self._keeps_deadline:
+                    call.watch(answer, self._deadline_s, self.breaker.late)
                 found: T = await answer
             else:
                 found = await within(answer, self._deadline_s, self.breaker.late)
@@ -223,10 +221,6 @@ class Failover:
                 reservation.store = self.local
             decision.checks = checks
             return decision
-        if choice == "allow" and what != "charge":
-            banned = self.local.peek((), [*subjects, *(key for _, key, _ in checks)])
-            if not banned.allowed:  # the rules let everything pass; local bans apply nevertheless
-                return banned
         wait_us = max(self.breaker.open_until_us - self._clock(), MIN_RETRY_US)
         return Decision(choice == "allow" or what == "charge", Reason.UNAVAILABLE, checks=checks, at_least_us=wait_us)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import timedelta
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
 from ..core.arguments import check_list, names_checked
@@ -22,7 +22,7 @@ from ..core.limits import (
     parse_limits,
     parse_span_us,
 )
-from ..core.memo import MEMO_SIZE, remember
+from ..core.memo import remember
 from ..core.question import Question
 from ..core.store import BanStore, Store
 from ..stores.memory.store import MemoryStore
@@ -112,7 +112,7 @@ class Limiter:
         self.digest = self.engine.keys.digest
         """Returns a key of at most 64 bytes for a kind and a value that must not be readable: ``kind#1f3a…``. Limiters
         with the same secret, or without one, return the same key."""
-        self._buckets: dict[tuple[str, tuple[AnyLimit, ...]], Bucket] = {}
+        self._buckets: dict[tuple[str, str | tuple[AnyLimit, ...]], Bucket] = {}
         self._questions: dict[tuple[str, Limits, str], Question] = {}
         self._closed = False
 
@@ -244,8 +244,7 @@ class Limiter:
         """
         spelled = self.key_for(key)
         if rules is None:
-            asked = [question.checks[0][0] for question in list(self._questions.values())]
-            buckets = self.engine.callers.buckets_and([*self._buckets.values(), *asked])
+            buckets = self.engine.callers.buckets_and(list(self._buckets.values()))
         elif not isinstance(rules, Mapping):
             raise ConfigurationError(
                 f'inspect: rules: expected a dict, for example {{"api": "5/minute"}}, not {quoted(rules)}'
@@ -575,12 +574,12 @@ class Limiter:
         return question
 
     def _bucket(self, rule: str, limits: Limits) -> Bucket:
-        """Return the bucket of a rule: the same object for equal limits, however they are written."""
-        parsed = _parsed(limits) if isinstance(limits, str) else parse_limits(limits)
-        bucket = self._buckets.get((check_name(rule, "rule"), parsed))
+        """Return the bucket of a rule."""
+        written = limits if isinstance(limits, str) else parse_limits(limits)
+        bucket = self._buckets.get((check_name(rule, "rule"), written))
         if bucket is None:
-            bucket = Bucket(rule, parsed)
-            remember(self._buckets, (rule, parsed), bucket)
+            bucket = Bucket(rule, parse_limits(written))
+            remember(self._buckets, (rule, written), bucket)
         return bucket
 
     def _ban_key(self, key: AnyKey) -> str:
@@ -588,11 +587,6 @@ class Limiter:
             return hand_ban_key(self.engine.keys.learn(key)[0])
         ban_key(key)
         return self.engine.keys.learn(key)[0]
-
-
-@lru_cache(MEMO_SIZE)
-def _parsed(text: str) -> tuple[AnyLimit, ...]:
-    return parse_limits(text)
 
 
 def check_cost(cost: object, what: str = "cost") -> int:

@@ -11,7 +11,6 @@ The name ``*`` with the limit ``off`` switches all workers off, see `Engine.swit
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from threading import Lock
@@ -24,13 +23,12 @@ from ..core.store import CHANGED_LIMITS, StatsRow
 from ..stores.forks import hold_over_fork
 from .aio import COMMAND_DEADLINE_S, in_background, on_asyncio
 from .named_limits import ALL, NamedLimit, Override, amount_in, checked, event_of, parse_one, unknown, unpacked
-from .rows import Worker, worker_of
+from .rows import DEADLINE_S, Worker, worker_of
 
 if TYPE_CHECKING:
     from .engine import Engine
 
 INTERVAL_US: Final = 500_000
-DEADLINE_S: Final = 1.0
 _LONGEST_LOOK_US: Final = 5_000_000
 _LOG_EVERY_S: Final = 600.0
 
@@ -59,7 +57,7 @@ class Overrides:
 
     def register(self, limits: Iterable[NamedLimit]) -> None:
         """Apply the overrides in effect to limits with which this process counts from now on."""
-        self._rows.hurry()
+        self._rows.due_s = 0.0
         with self._lock:
             changes = self._apply(limits)
         self._wake(changes)
@@ -138,16 +136,11 @@ class Overrides:
         elif self._engine.store.answers_threads():
             next(self.look().__await__(), None)  # it never suspends with a store that answers threads
 
-    async def end(self) -> None:
-        """Delete the row of this worker, before the application ends."""
-        with suppress(StoreError):  # the row ends by itself
-            await self._rows.end(DEADLINE_S)
-
     async def look(self) -> None:
         """Refresh the overrides, and keep the row of this worker."""
         try:
             await self.refresh(DEADLINE_S)
-            await self._rows.keep_own(self._engine.limits(), DEADLINE_S)
+            await self._rows.keep_own(self._engine.limits())
         except Exception as error:
             now_us = self._engine.unix_us()
             self._replace({name: one for name, one in self.known.items() if one.until_us > now_us})

@@ -28,10 +28,10 @@ from typing import Final, TypeAlias
 
 import anyio
 
-from ..core.decision import Decision, Reason
+from ..core.decision import Decision, LimitState, Reason
 from ..core.quotas import Quota
 from ..core.reservation import Reservation
-from ..core.ring import NEVER, OPEN
+from ..core.ring import OPEN
 from ..stores.forks import begin_anew_in_child, hold_over_fork
 from .aio import on_asyncio
 
@@ -235,13 +235,12 @@ class Queues:
             if self._first(name) is waiter:
                 if decision is None or has_slept:
                     decision = await ask()
-                waits = _waits_us(decision)
-                if not waits:
+                lacking = _lacking(decision)
+                if not lacking:
                     break
-                queue.asker, waiter.refusal = waiter, decision
-                wait_s = max(*waits, 0) / 1_000_000
-                waiter.asks_s = anyio.current_time() + wait_s
-                pause_s = PAUSE_S if OPEN in waits else min(wait_s, PAUSE_S)
+                wait_s = max(state.retry_after_us or 0 for state in lacking) / 1_000_000  # 0 for a permit
+                queue.asker, waiter.refusal, waiter.asks_s = waiter, decision, anyio.current_time() + wait_s
+                pause_s = min(wait_s or PAUSE_S, PAUSE_S)
             if queue.is_hopeless(waiter):
                 break
             await waiter.sleep(pause_s)
@@ -273,19 +272,15 @@ class Queues:
 
 def may_wait(decision: Decision) -> bool:
     """Return whether it is of use to wait after a decision: it is a refusal, and what is lacking will become free."""
-    return bool(_waits_us(decision))
+    return bool(_lacking(decision))
 
 
-def _waits_us(decision: Decision) -> list[int]:
-    """Return how long each limit without room refuses: microseconds, or OPEN for a permit.
+def _lacking(decision: Decision) -> Sequence[LimitState]:
+    """Return the limits without room, for which it is of use to wait.
 
     Returns:
-        An empty list if waiting is of no use: the request is admitted, was not refused by limits, costs more than a
-        limit allows, or has spent a quota, whose next period is not waited for.
+        Nothing if the request is admitted, was not refused by limits, costs more than a limit allows, or has spent a
+        quota, whose next period is not waited for.
     """
-    if decision.allowed or not decision.readings:
-        return []
-    limits = [limit for bucket, _, _ in decision.checks for limit in bucket.limits]
-    waits = [(limit, wait_us) for limit, (*_, wait_us) in zip(limits, decision.readings, strict=True) if wait_us]
-    is_useless = any(wait_us == NEVER or isinstance(limit, Quota) for limit, wait_us in waits)
-    return [] if is_useless else [wait_us for _, wait_us in waits]
+    lacking = decision.violated if decision.reason is Reason.LIMITED else ()
+    return () if any(isinstance(state.limit, Quota) for state in lacking) else lacking

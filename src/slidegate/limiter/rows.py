@@ -16,10 +16,11 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ..core.errors import ConfigurationError, quoted
+from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.limits import check_whole
 from ..core.store import CHANGED_LIMITS, Clock, Event, SharedStats, StatsRow
 from ..stores.forks import begin_anew_in_child
@@ -34,6 +35,8 @@ VERSION: Final = 2
 NUMBER: Final = 1
 EVERY_S: Final = 10.0
 KEPT_US: Final = 30_000_000
+DEADLINE_S: Final = 1.0
+"""The deadline of what a worker does by itself."""
 MAX_LIMITS: Final = 4_000
 """The most limits in a worker's row; 100 bytes each are well below the largest row."""
 _KIND: Final = re.compile("[a-z0-9_-]{1,40}")
@@ -67,6 +70,7 @@ class Rows:
     Attributes:
         is_shared: Whether the store keeps them.
         worker: The identity of this worker.
+        due_s: When its row is to be written next; 0 for the next look, because its limits have changed.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -82,7 +86,7 @@ class Rows:
     def begin_anew(self) -> None:
         """Become a new worker, as a child of `fork` is."""
         self.worker = os.urandom(8)
-        self._due_s = 0.0
+        self.due_s = 0.0
         self._has_written = False
 
     async def time(self, deadline_s: float = COMMAND_DEADLINE_S) -> int:
@@ -110,23 +114,19 @@ class Rows:
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
-    def hurry(self) -> None:
-        """Write the row of this worker with the next look, because its limits have changed."""
-        self._due_s = 0.0
-
-    async def keep_own(self, limits: Iterable[NamedLimit], deadline_s: float) -> None:
+    async def keep_own(self, limits: Iterable[NamedLimit]) -> None:
         """Write the row of this worker every ten seconds, and report once if other workers have another secret.
 
         Raises:
             StoreError: The store does not answer.
         """
-        if not self.is_shared or monotonic() < self._due_s:
+        if not self.is_shared or monotonic() < self.due_s:
             return
-        self._due_s = monotonic() + EVERY_S
+        self.due_s = monotonic() + EVERY_S
         self._has_written = True
         own = packed(worker_of(limits), self._engine.keys.fingerprint)
-        await self.write(self.worker, StatsRow(CHANGED_LIMITS, NUMBER, own, KEPT_US), deadline_s)
-        others = await self.others(deadline_s)
+        await self.write(self.worker, StatsRow(CHANGED_LIMITS, NUMBER, own, KEPT_US), DEADLINE_S)
+        others = await self.others(DEADLINE_S)
         differing = sum(not other.same_secret for other in others)
         if differing and not self._has_differed:
             self._has_differed = True
@@ -136,15 +136,12 @@ class Rows:
             )
             self._engine.emit(Event("secret_differs", message, {"workers": differing}))
 
-    async def end(self, deadline_s: float) -> None:
-        """Delete the row of this worker, if it has written one.
-
-        Raises:
-            StoreError: The store does not answer.
-        """
+    async def end(self) -> None:
+        """Delete the row of this worker, if it has written one; if the store does not answer, the row expires."""
         if self._has_written:
-            self._due_s, self._has_written = 0.0, False
-            await self.write(self.worker, StatsRow(CHANGED_LIMITS, NUMBER, b"", 0), deadline_s)
+            self.due_s, self._has_written = 0.0, False
+            with suppress(StoreError):
+                await self.write(self.worker, StatsRow(CHANGED_LIMITS, NUMBER, b"", 0), DEADLINE_S)
 
     async def others(self, deadline_s: float = COMMAND_DEADLINE_S) -> list[Worker]:
         """Return the other workers; those of other versions are left out.

@@ -21,7 +21,6 @@ from starlette.types import Receive, Scope, Send
 from slidegate import BanPolicy, Decision, Limiter, MemoryStore, RateLimitMiddleware, Rule, StoreError
 from slidegate.core import Bucket, Check, Reason, StoreUnavailable, parse_limits
 from slidegate.limiter import breaker, failover
-from slidegate.limiter.aio import Deadline
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_SENDERS
 from slidegate.stores.shared import DEFAULT_MAX_KEYS
@@ -183,7 +182,7 @@ async def test_a_server_that_always_answers_too_late_is_reported_with_the_time_t
         place.proxy.delay_s = 0.06
         await limiter.hit("key", LIMIT)  # no answer is quicker
         failover_of: Any = limiter.engine.failover
-        failover_of._deadline, failover_of.breaker._deadline_us = Deadline(0.04), 40_000
+        failover_of._deadline_s, failover_of.breaker._deadline_us = 0.04, 40_000
         async with asyncio.timeout(10 * SLACK_S):
             while "store_late" not in heard.kinds:
                 await limiter.hit("key", LIMIT)

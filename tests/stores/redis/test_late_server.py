@@ -13,7 +13,6 @@ import pytest
 
 from slidegate import Limiter, RateLimitMiddleware, Rule, StoreError, header
 from slidegate.core import StoreUnavailable
-from slidegate.limiter.aio import Deadline
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
 
@@ -89,7 +88,7 @@ class Worker:
                 await asyncio.sleep(0.02)
         store, failover = self.limiter.store, self.limiter.engine.failover
         assert isinstance(store, RedisStore)
-        failover._deadline_s, failover._deadline = BOUND_S, Deadline(BOUND_S)
+        failover._deadline_s = BOUND_S
 
 
 @pytest.mark.parametrize("address", ["redis://{}/0", "redis+cluster://{}", "redis+sentinel://{}/mymaster/0"])
