@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,8 +77,11 @@ def scope_of(
     return scope
 
 
-async def send_scope(app: ASGIApp, scope: Scope, body: bytes = b"") -> Answer:
-    """Send a request with its body in one piece, or a handshake; a client stays connected after it."""
+async def send_scope(app: ASGIApp, scope: Scope, body: bytes = b"", *, leaves_after: int = sys.maxsize) -> Answer:
+    """Send a request with its body in one piece, or a handshake.
+
+    A client stays connected after it, or leaves when some messages have come.
+    """
     answer = Answer()
     first: Message = {"type": "http.request", "body": body, "more_body": False}
     if scope["type"] == "websocket":
@@ -90,6 +94,8 @@ async def send_scope(app: ASGIApp, scope: Scope, body: bytes = b"") -> Answer:
         return first
 
     async def send(message: Message) -> None:
+        if len(answer.messages) == leaves_after:
+            raise OSError("the client has left")
         answer.messages.append(message)
 
     await app(scope, receive, send)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from functools import partial
@@ -11,13 +12,14 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
+from starlette.requests import Request
 
 import slidegate
 from slidegate import BanPolicy, ConfigurationError, MessageLimits, RateLimit, RateLimitMiddleware, Rule
 from slidegate.core import Store
 from slidegate.httpx import LimitedTransport
 
-from ..asgi import hello, page, statuses
+from ..asgi import hello, page, scope_of, statuses
 from ..remote_stores import RemoteStore
 from ..test_messages import message_of
 from .network_files import operators
@@ -68,6 +70,8 @@ OWN = [middleware, from_file, bans, never, rows, page, Application, Windows, Sta
 NAMES = {
     **{name: getattr(slidegate, name) for name in slidegate.__all__},
     **{known.__name__: known for known in OWN},
+    "REQUEST": Request(scope_of()),
+    "run": asyncio.run,
     "RULE": Rule("*", "5/minute"),
     "TOOLS": slidegate.mcp_tool("search", "export", validated=True),
 }

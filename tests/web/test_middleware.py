@@ -11,11 +11,11 @@ from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
-from slidegate import Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, client_ip, everyone
+from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, client_ip, everyone
 from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock
 
@@ -62,19 +62,6 @@ async def test_a_request_whose_connection_is_gone_starts_nothing(server: Any, mo
         assert middleware.findings == []
         assert (await statistics.read()).total.refused == 3
     assert started == []
-
-
-@pytest.mark.parametrize("started", [False, True])
-async def test_what_the_application_raises_comes_through_once_and_the_hit_stays(started: bool) -> None:
-    async def broken(scope: Scope, receive: Receive, send: Send) -> None:
-        if started:
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-        raise KeyError("app")
-
-    app = RateLimitMiddleware(broken, limits="1/hour")
-    answer, error = await attempt(app)
-    assert (repr(error), len(answer.messages)) == ("KeyError('app')", started)
-    assert await statuses(app, 1) == [429]
 
 
 async def test_context_variables_streams_and_background_tasks_behave_as_without_the_middleware() -> None:
@@ -127,3 +114,46 @@ def test_the_middleware_runs_on_trio_as_well() -> None:
         return await statuses(RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", key=key)]), 2)
 
     assert anyio.run(main, backend="trio") == [200, 429]
+
+
+async def test_a_condition_is_asked_once_for_each_request_and_middleware() -> None:
+    asked: list[str] = []
+
+    def when(request: Any) -> bool:
+        asked.append(request.url.path)
+        return True
+
+    exempt = Rule("/a", exempt=True, when=lambda request: False)
+    bans = BanPolicy("100/minute", signals={"refused": 1, "4xx": 1, "/honey": 1})
+    counting = [Rule("*", "9/hour", when=when, name=name) for name in ("one", "two")]
+    app = RateLimitMiddleware(hello, rules=[exempt, *counting], bans=bans)
+    for path in ("/a", "/b", "/b"):
+        assert await statuses(app, 1, path) == [200]
+    assert asked == ["/a", "/b", "/b"]
+
+
+async def test_an_answer_that_breaks_after_its_start_is_not_started_twice() -> None:
+    class Broken(PlainTextResponse):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 429, "headers": []})
+            raise KeyError("half")
+
+    app = RateLimitMiddleware(hello, limits="1/hour", on_refused=lambda request, decision: Broken("x"))
+    await call(app)
+    answer, error = await attempt(app)
+    assert (repr(error), answer.messages) == ("KeyError('half')", [answer.start])
+
+
+async def test_failures_are_logged_again_after_a_minute_with_what_was_left_out(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr("time.monotonic", lambda: clock() / 1_000_000)
+    rules = [Rule("*", "99/hour", key=lambda request: request.headers["x-token"])]
+    app = RateLimitMiddleware(hello, rules=rules, limiter=Limiter(MemoryStore(clock=clock)))
+    clock.advance("2m")
+    await statuses(app, 5)
+    clock.advance("61s")
+    await statuses(app, 2)
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message.partition("suppressed=")[2].partition(")")[0] for message in messages] == ["0", "4"]

@@ -7,9 +7,11 @@ A scenario begins with ``site``, or with ``everywhere``, which is one limit in e
     > endpoint /a RateLimit("1/hour")         an endpoint, what decorates it, and what it depends=[...] on
     > around limits="9/hour"                  a middleware around the others; `around other, ...` has its own limiter
     > depends RateLimit("1/hour")             what the whole application inside depends on
-    > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,200
+    > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,raises,left
+    > GET /a leaves=1                         one whose client leaves when so many messages have come
     > GET /a X-Charge=5,api                   one whose endpoint charges 5 units under a rule; X-Settle settles a cost
     > GET /a X-Strike=2,abuse                 one whose endpoint strikes its client under a policy
+    > GET /a X-Late=1                         one whose endpoint fails behind its answer
     > mount /v1 /a                            an endpoint of a mounted application; `socket /a` is a websocket's
     > write a.toml 'limits = "1/hour"'        a file of these lines, or of zero bytes
     > file a.toml                             the middleware of that file; `file a.toml store` with a store of its own
@@ -20,6 +22,7 @@ A scenario begins with ``site``, or with ``everywhere``, which is one limit in e
     > +30s                                    time goes by
     > outage                                  the store of a `site remote=True` fails, until it `recovers`
     > come GET /a times=3                     requests that may wait; `ended` and `all` say when each is answered
+    > slow                                    those that come stay under way, until they `end`
     > sleep 4s                                time goes by for those that wait
 """
 
@@ -37,7 +40,8 @@ from typing import Any
 
 import pytest
 from fastapi import Depends, FastAPI
-from starlette.requests import Request
+from starlette.background import BackgroundTask
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route, Router, WebSocketRoute
 from starlette.types import Receive, Scope, Send
@@ -56,7 +60,7 @@ from slidegate import (
 )
 from slidegate.core import StoreUnavailable
 from slidegate.core.durations import read_span_us
-from slidegate.testing import FakeClock
+from slidegate.testing import FakeClock, limits_clock
 
 from ..asgi import PEER, Answer, scope_of, send_scope
 from ..remote_stores import SickStore
@@ -71,6 +75,7 @@ PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "
 NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "other": True}
 NAMES |= {"Text": PlainTextResponse, "fails": fails, "fails_later": written(fails, "later")}
 NAMES |= {"later": lambda value: asyncio.sleep(0, value)}
+RAISED: dict[str, Exception] = {"raises": RuntimeError("no"), "left": ClientDisconnect()}
 METHODS_SENT = {*METHODS, "DELETE", "OPTIONS", "FOO", "get", "post", "SOCKET", "DENIAL", "PREFLIGHT"}
 
 
@@ -156,18 +161,27 @@ class Stage:
         self.is_slow = True
 
     async def _anything(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer on every path, and accept every websocket."""
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.accept"})
-        else:
+        """Answer on every path, and accept or deny every websocket."""
+        status = HTTPConnection(scope).headers.get("x-status", "200")
+        if scope["type"] == "http":
             await (await self._answer(Request(scope)))(scope, receive, send)
+        elif status == "200":
+            await send({"type": "websocket.accept"})
+        elif scope["extensions"]:
+            await Response(status_code=int(status))(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008})
 
     async def _answer(self, request: Request) -> Response:
-        if self.is_slow:
+        if self.is_slow and request.scope.get("comes"):
             own = request.headers.get("x-tenant", "nobody"), asyncio.Event()
             self.under_way.append(own)
             await own[1].wait()
+        if error := RAISED.get(request.headers.get("x-status", "")):
+            raise error
         made = answer(request)
+        if "x-late" in request.headers:
+            made.background = BackgroundTask(fails)
         for field, spend in (("x-charge", charge), ("x-settle", settle)):
             if field in request.headers:
                 units, _, rule = request.headers[field].partition(",")
@@ -204,6 +218,7 @@ class Stage:
         limiter: dict[str, Any] = {"observers": [self.heard]} if own else {"limiter": self.limiter}
         path = self.files.directory / name
         self._app = RateLimitMiddleware.from_file(self._anything, path, clock=self.files.seconds, **limiter)
+        self.limiter = self._app.app.limiter
 
     def _env(self, written: str) -> None:
         self.environment.setenv(*written.split("=", 1))
@@ -251,19 +266,25 @@ class Stage:
         show, scopes = self._scopes(method, path, *words)
         found = []
         for scope in scopes:
-            last = await send_scope(self.app, scope)
-            found.append(self._status(last))
+            try:
+                last = await send_scope(self.app, scope, leaves_after=scope.pop("leaves_after"))
+                found.append(self._status(last))
+            except (RuntimeError, ClientDisconnect, LookupError, OSError) as error:
+                found.append(type(error).__name__)
         return "\n".join([" ".join(self._counted(found)), *(self._shown(name, last, scope) for name in show)])
 
     def _scopes(self, method: str, path: str, *words: str) -> tuple[list[str], list[Scope]]:
         """Return which fields are shown, and the scopes of requests."""
         given = dict(word.split("=", 1) for word in words)
-        path = path.encode().decode("unicode_escape")
+        path, _, query = path.encode().decode("unicode_escape").partition("?")
         statuses = given.pop("answers", "200").split(",")
         times = int(given.pop("times", len(statuses)))
         show = [name for name in given.pop("show", "").split(",") if name]
         clients = cycle(given.pop("client", PEER).split(","))
         more: dict[str, Any] = {name: given.pop(name) for name in ("root_path",) if name in given}
+        more |= {"query_string": query.encode(), "leaves_after": int(given.pop("leaves", 9)), "state": {}}
+        if "user" in given:
+            more["state"]["user"] = given.pop("user")
         found: list[Scope] = []
         for _, status, client in zip(range(times), cycle(statuses), clients, strict=False):
             headers = {**given, **(PREFLIGHT if method == "PREFLIGHT" else {}), "X-Status": status}
@@ -279,11 +300,12 @@ class Stage:
         """Begin requests, each when the one before is under way, waits or is answered."""
         _, scopes = self._scopes(*words)
         for scope in scopes:
+            scope["comes"] = True
             self.tasks.append(asyncio.create_task(self._visit(len(self.tasks), scope)))
             await turns(50)
 
     async def _visit(self, number: int, scope: Scope) -> None:
-        status = self._status(await send_scope(self.app, scope))
+        status = self._status(await send_scope(self.app, scope, leaves_after=scope.pop("leaves_after")))
         self.ended.append((round(self.virtual.passed_s - self.began_s, 6), number, status))
 
     async def _sleep(self, span: str) -> None:
@@ -440,7 +462,8 @@ async def played(scenario: list[str], virtual: VirtualTime, directory: Path) -> 
     for place in places:
         stage = Stage(virtual, directory, place)
         logging.getLogger("slidegate").addHandler(stage.log)
-        found.append([await stage.answer(line) for line in scenario])
+        with limits_clock(stage.clock):
+            found.append([await stage.answer(line) for line in scenario])
         logging.getLogger("slidegate").removeHandler(stage.log)
         stage.environment.undo()
         for task in stage.tasks:
