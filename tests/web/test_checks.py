@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import re
 import sys
 import time
 from pathlib import Path
@@ -21,7 +19,6 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from slidegate import Limiter, RateLimitMiddleware, Rule
-from slidegate.stores.lmdb import LmdbStore
 from slidegate.web.checks import REQUESTS_CHECKED
 from slidegate.web.routes import layers
 
@@ -44,26 +41,7 @@ def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WEB_CONCURRENCY", raising=False)
 
 
-def test_a_finding_is_logged_once_with_its_code_and_its_page(caplog: pytest.LogCaptureFixture) -> None:
-    found = middleware(enabled=False)
-    (record,) = caplog.records
-    assert (record.name, record.levelno) == ("slidegate", logging.WARNING)
-    assert record.getMessage() == f"slidegate: {found.findings[0]}"
-    assert re.fullmatch(r"slidegate: SG110: .* \(enabled=False\): .*", record.getMessage())
-
-
 # -- several processes -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("count", "is_found"), [("4", True), ("1", False), ("²", False), ("", False)])
-def test_several_processes_with_a_memory_store_each_are_found(
-    count: str, is_found: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("WEB_CONCURRENCY", count)
-    found = middleware()
-    assert codes(found) == ["SG103"] * is_found
-    assert all(f"with WEB_CONCURRENCY={count} a client" in one.message for one in found.findings)
-    assert codes(middleware(limiter=Limiter(LmdbStore(tmp_path)))) == []
 
 
 SERVED = """
@@ -186,7 +164,3 @@ async def test_a_path_written_with_the_root_of_the_application_is_met_by_no_rout
     app.get("/health")(lambda: None)
     (message,) = await unmet(app, Rule("/api/health", exempt=True), Rule("/health", exempt=True))
     assert "'/api/health' of rule '/api/health' matches no route; rules have no root_path: write '/health'" in message
-
-
-async def test_of_many_such_rules_ten_are_named() -> None:
-    assert len(await unmet(shop(), *(Rule(f"/nowhere/{number}", "5/minute") for number in range(2_000)))) == 10

@@ -22,7 +22,7 @@ from slidegate.core import Concurrency
 from slidegate.web.reload import FileOptions, ReloadingMiddleware
 
 from ..asgi import PEER, call, hello, statuses
-from .sockets import BYE, Client, Listener, texts
+from .network_files import operators
 
 EVERYTHING = Path(__file__).resolve().parents[2] / "examples" / "slidegate.toml"
 
@@ -82,13 +82,16 @@ def test_a_ban_policy_is_the_same_from_a_file_and_in_code() -> None:
     assert accounts.key.identity == "header:x-api-key|user"
 
 
-async def test_message_limits_of_the_file_count_the_messages_of_a_client(file: Path) -> None:
-    listener = Listener()
-    write(file, 'rules = []\n[messages]\nlimits = "2/1h"\n')
-    app = RateLimitMiddleware.from_file(listener, file)
-    for address, received in (("192.0.2.1", 2), ("192.0.2.1", 0), ("192.0.2.2", 2)):
-        await Client(*texts(3), BYE, address=address).run(app)
-        assert len(listener.received) == received + 1
+def test_a_file_of_networks_is_opened_once_for_bans_keys_and_conditions(file: Path) -> None:
+    operators(file.parent)
+    rules = "".join(
+        f'[[rules]]\npath = "/{number}"\nlimits = "9/hour"\nkey = {{ network = "asn.mmdb" }}\n'
+        'when = { network = "asn.mmdb", is_in = [64500] }\n'
+        for number in range(2)
+    )
+    app = middleware(file, f'networks = "asn.mmdb"\n{rules}')
+    files: list[Any] = [*app.limiter.engine.networks, *(rule.key.file for rule in app.rules)]  # type: ignore[union-attr]
+    assert [file is files[0] for file in files] == [True] * 3
 
 
 # -- what goes before what ---------------------------------------------------------------------------------------------

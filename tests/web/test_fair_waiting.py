@@ -202,15 +202,6 @@ async def test_who_becomes_first_by_a_permit_of_another_asks_although_nobody_her
     assert (await first).status == 200
 
 
-def test_a_configuration_file_names_the_tenant(tmp_path: Path) -> None:
-    path = tmp_path / "slidegate.toml"
-    table = '[[rules]]\npath = "*"\nconcurrency = 2\nwait = "1s"\n'
-    for written, identity in (('"client"', "client"), ('{ header = "X-Tenant" }', "header:x-tenant")):
-        path.write_text(f"{table}fair = {written}\n")
-        (rule,) = RateLimitMiddleware.from_file(Starlette(), path).app.rules
-        assert getattr(rule.fair, "identity", "").startswith(identity)
-
-
 @pytest.mark.parametrize("kind", ["memory", "lmdb", "redis"])
 async def test_every_store_hands_permits_out_fairly(kind: str, tmp_path: Path, server: RedisServer) -> None:
     stores: dict[str, Callable[[], Any]] = {

@@ -26,14 +26,12 @@ from slidegate import (
     RateLimitExceeded,
     RateLimitMiddleware,
     Rule,
-    StoreError,
     client_ip,
 )
 from slidegate.events import Event, Outcome
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
-from ..remote_stores import RemoteStore
 from .middlewares import Listener
 
 OTHER = "198.51.100.7"
@@ -186,17 +184,6 @@ async def test_an_observer_that_comes_while_a_request_is_under_way_hears_of_the_
     assert [one.reason for one in ear.outcomes] == ["ok"]
 
 
-async def test_a_refusal_because_the_store_does_not_answer() -> None:
-    class Sick(RemoteStore):
-        def hit(self, *arguments: object, **line: object) -> Any:
-            raise StoreError("redis://user:s3cret@h:6379/0 is away")
-
-    site = Site(Limiter(Sick(), on_error="deny"))
-    details = await site.last()
-    assert (details["reason"], details["status"], details["retry_after_s"]) == ("unavailable", 503, 1)
-    assert "s3cret" not in repr(site.refused)
-
-
 async def test_a_client_chooses_no_more_than_bounded_printable_text_and_its_key() -> None:
     site = Site(limits="1/hour", rules=None, client=client_ip())
     await call(site.app)
@@ -209,19 +196,6 @@ async def test_a_client_chooses_no_more_than_bounded_printable_text_and_its_key(
     assert details["path"].startswith("/\\x1b[2J\\r\\n<script>")
     assert sum(len(str(value)) for value in details.values()) < 600
     assert details["route"] == "default"
-
-
-@pytest.mark.parametrize("at", ["http.response.start", "http.response.body"])
-async def test_a_client_that_leaves_before_its_refusal_is_told_of_once(at: str) -> None:
-    async def send(message: Message) -> None:
-        if message["type"] == at:
-            raise OSError("the client has left")
-
-    site = Site(blocklist=Networks([PEER]))
-    receive: Any = anyio.sleep_forever
-    with pytest.raises(OSError, match="left"):
-        await site.app(scope_of(), receive, send)
-    assert [details["status"] for details in site.refused] == [403]
 
 
 async def ended(app: Any, how: str) -> None:

@@ -173,35 +173,6 @@ async def test_who_waits_takes_a_permit_that_a_change_adds_on_every_store(worker
     assert slow.entered == 3
 
 
-def as_a_share(limiter: Limiter, directory: Path) -> Any:
-    return guarded(limiter, Rule("*", "1/minute", name="api", concurrency=9, wait="2m", fair=everyone))
-
-
-def of_a_file(limiter: Limiter, directory: Path) -> Any:
-    path = directory / "slidegate.toml"
-    path.write_text('[[rules]]\npath = "*"\nlimits = "1/minute"\nwait = "2m"\nname = "api"\n', "utf-8")
-    return RateLimitMiddleware.from_file(hello, path, limiter=limiter)
-
-
-@pytest.mark.parametrize("made", [as_a_share, of_a_file])
-async def test_a_request_that_waits_is_let_in_by_the_amount_that_holds_by_now(
-    made: Callable[[Limiter, Path], Any], limiter: Limiter, tmp_path: Path
-) -> None:
-    app = made(limiter, tmp_path)
-    found = await statuses(app, 1)
-
-    async def visit() -> None:
-        found.extend(await statuses(app, 1))
-
-    with anyio.fail_after(20):
-        async with anyio.create_task_group() as group:
-            group.start_soon(visit)
-            while not limiter.engine.queues.waiting:
-                await anyio.lowlevel.checkpoint()
-            await change(limiter, "api", "2/minute")
-    assert found == [200, 200]
-
-
 @pytest.mark.parametrize(("before", "then"), [("5/minute", "2/minute"), ("5/minute", None), (None, "2/minute")])
 async def test_a_change_that_comes_while_a_limit_is_bound_is_not_missed(
     limiter: Limiter, monkeypatch: pytest.MonkeyPatch, before: str | None, then: str | None
@@ -389,19 +360,6 @@ async def test_rules_that_are_read_again_count_as_those_of_a_worker_that_starts_
             starts = limiter()
             again = await policy(app, of)
             assert again == await policy(RateLimitMiddleware.from_file(hello, path, limiter=starts), starts)
-
-
-async def test_a_limit_that_is_met_later_takes_a_change_of_its_window_and_leaves_others_as_they_are(
-    limiter: Limiter,
-) -> None:
-    later = RateLimit("10/minute", name="api")
-    app = guarded(limiter, Rule("/soon", "10/minute", name="api"), app=Starlette(routes=[Route("/later", later(page))]))
-    await change(limiter, "api", "5/minute")
-    for path in ("/soon", "/later"):
-        assert (await call(app, path)).headers["ratelimit-policy"] == '"api";q=5;w=60'
-    other = guarded(limiter, Rule("*", "1/second", name="api"))
-    assert (await call(app, "/soon")).headers["ratelimit-policy"] == '"api";q=5;w=60'
-    assert (await call(other)).headers["ratelimit-policy"] == '"api";q=1;w=1'
 
 
 async def test_a_child_of_fork_looks_at_its_first_request_as_its_parent_did(limiter: Limiter) -> None:

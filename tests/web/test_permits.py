@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
-from starlette.background import BackgroundTask
-from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule, everyone
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.core import Bucket, Concurrency, StoreUnavailable
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, Answer, call, hello, scope_of, send_scope, statuses
+from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
 from ..redis_servers import AT_REDIS, BOUND_S, needs_redis
 from ..remote_stores import RemoteStore
 from ..virtual_time import VirtualTime, turns
@@ -88,17 +85,6 @@ async def test_during_a_failure_the_bound_is_per_process_and_permits_end_where_t
     assert store.permits_held() == 0
 
 
-@pytest.mark.parametrize("on_error", ["allow", "deny"])
-async def test_without_a_store_nothing_is_held(on_error: Any) -> None:
-    store = Failing(FakeClock())
-    limiter = Limiter(store, deadline="20s", on_error=on_error)
-    middleware = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", concurrency=1, wait="1s")])
-    store.away = True
-    assert await statuses(middleware, 2) == [200 if on_error == "allow" else 503] * 2
-    store.away = False
-    assert store.permits_held() == 0
-
-
 def test_permits_come_back_under_trio_too() -> None:
     trio = pytest.importorskip("trio")
     store, seen = MemoryStore(), []
@@ -124,91 +110,29 @@ def test_permits_come_back_under_trio_too() -> None:
     assert (seen, store.permits_held()) == ([200] * 5, 0)
 
 
-class Workshop:
-    """An application whose requests go on until they are told how to end, and the middleware before it."""
-
-    def __init__(self, concurrency: int, **options: Any) -> None:
-        self.store = MemoryStore(clock=FakeClock(10**9))
-        self.limiter = Limiter(self.store)
-        self.seen = 0
-        self.orders: asyncio.Queue[Callable[[Scope, Receive, Send], Any]] = asyncio.Queue()
-        rules = [Rule("*", concurrency=concurrency, name="work", **options)]
-        self.middleware = RateLimitMiddleware(self.work, limiter=self.limiter, rules=rules, headers=("draft", "legacy"))
-
-    @property
-    def held(self) -> int:
-        return self.store.permits_held()
-
-    async def work(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.seen += 1
-        await (await self.orders.get())(scope, receive, send)
-
-    async def begin(self) -> asyncio.Task[Answer]:
-        before = self.seen
-        task = asyncio.ensure_future(call(self.middleware))
-        while self.seen == before:
-            assert not task.done(), task.result().status
-            await asyncio.sleep(0)
-        return task
-
-    def finish(self, how: Callable[[Scope, Receive, Send], Any] = hello) -> None:
-        self.orders.put_nowait(how)
+START: Message = {"type": "http.response.start", "status": 200, "headers": []}
+ENDS: dict[str, tuple[list[Message], list[int]]] = {
+    "a body": ([START, {"type": "http.response.body", "body": b"hi"}], [1, 0]),
+    "a file that the server sends": ([START, {"type": "http.response.pathsend", "path": "/dev/null"}], [1, 0]),
+    "a websocket": ([{"type": f"websocket.{kind}"} for kind in ("accept", "send", "close")], [1, 1, 0]),
+    "a handshake that is denied": ([{"type": "websocket.close"}], [0]),
+}
+"""What an application sends, and the permits that are held behind each message."""
 
 
-async def test_an_answer_says_how_many_more_there_is_room_for() -> None:
-    shop = Workshop(3, limits="100/minute")
-    await shop.begin()
-    last = await shop.begin()
-    for _ in range(2):
-        shop.finish()
-    answer = await last
-    assert answer.headers["ratelimit"] == '"work";r=98;t=61, "work_concurrency";r=1'
-    assert answer.headers["ratelimit-policy"] == '"work";q=100;w=60, "work_concurrency";q=3;qu="concurrent-requests"'
+@pytest.mark.parametrize("end", ENDS)
+async def test_a_permit_is_held_until_the_last_byte(end: str) -> None:
+    store, seen = MemoryStore(), list[int]()
+    messages, held = ENDS[end]
 
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for message in messages:
+            await send(message)
+            seen.append(store.permits_held())
 
-async def test_a_file_that_the_server_sends_is_the_last_byte_too_and_a_socket_ends_with_its_close() -> None:
-    shop = Workshop(1)
-    seen: list[int] = []
-
-    def sending(*messages: Message) -> Any:
-        async def send_all(scope: Scope, receive: Receive, send: Send) -> None:
-            seen.clear()
-            for message in messages:
-                await send(message)
-                seen.append(shop.held)
-
-        return send_all
-
-    start = {"type": "http.response.start", "status": 200, "headers": []}
-    shop.finish(sending(start, {"type": "http.response.pathsend", "path": "/dev/null"}))
-    await call(shop.middleware)
-    assert seen == [1, 0]
-    shop.finish(sending(*({"type": f"websocket.{kind}"} for kind in ("accept", "send", "close"))))
-    await send_scope(shop.middleware, scope_of(type="websocket"))
-    assert seen == [1, 1, 0]
-    shop.finish(sending({"type": "websocket.close"}))
-    await send_scope(shop.middleware, scope_of(type="websocket"))
-    assert seen == [0]
-
-
-async def test_a_background_task_holds_no_permit() -> None:
-    shop = Workshop(1)
-    seen: list[int] = []
-    shop.finish(PlainTextResponse("hi", background=BackgroundTask(lambda: seen.append(shop.held))))
-    assert (await call(shop.middleware)).status == 200
-    assert seen == [0]
-
-
-async def test_a_server_that_cannot_send_the_last_byte_gets_the_permit_back() -> None:
-    shop = Workshop(1)
-
-    async def broken(message: Message) -> None:
-        raise OSError("the client has gone")
-
-    shop.finish()
-    with pytest.raises(OSError, match="gone"):
-        await shop.middleware(scope_of(), lambda: asyncio.sleep(0, {"type": "http.request"}), broken)  # type: ignore[arg-type]
-    assert shop.held == 0
+    middleware = RateLimitMiddleware(app, limiter=Limiter(store), rules=[Rule("*", concurrency=1)])
+    await send_scope(middleware, scope_of(type=messages[0]["type"].partition(".")[0]))
+    assert seen == held
 
 
 async def test_a_request_that_is_cancelled_while_a_rule_looks_on_holds_no_permit() -> None:
@@ -225,17 +149,6 @@ async def test_a_request_that_is_cancelled_while_a_rule_looks_on_holds_no_permit
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert inner.limiter.store.permits_held() == 0
-
-
-async def test_whoever_waits_is_asked_about_bans_again() -> None:
-    shop = Workshop(1, wait="20s", key=everyone)
-    first = await shop.begin()
-    waiting = asyncio.ensure_future(call(shop.middleware, client=("203.0.113.66", 1)))
-    await asyncio.sleep(0)
-    await shop.limiter.ban("203.0.113.66", "1h")
-    shop.finish()
-    assert [(await asyncio.wait_for(task, BOUND_S)).status for task in (first, waiting)] == [200, 403]
-    assert shop.held == 0
 
 
 async def test_a_place_that_comes_back_elsewhere_is_found_by_asking_again() -> None:

@@ -13,11 +13,12 @@ A scenario begins with ``site``, or with ``everywhere``, which is one limit in e
     > GET /a X-Strike=2,abuse                 one whose endpoint strikes its client under a policy
     > GET /a X-Late=1                         one whose endpoint fails behind its answer
     > mount /v1 /a                            an endpoint of a mounted application; `socket /a` is a websocket's
-    > write a.toml 'limits = "1/hour"'        a file of these lines, or of zero bytes
+    > write a.toml 'limits = "1/hour"'        a file of these lines, or of zero bytes; `copy a.toml b.toml`
     > file a.toml                             the middleware of that file; `file a.toml store` with a store of its own
     > env NAME=value                          a variable of the environment, until the scenario ends
     > look                                    two looks at files that are followed
     > SOCKET /a                               a handshake; DENIAL where the server can send a whole answer
+    > talk sends=12                           a websocket over which the client sends so many messages; strict=yes
     > GET /a times=5 show=retry-after         the same five times, and a field of the last answer
     > +30s                                    time goes by
     > outage                                  the store of a `site remote=True` fails, until it `recovers`
@@ -65,6 +66,7 @@ from slidegate.testing import FakeClock, limits_clock
 from ..asgi import PEER, Answer, scope_of, send_scope
 from ..remote_stores import SickStore
 from ..virtual_time import VirtualTime, turns
+from . import sockets
 from .limited import AT, METHODS, answer, limited, page
 from .middlewares import FollowedFiles, Listener, charged, checks
 from .model import fails, written
@@ -105,7 +107,7 @@ class Stage:
         self.names = {**NAMES, "__name__": __name__, "asn": operators(directory), "country": countries(directory)}
         self.clock = FakeClock(1_800_000_000_000_000)
         self.heard, self.log = Listener(without=["store_late"]), Log()
-        self.remote = SickStore(self.clock)
+        self.remote, self.listener = SickStore(self.clock), sockets.Listener()
         self.limiter = self._limiter()
         self.options: dict[str, Any] = {}
         self.rules: list[Rule] = []
@@ -162,9 +164,11 @@ class Stage:
 
     async def _anything(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer on every path, and accept or deny every websocket."""
-        status = HTTPConnection(scope).headers.get("x-status", "200")
+        status = HTTPConnection(scope).headers.get("x-status", "talks")
         if scope["type"] == "http":
             await (await self._answer(Request(scope)))(scope, receive, send)
+        elif status == "talks":
+            await self.listener(scope, receive, send)
         elif status == "200":
             await send({"type": "websocket.accept"})
         elif scope["extensions"]:
@@ -214,6 +218,9 @@ class Stage:
     def _write(self, name: str, *lines: str) -> None:
         self.files.write(name, "".join(f"{line}\n" for line in lines))
 
+    def _copy(self, name: str, copied: str) -> None:
+        self.files.write(copied, (self.files.directory / name).read_bytes())
+
     def _file(self, name: str, own: str = "") -> None:
         limiter: dict[str, Any] = {"observers": [self.heard]} if own else {"limiter": self.limiter}
         path = self.files.directory / name
@@ -238,7 +245,7 @@ class Stage:
     def app(self) -> Any:
         if self._app is None:
             options = {**self.options, "limiter": self.limiter}
-            if self.rules or options.keys().isdisjoint({"limits", "default_limits"}):
+            if self.rules or options.keys().isdisjoint({"limits", "default_limits", "rules"}):
                 options["rules"] = self.rules
             self._app = RateLimitMiddleware(self.inside or self._anything, **options)
             for one in self.around:
@@ -260,7 +267,7 @@ class Stage:
             said = getattr(self, f"_{verb}")(*words)
             return (said if said is None or isinstance(said, str) else await said) or ""
         except ConfigurationError as error:
-            return f"ConfigurationError: {error}"
+            return f"ConfigurationError: {error}".replace(f"{self.files.directory}/", "")
 
     async def _requests(self, method: str, path: str, *words: str) -> str:
         show, scopes = self._scopes(method, path, *words)
@@ -295,6 +302,16 @@ class Stage:
                 more |= {"type": "websocket", "extensions": extensions}
             found.append(scope_of(path, sent, client=peer, headers=headers, **more))
         return show, found
+
+    async def _talk(self, *words: str) -> str:
+        """Return how many messages the application has received, its end, and how the middleware has closed."""
+        given = dict(word.split("=", 1) for word in words)
+        messages = *sockets.texts(int(given["sends"])), sockets.BYE
+        client = sockets.Client(*messages, address=given.get("client", PEER), strict="strict" in given)
+        await client.run(self.app)
+        closed = [f", closed with {code}: {reason}" for code, reason in client.closes]
+        *received, end = self.listener.received
+        return f"{len(received)} received, then a disconnect with {end['code']}{''.join(closed)}"
 
     async def _come(self, *words: str) -> None:
         """Begin requests, each when the one before is under way, waits or is answered."""
@@ -418,8 +435,8 @@ class Stage:
         self.heard.events.clear()
         return "\n".join(" ".join(f"{name}={value}" for name, value in one.items() if value) for one in said)
 
-    def _outage(self) -> None:
-        self.remote.error = StoreUnavailable("gone")
+    def _outage(self, said: str = "gone") -> None:
+        self.remote.error = StoreUnavailable(said)
 
     def _recovers(self) -> None:
         self.remote.error = None

@@ -92,20 +92,6 @@ async def test_a_handshake_that_is_refused_is_no_exception_where_a_server_checks
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("nested", [0, 1, 2])
-async def test_the_eleventh_message_closes_with_1013_and_the_application_gets_a_disconnect(
-    nested: int, strict: bool
-) -> None:
-    """A strict server refuses the close codes of this kind: it is closed with 1000."""
-    app, client = Listener(), Client(*texts(12), BYE, strict=strict)
-    await client.run(Site(app, nested, messages=MessageLimits("10/s")).app)
-    assert app.received[:10] == texts(10)
-    assert [message["code"] for message in app.received[10:]] == [1013]
-    assert client.closes == [(1000 if strict else 1013, "message limit exceeded")]
-    assert client.coming.get_nowait() == texts(12)[11], "nothing is read after the close"
-
-
 @given(
     st.lists(st.tuples(st.sampled_from(["192.0.2.1", "192.0.2.2"]), st.integers(0, 4), st.integers(0, 2)), max_size=8)
 )
@@ -174,13 +160,6 @@ async def test_a_store_that_fails_closes_the_websocket_and_strikes_nobody() -> N
     middleware = RateLimitMiddleware(Listener(), limiter=limiter, messages=limits, bans=BanPolicy("1/hour"))
     assert (await Client(*texts(5), BYE).run(middleware)).closes == [(1013, "message limit exceeded")]
     assert await limiter.banned(PEER) is None
-
-
-async def test_a_message_over_the_limit_strikes_and_the_strike_that_bans_closes_with_1008() -> None:
-    site = Site(Listener(), messages=MessageLimits("1/hour"), bans=BanPolicy("2/10m", "1h"))
-    closes = [(await Client(*texts(2), BYE).run(site.app)).closes for _ in range(2)]
-    assert closes == [[(1013, "message limit exceeded")], [(1008, "banned")]]
-    assert await site.limiter.banned(PEER) is not None
 
 
 @pytest.mark.parametrize("off", [{"enabled": False}, {"allowlist": Networks([PEER])}, {}], ids=str)
