@@ -20,7 +20,7 @@ A scenario begins with ``site``, or with ``everywhere``, which is one limit in e
     > SOCKET /a                               a handshake; DENIAL where the server can send a whole answer
     > talk sends=12                           a websocket over which the client sends so many messages; strict=yes
     > GET /a times=5 show=retry-after         the same five times, and a field of the last answer
-    > +30s                                    time goes by
+    > +30s                                    time goes by, or back
     > outage                                  the store of a `site remote=True` fails, until it `recovers`
     > come GET /a times=3                     requests that may wait; `ended` and `all` say when each is answered
     > slow                                    those that come stay under way, until they `end`
@@ -115,6 +115,7 @@ class Stage:
         self.inside: FastAPI | None = None
         self.functions: dict[str, Any] = {"page": page}
         self.files, self.environment = FollowedFiles(directory), pytest.MonkeyPatch()
+        self.environment.chdir(directory)
         self.files.clock = self.clock
         self._app: Any = None
         virtual.clock, self.began_s = self.clock, virtual.passed_s
@@ -256,8 +257,8 @@ class Stage:
 
     async def answer(self, line: str) -> str:
         verb, _, rest = line.partition(" ")
-        if verb[0] == "+":
-            passed = verb[1:]
+        if verb[0] in "+-":
+            passed = verb.removeprefix("+")
             self.clock.advance(us=int(passed[:-2])) if passed.endswith("us") else self.clock.advance(passed)
             return ""
         try:
