@@ -6,7 +6,7 @@ A scenario begins with ``site``, or with ``everywhere``, which is one limit in e
     > rule "/a", "2/hour", name="a"           one of its rules
     > endpoint /a RateLimit("1/hour")         an endpoint, what decorates it, and what it depends=[...] on
     > around limits="9/hour"                  a middleware around the others; `around other, ...` has its own limiter
-    > depends RateLimit("1/hour")             what the whole application inside depends on
+    > application RateLimit("1/hour")         what the whole application inside depends on, and its options
     > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,raises,left
     > GET /a leaves=1                         one whose client leaves when so many messages have come
     > GET /a X-Charge=5,api                   one whose endpoint charges 5 units under a rule; X-Settle settles a cost
@@ -33,6 +33,7 @@ import asyncio
 import json
 import logging
 import shlex
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle, groupby
@@ -156,8 +157,11 @@ class Stage:
         given["limiter"] = self._limiter() if given.pop("") else self.limiter
         self.around.append(given)
 
-    def _depends(self, text: str) -> None:
-        self.inside = FastAPI(dependencies=[Depends(limit) for limit in self._evaluated(text)[""]])
+    def _application(self, text: str) -> None:
+        given = self._evaluated(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a root path is deprecated, and in use
+            self.inside = FastAPI(dependencies=[Depends(limit) for limit in given.pop("")], **given)
 
     def _slow(self) -> None:
         """Let answers wait until they are ended."""
@@ -465,7 +469,7 @@ class Stage:
         return said or "none"
 
 
-AS_IN_CODE = ("site", "everywhere", "rule", "around", "depends", "endpoint")
+AS_IN_CODE = ("site", "everywhere", "rule", "around", "application", "endpoint")
 """Verbs of which the rest is written as in code."""
 
 
