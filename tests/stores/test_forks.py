@@ -1,136 +1,165 @@
-"""A child of fork finds no lock in the hands of a thread that it does not have, and begins anew where it has to."""
+"""A child of fork waits for no thread that it does not have, and begins anew where it has to."""
 
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
 import sys
 import threading
-import time
+import traceback
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slidegate.stores import forks
-from slidegate.stores.forks import begin_anew_in_child, hold_over_fork
+from slidegate import MemoryStore
+from slidegate.core import Bucket, Concurrency, Quota, parse_address
+from slidegate.stores.forks import InChild, ProcessLock
+from slidegate.stores.memory import store as memory
+from slidegate.testing import FakeClock
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+from ..contract.harness import POLICY, bucket
 
-PATIENCE_S = 30.0
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
+]
+
+PATIENCE_S = 30
+DAY_US = 86_400_000_000
+HELD = Bucket("held", (Concurrency(1),))
+A_MONTH = Bucket("a month", (Quota("1000000/month"),))
 
 
-def forked(answers: Callable[[], int]) -> int:
-    """Fork a child, and return the number that it answers with."""
+def forked(answer: Callable[[], object]) -> None:
+    """Run something in a forked child, which has to end well and in time."""
     child = os.fork()
     if not child:
-        os._exit(answers())
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        signal.alarm(PATIENCE_S)
+        try:
+            answer()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_child_can_take_a_lock_that_another_thread_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where that thread names another one before it lets go."""
-    monkeypatch.setattr(forks, "PATIENCE_S", PATIENCE_S)
-    first, lock, another = (threading.Lock() for _ in range(3))
-    for each in (first, lock):
-        hold_over_fork(each)
-    taken = threading.Event()
+def test_a_child_has_a_new_lock_and_its_parent_the_old_one() -> None:
+    lock, entered, over = ProcessLock(), threading.Event(), threading.Event()
 
     def hold() -> None:
         with lock:
-            taken.set()
-            until_s = time.monotonic() + PATIENCE_S
-            while not first.locked() and time.monotonic() < until_s:  # until the other thread is about to fork
-                time.sleep(0.001)
-            hold_over_fork(another)
+            entered.set()
+            over.wait(PATIENCE_S)
 
     holder = threading.Thread(target=hold)
     holder.start()
-    assert taken.wait(PATIENCE_S)
-    started_s = time.monotonic()
-    assert forked(lambda: sum(each.acquire(blocking=False) for each in (first, lock, another))) == 3
+    assert entered.wait(PATIENCE_S)
+    forked(lock.__enter__)
+    assert lock._lock.locked(), "the other thread still has it"
+    over.set()
     holder.join()
-    assert all(each.acquire(blocking=False) for each in (first, lock, another)), "the parent has let them go"
-    assert time.monotonic() - started_s < PATIENCE_S, "nobody waited in vain"
-
-
-FORKING_AT_ONCE = """
-import os, threading, time
-from slidegate.stores import forks
-
-forks.PATIENCE_S = 30.0
-
-
-class OwnedLock:
-    def __init__(self):
-        self._lock = threading.Lock()
-        self._owner = self.by_others = 0
-
-    def acquire(self, blocking=True, timeout=-1):
-        taken = self._lock.acquire(blocking, timeout)
-        if taken:
-            self._owner = threading.get_ident()
-        return taken
-
-    def release(self):
-        self.by_others += self._owner != threading.get_ident()
-        self._lock.release()
-
-
-def fork():
-    child = os.fork()
-    if not child:
-        os._exit(0 if all(each.acquire(False) for each in (lock, last)) else 1)
-    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-
-
-lock, last, codes = OwnedLock(), threading.Lock(), []
-for each in (lock, last):
-    forks.hold_over_fork(each)
-threads = [threading.Thread(target=fork) for _ in range(2)]
-with last:
-    for thread in threads:
-        thread.start()
-        while not lock._lock.locked():
-            time.sleep(0.001)
-        time.sleep(0.1)  # the second one comes as far as it can
-for thread in threads:
-    thread.join()
-print(codes, lock.by_others, lock._lock.locked(), last.locked())
-"""
-
-
-def test_threads_that_fork_at_once_let_go_of_no_lock_that_another_has_taken() -> None:
-    """The second begins while the first waits for the last lock and has all others.
-
-    In a process of its own: there is none of the handlers that have a thread wait before it comes to ours.
-    """
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING_AT_ONCE]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (ended.stdout, ended.stderr) == ("[0, 0] 0 False False\n", "")
 
 
 def test_what_belongs_to_the_parent_alone_begins_anew_in_a_child_as_long_as_it_lives() -> None:
-    class Owner:
-        """Something of the parent's."""
-
-        def __init__(self) -> None:
-            self.begun = 0
-            begin_anew_in_child(self.begin_anew)
-
-        def begin_anew(self) -> None:
-            self.begun += 1
-
-    kept, gone = Owner(), Owner()
+    begun: list[str] = []
+    kept, gone = InChild(lambda: begun.append("kept")), InChild(lambda: begun.append("gone"))
     del gone
-    assert (forked(lambda: kept.begun), kept.begun) == (1, 0)
+
+    def answer() -> None:
+        assert begun == ["kept"]
+
+    forked(answer)
+    assert (begun, kept is not None) == ([], True)
 
 
-def test_a_thread_that_forks_with_a_lock_in_its_hands_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "PATIENCE_S", 0.01)
-    lock, other = threading.Lock(), threading.Lock()
-    for each in (lock, other):
-        hold_over_fork(each)
-    with lock:
-        assert forked(lambda: 10 * lock.locked() + other.locked()) == 10
-    assert not lock.locked()
-    assert not other.locked()
+NETWORK, ADDRESS = "192.0.2.0/24", parse_address("192.0.2.7")
+HOURLY = bucket("3/hour")
+
+
+class Scene:
+    """A memory store, whose moves are interrupted at every line by a fork."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(DAY_US)
+        self.store = MemoryStore(clock=self.clock, max_keys=100)
+        self.questions = [self.store.prepare(((HOURLY, key, 1), (A_MONTH, key, 1))) for key in ("ann", "bob")]
+        for question in self.questions:
+            assert self.store.ask(question)
+        self.questions.append(self.store.prepare(((HOURLY, "eve", 1), (Bucket("new", HOURLY.limits), "eve", 1))))
+
+    def sweep(self, times: int = 2, pause: str = "1h") -> None:
+        """Sweep several times, after a pause each."""
+        for _ in range(times):
+            self.clock.advance(pause)
+            for _ in range(5):
+                self.store.tidy(self.clock())
+
+    def strike(self) -> None:
+        """Take a permit, and ban a key by strikes."""
+        assert self.store.hit(((HELD, "ann", 1),))
+        assert self.store.bans.strike(POLICY, "bob", 3, "")
+
+    def lift(self) -> None:
+        """Ban a network and a key, and lift both."""
+        for key in (NETWORK, "bob"):
+            self.store.bans.ban(key, DAY_US, "", "ann")
+            self.store.bans.unban(key, "ann")
+
+    def moves(self) -> list[Callable[[], object]]:
+        """Return the moves."""
+        return [
+            lambda: self.store.ask(self.questions[-1]),
+            self.sweep,
+            self.strike,
+            self.lift,
+            self.store.reset_all,
+            lambda: self.sweep(6, "40d"),
+        ]
+
+    def check(self) -> None:
+        """Check, in a child, that the store goes on."""
+        store, bans = self.store, self.store.bans
+        bans.strike(POLICY, "zoe", 1, "")
+        fresh = store.prepare(((HOURLY, "fresh", 1), (A_MONTH, "fresh", 1), (HELD, "fresh", 0)))
+        assert [bool(store.ask(fresh)) for _ in range(4)] == [True] * 3 + [False]
+        banned = {ban.key for ban in bans.active()}
+        assert [store.ask(question).ban is not None for question in self.questions] == [False, "bob" in banned, False]
+        for refuses in (False, True):
+            (bans.ban(NETWORK, DAY_US, "", "ann") if refuses else bans.unban(NETWORK, "ann"))
+            assert (store.hit((), (ADDRESS,)).ban is not None) is refuses
+        assert store.permits_held() == 0
+        monthly = ((A_MONTH, "ann", 1),)
+        left = store.hit(monthly).remaining
+        self.sweep()
+        assert store.hit(monthly).remaining == left - 1
+        self.sweep(6, "40d")
+        assert (store.stats().keys, store.bans.count()) == (0, 0)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_child_goes_on_at_whatever_line_another_thread_of_its_parent_was(number: int) -> None:
+    """Locks are in the hands of the thread that forks, which the child does not go on with."""
+    scene = Scene()
+    moves, seen = scene.moves(), set[object]()
+    for move in moves[:number]:
+        move()
+
+    def trace(frame: Any, event: str, arg: object) -> object:
+        if Path(frame.f_code.co_filename).parent != Path(memory.__file__).parent:
+            return None
+        if event == "line" and (frame.f_code, frame.f_lineno) not in seen:
+            seen.add((frame.f_code, frame.f_lineno))
+            sys.settrace(None)
+            forked(scene.check)
+            sys.settrace(trace)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        moves[number]()
+    finally:
+        sys.settrace(None)
+    assert len(seen) > 10

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from inspect import iscoroutine, iscoroutinefunction
-from threading import Lock
 from time import monotonic
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
@@ -19,7 +18,7 @@ from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, quoted
 from ..core.logs import Throttle, escaped, logger
 from ..core.store import Clock, Event
-from ..stores.forks import hold_over_fork
+from ..stores.forks import ProcessLock
 
 FAILURE_EVERY_S: Final = 10.0
 """The least time between two tracebacks of a failing observer, which may fail at every refusal of a flood."""
@@ -250,8 +249,7 @@ class ObserverHub:
 
     def __init__(self, unix_us: Clock, observers: Iterable[AnyObserver]) -> None:
         self._unix_us = unix_us
-        self._lock = Lock()
-        hold_over_fork(self._lock)
+        self._lock = ProcessLock()
         self._throttle = Throttle(LINE_EVERY_S)
         self._set(tuple(Subscription(observer, self) for observer in listed_observers(observers)))
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from hashlib import blake2b
-from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ..core.errors import ConfigurationError, StoreError
 from ..core.logs import Throttle, logger
 from ..core.store import CHANGED_LIMITS, StatsRow
-from ..stores.forks import hold_over_fork
+from ..stores.forks import ProcessLock
 from .aio import COMMAND_DEADLINE_S, in_background, on_asyncio
 from .named_limits import ALL, NamedLimit, Override, amount_in, checked, event_of, parse_one, unknown, unpacked
 from .rows import DEADLINE_S, Worker, worker_of
@@ -52,8 +51,7 @@ class Overrides:
         self._rows = engine.rows
         self._next_us = self._begun = self._applied = 0
         self._throttle = Throttle(_LOG_EVERY_S)
-        self._lock = Lock()
-        hold_over_fork(self._lock)
+        self._lock = ProcessLock()
 
     def register(self, limits: Iterable[NamedLimit]) -> None:
         """Apply the overrides in effect to limits with which this process counts from now on."""

@@ -12,12 +12,12 @@ import asyncio
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError, wait
 from contextlib import suppress
-from threading import TIMEOUT_MAX, Lock, Thread, current_thread
+from threading import TIMEOUT_MAX, Thread, current_thread
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from weakref import finalize
 
 from ..core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
-from ..stores.forks import begin_anew_in_child, hold_over_fork
+from ..stores.forks import InChild, ProcessLock
 from .aio import COMMAND_DEADLINE_S, on_loop
 
 if TYPE_CHECKING:
@@ -91,9 +91,8 @@ class Portal:
 
     def __init__(self) -> None:
         self._running: _Running | None = None
-        self._lock = Lock()
-        hold_over_fork(self._lock)
-        begin_anew_in_child(self.begin_anew)
+        self._lock = ProcessLock()
+        self._in_child = InChild(self.begin_anew)
 
     def begin_anew(self) -> None:
         """Begin without a thread, as in a child after `fork`: it exists only in the parent."""
@@ -144,8 +143,7 @@ class Portal:
 
 def _started() -> tuple[asyncio.AbstractEventLoop, Thread]:
     """Start an event loop in a thread."""
-    # Few processes need it. It is not left to that thread: a fork waits for the lock of the portal, but for no import,
-    # and a child that is forked during an import could wait for its end for ever.
+    # Few processes need it. It is not left to that thread: callers wait until the loop runs, not for an import in it.
     import anyio._backends._asyncio  # noqa: F401
 
     runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -32,7 +31,7 @@ from ..core.decision import Decision, LimitState, Reason
 from ..core.quotas import Quota
 from ..core.reservation import Reservation
 from ..core.ring import OPEN
-from ..stores.forks import begin_anew_in_child, hold_over_fork
+from ..stores.forks import InChild, ProcessLock
 from .aio import on_asyncio
 
 PAUSE_S: Final = 0.2
@@ -133,11 +132,10 @@ class Queues:
     """The queues of one limiter."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        hold_over_fork(self._lock)
+        self._lock = ProcessLock()
         self._queues: dict[Name, _Queue] = {}
         self._permits: dict[Name, Counter[str]] = {}
-        begin_anew_in_child(self.forget)
+        self._in_child = InChild(self.forget)
 
     @property
     def waiting(self) -> int:

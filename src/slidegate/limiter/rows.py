@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.limits import check_whole
 from ..core.store import CHANGED_LIMITS, Clock, Event, SharedStats, StatsRow
-from ..stores.forks import begin_anew_in_child
+from ..stores.forks import InChild
 from .aio import COMMAND_DEADLINE_S
 from .named_limits import NamedLimit, parse_one, written
 
@@ -81,7 +81,7 @@ class Rows:
         self.forget = self._own.forget
         self._has_differed = False
         self.begin_anew()
-        begin_anew_in_child(self.begin_anew)
+        self._in_child = InChild(self.begin_anew)
 
     def begin_anew(self) -> None:
         """Become a new worker, as a child of `fork` is."""

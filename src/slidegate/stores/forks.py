@@ -1,79 +1,56 @@
-"""Locks and state across `fork`.
+"""What a child of `fork` begins anew.
 
-If another thread held a lock during a fork, nobody would ever release it in the child. So the forking thread acquires
-all registered locks before the fork, when the data that they guard is consistent, and both processes release them
-afterwards. The child then resets state that only its parent can use: threads, event loops and counts.
+A child has only the thread that forked. A lock that another thread of its parent held would stay locked for ever, and
+what that thread was changing may be half changed. So in the child each object makes new locks, forgets what belongs to
+threads, event loops and requests of the parent, and repairs the rest.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from threading import Lock, local
+from threading import Lock
 from typing import Final
-from weakref import WeakKeyDictionary, WeakMethod
-
-PATIENCE_S: Final = 1.0
-"""Other threads hold these locks for microseconds; a lock that takes longer is held by the forking thread itself."""
+from weakref import WeakSet
 
 
-class _Held(local):
-    """The locks that each thread has acquired for its fork; several threads may fork at the same time."""
+class InChild:
+    """Calls a function in every child, as long as this object exists; the function must not wait for other threads.
+
+    Args:
+        begin_anew: The function.
+    """
+
+    def __init__(self, begin_anew: Callable[[], object]) -> None:
+        self.begin_anew = begin_anew
+        _objects.add(self)
+
+
+class ProcessLock:
+    """A lock; a child has a new one, whoever held that of its parent."""
 
     def __init__(self) -> None:
-        self.locks: list[Lock] = []
+        self.begin_anew()
+        _objects.add(self)
+
+    def begin_anew(self) -> None:
+        """Make a new lock."""
+        self._lock = Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
 
 
-_known: Final[WeakKeyDictionary[Lock, None]] = WeakKeyDictionary()
-"""The registered locks, in the order in which they are acquired."""
-_listing: Final = Lock()
-_held: Final = _Held()
-_resets_in_child: Final[list[WeakMethod[Callable[[], object]]]] = []
-
-
-def hold_over_fork(lock: Lock) -> None:
-    """Acquire a lock before every fork, and release it afterwards.
-
-    If two locks are held at the same time, the one that is acquired first has to be registered first.
-    """
-    with _listing:
-        _known[lock] = None
-
-
-def begin_anew_in_child(method: Callable[[], object]) -> None:
-    """Call a method of an object in every child, as long as the object exists. It must not acquire locks."""
-    with _listing:
-        _resets_in_child[:] = [known for known in _resets_in_child if known() is not None]
-        _resets_in_child.append(WeakMethod(method))
-
-
-def _before() -> None:
-    _take(_listing)
-    known = list(_known)
-    _release_all()
-    for lock in known:
-        _take(lock)
-    _take(_listing)  # after those, because a thread that holds one of them may be about to register another
-    for lock in [lock for lock in _known if lock not in known]:
-        _take(lock)
-
-
-def _take(lock: Lock) -> None:
-    if lock.acquire(timeout=PATIENCE_S):
-        _held.locks.append(lock)
-
-
-def _release_all() -> None:
-    while _held.locks:
-        _held.locks.pop().release()
+_objects: Final[WeakSet[InChild | ProcessLock]] = WeakSet()
 
 
 def _in_child() -> None:
-    _release_all()
-    for known in _resets_in_child:
-        if (method := known()) is not None:
-            method()
+    for each in list(_objects):
+        each.begin_anew()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(before=_before, after_in_parent=_release_all, after_in_child=_in_child)
+    os.register_at_fork(after_in_child=_in_child)

@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 
 from ..core.limits import parse_span_us
 from ..core.reservation import Reservation
-from .forks import begin_anew_in_child
+from .forks import InChild
 
 DEFAULT_PERMIT_LEASE: Final = "10s"
 WORKER_BYTES: Final = 8
@@ -67,7 +67,7 @@ class HeldPermits:
     def __init__(self, lease_us: int) -> None:
         self.lease_us = lease_us
         self._begin_anew()
-        begin_anew_in_child(self._begin_anew)
+        self._in_child = InChild(self._begin_anew)
 
     def _begin_anew(self) -> None:
         self.worker = os.urandom(WORKER_BYTES)

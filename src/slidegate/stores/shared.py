@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from threading import Lock
 from typing import Final
 
 from ..core.errors import ConfigurationError, quoted
 from ..core.store import Clock, Event
-from .forks import hold_over_fork
+from .forks import ProcessLock
 
 # nginx stores 160,000 addresses in the 10 MB of its manual's example; ours take 200 to 900 bytes each, 20 to 90 MB.
 DEFAULT_MAX_KEYS: Final = 100_000
@@ -54,8 +53,7 @@ def check_clock(name: str, given: Clock | None) -> None:
 
 def non_decreasing(clock: Clock) -> Clock:
     """Return a thread-safe clock that never runs backwards: if the given one does, it continues from there."""
-    lock, latest_us, ahead_us = Lock(), 0, 0
-    hold_over_fork(lock)
+    lock, latest_us, ahead_us = ProcessLock(), 0, 0
 
     def now_us() -> int:
         nonlocal latest_us, ahead_us

@@ -9,7 +9,7 @@ process is in the way, and no two processes need to see each other's process ids
 for: one stopped process must not block every event loop of the host.
 
 Neither an LMDB environment nor a file lock survives `fork`, so a child closes what it has inherited, and opens the
-files again. Nobody is in a transaction while a process forks.
+files again. It could not close an environment in which another thread has a transaction, so a fork waits for its end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ import lmdb
 
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
 from ...core.store import Clock, Event
-from ..forks import hold_over_fork
 from .checking import check_directory, check_file_system, check_files, is_file_at, unusable
 from .gate import Gate
 from .journal import Fields, Journal, in_background, line_of
@@ -43,6 +42,8 @@ POLL_S: Final = 0.000_5
 START_S: Final = 1.0
 """How long a constructor tries to open the files; then the first question does."""
 OPEN_AGAIN_S: Final = 0.002
+FORK_S: Final = 5.0
+"""How long a fork waits for a transaction, or for files that are opened."""
 EXAMINE_EVERY_S: Final = 1.0
 HOUSEKEEP_EVERY_S: Final = 1.0
 _NO_ROOM: Final = (lmdb.MapFullError, lmdb.MemoryError)
@@ -75,7 +76,6 @@ class Environment:
         self.pending_events: deque[Event] = deque()
         self.users = 0
         self._gate = Gate(path, read_only=options.read_only)
-        self._lock = _lock_over_fork()
         self._is_closed = False
         self.dbs: Databases
         self.room: Room
@@ -87,11 +87,6 @@ class Environment:
         self._examine_at_s = self._housekeep_at_s = 0.0
         self._opening: threading.Thread | None = None
         self._open_error: Exception | None = None
-        try:
-            self.start()
-        except BaseException:
-            self._close_files()
-            raise
 
     def now_us(self) -> int:
         """Return the time of this host; see `layout`."""
@@ -190,7 +185,7 @@ class Environment:
 
     def _enter(self) -> bool:
         """Enter the gate without waiting for another process; return False if somebody else is behind it."""
-        if not self._lock.acquire(timeout=IN_PROCESS_S):
+        if not _lock.acquire(timeout=IN_PROCESS_S):
             return False
         entered = False
         try:
@@ -201,14 +196,14 @@ class Environment:
             entered = self._gate.enter()
         finally:
             if not entered:
-                self._lock.release()
+                _lock.release()
         return entered
 
     def _leave(self) -> None:
         try:
             self._gate.leave()
         finally:
-            self._lock.release()
+            _lock.release()
 
     def _behind_gate(self, do: Callable[[], object]) -> bool:
         """Call a function behind the gate, in a thread that may wait; return False if there is no gate any more."""
@@ -321,16 +316,14 @@ class Environment:
             close(opened)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files, under the lock of the process."""
         self._is_closed = True
-        with self._lock, suppress(OSError):
+        with suppress(OSError):
             self.journal.sync()
-            self._close_files()
+        self._close_files()
 
     def forked(self) -> None:
         """In a forked child, close what was inherited; the gate first, which the parent may hold."""
-        self._gate.close()
-        self._lock = _lock_over_fork()  # a thread of the parent may have held the old one
         self._close_files()
         self._opening = self._open_error = None
 
@@ -341,14 +334,8 @@ class Environment:
         self._name = None
 
 
-def _lock_over_fork() -> threading.Lock:
-    """Return a lock that the forking thread holds during a fork, so that no transaction is open then."""
-    lock = threading.Lock()
-    hold_over_fork(lock)
-    return lock
-
-
-_lock: Final = _lock_over_fork()
+_lock: Final = threading.Lock()
+"""Held by the thread of this process that is behind a gate, opens or closes."""
 _open: Final[dict[Path, Environment]] = {}
 
 
@@ -364,22 +351,23 @@ def open_environment(path: str | PathLike[str], options: Options) -> Environment
         raise ConfigurationError(
             f'path: expected a directory, for example "/var/lib/app/slidegate", not {quoted(path)}'
         )
+    if not options.read_only:
+        check_directory(Path(text))
+    real_path = Path(text).resolve()
     with _lock:
-        if not options.read_only:
-            check_directory(Path(text))
-        real_path = Path(text).resolve()
-        environment = _open.get(real_path)
-        if environment is None:
-            environment = _open[real_path] = Environment(real_path, options)
-        elif environment.options != options:
+        environment = _open.setdefault(real_path, Environment(real_path, options))
+        if environment.options != options:
             raise ConfigurationError(
                 f"lmdb: {real_path} is open in this process with {environment.options._asdict()}, "
                 f"not {options._asdict()}; use the same options"
             )
-        else:
-            environment.start()  # a forked child has not opened it yet
         environment.users += 1
-        return environment
+    try:
+        environment.start()  # a forked child has not opened it yet
+    except BaseException:
+        close_environment(environment)
+        raise
+    return environment
 
 
 def close_environment(environment: Environment) -> None:
@@ -391,9 +379,29 @@ def close_environment(environment: Environment) -> None:
             environment.close()
 
 
+class _Fork(threading.local):
+    """Whether this thread holds the lock over its fork."""
+
+    holds = False
+
+
+_fork: Final = _Fork()
+
+
+def _before_fork() -> None:
+    """Wait until nobody is in a transaction: a child cannot close an LMDB environment that has one."""
+    _fork.holds = _lock.acquire(timeout=FORK_S)
+
+
+def _after_fork() -> None:
+    if _fork.holds:
+        _lock.release()
+
+
 def _after_fork_in_child() -> None:
+    _after_fork()
     for environment in _open.values():
         environment.forked()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ...core.bans.ban import Ban, BanSubject, longest
@@ -22,7 +21,7 @@ from ...core.decision import Check, Decision, refused_by_ban
 from ...core.logs import Throttle
 from ...core.store import BanStore
 from ..ban_book import LOG_EVERY_US, BanBook
-from ..forks import hold_over_fork
+from ..forks import ProcessLock
 from .question import MemoryQuestion
 
 if TYPE_CHECKING:
@@ -39,6 +38,9 @@ _BAN: Final = ""
 
 class MemoryBanRows:
     """The bans and levels of a memory store; see `BanRows`.
+
+    A child that is forked in the middle of a change finds an end without its ban or level, and never one without its
+    end.
 
     Attributes:
         bans: The fields of each ban by its key.
@@ -72,15 +74,16 @@ class MemoryBanRows:
         """See `BanRows`."""
         if ban.network() is not None or ban.key in self.networks.bans:
             self.networks = self.networks.with_ban(ban)
-        self.bans[ban.key] = tuple(ban)
-        self.changes += 1
         if ban.until_us is not None:
             self._ends_at(ban.until_us, _BAN, ban.key)
+        self.bans[ban.key] = tuple(ban)
+        self.changes += 1
 
     def remove_ban(self, key: str) -> None:
         """See `BanRows`."""
-        if self.bans.pop(key, None) is not None and key in self.networks.bans:
+        if key in self.networks.bans:
             self.networks = self.networks.without(key)
+        self.bans.pop(key, None)
 
     def ban_count(self) -> int:
         """See `BanRows`."""
@@ -93,10 +96,10 @@ class MemoryBanRows:
 
     def put_level(self, policy: str, key: str, level: Level) -> None:
         """See `BanRows`."""
-        self._levels[policy, key] = tuple(level)
-        self._levels.move_to_end((policy, key))
         self._policies.add(policy)
         self._ends_at(level.over_us, policy, key)
+        self._levels[policy, key] = tuple(level)
+        self._levels.move_to_end((policy, key))
 
     def remove_levels(self, key: str) -> list[Level]:
         """See `BanRows`."""
@@ -126,12 +129,12 @@ class MemoryBanRows:
         return True
 
     def _ends_at(self, end_us: int, policy: str, key: str) -> None:
-        heappush(self._ends, (end_us, policy, key))
         if len(self._ends) > 2 * (len(self.bans) + len(self._levels)) + 64:  # too many outdated entries
             ends = [(Level(*row).over_us, policy, key) for (policy, key), row in self._levels.items()]
             ends += [(until_us, _BAN, key) for key, row in self.bans.items() if (until_us := Ban(*row).until_us)]
             heapify(ends)
             self._ends = ends
+        heappush(self._ends, (end_us, policy, key))
 
 
 class MemoryBans(BanStore):
@@ -148,8 +151,7 @@ class MemoryBans(BanStore):
     """
 
     def __init__(self, store: MemoryStore, max_bans: int) -> None:
-        self._lock = Lock()
-        hold_over_fork(self._lock)
+        self._lock = ProcessLock()
         self._store = store
         self._unix_us = store.unix_us
         self.rows: Final = MemoryBanRows()

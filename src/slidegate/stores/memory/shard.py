@@ -86,6 +86,9 @@ class Shards:
 class Room:
     """Counts the windows of a store over all shards, up to a maximum. Its lock is acquired last.
 
+    Args:
+        max_keys: The maximum.
+
     Attributes:
         keys: The number of windows, without shared cells.
         max_keys: Their maximum.
@@ -96,6 +99,10 @@ class Room:
     def __init__(self, max_keys: int) -> None:
         self.keys = 0
         self.max_keys = max_keys
+        self.renew_lock()
+
+    def renew_lock(self) -> None:
+        """Make a new lock."""
         self._lock = Lock()
 
     def take(self) -> bool:
@@ -155,8 +162,9 @@ class Generations:
 
     def turn(self) -> None:
         """Make the fresh windows stale; there must be no stale ones left."""
-        self.stale = self.fresh.copy()
-        self.fresh.clear()
+        windows = self.fresh.copy()
+        self.fresh.clear()  # first: a child that is forked in between must not find a window in both
+        self.stale = windows
 
     def clear(self) -> list[dict[str, bytes]]:
         """Delete all windows, and return them."""

@@ -30,7 +30,7 @@ from ...core.limits import MAX_AMOUNT, AnyLimit, check_whole
 from ...core.reservation import Reservation
 from ...core.store import Clock, Event, Store
 from ...core.views import Snapshot
-from ..forks import hold_over_fork
+from ..forks import InChild
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, SHARED_PAUSE_US, check_clock, keys_shared
 from ..system_clock import SYSTEM, system_us
 from .bans import MemoryBans
@@ -107,14 +107,11 @@ class MemoryStore(Store):
         shards = min(1 << (self.max_keys // SHARD_KEYS).bit_length(), MAX_SHARDS)
         # Lock order: the lock of the sweep, that of the bans, those of the shards, that of the room.
         self._sweeping = Lock()
-        hold_over_fork(self._sweeping)
         self.bans = MemoryBans(self, most_bans)
         self._bans = self.bans.rows
         self._shards = [Shard() for _ in range(shards)]
         self._all = Shards(self._shards)
         self._room = Room(self.max_keys)
-        for shard in self._shards:
-            hold_over_fork(shard.lock)
         self._mask = shards - 1
         self._secret = os.urandom(32)
         self._tables: dict[Identity, Tables] = {}
@@ -127,6 +124,27 @@ class MemoryStore(Store):
         self._shared_hits = 0
         self._next_shared_event_us = 0
         self._pending: list[Event] = []  # created under a lock, emitted after its release
+        self._in_child = InChild(self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        """In a forked child, make new locks, and free the permits of the parent's requests.
+
+        Each window is found, counted and swept anew. One that another thread had in hand is forgotten, because it was
+        in no dict; the child has admitted nothing by it.
+        """
+        self._sweeping = Lock()
+        self._room.renew_lock()
+        for shard in self._shards:
+            shard.lock = Lock()
+        self._bound.clear()
+        tables = [table for tables in self._tables.values() for table in tables]
+        for table in tables:
+            if table.holds_permits:
+                table.clear()
+        self._room.keys = sum([len(table.fresh) + len(table.stale) for table in tables])
+        self._all.moved()
+        self._bans.changes += 1
+        self._new, self._due, self._sweep_us = deque(tables), [], 0
 
     def __repr__(self) -> str:
         return f"<MemoryStore {self._room.keys} of {self.max_keys} keys>"

@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from threading import Lock
 from typing import Any, Final
 
 from redis.asyncio import Redis, RedisCluster
@@ -28,7 +27,7 @@ from ...core.limits import check_whole, parse_duration_us
 from ...core.reservation import Reservation
 from ...core.store import Clock, Store
 from ...core.views import Snapshot
-from ..forks import hold_over_fork
+from ..forks import ProcessLock
 from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, check_clock
 from .bans import RedisBans
@@ -94,8 +93,7 @@ class RedisStore(Store):
         self._prefix = prefix
         self._batchers: dict[asyncio.AbstractEventLoop, Batcher] = {}
         self._last: tuple[asyncio.AbstractEventLoop | None, Batcher | None] = None, None
-        self._lock = Lock()
-        hold_over_fork(self._lock)
+        self._lock = ProcessLock()
         time, tell = StoreTime(clock), self.observers.tell_all
         packing = Packing(prefix, time.unix_us, readable=readable)
         self._shared = shared = Shared(
