@@ -45,6 +45,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "everything": (675, 12),
     "everything, statistics": (1005, 24),
     "everything, Prometheus": (1122, 30),
+    "concurrency": (1060, 29),
 }
 """How many bytecodes and Python calls one request may cost on CPython 3.11; what it costs was a twentieth below."""
 KNOWN = apps.candidates()

@@ -63,6 +63,20 @@ class PermitsContract:
         assert store.raw.permits_held() == 0, "a refusal by a window takes no permit"
 
     @with_store(ability="permits_held")
+    async def test_the_units_of_a_decision_stay_when_its_permits_are_released_and_return_alone(
+        self, store: StoreHarness
+    ) -> None:
+        window, held = (bucket("3/minute", "both"), "ann", 1), (permits(1, "both"), "ann", 1)
+        decision = await store.hit(window, held)
+        await _release(store, decision)
+        assert store.raw.permits_held() == 0
+        assert [state.remaining for state in decision.states] == [2, 1]
+        other = await store.hit(window, held)
+        assert await store.refund(decision) is True
+        assert (other.allowed, store.raw.permits_held()) == (True, 1)
+        assert (await store.peek(window)).remaining == 1
+
+    @with_store(ability="permits_held")
     async def test_an_amount_that_changes_keeps_what_is_taken(self, store: StoreHarness) -> None:
         taken = [await store.hit((permits(3), "ann", 1)) for _ in range(3)]
         assert not await store.hit((permits(2), "ann", 1))
@@ -106,13 +120,15 @@ async def _play(store: StoreHarness, chance: random.Random) -> None:
                 await store.reset(chance.choice(("ann", "bob")))
             case _ if under_way:
                 decision, _ = under_way.pop(chance.randrange(len(under_way)))
-                await _release(store, decision)
+                await _release(store, decision, at_once=chance.random() < 0.5)
     for decision, _ in under_way:
         await _release(store, decision)
 
 
-async def _release(store: StoreHarness, decision: Decision) -> None:
-    """Release the permits of a decision one by one, as the middleware does."""
+async def _release(store: StoreHarness, decision: Decision, *, at_once: bool = True) -> None:
+    """Release the permits of a decision at once, as the middleware does if the store can, else one by one."""
+    is_released = at_once and store.raw.release(decision)
     for place, (asked, _, _) in enumerate(decision.checks):
         if asked.is_permit:
-            assert [await store.refund(decision, place) for _ in range(2)] == [True, False]
+            assert [await store.refund(decision, place) for _ in range(2)] == [not is_released, False]
+    assert not store.raw.release(decision)

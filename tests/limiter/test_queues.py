@@ -79,7 +79,7 @@ class Line(RuleBasedStateMachine):
 
     async def refund(self, reservations: Any) -> None:
         self.store.refund(reservations)
-        self.queues.refunded(reservations)
+        self.queues.refunded(one.check for one in reservations)
 
     def teardown(self) -> None:
         if hasattr(self, "loop"):
@@ -296,7 +296,7 @@ class Room:
 
     async def refund(self, reservations: Any) -> None:
         self.store.refund(reservations)
-        self.queues.refunded(reservations)
+        self.queues.refunded(one.check for one in reservations)
 
     async def ask(self) -> Decision:
         self.questions += 1

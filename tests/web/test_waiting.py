@@ -202,6 +202,17 @@ async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back
     assert store.permits_held() == 0
 
 
+async def test_a_request_that_waits_for_a_permit_goes_on_as_soon_as_one_is_returned(virtual: VirtualTime) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(0.05)
+        await hello(scope, receive, send)
+
+    limiter = Limiter(MemoryStore(clock=virtual.clock))
+    middleware = RateLimitMiddleware(app, limiter=limiter, rules=[Rule("*", concurrency=1, wait="5s")])
+    assert [one.status for one in await asyncio.gather(*(call(middleware) for _ in range(3)))] == [200] * 3
+    assert virtual.passed_s == pytest.approx(0.15)
+
+
 @pytest.mark.parametrize("cancelled", [False, True])
 @pytest.mark.parametrize("at", AT)
 async def test_a_client_that_leaves_while_it_waits_is_charged_nothing(

@@ -106,3 +106,18 @@ def refund_all(reservations: Sequence[Reservation], refs: Sequence[WindowRef], n
         if left is not None:
             windows[key], changed = left, True
     return changed
+
+
+def release_permits(decision: Decision, refs: Sequence[WindowRef]) -> None:
+    """Return the permits of a decision which is whole; `remaining` then includes them.
+
+    Args:
+        decision: The decision.
+        refs: Its windows.
+    """
+    readings = list(decision.readings)
+    for at, (counter, cost, windows, key) in enumerate(refs):
+        if isinstance(counter, PermitCounter):
+            windows[key] = counter.undo(windows[key], cost)
+            readings[at] = readings[at][0] - cost, 0, 0, 0
+    decision.readings, decision.released = readings, True

@@ -210,6 +210,8 @@ class Decision:
     ban: Ban | None = None
     status: int = 0
     at_least_us: int = 0
+    released = False
+    """Whether `release_permits` has returned its permits, which no reservation contains then."""
 
     def __init__(
         self,
@@ -274,11 +276,17 @@ class Decision:
         return [(bucket, key, cost, at) for bucket, key, cost in self.checks for at in range(len(bucket.limits))]
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all that the question cost is still charged, and nothing of it was reserved for a refund."""
+        return self._reservations is None and not self.released
+
+    @property
     def reservations(self) -> Sequence[Reservation]:
         """What is still charged, one for each check in order; empty if nothing was charged."""
         if self._reservations is None:  # the newest units of each window are those that this question charged
             marks = [mark for _, _, mark, _ in self.readings]
-            units = [cost for bucket, _, cost in self.checks for _ in bucket.limits]
+            gone = self.released
+            units = [0 if gone and bucket.is_permit else cost for bucket, _, cost in self.checks for _ in bucket.limits]
             self._reservations = reserved(self.checks, marks, units)
         return self._reservations
 

@@ -267,6 +267,10 @@ class Store:
             reservations: The charges, as returned by `Decision.take_back`.
         """
 
+    def release(self, decision: Decision) -> bool:
+        """Return the permits of a decision at once; False if its reservations have to be refunded instead."""
+        return False
+
     @abstractmethod
     def reset(self, key: str) -> bool | Awaitable[bool]:
         """Forget the windows of `key` under every rule; return whether it had spent units.

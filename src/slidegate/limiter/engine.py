@@ -165,7 +165,14 @@ class Engine:
         try:
             return await answer_of((self.failover or self.store).refund(reservations))
         finally:
-            self.queues.refunded(reservations)
+            self.queues.refunded(one.check for one in reservations)
+
+    def release(self, decision: Decision) -> Sequence[Reservation]:
+        """Return the permits of a decision; the result is what has to be refunded for that, nothing in most stores."""
+        if self.failover is None and self.store.release(decision):
+            self.queues.refunded(decision.checks)
+            return ()
+        return decision.take_back(held=True)
 
     async def find_ban(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return a ban that refuses one of `subjects`; None if none is known."""

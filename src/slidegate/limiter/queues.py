@@ -20,16 +20,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Final, TypeAlias
 
 import anyio
 
-from ..core.decision import Decision, LimitState, Reason
+from ..core.decision import Check, Decision, LimitState, Reason
 from ..core.quotas import Quota
-from ..core.reservation import Reservation
 from ..core.ring import OPEN
 from ..stores.forks import InChild, ProcessLock
 from .aio import on_asyncio
@@ -162,10 +161,10 @@ class Queues:
                     del self._permits[name]
         self._wake(name)
 
-    def refunded(self, reservations: Sequence[Reservation]) -> None:
+    def refunded(self, checks: Iterable[Check]) -> None:
         """Wake the first waiter of each rule and key whose units or permits were refunded."""
-        for reservation in reservations if self._queues else ():
-            self._wake((reservation.check[0].name, reservation.check[1]))
+        for bucket, key, _ in checks if self._queues else ():
+            self._wake((bucket.name, key))
 
     def wake(self, key: str | None = None) -> None:
         """Wake the first waiter of each queue of a key, or of all: windows were reset, or amounts changed."""

@@ -100,7 +100,7 @@ class Release(Hook):
             self._limiter.engine.queues.release(name, tenant)
         reservations: list[Reservation] = []
         for decision in exchange.own:
-            reservations += decision.take_back(held=True)
+            reservations += self._limiter.engine.release(decision)
         if not reservations:
             return None
         released = refund(self._limiter, reservations)

@@ -24,7 +24,7 @@ from threading import Lock
 from typing import Any, Final, NamedTuple, SupportsIndex, TypeAlias
 
 from ...core.bans.ban import BanSubject
-from ...core.decide import Counter, WindowRef, charge_all, decide, refund_all
+from ...core.decide import Counter, WindowRef, charge_all, decide, refund_all, release_permits
 from ...core.decision import Bucket, Check, Decision
 from ...core.limits import MAX_AMOUNT, AnyLimit, check_whole
 from ...core.reservation import Reservation
@@ -232,6 +232,17 @@ class MemoryStore(Store):
                 for counter, tables in self._bound.get(bucket) or self._bind(bucket)
             ]
             return refund_all(reservations, refs, now_us)
+
+    def release(self, decision: Decision) -> bool:
+        """See `Store.release`: while the windows are where the question has found them, nothing is searched."""
+        question = decision.checks
+        if not decision.is_whole or not isinstance(question, MemoryQuestion):
+            return False
+        with question.shard.lock:
+            if question.version != question.shard.version:
+                return False
+            release_permits(decision, question.refs)
+            return True
 
     def reset(self, key: str) -> bool:
         """Forget the windows of `key` under every rule; return whether it had spent units.
