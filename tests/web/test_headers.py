@@ -100,17 +100,15 @@ async def test_no_answer_says_that_more_is_left_than_a_limit_has(random: Random,
 
 LIMIT = RateLimit("1/hour")
 
-OWN = ["RateLimit", "RateLimit-Policy", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"]
-
-
-def spelt(name: str) -> list[Any]:
-    written = name.encode()
-    return [kind(text) for text in (written, written.upper()) for kind in (bytes, bytearray, memoryview)]
+OWN = [b"RateLimit", b"RateLimit-Policy", b"X-RateLimit-Limit", b"X-RateLimit-Remaining", b"X-RateLimit-Reset"]
+OF_REFUSALS = [b"Retry-After", b"Cache-Control"]
 
 
 @pytest.mark.parametrize("refused", [False, True])
-async def test_fields_of_our_names_that_the_application_writes_stay(refused: bool) -> None:
-    headers = [(spelling, b"theirs") for name in OWN for spelling in spelt(name)]
+@pytest.mark.parametrize("case", [bytes.lower, bytes.upper])
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+async def test_fields_of_our_names_that_the_application_writes_stay(kind: Any, case: Any, refused: bool) -> None:
+    headers = [(kind(case(name)), b"theirs") for name in (*OWN, *OF_REFUSALS)]
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if refused:
@@ -125,4 +123,4 @@ async def test_fields_of_our_names_that_the_application_writes_stay(refused: boo
     assert answer.status == 200
     assert answer.start["headers"][: len(headers)] == headers
     added = {bytes(name).decode() for name, _ in answer.start["headers"][len(headers) :]}
-    assert added - {"retry-after", "cache-control"} == {"ratelimit", "ratelimit-policy"}, "of the older ones, one value"
+    assert added == {"ratelimit", "ratelimit-policy"}, "of the others, one value"

@@ -146,9 +146,8 @@ def may_be_gone(scope: Scope) -> bool:
 
 def peer_of(scope: Scope) -> str | None:
     """Return the host of the peer; None if the server names none, or something else than text."""
-    peer = scope.get("client")
     try:
-        host = peer[0] if peer else None
+        host = scope["client"][0]
     except (TypeError, LookupError):
         return None
     return host if type(host) is str else None
@@ -336,7 +335,10 @@ class Clients:
 
     def find(self, scope: Scope) -> Client:
         """Return the client of a request."""
-        who = self._who(scope)
+        return self.of(scope, self._who(scope))
+
+    def of(self, scope: Scope, who: Any) -> Client:
+        """Return the client of a request, given what `who` returns for it."""
         client = self._known.get(who)
         if client is None:
             client = self._identify(who if key_bytes(who) <= MEMO_BYTES else None, scope)

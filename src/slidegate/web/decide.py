@@ -44,24 +44,23 @@ class Decider:
     def __init__(self, middleware: RateLimitMiddleware) -> None:
         self._limiter = middleware.limiter
         self._engine = middleware.limiter.engine
-        self._clients = middleware.clients
         self._signals = middleware.signals
         self._calls = middleware.calls
         self._rules = middleware.rule_set
+        self._writer = middleware.header_writer
 
     def decide(
-        self, exchange: Exchange, plan: Plan, request: HTTPConnection | None = None
+        self, exchange: Exchange, plan: Plan, client: Client, request: HTTPConnection | None = None
     ) -> Decision | Awaitable[Decision]:
         """Decide a request.
 
         Args:
             exchange: The request in its middleware.
             plan: The plan of the request, or of the endpoint.
+            client: The client.
             request: The request at the endpoint, with its body; None in the middleware.
         """
-        client = exchange.client
-        if client is None:
-            client = exchange.client = self._clients.find(exchange.scope)
+        exchange.client = client
         if client.verdict is not None:
             return client.verdict
         if plan.asks:
@@ -99,6 +98,7 @@ class Decider:
             for bound, key in zip(plan.limiting, keys, strict=True):
                 checks += bound.checks(key, bound.cost, bound.counts)
             question = self._engine.prepare(checks, subjects)
+            question.rendered = plan.rendered = plan.rendered or self._writer.rendered(checks)
             if client.who is not None and not plan.is_exempt:
                 remember(plan.questions, known, question)
         return question

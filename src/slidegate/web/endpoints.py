@@ -225,7 +225,8 @@ class RateLimit:
             return
         middleware = exchange.middleware
         plan = self._plan(middleware, scope, endpoint or scope.get("endpoint") or self)
-        answer = middleware.decider.decide(exchange, plan, connection)
+        client = exchange.client or middleware.clients.find(exchange.scope)
+        answer = middleware.decider.decide(exchange, plan, client, connection)
         decision = answer if isinstance(answer, Decision) else await answer
         if decision.reason in _UNCOUNTED:
             return

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from starlette.types import Message, Scope
 
 from ..core.concurrency import Concurrency
-from ..core.decision import Bucket, Decision, ceil_s, unique_name
+from ..core.decision import Bucket, Check, Decision, ceil_s, unique_name
 from ..core.draft_parameters import AMOUNT, MORE_AFTER_S, REMAINING, UNIT, WINDOW_S
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
@@ -153,13 +153,14 @@ class HeaderWriter:
         return message
 
     def render(self, decision: Decision) -> Rendered:
-        """Return what the answers to all requests with the checks of a decision have in common."""
-        question = decision.checks
-        if question.rendered is None:
-            buckets = tuple([bucket for bucket, _, _ in question.checks])
-            question.rendered = self._rendered.get(buckets) or remember(self._rendered, buckets, self._made(buckets))
-        rendered: Rendered = question.rendered
+        """Return what the answers to all requests with the checks of a decision have in common, and note it there."""
+        rendered = decision.checks.rendered = self.rendered(decision.checks)
         return rendered
+
+    def rendered(self, checks: Iterable[Check]) -> Rendered:
+        """Return what the answers to all requests with some checks have in common."""
+        buckets = tuple([bucket for bucket, _, _ in checks])
+        return self._rendered.get(buckets) or remember(self._rendered, buckets, self._made(buckets))
 
     def _made(self, buckets: Sequence[Bucket]) -> Rendered:
         limits = [limit for bucket in buckets for limit in bucket.limits]
@@ -193,8 +194,9 @@ def completed(headers: Iterable[Field], needed: Iterable[tuple[bytes, bytes]]) -
     present = [*headers]
     names = [field[0] for field in present]
     missing = [field for field in needed if field[0] not in names]
-    if missing:  # or written in another type or case
-        names = [lowered(name) for name in names]
+    if not missing:
+        return present
+    names = [lowered(name) for name in names]  # they may be there in another type or case
     return [*present, *[field for field in missing if field[0] not in names]]
 
 

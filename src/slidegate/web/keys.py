@@ -199,8 +199,9 @@ class _Header(Value):
         self._normal_form = _NORMAL_FORMS.get(name)
 
     def _first(self, scope: Scope) -> bytes:
+        field = self._field
         for name, value in scope["headers"]:
-            if name == self._field:
+            if name == field:
                 return self._normal(bytes(value))  # Starlette reads a bytearray as well
         return b""
 

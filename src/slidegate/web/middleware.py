@@ -245,8 +245,8 @@ class RateLimitMiddleware(FailsAtStartup):
     def begin_anew(self) -> None:
         """Treat the next request like the first one: after a fork, a switch, or a change of an amount."""
         self._decided = frozenset()
-        self.rule_set.forget_questions()
         self.header_writer.forget()
+        self.rule_set.forget_questions()
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -265,7 +265,11 @@ class RateLimitMiddleware(FailsAtStartup):
             if self._observers.requests:
                 self._report_end(exchange)
             question = plan.questions.get(who)
-            decision = self.decider.decide(exchange, plan) if question is None else self._engine.ask(question)
+            decision = (
+                self.decider.decide(exchange, plan, self.clients.of(scope, who))
+                if question is None
+                else self._engine.ask(question)
+            )
             if not isinstance(decision, Decision):
                 decision = await decision
             exchange.own = (decision,)

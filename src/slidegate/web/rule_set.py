@@ -29,6 +29,7 @@ from .rules import Limits, LimitsFunction, Rule
 if TYPE_CHECKING:
     from .bans import Signal
     from .default_limits import DefaultLimits
+    from .headers import Rendered
     from .middleware import RateLimitMiddleware
 
 _EXEMPT: Final = Decision(True, Reason.EXEMPT)
@@ -227,6 +228,7 @@ class Plan:
         asks: Whether functions of the user's, queues, strikes or shadow rules are involved.
         hooks: The hooks of their responses; those of a conditional plan depend on its result as well.
         questions: What was recently asked, by client; by client and keys if rules count by something else.
+        rendered: What their header fields have in common; None before the first question.
     """
 
     def __init__(self, met: Sequence[Met], strikes: Sequence[Signal], kind: Kind) -> None:
@@ -249,6 +251,7 @@ class Plan:
         self.asks = any(involved)
         self.hooks: Sequence[Hook] = ()
         self.questions: dict[object, Question] = {}
+        self.rendered: Rendered | None = None
 
 
 class RuleSet:
@@ -354,6 +357,7 @@ class RuleSet:
         """Make all questions anew, because a list or an amount has changed."""
         for plan in list(self._made):
             plan.questions.clear()
+            plan.rendered = None
 
     def bound(self) -> list[BoundRule]:
         """Return the counting rules in order, then the default limits of the routes that were requested so far."""
