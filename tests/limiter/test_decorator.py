@@ -189,15 +189,6 @@ def test_a_refusal_carries_its_decision_also_from_process_to_process(limiter: Li
     assert copy.decision.states == refused.value.decision.states
 
 
-async def test_a_plain_function_on_a_running_loop_is_told_to_be_a_coroutine() -> None:
-    limited = Limiter().limited("1/10s", key="all")
-    with pytest.raises(ConfigurationError, match="`async with` or `async def`"):
-        limited(one)()
-    with pytest.raises(ConfigurationError, match="`async with` or `async def`"), limited:
-        pass
-    assert await asyncio.to_thread(limited(one)) == 1
-
-
 def generator() -> Iterator[int]:
     yield 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import AsyncIterator
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +17,11 @@ from slidegate.limiter import MAX_KEY_BYTES, Limiter
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..contract import StoreContract
 from ..remote_stores import RemoteStore, SlowStore
 
 SECOND_US = 1_000_000
 API_KEY = header("X-API-Key").of("k123")
+LONG_KEY = "a long key of somebody's own " * 10
 SECRET = b"only for this test, no secret"
 
 
@@ -28,16 +29,6 @@ SECRET = b"only for this test, no secret"
 async def limiter(clock: FakeClock) -> AsyncIterator[Limiter]:
     async with Limiter(MemoryStore(clock=clock)) as made:
         yield made
-
-
-class AwaitedStore(StoreContract):
-    def make_store(self, clock: FakeClock) -> SlowStore:
-        return SlowStore(clock)
-
-
-@pytest.mark.parametrize("what", ["answers", "bans"])
-def test_an_awaited_store_answers_as_the_reference(what: str) -> None:
-    getattr(AwaitedStore(), f"test_{what}_are_those_of_the_reference")()
 
 
 async def test_a_reset_forgets_a_key_however_it_is_spelled(limiter: Limiter) -> None:
@@ -91,21 +82,37 @@ async def test_a_key_of_64_bytes_is_kept_as_it_is_and_a_longer_one_is_not(
     assert keys[1].startswith("long#")
 
 
-def test_a_digest_is_16_bytes_of_blake2b_over_kind_and_value_and_fits_in_a_key() -> None:
-    for secret, how in ((None, {"person": b"slidegate"}), (SECRET, {"key": SECRET})):
-        expected = blake2b(b"header:x-api-key\0k123", digest_size=16, **how).hexdigest()  # type: ignore[arg-type]
-        assert Limiter(secret=secret).key_for(API_KEY) == f"header:x-api-key#{expected}"
+@pytest.mark.parametrize("secret", [None, SECRET])
+@pytest.mark.parametrize("where", ["argument", "environment"])
+def test_a_digest_is_16_bytes_of_blake2b_with_the_secret_of_the_limiter_or_the_environment(
+    where: str, secret: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: Any = {}
+    if where == "argument":
+        given = {"secret": secret}
+        monkeypatch.setenv("SLIDEGATE_SECRET", "of no use where one is given")
+    if secret is None:
+        monkeypatch.delenv("SLIDEGATE_SECRET", raising=False)
+    elif where == "environment":
+        monkeypatch.setenv("SLIDEGATE_SECRET", secret.decode())
+    made = [Limiter(**given), Limiter(RemoteStore(), **given), Limiter.from_url(f"lmdb://{tmp_path}/store", **given)]
+    keyed: Any = {"person": b"slidegate"} if secret is None else {"key": secret}
+    for key, hashed in ((API_KEY, b"header:x-api-key\0k123"), (LONG_KEY, b"long\0" + LONG_KEY.encode())):
+        expected = blake2b(hashed, digest_size=16, **keyed).hexdigest()
+        assert {limiter.key_for(key).partition("#")[2] for limiter in made} == {expected}
+    assert made[0].key_for(API_KEY).startswith("header:x-api-key#")
     kind = "a kind that is much longer than it should be, but then one never knows"
-    assert len(Limiter().digest(kind, b"")) == MAX_KEY_BYTES
+    assert len(made[0].digest(kind, b"")) == MAX_KEY_BYTES
 
 
-@pytest.mark.parametrize("key", [API_KEY, "a long key of somebody's own " * 10], ids=["header", "long"])
-def test_a_digest_is_that_of_every_limiter_with_the_same_secret(key: str) -> None:
-    for secret in (None, SECRET, SECRET.decode()):
-        made = {Limiter(secret=secret).key_for(key), Limiter(RemoteStore(), secret=secret).key_for(key)}
-        assert len(made) == 1, secret
-    others = (None, SECRET, b"another secret, no secret either")
-    assert len({Limiter(secret=secret).key_for(key) for secret in others}) == 3
+def test_a_secret_in_the_environment_that_is_none_makes_no_limiter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIDEGATE_SECRET", "short")
+    for make in (Limiter, lambda: Limiter.from_url(f"lmdb://{tmp_path}/new")):
+        with pytest.raises(ConfigurationError, match="SLIDEGATE_SECRET: expected 16 to 64 bytes"):
+            make()
+    assert not (tmp_path / "new").exists()
 
 
 class Owner:

@@ -73,7 +73,7 @@ class Model:
         """Count a call that has ended."""
         was_open, failed = self.open_until_us > 0, weather != "well"
         self.in_a_row = self.in_a_row + 1 if failed else 0
-        self.ended = [] if was_open and not failed else [*self.ended, (now_us, failed)]
+        self.ended.append((now_us, failed))
         lately = [failed for at_us, failed in self.ended if at_us > now_us - SECOND_US]
         is_half = len(lately) >= 10 and 2 * sum(lately) >= len(lately)
         begins = failed and (was_open or weather == "refused" or self.in_a_row >= 3 or is_half)
@@ -119,10 +119,7 @@ class Outages(RuleBasedStateMachine):
     def wait(self, tenths: int) -> None:
         self.clock.advance(us=tenths * TENTH_US)
 
-    @rule(
-        asked=st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(CHOICES), min_size=1),
-        count=st.integers(1, 9),
-    )
+    @rule(asked=QUESTIONS, count=st.integers(1, 9))
     def hit(self, asked: dict[str, str | None], count: int) -> None:
         for _ in range(count):
             is_asked = self.clock() >= self.model.open_until_us

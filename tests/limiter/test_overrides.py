@@ -14,11 +14,11 @@ import anyio.lowlevel
 import anyio.to_thread
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, Quota, StoreError
-from slidegate.core import AnyLimit, Bucket, Concurrency, parse_limits
+from slidegate import ConfigurationError, Limiter, MemoryStore, Quota
+from slidegate.core import AnyLimit, Bucket, Concurrency, StoreUnavailable, parse_limits
 from slidegate.core.store import CHANGED_LIMITS, StatsRow
 from slidegate.httpx import LimitedTransport
 from slidegate.limiter import Override, overrides, rows
@@ -149,32 +149,16 @@ async def test_a_change_lasts_from_a_second_to_thirty_days(worker: Worker, durat
         await worker.change(duration=fits)
 
 
-@pytest.mark.parametrize(
-    ("name", "limit", "kept"),
-    [
-        ("api", "1/minute", "1/1m"),
-        ("api", " 100 per 60s ", "100/1m"),
-        ("api", "9/minute @64", "9/1m"),
-        ("calm", "9/minute", "9/1m"),
-        ("calm", "9/minute @5", "9/1m @5"),
-        ("plan", "1000/month", "1000/month"),
-        ("api-concurrency", "40", "40"),
-    ],
-)
-async def test_a_limit_of_each_kind_takes_another_amount(worker: Worker, name: str, limit: str, kept: str) -> None:
-    made = await worker.change(name, limit)
-    assert worker.known() == {name: kept}
-    assert await worker.limiter.overrides() == [made]
-    assert made.until - made.since == timedelta(hours=1)
-    assert (made.since_us, made.until_us) == (worker.rows.clock(), worker.rows.clock() + HOUR_US)
-
-
 NAMES = st.sampled_from([*LIMITS, "plans", "*", "apy"]) | st.text(max_size=6)
 AMOUNTS = st.integers(0, 120).map(str) | st.sampled_from(["", "-1", "2147483648", "٣"])
 ENDS = st.sampled_from(["", "/minute", "/hour", "/1m", " per 60s", "/minute @5", "/month", "/week", "; 5/s", "/"])
 TEXTS = st.tuples(AMOUNTS, ENDS).map("".join) | st.sampled_from(["off", " 7 ", "burst: 5/minute"]) | st.text(max_size=8)
 
 
+@example("api", " 100 per 60s ")
+@example("calm", "9/minute @5")
+@example("plan", "1000/month")
+@example("api-concurrency", "40")
 @given(NAMES, TEXTS)
 async def test_any_name_and_text_is_refused_before_writing_or_in_effect_in_every_worker(name: str, text: str) -> None:
     first = Worker(**LIMITS)
@@ -188,7 +172,9 @@ async def test_any_name_and_text_is_refused_before_writing_or_in_effect_in_every
     except ConfigurationError:
         assert first.rows.rows == before
         return
-    assert made.workers == 2
+    assert await first.limiter.overrides() == [made]
+    assert (made.workers, made.until - made.since) == (2, timedelta(hours=1))
+    assert (made.since_us, made.until_us) == (first.rows.clock(), first.rows.clock() + HOUR_US)
     for one in (first, others[0]):
         await one.changes.look()
         if name == "*":
@@ -211,7 +197,7 @@ async def test_workers_are_counted_by_their_rows_until_they_end_or_have_been_gon
         await one.changes.look()
     assert (await script.change()).workers == 3
     assert (await running[0].change()).workers == 3, "one of them asks"
-    assert [one.workers for one in await script.limiter.overrides()] == [3]
+    assert [(one.workers, one.limit) for one in await script.limiter.overrides()] == [(3, "20/1m")]
     assert {tuple(one.limits.items()) for one in await script.limiter.workers()} == {
         (("api", "10/1m"),),
         (("else_", "10/1m"),),
@@ -246,20 +232,30 @@ async def test_without_a_worker_any_name_is_accepted_and_one_that_starts_takes_i
     assert late.kinds() == ["limit_overridden"]
 
 
+UNREADABLE = [b"", b"\xff", b"[]", b"[" * 100_000, b'{"version": 2}']
+WORKER_ROW = {"version": 2, "secret": "", "limits": {"api": "10/1m"}, "fixed": {}}
+CHANGE_ROW = {"name": "calm", "limit": "6/minute", "by": "", "reason": "", "since_us": 0, "until_us": 2**51}
+ODD_ROWS = [
+    *[(rows.NUMBER, {**WORKER_ROW, **odd}) for odd in ({"version": 3}, {"limits": ["api", "10/1m"]})],
+    *[(rows.NUMBER, {**WORKER_ROW, "limits": {"api": odd}}) for odd in (["10/1m"], "10 a minute")],
+    *[(0, {**CHANGE_ROW, "limit": odd}) for odd in ("6 a minute", 6, "off")],
+    *[(0, {**CHANGE_ROW, **odd}) for odd in ({"name": 7}, {"name": "*"}, {"later": 1})],
+]
+
+
 @pytest.mark.parametrize(
-    "value",
+    ("number", "value"),
     [
-        *(b"", b"\xff", b"[]", b"[" * 100_000, b'{"version": 2}'),
-        b'{"version": 3, "secret": "", "limits": {}, "fixed": {}}',
-        b'{"version": 2, "secret": "", "limits": ["api", "10/1m"], "fixed": {}}',
-        b'{"version": 2, "secret": "", "limits": {"api": ["10/1m"]}, "fixed": {}}',
-        b'{"version": 2, "secret": "", "limits": {"api": "10 a minute"}, "fixed": {}}',
+        *[(number, value) for number in (0, rows.NUMBER) for value in UNREADABLE],
+        *[(number, json.dumps(row).encode()) for number, row in ODD_ROWS],
     ],
 )
-async def test_a_worker_s_row_that_cannot_be_read_is_no_worker(worker: Worker, value: bytes) -> None:
-    await worker.rows.write(b"stranger", [StatsRow(CHANGED_LIMITS, rows.NUMBER, value, HOUR_US)])
+async def test_a_row_that_cannot_be_read_is_no_worker_and_no_change(worker: Worker, number: int, value: bytes) -> None:
+    await worker.rows.write(b"stranger", [StatsRow(CHANGED_LIMITS, number, value, HOUR_US)])
     assert await worker.limiter.workers() == []
     assert (await worker.change()).workers == 1
+    assert worker.changed == {"api": 20}
+    assert worker.limiter.engine.is_on
 
 
 # -- secrets -----------------------------------------------------------------------------------------------------------
@@ -282,25 +278,6 @@ async def test_a_worker_reports_once_that_others_have_another_secret(own: str | 
     assert all("set the same SLIDEGATE_SECRET" in event.message for event in second.heard.events)
     values = [value for value, _ in first.rows.rows.values()]
     assert not any(secret.encode() in value for secret in SECRETS if secret for value in values)
-
-
-async def test_the_secret_of_the_environment_is_that_of_every_limiter_made_without_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given, plain = Limiter(secret=SECRETS[0]), Limiter()
-    monkeypatch.setenv("SLIDEGATE_SECRET", str(SECRETS[0]))
-    made = [Limiter(), Limiter.from_url("memory://"), Limiter.from_url(f"lmdb://{tmp_path}/store")]
-    assert {one.digest("header", b"k") for one in made} == {given.digest("header", b"k")}
-    assert Limiter(secret=SECRETS[1]).digest("header", b"k") not in {
-        given.digest("header", b"k"),
-        plain.digest("header", b"k"),
-    }
-    monkeypatch.setenv("SLIDEGATE_SECRET", "short")
-    for make in (Limiter, lambda: Limiter.from_url(f"lmdb://{tmp_path}/new")):
-        with pytest.raises(ConfigurationError, match="SLIDEGATE_SECRET: expected 16 to 64 bytes"):
-            make()
-    assert not (tmp_path / "new").exists()
-    assert Limiter(secret=SECRETS[0]).digest("header", b"k") == given.digest("header", b"k")
 
 
 # -- functions and transports ------------------------------------------------------------------------------------------
@@ -467,31 +444,23 @@ async def test_no_message_ends_in_a_colon_and_none_is_about_a_limit_that_never_c
     assert [message.endswith(ends) for message in messages] == [True, True, True, False]
 
 
-async def test_a_worker_with_other_rules_keeps_them_and_says_why(
-    worker: Worker, caplog: pytest.LogCaptureFixture
-) -> None:
-    script = Worker(worker.rows)
-    await script.change("apy", "5/minute")
-    await script.change("calm", "500/hour")
-    for _ in range(3):
-        await worker.changes.refresh()
-    logged = [record.getMessage().removeprefix("slidegate: ") for record in caplog.records]
-    assert [line.partition(", and its")[0] for line in logged] == [
-        "an override was not applied: limit 'calm': in the code it is '5/1m @5'"
-    ]
-    assert (worker.kinds(), worker.changed) == ([], {})
-
-
-async def test_each_limit_of_a_name_takes_a_change_of_its_window_and_one_that_is_fixed_is_no_obstacle(
+async def test_each_limit_of_a_name_takes_a_change_of_its_window_and_a_worker_says_why_others_keep_theirs(
     worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     for limit, fixed in (("10/minute", ""), ("10/hour", ""), ("10/minute", FIXED)):
         worker.add("several", limit, fixed=fixed)
-    await Worker(worker.rows).change("several", "7/minute")
-    await worker.changes.refresh()
+    script = Worker(worker.rows)
+    for name, limit in (("apy", "5/minute"), ("calm", "500/hour"), ("several", "7/minute")):
+        await script.change(name, limit)
+    for _ in range(3):
+        await worker.changes.refresh()
+    logged = [record.getMessage() for record in caplog.records if "not applied" in record.getMessage()]
+    assert [line.partition("limit ")[2].partition(", and its")[0] for line in logged] == [
+        "'calm': in the code it is '5/1m @5'",
+        "'several': in the code it is '10/1h'",
+    ]
     assert [one.limit.amount for one in worker.named if one.name == "several"] == [7, 10, 10]
-    assert worker.kinds() == ["limit_overridden"]
-    assert "an override was not applied: limit 'several': in the code it is '10/1h'" in caplog.text
+    assert (worker.kinds(), worker.changed) == (["limit_overridden"], {"several": 7})
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------
@@ -511,21 +480,29 @@ async def until(holds: Callable[[], object]) -> None:
             await anyio.sleep(0.001)
 
 
-async def test_it_is_over_in_time_also_while_the_store_is_away(worker: Worker) -> None:
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), RuntimeError("odd")])
+async def test_it_is_over_in_time_also_while_the_store_is_away(
+    worker: Worker, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    read = worker.rows.read
+
+    async def fail(*asked: object) -> Any:
+        raise error
+
     await worker.change(duration="1h")
     await worker.change("calm", "6/minute", duration="2h")
-    worker.rows.is_failing = True
+    worker.rows.read = fail  # type: ignore[method-assign]
     worker.rows.clock.advance("59m")
     await look(worker)
     assert set(worker.known()) == {"api", "calm"}, "the last that is known applies"
     worker.rows.clock.advance("1m")
     await look(worker)
     assert set(worker.known()) == {"calm"}
-    with pytest.raises(StoreError):
-        await worker.changes.refresh()
-    with pytest.raises(StoreError):
-        await worker.change()
-    worker.rows.is_failing = False
+    for command in (worker.changes.refresh(), worker.limiter.overrides()):
+        with pytest.raises(type(error)):
+            await command
+    assert ("changed limits cannot be read" in caplog.text) is isinstance(error, RuntimeError)
+    worker.rows.read = read  # type: ignore[method-assign]
     worker.rows.clock.advance("59m")
     await look(worker)
     assert set(worker.known()) == {"calm"}
@@ -570,84 +547,41 @@ async def test_a_request_that_waits_looks_for_changes_itself(worker: Worker) -> 
         await until(lambda: not worker.limiter.queued)
 
 
-async def test_a_store_of_one_process_keeps_changes_there_and_ends_them() -> None:
+@pytest.mark.parametrize("has_loop", [True, False])
+def test_a_store_of_one_process_keeps_changes_there_and_ends_them(*, has_loop: bool) -> None:
     clock = FakeClock(1_800_000_000_000_000)
     limiter = Limiter(MemoryStore(clock=clock))
-    configured = parse_limits("10/minute")[0]
-    caller = BucketCaller(Bucket("api", [configured]))
+    caller = BucketCaller(Bucket("api", parse_limits("10/minute")))
     limiter.engine.callers.add(caller)
     (own,) = caller.limits_by_name()
     assert not limiter.engine.overrides.may_change, "nothing is looked at where nothing is changed"
+
+    def run(work: Any) -> Any:
+        if has_loop:
+            return asyncio.run(work)
+        with pytest.raises(StopIteration) as done:
+            work.send(None)
+        return done.value.value
+
     for amount in (5, 6):
-        assert (await limiter.override("api", f"{amount}/minute", "1h")).workers == 1
+        assert run(limiter.override("api", f"{amount}/minute", "1h")).workers == 1
         assert own.limit.amount == amount
     clock.advance("1h")
     limiter.engine.overrides._next_us = 0
-    await limiter.hit("k", "5/minute")
+    run(limiter.hit("k", "5/minute"))
     assert own.limit.amount == 10
-    assert await limiter.overrides() == await limiter.workers() == []
-    await limiter.override("api", "7/minute", "1h")
-    limiter.engine.forget()
-    assert own.limit.amount == 10
-    await limiter.override("api", "8/minute", "1h")
-    assert await limiter.restore("api")
-    assert own.limit.amount == 10
-    await limiter.close()
+    assert run(limiter.overrides()) == run(limiter.workers()) == []
+    for ends in (lambda: limiter.engine.forget(), lambda: run(limiter.restore("api"))):
+        run(limiter.override("api", "7/minute", "1h"))
+        assert own.limit.amount == 7
+        ends()
+        assert own.limit.amount == 10
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        b"",
-        b"\xff",
-        b"[]",
-        b"[" * 100_000,
-        *(
-            json.dumps({**{"name": "calm", "limit": "6/minute", "by": "", "reason": ""}, **times, **more}).encode()
-            for times in ({"since_us": 0, "until_us": 2**51},)
-            for more in (
-                {"limit": "6 a minute"},
-                {"limit": 6},
-                {"limit": "off"},
-                {"name": 7},
-                {"name": "*"},
-                {"later": 1},
-            )
-        ),
-    ],
-)
-async def test_a_row_that_cannot_be_read_is_ignored(worker: Worker, value: bytes) -> None:
-    await worker.rows.write(b"stranger", [StatsRow(CHANGED_LIMITS, 0, value, HOUR_US)])
-    await worker.change()
-    assert worker.changed == {"api": 20}
-    assert worker.limiter.engine.is_on
-
-
-async def test_a_look_that_began_before_a_change_takes_nothing_back(worker: Worker) -> None:
-    read = worker.rows.read
-    entered, goes_on = anyio.Event(), anyio.Event()
-
-    async def slow_read(rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
-        rows = await read(rollup, first, last)
-        if not entered.is_set():
-            entered.set()
-            await goes_on.wait()
-        return rows
-
-    worker.rows.read = slow_read  # type: ignore[method-assign]
-    async with anyio.create_task_group() as group:
-        group.start_soon(worker.changes.refresh)
-        await entered.wait()
-        await worker.change()
-        goes_on.set()
-    assert worker.known() == {"api": "20/1m"}
-    assert worker.kinds() == ["limit_overridden"]
-
-
-async def test_a_command_gets_what_the_store_says_although_a_look_has_begun_meanwhile(worker: Worker) -> None:
-    await Worker(worker.rows).change()
-    read, waits = worker.rows.read, [anyio.Event(), anyio.Event()]
-    left = list(waits)
+def hold_reads(worker: Worker, count: int) -> list[anyio.Event]:
+    """Have the next reads return when an event is set; each has read before."""
+    read, waits = worker.rows.read, [anyio.Event() for _ in range(count)]
+    left = [*waits]
 
     async def slow_read(rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
         rows = await read(rollup, first, last)
@@ -656,6 +590,23 @@ async def test_a_command_gets_what_the_store_says_although_a_look_has_begun_mean
         return rows
 
     worker.rows.read = slow_read  # type: ignore[method-assign]
+    return waits
+
+
+async def test_a_look_that_began_before_a_change_takes_nothing_back(worker: Worker) -> None:
+    (held,) = hold_reads(worker, 1)
+    async with anyio.create_task_group() as group:
+        group.start_soon(worker.changes.refresh)
+        await anyio.lowlevel.checkpoint()
+        await worker.change()
+        held.set()
+    assert worker.known() == {"api": "20/1m"}
+    assert worker.kinds() == ["limit_overridden"]
+
+
+async def test_a_command_gets_what_the_store_says_although_a_look_has_begun_meanwhile(worker: Worker) -> None:
+    await Worker(worker.rows).change()
+    waits = hold_reads(worker, 2)
     async with anyio.create_task_group() as group:
         group.start_soon(worker.changes.refresh)  # that of a command
         await anyio.lowlevel.checkpoint()
@@ -663,30 +614,3 @@ async def test_a_command_gets_what_the_store_says_although_a_look_has_begun_mean
         waits[0].set()
         await until(lambda: worker.known() == {"api": "20/1m"})
         waits[1].set()
-
-
-async def test_a_change_is_over_in_time_although_what_the_store_says_is_odd(
-    worker: Worker, caplog: pytest.LogCaptureFixture
-) -> None:
-    await worker.change(duration="1h")
-
-    async def odd(*asked: object) -> Any:
-        raise RuntimeError("odd")
-
-    worker.rows.read = odd  # type: ignore[method-assign]
-    worker.rows.clock.advance("1h")
-    await look(worker)
-    assert worker.known() == {}
-    assert "changed limits cannot be read" in caplog.text
-
-
-def test_a_script_changes_limits_of_its_own_process_without_an_event_loop() -> None:
-    clock = FakeClock(1_800_000_000_000_000)
-    limiter = Limiter(MemoryStore(clock=clock))
-    with pytest.raises(StopIteration):
-        limiter.override("api", "5/minute", "1h").send(None)
-    assert list(limiter.engine.overrides.known) == ["api"]
-    clock.advance("1h")
-    limiter.engine.overrides._next_us = 0
-    limiter.sync.hit("k", "5/minute")
-    assert limiter.engine.overrides.known == {}

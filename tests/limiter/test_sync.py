@@ -8,14 +8,18 @@ import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import anyio.to_thread
 import pytest
 import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore
 from slidegate.core import Reason, StoreTimeout
+from slidegate.limiter.aio import answer_of
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -29,8 +33,17 @@ STORES: dict[str, Make] = {
     "lmdb": lambda clock, place: LmdbStore(place, clock=clock),
     "a store that is awaited": lambda clock, place: SlowStore(clock),
 }
-KEYS = ("user:1", "user:2", "192.0.2.7", "2001:db8::7")
 POLICY = BanPolicy("3/10m", "1h")
+KEYS = st.sampled_from(["user:1", "user:2", "192.0.2.7", "2001:db8::7"])
+LIMITS = st.sampled_from(["3/10s", "100/10s; 150/minute"])
+CALLS = st.one_of(
+    st.tuples(st.sampled_from(["hit", "hit", "peek", "charge"]), KEYS, LIMITS, st.sampled_from([0, 1, 1, 2, 40])),
+    st.tuples(st.just("refund"), st.integers(0, 5)),
+    st.tuples(st.just("ban"), KEYS, st.sampled_from(["1s", "8s"])),
+    st.tuples(st.just("strike"), KEYS, st.just(POLICY)),
+    st.tuples(st.sampled_from(["reset", "unban", "banned"]), KEYS),
+    st.tuples(st.just("advance"), st.sampled_from([1, 900_000, 7_000_000])),
+)
 
 
 def shown(answer: Any) -> object:
@@ -40,53 +53,37 @@ def shown(answer: Any) -> object:
     return [ban.key for ban in answer] if isinstance(answer, list) else getattr(answer, "key", answer)
 
 
-class Program:
-    """Random calls; two plays of one seed make the same calls."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng = random.Random(seed)
-        self._decisions: list[Any] = []
-
-    def next(self, limiter: Any, clock: FakeClock) -> Any:
-        rng = self._rng
-        clock.advance(us=rng.choice([0, 1, 900_000, 7_000_000]))
-        key, limits, cost = rng.choice(KEYS), rng.choice(["3/10s", "100/10s; 150/minute"]), rng.choice([0, 1, 1, 2, 40])
-        name = rng.choice(["hit"] * 8 + ["peek", "charge", "refund", "reset", "ban", "unban", "banned", "strike"])
-        if name in ("hit", "peek", "charge"):
-            return getattr(limiter, name)(key, limits, cost)
-        if name == "refund" and self._decisions:
-            return limiter.refund(rng.choice(self._decisions))
-        if name == "ban":
-            return limiter.ban(key, rng.choice(["1s", "8s"]))
-        if name == "strike":
-            return limiter.strike(key, POLICY)
-        return getattr(limiter, name if name in ("reset", "unban") else "banned")(key)
-
-    def note(self, answer: Any) -> object:
-        if hasattr(answer, "states"):
-            self._decisions.append(answer)
-        return shown(answer)
+async def play(limiter: Any, clock: FakeClock, calls: list[Any]) -> list[object]:
+    """Return what calls of a limiter answer, whether it has to be awaited or not."""
+    answers: list[Any] = []
+    for name, *arguments in calls:
+        if name == "advance":
+            clock.advance(us=arguments[0])
+        elif name == "refund":
+            decisions = [answer for answer in answers if hasattr(answer, "states")]
+            chosen = decisions[arguments[0] : arguments[0] + 1]
+            answers += [await answer_of(limiter.refund(decision)) for decision in chosen]
+        else:
+            answers.append(await answer_of(getattr(limiter, name)(*arguments)))
+    return [shown(answer) for answer in answers]
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_it_decides_as_the_asynchronous_way_does(kind: str, tmp_path: Path, rng: random.Random) -> None:
-    seed, calls = rng.getrandbits(32), 300
+@settings(max_examples=20)
+@given(calls=st.lists(CALLS, min_size=20, max_size=60))
+def test_it_decides_as_the_asynchronous_way_does(kind: str, calls: list[Any]) -> None:
+    async def ask() -> list[object]:
+        async with Limiter(STORES[kind](clocks[0], Path(place, "one")), deadline="60s") as limiter:
+            return [*await play(limiter, clocks[0], calls), shown([ban async for ban in limiter.bans()])]
 
-    async def play() -> list[object]:
-        program, clock = Program(seed), FakeClock(10**9)
-        limiter = Limiter(STORES[kind](clock, tmp_path / "one"), deadline="60s")
-        answers = [program.note(await program.next(limiter, clock)) for _ in range(calls)]
-        answers.append(shown([ban async for ban in limiter.bans()]))
-        await limiter.close()
-        return answers
-
-    expected = asyncio.run(play())
-    program, clock = Program(seed), FakeClock(10**9)
-    with Limiter(STORES[kind](clock, tmp_path / "two"), deadline="60s").sync as limiter:
-        answers = [program.note(program.next(limiter, clock)) for _ in range(calls)]
-        answers.append(shown(limiter.bans()))
-    assert answers == expected
-    assert {answer[0] for answer in answers if isinstance(answer, tuple)} == {True, False}
+    clocks = FakeClock(10**9), FakeClock(10**9)
+    with TemporaryDirectory() as place:
+        expected = asyncio.run(ask())
+        with Limiter(STORES[kind](clocks[1], Path(place, "two")), deadline="60s").sync as limiter:
+            playing = play(limiter, clocks[1], calls)
+            with pytest.raises(StopIteration) as done:
+                playing.send(None)
+            assert [*done.value.value, shown(limiter.bans())] == expected
 
 
 class Inline(SickStore):
@@ -113,8 +110,21 @@ def test_threads_together_get_exactly_the_amount_while_a_store_is_away(collectin
 @pytest.mark.parametrize("kind", ["memory", "a store that is awaited"])
 async def test_on_a_running_loop_it_says_what_to_write(kind: str, tmp_path: Path) -> None:
     limiter = Limiter(STORES[kind](FakeClock(10**9), tmp_path))
-    for call in (lambda: limiter.sync.hit("user:1", "5/minute"), limiter.sync.bans, limiter.sync.close):
-        with pytest.raises(ConfigurationError, match=r"await limiter\.hit\(\.\.\.\)"):
+    limited = limiter.limited("5/minute", key="user:1", rule="hit")
+    function = limited(lambda: True)
+
+    def block() -> None:
+        with limited:
+            raise AssertionError
+
+    for call in (
+        lambda: limiter.sync.hit("user:1", "5/minute"),
+        limiter.sync.bans,
+        limiter.sync.close,
+        function,
+        block,
+    ):
+        with pytest.raises(ConfigurationError, match=r"`await limiter\.hit\(\.\.\.\)`, .* `async with` or `async def`"):
             call()
     assert (await limiter.peek("user:1", "5/minute")).remaining == 4, "nothing was charged"
     assert "slidegate-loop" not in [thread.name for thread in threading.enumerate()]
@@ -131,7 +141,7 @@ async def test_on_a_running_loop_it_says_what_to_write(kind: str, tmp_path: Path
 async def test_in_a_worker_thread_of_a_loop_it_works(kind: str, tmp_path: Path) -> None:
     limiter = Limiter(STORES[kind](FakeClock(10**9), tmp_path), deadline="60s")
     assert await asyncio.to_thread(limiter.sync.hit, "user:1", "2/minute")
-    assert await anyio.to_thread.run_sync(limiter.sync.hit, "user:1", "2/minute")
+    assert await anyio.to_thread.run_sync(limiter.limited("2/minute", key="user:1", rule="hit")(lambda: True))
     assert not await limiter.hit("user:1", "2/minute"), "both ways count together"
     await limiter.close()
 

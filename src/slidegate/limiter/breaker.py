@@ -147,7 +147,6 @@ class Breaker:
         self._took_us.append(took_us)
         if is_probe:
             self.open_until_us = 0
-            self._has_failed.clear()
             failures, after_us = self.failures - self._failures_before, now_us - self._began_us
             message = f"the store answers again after {_shown(after_us)}, in which {failures} calls failed"
             self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))

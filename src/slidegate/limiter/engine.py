@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Check, Decision, Reason
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, StoreUnavailable
 from ..core.reservation import Reservation
 from ..core.store import Clock, Store, closed
 from ..stores.memory.store import MemoryStore
@@ -110,7 +110,6 @@ class Engine:
         self.callers = Callers()
         self.rows = Rows(self)
         self.overrides = Overrides(self)
-        self._counts_permits = store.permits_held() is not None  # read once: counting them may be slow
         self.portal = Portal()
         self._owners: dict[str, WeakKeyDictionary[object, int]] = {}
         self._closed = False
@@ -193,7 +192,7 @@ class Engine:
             StoreError: The store does not answer.
         """
         if self._closed:
-            raise closed(self._name)
+            raise _closed(self.store)
         self.store.keep_deadline(min(deadline_s, COMMAND_DEADLINE_S))
         return await within(ask(), deadline_s)
 
@@ -203,7 +202,7 @@ class Engine:
         Raises:
             ConfigurationError: It does not.
         """
-        if not self._counts_permits:
+        if self.store.permits_held() is None:
             raise ConfigurationError(f"concurrency: {self.store!r} counts no permits; use MemoryStore(), for example")
 
     def unanswered(self) -> Decision:
@@ -219,6 +218,7 @@ class Engine:
         finally:
             self._closed = True
             self.rebuild()
+            self.portal.end()
 
     async def end(self) -> None:
         """Let observers and overrides finish, because the application ends or the limiter is being closed."""
@@ -265,7 +265,7 @@ class Engine:
         if not self.counts:
             self._backend = self._bans = _NoLimits()
         elif self._closed:
-            self._backend = self._bans = _Closed(self._name)
+            self._backend = self._bans = _Closed(self.store)
         self.ask: Ask = self._look_and_ask if self.overrides.may_change and not self._closed else self._backend.ask
 
     def _look_and_ask(self, question: Any) -> Decision | Awaitable[Decision]:
@@ -278,10 +278,6 @@ class Engine:
         """Pass the outcome of a question without HTTP to the observers of requests, if there are any."""
         if self.observers.requests:
             self.observers.request(outcome_of_question(decision, self.now_us()))
-
-    @property
-    def _name(self) -> str:
-        return f"the limiter on {self.store!r}"
 
 
 all_engines: Final[WeakSet[Engine]] = WeakSet()
@@ -310,10 +306,14 @@ class _NoLimits:
 class _Closed:
     """Answers in place of the store of a closed limiter: raises."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, store: Store) -> None:
+        self._store = store
 
     def ask(self, *question: object) -> Decision:
-        raise closed(self._name)
+        raise _closed(self._store)
 
     peek = charge = find = strike = ask
+
+
+def _closed(store: Store) -> StoreUnavailable:
+    return closed(f"the limiter on {store!r}")

@@ -555,7 +555,6 @@ class Limiter:
         if not self._closed:
             self._closed = True
             await self.engine.close()
-            self.engine.portal.end()
 
     async def __aenter__(self) -> Self:
         return self

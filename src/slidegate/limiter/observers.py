@@ -172,6 +172,7 @@ class Subscription:
         _check_method(event, "event")
         _check_method(self.request, "outcome")
         self._hub = hub
+        self._ends: Final = observer if isinstance(observer, Observer) else Observer()
         self._throttle = Throttle(FAILURE_EVERY_S)
 
     def remove(self) -> None:
@@ -191,15 +192,13 @@ class Subscription:
     async def end(self) -> None:
         """Await its method `end`, and log its exceptions."""
         try:
-            if isinstance(self.observer, Observer):
-                await self.observer.end()
+            await self._ends.end()
         except Exception as error:
             self._log(error)
 
     def forget(self) -> None:
         """Call its method `forget`."""
-        if isinstance(self.observer, Observer):
-            self.observer.forget()
+        self._ends.forget()
 
     def _log(self, error: Exception) -> None:
         left_out = self._throttle.left_out(None, monotonic())
