@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, client_ip
 from slidegate.core import parse_address
-from slidegate.web.lists import FollowedList, ListFile, followed, read_entries
+from slidegate.web.lists import FollowedList, followed, read_entries
 
 from ..asgi import PEER, hello, statuses
 from ..core.test_networks import Network, ranges
@@ -90,17 +90,17 @@ def test_a_list_is_named_by_its_file(files: ListFiles) -> None:
 async def test_no_lookup_waits_for_a_file_that_is_read(files: ListFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     networks = Networks.from_file(files.write("a.netset", "192.0.2.0/24\n"), clock=files.seconds)
     begun, go_on = threading.Event(), threading.Event()
-    reading = ListFile.ranges
+    reading = FollowedList.read
     read = 0
 
-    def slow(file: ListFile) -> Any:
+    def slow(file: FollowedList) -> Networks:
         nonlocal read
         read += 1
         begun.set()
         assert go_on.wait(60)
         return reading(file)
 
-    monkeypatch.setattr(ListFile, "ranges", slow)
+    monkeypatch.setattr(FollowedList, "read", slow)
     limiter = Limiter(MemoryStore(), observers=[files.heard])
     app = RateLimitMiddleware(hello, limits="9/hour", blocklist=networks, limiter=limiter)
     files.write("a.netset", "198.51.100.0/24\n")

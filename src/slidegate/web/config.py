@@ -10,12 +10,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import Parameter, signature
-from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -31,7 +29,7 @@ from ..limiter.observers import AnyObserver
 from . import keys
 from .bans import check_policy
 from .client_ip import ClientAddress, client_ip
-from .file_watcher import FileVersion, read_whole, version_of
+from .file_watcher import Versions, read_whole, version_of
 from .lists import Networks
 from .mcp import mcp_tool
 from .networks import NetworkFile, key_by
@@ -102,18 +100,17 @@ class ConfigReader:
     Args:
         path: The file.
         code: Options given in code, which override those of the file.
+        versions: Gets the files that it names, with their versions from before they are read. Those that are followed
+            by themselves are there only until they have been read.
         clock: Returns the time in seconds, for the interval between two looks at files that it names.
 
     Attributes:
         of_limiter: The options of the limiter as they are written in the file, or their defaults.
-        versions: The version of each file from before it was read. Files that are followed by what was created from
-            them are among them only until they have been read.
     """
 
-    def __init__(
-        self, path: str | PathLike[str], code: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._path = Path(path)
+    def __init__(self, path: Path, code: Mapping[str, Any], versions: Versions, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._versions = versions
         self._code = code
         self._clock = clock
         self._client: ClientAddress = code.get("client") or client_ip()
@@ -138,7 +135,6 @@ class ConfigReader:
             "count_if": _one_of,
         }
         self.of_limiter: dict[str, Any] = dict(OF_LIMITER)
-        self.versions: dict[str, FileVersion | None] = {str(path): version_of(str(path))}
 
     def options(self) -> dict[str, Any]:
         """Return the options for `RateLimitMiddleware` but the limiter, including those given in code.
@@ -158,9 +154,8 @@ class ConfigReader:
 
     def located(self, error: ConfigurationError) -> ConfigurationError:
         """Return an error with the file in front, unless it names the file or an option that was given in code."""
-        if error.option in self._code or str(error).startswith(f"cannot read {self._path}: "):
-            return error
-        return ConfigurationError(str(error), str(self._path))
+        is_clear = error.option in self._code or str(error).startswith(f"cannot read {self._path}: ")
+        return ConfigurationError(str(error) if is_clear else f"{self._path}: {error}")
 
     def limiter(self, address: str, observers: Iterable[AnyObserver]) -> Limiter:
         """Return the limiter that the file describes; call `options` before.
@@ -296,7 +291,7 @@ class ConfigReader:
     def _beside(self, path: str) -> str:
         """Return the name of a file beside the configuration, whose version counts from before it is read."""
         name = str(self._path.parent / path)
-        self.versions[name] = version_of(name)
+        self._versions[name] = version_of(name)
         return name
 
     def _in_file(self, path: object) -> Networks:
@@ -313,7 +308,7 @@ class ConfigReader:
             return Networks(given)
         made = self._in_file(given)
         if made.file is not None:
-            del self.versions[made.file.path]
+            del self._versions[made.file.path]
         return made
 
     def _network_file(self, path: object) -> NetworkFile:
@@ -326,7 +321,7 @@ class ConfigReader:
                 self._opened[path] = NetworkFile(name, self._clock)
             except ConfigurationError as error:
                 raise ConfigurationError(error.text) from error.__cause__
-            del self.versions[name]
+            del self._versions[name]
         return self._opened[path]
 
 

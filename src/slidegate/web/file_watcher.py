@@ -14,7 +14,7 @@ import logging
 import os
 import stat
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from threading import Lock, Thread
 from typing import Final, TypeAlias
 
@@ -29,7 +29,7 @@ _AT_ONCE: Final = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY"
 
 FileVersion: TypeAlias = tuple[int, ...]
 """Device, inode number, size and times of a file, which identify a version of it without reading it."""
-Versions: TypeAlias = Mapping[str, FileVersion | None]
+Versions: TypeAlias = dict[str, FileVersion | None]
 """The versions of some files by path; None for a file that does not exist."""
 
 
@@ -80,42 +80,59 @@ def _opened_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | _AT_ONCE)
 
 
-class FileWatcher:
-    """Follows files, and reads them again when they have changed.
+class FollowedFile:
+    """A file whose content is replaced as a whole when it has changed: a list, a database, or a configuration.
 
     Args:
-        versions: The files, with their versions from before they were read.
-        read_again: Reads the files, and returns a function that applies the new content. That function is called unless
-            the files have changed during the reading. Neither must raise.
+        path: The file.
+        name: Its name in events; empty for none.
         clock: Returns the time in seconds, for the interval between two looks.
 
     Attributes:
-        versions: The files that are followed, with the versions that were read last.
+        path: The file.
+        name: Its name in events.
+        versions: The file, and those whose content is a part of it, with the versions that were read last.
+        generation: How often its content was replaced.
     """
 
-    def __init__(
-        self, versions: Versions, read_again: Callable[[], Callable[[], None]], clock: Callable[[], float]
-    ) -> None:
-        self.versions = versions
-        self._read_again = read_again
+    kind = "list"
+    """The first part of the kinds of its events."""
+    reloaded = "list {name!r}: {count} networks"
+    rejected = "list {name!r} is kept unchanged: {error}"
+
+    def __init__(self, path: str, name: str, clock: Callable[[], float]) -> None:
+        self.path = path
+        self.name = name
+        self.versions: Versions = {path: version_of(path)}  # from before it is read
+        self.generation = 0
         self._clock = clock
+        self._details = {"list": name, "path": path} if name else {"path": path}
         self._observers = Observers()
-        self._seen = versions
+        self._seen = self.versions
         self._looking = Lock()
         self._next_look_s = clock() + LOOK_EVERY_S
 
+    @abstractmethod
+    def load(self, versions: Versions) -> tuple[int, Callable[[], None]]:
+        """Read the file.
+
+        Args:
+            versions: Gets the files whose content is a part of it, with their versions from before they are read.
+
+        Returns:
+            How many entries it has, and a function that applies them.
+
+        Raises:
+            ConfigurationError: It cannot be read.
+        """
+
     def observe(self, observer: EventListener) -> None:
-        """Register an observer for later events about the files; registering it twice has no effect."""
+        """Register an observer for later events about the file; registering it twice has no effect."""
         if observer not in self._observers:
             self._observers.add(observer)
 
-    def report(self, level: int, event: Event) -> None:
-        """Log an event about the files, and notify observers."""
-        logger.log(level, "%s: %s", event.kind, event.message)
-        self._observers.tell(event)
-
     def look_when_due(self) -> None:
-        """Look at the files in a thread, at most once a second, and read those that have changed."""
+        """Look at the file in a thread, at most once a second, and read it if it has changed."""
         now_s = self._clock()
         if now_s < self._next_look_s:
             return
@@ -123,7 +140,7 @@ class FileWatcher:
         try:
             Thread(target=self._look, name=THREAD, daemon=True).start()
         except RuntimeError as error:  # the request must not fail because of this; the next look tries again
-            logger.warning("no thread to look at %s: %s", ", ".join(self.versions), error)
+            logger.warning("no thread to look at %s: %s", self.path, error)
 
     def _look(self) -> None:
         if not self._looking.acquire(blocking=False):  # reading may take longer than the interval between two looks
@@ -131,62 +148,36 @@ class FileWatcher:
         try:
             now = {path: version_of(path) for path in self.versions}
             is_steady, self._seen = now == self._seen, now
-            if now == self.versions or not is_steady:
-                return
-            apply = self._read_again()
-            if all(version_of(path) == version for path, version in now.items()):
-                self.versions = now
-                apply()
+            if now != self.versions and is_steady:
+                self._read_again(now)
         except Exception:
-            logger.exception("reading %s again failed", ", ".join(self.versions))
+            logger.exception("reading %s again failed", self.path)
         finally:
             self._looking.release()
 
-
-class FollowedFile(FileWatcher):
-    """A file whose content is replaced as a whole when it changes: a list of networks, or one of operators.
-
-    Args:
-        path: The file.
-        name: Its name in events.
-        versions: Its version, from before it was read first.
-        clock: Returns the time in seconds, for the interval between two looks.
-
-    Attributes:
-        path: The file.
-        name: Its name in events.
-        generation: How often its content was replaced.
-    """
-
-    def __init__(self, path: str, name: str, versions: Versions, clock: Callable[[], float]) -> None:
-        super().__init__(versions, self._read_again_or_keep, clock)
-        self.path = path
-        self.name = name
-        self.generation = 0
-
-    @abstractmethod
-    def load(self) -> tuple[int, Callable[[], None]]:
-        """Read the file, and return how many entries it has and a function that applies them.
-
-        Raises:
-            ConfigurationError: It cannot be read.
-        """
-
-    def _read_again_or_keep(self) -> Callable[[], None]:
-        details = {"list": self.name, "path": self.path}
+    def _read_again(self, now: Versions) -> None:
+        """Read the file, and apply its content unless it has changed meanwhile."""
+        read = {self.path: now[self.path]}
+        count, said, apply = 0, "", None
         try:
-            count, apply = self.load()
+            count, apply = self.load(read)
         except Exception as error:
             if not isinstance(error, ConfigurationError):
                 logger.exception("reading %s failed", self.path)
-            message = f"list {self.name!r} is kept unchanged: {getattr(error, 'text', error)}"
-            return lambda: self.report(logging.ERROR, Event("list_rejected", message, details))
+            said = getattr(error, "text", "") or str(error) or repr(error)
+        if not all(version_of(path) == version == now.get(path, version) for path, version in read.items()):
+            return
+        self.versions = read
+        told = {"name": self.name, "path": self.path, "count": count, "error": said}
+        if apply is None:
+            self._report(logging.ERROR, Event(f"{self.kind}_rejected", self.rejected.format(**told), self._details))
+            return
+        apply()
+        self.generation += 1  # last, so that nothing cached for this generation comes from the old content
+        details = {**self._details, "count": count}
+        level = logging.WARNING if self.name and not count else logging.INFO
+        self._report(level, Event(f"{self.kind}_reloaded", self.reloaded.format(**told), details))
 
-        def applied() -> None:
-            apply()
-            self.generation += 1  # last, so that nothing cached for this generation comes from the old content
-            message = f"list {self.name!r}: {count} networks"
-            level = logging.INFO if count else logging.WARNING
-            self.report(level, Event("list_reloaded", message, {**details, "count": count}))
-
-        return applied
+    def _report(self, level: int, event: Event) -> None:
+        logger.log(level, "%s: %s", event.kind, event.message)
+        self._observers.tell(event)

@@ -21,7 +21,7 @@ from ..core.errors import ConfigurationError, InvalidKey, quoted
 from ..core.logs import logger
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
-from .file_watcher import FileWatcher
+from .file_watcher import FollowedFile
 from .paths import spelled_value
 
 _VALUE: Final = "text that is not empty"
@@ -47,7 +47,7 @@ class Key:
     shared = False
     keys: Sequence[Key] = ()
     fallback: Key | None = None
-    file: FileWatcher | None = None
+    file: FollowedFile | None = None
     of: Callable[..., KeyOf]
 
     def __repr__(self) -> str:
@@ -73,7 +73,7 @@ class KeyCondition:
     """
 
     def __init__(
-        self, identity: str, holds: Callable[[Scope, str], bool | None], file: FileWatcher | None = None
+        self, identity: str, holds: Callable[[Scope, str], bool | None], file: FollowedFile | None = None
     ) -> None:
         self.identity = identity
         self.holds = holds
@@ -395,7 +395,7 @@ def parts_of(asked: object) -> Iterator[object]:
             yield from parts_of(part)
 
 
-def files_asked(*asked: object) -> Iterator[FileWatcher]:
+def files_asked(*asked: object) -> Iterator[FollowedFile]:
     """Yield the files that keys and conditions read, the parts of combined keys included."""
     for part in chain.from_iterable(map(parts_of, asked)):
         if isinstance(part, (Key, KeyCondition)) and part.file is not None:

@@ -12,13 +12,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
-from typing import Final, NamedTuple, Self, TypeAlias
+from typing import Final, TypeAlias
 
 from ..core import networks as core
 from ..core.addresses import parse_address, parse_network
 from ..core.arguments import expect
 from ..core.errors import ConfigurationError, quoted
-from .file_watcher import FileVersion, FollowedFile, read_whole, version_of
+from .file_watcher import FollowedFile, Versions, read_whole
 
 MAX_BYTES: Final = 32 << 20
 """The maximum size of a file: enough for more than a million networks, and it bounds the memory for reading."""
@@ -37,11 +37,11 @@ class Networks(core.Networks):
         ConfigurationError: An entry is invalid.
     """
 
-    file: ListFile | None = None
+    file: FollowedList | None = None
     """The file from which the networks were read; None for copies, and for sets that are created with ``|``."""
 
     @classmethod
-    def from_file(cls, path: str | PathLike[str], *, clock: Callable[[], float] = time.monotonic) -> Self:
+    def from_file(cls, path: str | PathLike[str], *, clock: Callable[[], float] = time.monotonic) -> Networks:
         """Read a file of networks; a `RateLimitMiddleware` with this blocklist or allowlist follows the file.
 
         Requests trigger a look at the file at most once a second; a thread then reads a changed file, once its size and
@@ -57,60 +57,33 @@ class Networks(core.Networks):
         """
         if not isinstance(path, (str, PathLike)) or not os.path.basename(path):
             raise ConfigurationError(f'expected a file, for example "drop.netset", not {quoted(path)}', "path")
-        file = ListFile(os.fspath(path), clock, version_of(os.fspath(path)))
-        made = cls.of_ranges(file.ranges())
-        check_breadth(made, "path", file.path)
-        object.__setattr__(made, "file", file)
-        return made
-
-
-class ListFile(NamedTuple):
-    """A file of networks, as it was read.
-
-    Attributes:
-        path: The file.
-        clock: Returns the time in seconds, for the interval between two looks.
-        version: The version of the file, from before it was read.
-    """
-
-    path: str
-    clock: Callable[[], float]
-    version: FileVersion | None
-
-    @property
-    def name(self) -> str:
-        """The name of the list."""
-        return os.path.splitext(os.path.basename(self.path))[0]
-
-    def ranges(self) -> Iterator[tuple[int, int, int]]:
-        """Read the file, and yield its networks as (4 or 6, first address, last address).
-
-        Raises:
-            ConfigurationError: It cannot be read, or a line is invalid; the message names the line.
-        """
-        content = read_whole(self.path, MAX_BYTES, "path")
-        for number, entry in read_entries(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", "replace")):
-            try:
-                found = _parse_range(entry)
-            except ConfigurationError as error:
-                raise ConfigurationError(f"{self.path}, line {number}: {error}") from None
-            yield found
+        return FollowedList(os.fspath(path), clock).networks
 
 
 class FollowedList(FollowedFile):
-    """A blocklist or allowlist that follows its file.
+    """A file of networks, which is followed by the middlewares that have it as a blocklist or an allowlist.
 
     Args:
-        file: The file.
-        networks: Its networks.
+        path: The file.
+        clock: Returns the time in seconds, for the interval between two looks.
 
     Attributes:
         networks: The networks in force.
+
+    Raises:
+        ConfigurationError: It cannot be read, a line is invalid, or it covers half of all addresses.
     """
 
-    def __init__(self, file: ListFile, networks: core.Networks) -> None:
-        super().__init__(file.path, file.name, {file.path: file.version}, file.clock)
-        self.networks = networks
+    def __init__(self, path: str, clock: Callable[[], float]) -> None:
+        super().__init__(path, os.path.splitext(os.path.basename(path))[0], clock)
+        self.networks = self.read()
+        object.__setattr__(self.networks, "file", self)
+
+    def read(self) -> Networks:
+        """Return the networks in the file; an error in a line names the line."""
+        networks = Networks.of_ranges(_ranges(self.path))
+        check_breadth(networks, "path", self.path)
+        return networks
 
     def covers(self, version: int, value: int) -> bool:
         """Return whether a parsed address is in one of the networks."""
@@ -120,9 +93,9 @@ class FollowedList(FollowedFile):
         """Return the name of the list if it contains a parsed address, else None."""
         return self.name if self.networks.covers(version, value) else None
 
-    def load(self) -> tuple[int, Callable[[], None]]:
+    def load(self, versions: Versions) -> tuple[int, Callable[[], None]]:
         """See `FollowedFile.load`."""
-        networks = Networks.from_file(self.path)
+        networks = self.read()
         return len(networks), lambda: setattr(self, "networks", networks)
 
 
@@ -130,7 +103,7 @@ AnyList: TypeAlias = core.Networks | FollowedList
 
 
 def followed(option: str, networks: core.Networks | None) -> AnyList | None:
-    """Return a list of a middleware: the networks, or what follows the file that they were read from.
+    """Return a list of a middleware: the networks, or the file that they were read from.
 
     Args:
         option: The name of the list, for error messages.
@@ -144,8 +117,7 @@ def followed(option: str, networks: core.Networks | None) -> AnyList | None:
     if networks is None:
         return None
     check_breadth(networks, option)
-    file = networks.file if isinstance(networks, Networks) else None
-    return networks if file is None else FollowedList(file, networks)
+    return networks if not isinstance(networks, Networks) or networks.file is None else networks.file
 
 
 def networks_of(listed: AnyList | None) -> core.Networks | None:
@@ -180,6 +152,17 @@ def read_entries(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
         entry = line.partition("#")[0].partition(";")[0].strip()
         if entry:
             yield number, entry
+
+
+def _ranges(path: str) -> Iterator[tuple[int, int, int]]:
+    """Read a file, and yield its networks as (4 or 6, first address, last address)."""
+    content = read_whole(path, MAX_BYTES, "path")
+    for number, entry in read_entries(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", "replace")):
+        try:
+            found = _parse_range(entry)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}, line {number}: {error}") from None
+        yield found
 
 
 def _parse_range(text: str) -> tuple[int, int, int]:

@@ -35,7 +35,7 @@ from .decide import Decider
 from .decided import DECIDED_KEY, EXCHANGE_KEY, UNCOUNTED, Decided
 from .default_limits import DefaultLimits
 from .exchange import Exchange
-from .file_watcher import FileWatcher
+from .file_watcher import FollowedFile
 from .headers import HeaderStyles, HeaderWriter
 from .hooks import Report
 from .keys import Key, KeyFunction, files_asked
@@ -178,7 +178,7 @@ class RateLimitMiddleware(FailsAtStartup):
         if self.file is None:  # else the `ReloadingMiddleware` registers the middleware that it activates
             self._engine.register(self)
 
-    def _observe(self, *files: FileWatcher | NetworkLookup) -> None:
+    def _observe(self, *files: FollowedFile | NetworkLookup) -> None:
         """Send the events of files of networks to the observers of the limiter."""
         for file in files:
             file.observe(self._engine.emit)

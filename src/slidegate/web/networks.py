@@ -27,7 +27,7 @@ from ..core.memo import remember
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
 from ..limiter.operators import Place
-from .file_watcher import FollowedFile, read_whole, version_of
+from .file_watcher import FollowedFile, Versions, read_whole
 from .keys import Key, KeyCondition, invalid
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class NetworkFile(FollowedFile):
     """
 
     def __init__(self, path: str, clock: Callable[[], float]) -> None:
-        super().__init__(path, os.path.basename(path), {path: version_of(path)}, clock)
+        super().__init__(path, os.path.basename(path), clock)
         self._by_client: dict[str, Place] = {}
         self._throttle = Throttle()
         self._reader, self.has = _opened(path)
@@ -83,7 +83,7 @@ class NetworkFile(FollowedFile):
                 logger.exception(said, self.path, client_key, left_out)
             return _NOWHERE
 
-    def load(self) -> tuple[int, Callable[[], None]]:
+    def load(self, versions: Versions) -> tuple[int, Callable[[], None]]:
         """See `FollowedFile.load`."""
         reader, has = _opened(self.path)
         if not has >= self.has:

@@ -7,7 +7,6 @@ changes nothing. `file_watcher` determines when a file is looked at and read.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
@@ -17,14 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.errors import ConfigurationError, quoted
-from ..core.logs import logger
-from ..core.store import Event
 from ..limiter import Limiter
 from ..limiter.observers import AnyObserver, listed_observers
 from .broken import FailsAtStartup, end_start, whole
 from .checks import Finding
 from .config import ConfigReader
-from .file_watcher import FileWatcher
+from .file_watcher import FollowedFile, Versions
 from .middleware import RateLimitMiddleware
 
 # For these options, None in code is equivalent to omitting them.
@@ -64,7 +61,7 @@ class FileOptions(TypedDict, total=False):
     store: str
 
 
-class ReloadingMiddleware(FailsAtStartup):
+class ReloadingMiddleware(FailsAtStartup, FollowedFile):
     """A `RateLimitMiddleware` that follows its configuration file; created by `RateLimitMiddleware.from_file`.
 
     Args:
@@ -78,7 +75,12 @@ class ReloadingMiddleware(FailsAtStartup):
     Attributes:
         app: The active middleware, a `RateLimitMiddleware`.
         file: The file.
+        limiter: The limiter that counts.
     """
+
+    kind = "config"
+    reloaded = "{path}: active rules: {count}"
+    rejected = "the active rules are kept: {error}"
 
     def __init__(
         self,
@@ -94,9 +96,9 @@ class ReloadingMiddleware(FailsAtStartup):
             raise ConfigurationError(
                 f'from_file: expected the path of a file, for example "slidegate.toml", not {quoted(path)}'
             )
+        super().__init__(str(path), "", clock)
         self.file = Path(path)
         self._below = app
-        self._clock = clock
         self._code = {
             # An iterator can be consumed only once, but each version of the file needs the value again.
             name: tuple(value) if isinstance(value, Iterator) else value
@@ -109,18 +111,13 @@ class ReloadingMiddleware(FailsAtStartup):
                 "observers: they are for the limiter that the file describes; pass them to the limiter given in code: "
                 "limiter=Limiter(store, observers=[function])"
             )
-        reader = ConfigReader(self.file, self._code, clock)
+        reader = ConfigReader(self.file, self._code, self.versions, clock)
         first = reader.options()
-        self._limiter: Limiter = first.get("limiter") or reader.limiter(store, listed)
+        self.limiter: Limiter = first.get("limiter") or reader.limiter(store, listed)
         self._of_limiter = reader.of_limiter
         self.app = self._made(reader, first)
-        self._watcher = FileWatcher(reader.versions, self._read_again, clock)
-        self._limiter.engine.register(self.app)
-
-    @property
-    def limiter(self) -> Limiter:
-        """The limiter that counts."""
-        return self._limiter
+        self.limiter.engine.register(self.app)
+        self.observe(self.limiter.engine.emit)
 
     @property
     def findings(self) -> list[Finding]:
@@ -132,47 +129,33 @@ class ReloadingMiddleware(FailsAtStartup):
         if self.error is not None:
             await end_start(self.error, scope, receive, send)
         if scope["type"] != "lifespan":
-            self._watcher.look_when_due()
+            self.look_when_due()
         await self.app(scope, receive, send)
 
     def _made(self, reader: ConfigReader, options: Mapping[str, Any]) -> RateLimitMiddleware:
         """Create the middleware that the file describes."""
         try:
-            return whole(_FromFile(self._below, self, {**options, "limiter": self._limiter}))
+            return whole(_FromFile(self._below, self, {**options, "limiter": self.limiter}))
         except ConfigurationError as error:
             raise reader.located(error) from error.__cause__
 
-    def _read_again(self) -> Callable[[], None]:
-        reader = ConfigReader(self.file, self._code, self._clock)
-        try:
-            options = reader.options()
-            for name, written in reader.of_limiter.items():
-                if written != self._of_limiter[name]:
-                    text = "it cannot change while the application runs; restart the application"
-                    raise reader.located(ConfigurationError(text, name))
-            made = self._made(reader, options)
-        except Exception as error:
-            if not isinstance(error, ConfigurationError):
-                logger.exception("reading %s failed", self.file)
-            message = f"the active rules are kept: {error or repr(error)}"
-            return lambda: self._keep(reader, message)
-        return lambda: self._activate(reader, made)
+    def load(self, versions: Versions) -> tuple[int, Callable[[], None]]:
+        """See `FollowedFile.load`."""
+        reader = ConfigReader(self.file, self._code, versions, self._clock)
+        options = reader.options()
+        for name, written in reader.of_limiter.items():
+            if written != self._of_limiter[name]:
+                text = "it cannot change while the application runs; restart the application"
+                raise reader.located(ConfigurationError(text, name))
+        made = self._made(reader, options)
 
-    def _keep(self, reader: ConfigReader, message: str) -> None:
-        self._watcher.versions = reader.versions
-        self._report(logging.ERROR, "config_rejected", message)
+        def apply() -> None:
+            engine = self.limiter.engine
+            engine.callers.remove(self.app)
+            engine.register(made)
+            self.app = made
 
-    def _activate(self, reader: ConfigReader, made: RateLimitMiddleware) -> None:
-        self._watcher.versions = reader.versions
-        engine, before = self._limiter.engine, self.app
-        engine.callers.remove(before)
-        engine.register(made)
-        self.app = made
-        self._report(logging.INFO, "config_reloaded", f"{self.file}: active rules: {len(made.rules)}")
-
-    def _report(self, level: int, kind: str, message: str) -> None:
-        logger.log(level, "%s: %s", kind, message)
-        self._limiter.engine.emit(Event(kind, message, {"path": str(self.file)}))
+        return len(made.rules), apply
 
 
 class _FromFile(RateLimitMiddleware):
