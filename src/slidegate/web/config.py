@@ -29,14 +29,15 @@ from ..limiter.observers import AnyObserver
 from . import keys
 from .bans import check_policy
 from .client_ip import ClientAddress, client_ip
-from .file_watcher import Versions, read_whole, version_of
-from .lists import Networks
+from .file_watcher import FollowedFile, Versions, read_whole, version_of
+from .lists import FollowedList, Networks
 from .mcp import mcp_tool
 from .networks import NetworkFile, key_by
 from .rules import Rule
 from .websockets import MessageLimits
 
 T = TypeVar("T")
+_File = TypeVar("_File", bound=FollowedFile)
 
 STORE_VARIABLE: Final = "SLIDEGATE_STORE"
 """The environment variable with the address of the store, used if neither code nor file specify one."""
@@ -56,16 +57,18 @@ _LIMITING: Final = frozenset({"limits", "rules", "default_limits", "bans"})
 _DEEP: Final = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _WORDS: Final[Mapping[str, keys.Key | None]] = {"client": None, "everyone": keys.everyone, "user": keys.user}
-BESIDE: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys((*keys.SENT_BY_NAME, "path_param"), ("fallback",)),
-    **{"client": (), "combine": (), "mcp_tool": ("validated",), "network": ("by",)},
-}
-"""What the table of a key can name, each with what may stand beside it."""
 _MAKERS: Final[Mapping[str, Callable[..., keys.Key]]] = {
     **keys.SENT_BY_NAME,
-    **{"path_param": keys.path_param, "client": lambda client: client, "network": key_by},
-    **{"combine": lambda parts: keys.combine(*parts), "mcp_tool": lambda tools, **rest: mcp_tool(*tools, **rest)},
+    "path_param": keys.path_param,
+    "client": lambda client: client,
+    "combine": lambda parts: keys.combine(*parts),
+    "mcp_tool": lambda tools, validated=False: mcp_tool(*tools, validated=validated),
+    "network": key_by,
 }
+BESIDE: Final[Mapping[str, tuple[str, ...]]] = {
+    kind: tuple([*signature(make).parameters][1:]) for kind, make in _MAKERS.items()
+}
+"""What the table of a key can name, each with what may stand beside it."""
 CONDITIONS: Final = ("mcp_tool", "network")
 """The keys of which a rule can have a condition."""
 _MMDB: Final = 'for example "GeoLite2-ASN.mmdb"'
@@ -77,16 +80,16 @@ class LocatedError(ConfigurationError):
 
 
 @contextmanager
-def about(*path: str | int) -> Iterator[None]:
-    """Put the path of a key in front of the errors that are raised inside."""
+def about(key: str | int) -> Iterator[None]:
+    """Put a key, or the index of a table, in front of the errors that are raised inside."""
     try:
         yield
     except ConfigurationError as error:
-        located = "".join([f"[{part}]" if isinstance(part, int) else f".{_key_text(part)}" for part in path])
+        located = f"[{key}]" if isinstance(key, int) else _key_text(key)
         text, inner = str(error), ""
         if isinstance(error, LocatedError) or error.option.isidentifier():
             text, inner = error.text, error.option if error.option.startswith("[") else f".{error.option}"
-        raise LocatedError(text, f"{located}{inner}".removeprefix(".")) from error.__cause__
+        raise LocatedError(text, f"{located}{inner}") from error.__cause__
 
 
 def _key_text(key: str) -> str:
@@ -288,41 +291,36 @@ class ConfigReader:
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def _beside(self, path: str) -> str:
-        """Return the name of a file beside the configuration, whose version counts from before it is read."""
+    def _open(self, kind: Callable[[str, Callable[[], float]], _File], path: object, expected: str) -> _File:
+        """Open a file beside the configuration, whose version counts from before it is read."""
+        if not isinstance(path, str) or not os.path.basename(path):
+            raise ConfigurationError(f"expected {expected}, not {quoted(path)}")
         name = str(self._path.parent / path)
         self._versions[name] = version_of(name)
-        return name
-
-    def _in_file(self, path: object) -> Networks:
-        if not isinstance(path, str):
-            raise ConfigurationError(f'expected networks, or a file such as "blocked.netset", not {quoted(path)}')
         try:
-            return Networks.from_file(self._beside(path), clock=self._clock)
+            return kind(name, self._clock)
         except ConfigurationError as error:  # the name of the file is the whole value, without a table
             raise ConfigurationError(error.text) from error.__cause__
+
+    def _in_file(self, path: object) -> Networks:
+        return self._open(FollowedList, path, 'networks, or a file such as "blocked.netset"').networks
 
     def _list(self, given: object) -> Networks:
         """Return a blocklist or an allowlist: networks, or a file of them, which is followed by itself."""
         if isinstance(given, list):
             return Networks(given)
-        made = self._in_file(given)
-        if made.file is not None:
-            del self._versions[made.file.path]
-        return made
+        networks = self._in_file(given)
+        if networks.file is not None:
+            del self._versions[networks.file.path]
+        return networks
 
     def _network_file(self, path: object) -> NetworkFile:
         """Open a file in MaxMind's format, once for all keys; it is followed by itself."""
-        if not isinstance(path, str) or not os.path.basename(path):
-            raise ConfigurationError(f"expected a file, {_MMDB}, not {quoted(path)}")
-        if path not in self._opened:
-            name = self._beside(path)
-            try:
-                self._opened[path] = NetworkFile(name, self._clock)
-            except ConfigurationError as error:
-                raise ConfigurationError(error.text) from error.__cause__
-            del self._versions[name]
-        return self._opened[path]
+        known = str(path)
+        if known not in self._opened:
+            self._opened[known] = self._open(NetworkFile, path, f"a file, {_MMDB}")
+            del self._versions[self._opened[known].path]
+        return self._opened[known]
 
 
 def parsed(content: bytes) -> dict[str, Any]:
