@@ -282,7 +282,7 @@ def _is_met(app: object, path: str, known: Sequence[str]) -> bool:
     if "{" in path:
         return any(_may_meet(path, other) for other in known)
     scope = {"path": root_of(app) + path, "method": "GET", "headers": [], "root_path": ""}
-    return any(reach(app, {**scope, "type": kind}).route is not None for kind in ("http", "websocket"))
+    return any(reach(app, {**scope, "type": kind}) is not None for kind in ("http", "websocket"))
 
 
 def _may_meet(path: str, other: str) -> bool:

@@ -67,11 +67,10 @@ class DefaultLimits:
         app = visible_app(self._app, scope)
         if self._is_by_path is None:
             self._is_by_path = is_by_path(app)
-        reached = reach(app, scope)
-        route = reached.route
+        route = reach(app, scope)
         if route is None:
             return self.anywhere(), False
-        if reached.answers and is_exempt(route.endpoint):
+        if is_exempt(route.endpoint):
             return self.anywhere() if is_astray(scope["path"]) else (), self._is_by_path
         return [self._at(route.label)], self._is_by_path
 

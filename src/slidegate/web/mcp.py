@@ -26,10 +26,10 @@ _FIRST_VALIDATED: Final = b"2026-07-28"
 _REVISION: Final = re.compile(rb"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _ENCODED: Final = re.compile(rb"=\?base64\?(.*)\?=")
 _FIELDS: Final = (b"mcp-protocol-version", b"mcp-method", b"mcp-name")
-_OTHERS: Final = "mcp_tool:*"
-"""The key of all requests that are not known to call one of the named tools."""
-_OLDER: Final = "mcp_tool:*older"
-"""The key of requests of clients that do not name tools in header fields."""
+_OTHERS: Final = "*"
+"""Stands for the tool of all requests that are not known to call one of the named tools."""
+_OLDER: Final = "*older"
+"""Stands for the tool of requests whose clients do not name tools in header fields."""
 
 
 class McpTool(Key):
@@ -47,10 +47,8 @@ class McpTool(Key):
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """Return the key of a request: of a named tool, of all clients of older revisions, or of all others."""
-        if _is_older(scope):
-            return limiter.key_for(_OLDER)
-        method, name = _called(scope) or ("", "")
-        return limiter.key_for(f"mcp_tool:{name}" if method == "tools/call" and name in self.names else _OTHERS)
+        tool = _tool_of(scope)
+        return limiter.key_for(f"mcp_tool:{tool if tool == _OLDER or tool in self.names else _OTHERS}")
 
     def of(self, name: str | bytes) -> KeyOf:
         """Return the key of a tool, for the methods of a limiter: ``limiter.reset(tools.of("export"))``.
@@ -84,10 +82,8 @@ class McpTool(Key):
         wanted = frozenset(names)
 
         def holds(scope: Scope, client_key: str) -> bool | None:
-            if not _is_post(scope):
-                return False
-            called = _called(scope)
-            return None if called is None else called[0] == "tools/call" and called[1] in wanted
+            tool = _tool_of(scope)
+            return None if tool is None or tool == _OLDER else tool in wanted
 
         return KeyCondition(f"{self.identity} {sorted(wanted)}", holds)
 
@@ -97,38 +93,32 @@ class McpTool(Key):
         ``Rule("/mcp", "600/hour", when=tools.is_older(), final=True)`` gives those clients a limit of their own, for
         all methods and tools together. Any client can claim an older revision, so the limit must suit every tool.
         """
-        return KeyCondition(f"{self.identity} older", lambda scope, client_key: _is_older(scope))
+
+        def holds(scope: Scope, client_key: str) -> bool | None:
+            tool = _tool_of(scope)
+            return None if tool is None else tool == _OLDER
+
+        return KeyCondition(f"{self.identity} older", holds)
 
 
-def _called(scope: Scope) -> tuple[str, str] | None:
-    """Return the method and the tool name of a request; None if they are unknown."""
-    if not _is_post(scope):
-        return None
+def _tool_of(scope: Scope) -> str | None:
+    """Return the tool that a request calls.
+
+    Returns:
+        The tool; empty if it calls none, `_OLDER` if its client names none in header fields, None if it is unknown.
+    """
+    if scope["type"] != "http" or str(scope.get("method")).upper() != "POST":
+        return ""
     found = [(name, value) for name, value in scope["headers"] if name in _FIELDS]
-    fields = dict(found)
-    revision, method = fields.get(_FIELDS[0], b""), fields.get(_FIELDS[1])
-    if len(found) > len(fields) or method is None:
+    revision, method, tool = (dict(found).get(name) for name in _FIELDS)
+    if revision is None:  # as in the first request of such a client, `initialize`
+        return _OLDER
+    if len(found) > len(dict(found)) or not _REVISION.fullmatch(revision):
         return None
-    if not _REVISION.fullmatch(revision) or revision < _FIRST_VALIDATED:
-        return None
-    name = _decoded(fields.get(_FIELDS[2], b""))
-    return None if name is None else (method.decode("latin-1"), name)
-
-
-def _is_older(scope: Scope) -> bool | None:
-    """Return whether a client speaks an older revision; None if it names several revisions or none that exists."""
-    if not _is_post(scope):
-        return False
-    revisions = [value for name, value in scope["headers"] if name == _FIELDS[0]]
-    if not revisions:  # as in the first request of such a client, `initialize`
-        return True
-    if len(revisions) > 1 or not _REVISION.fullmatch(revisions[0]):
-        return None
-    return bool(revisions[0] < _FIRST_VALIDATED)
-
-
-def _is_post(scope: Scope) -> bool:
-    return scope["type"] == "http" and str(scope.get("method")).upper() == "POST"
+    if revision < _FIRST_VALIDATED:
+        return _OLDER
+    name = None if method is None else _decoded(tool or b"")
+    return name if name is None or method == b"tools/call" else ""
 
 
 def _decoded(value: bytes) -> str | None:

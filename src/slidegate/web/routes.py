@@ -78,7 +78,8 @@ class MountedRoute(NamedTuple):
     """A route at one of the paths where it is mounted.
 
     Attributes:
-        endpoint: Its endpoint; for an application without visible routes, such as a directory of files, that.
+        endpoint: Its endpoint; for an application without visible routes, such as a directory of files, that. None if
+            the router answers a request with 405, because the route does not accept its method.
         path: The full path, in Starlette's syntax.
         label: The display name: ``GET /items/{id}``; ``*`` for all methods, ``WS`` for a websocket.
     """
@@ -152,41 +153,35 @@ def is_by_path(app: object) -> bool:
     return all(own) and not any(isinstance(route, Host) for route in routes)
 
 
-class Reached(NamedTuple):
-    """The route that a request reaches.
+def reach(app: object, scope: Scope) -> MountedRoute | None:
+    """Return the route that a request reaches, as the routers of an application decide. Never raises.
 
-    Attributes:
-        route: The route; None if none matches, or if it cannot be determined.
-        answers: Whether the route accepts the method; if not, the router answers 405.
+    Returns:
+        The route; None if none matches, or if it cannot be determined.
     """
-
-    route: MountedRoute | None = None
-    answers: bool = True
-
-
-def reach(app: object, scope: Scope) -> Reached:
-    """Return the route that a request reaches, as the routers of an application decide. Never raises."""
     try:
         copy = {key: dict(value) if type(value) is dict else value for key, value in scope.items()}
         return _reach(app, copy, "")
     except Exception:
-        return Reached()  # the application will fail in the same way and report it
+        return None  # the application will fail in the same way and report it
 
 
-def _reach(app: object, scope: Scope, above: str, depth: int = 0) -> Reached:
+def _reach(app: object, scope: Scope, above: str, depth: int = 0) -> MountedRoute | None:
     if depth > DEPTH:
-        return Reached()
+        return None
     root = root_of(app)
     if root:
         scope["root_path"] = root
     router = _router_of(app)
     if router is None:
-        return Reached(_unknown(app, above) if above else None)
+        return _unknown(app, above) if above else None
     route, child, answers = _first(router.routes, scope)
     if isinstance(route, (Mount, Host)):
         scope.update(child)
         return _reach(route.app, scope, above + _below(route, router.routes), depth + 1)
-    return Reached(None if route is None else _mounted(route, above), answers)
+    if route is None:
+        return None
+    return _mounted(route, above) if answers else _mounted(route, above)._replace(endpoint=None)
 
 
 def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope, bool]:
@@ -223,7 +218,7 @@ class RouteLabels:
         labels = {route.label for route in mounted_routes(router) if route.endpoint is endpoint}
         if len(labels) > 1:  # an endpoint of several routes: ask the routers
             root = scope.get("app_root_path", scope.get("root_path", ""))
-            route = reach(router, {**scope, "root_path": root}).route
+            route = reach(router, {**scope, "root_path": root})
             return UNROUTED if route is None or route.label not in labels else route.label
         label = labels.pop() if labels else UNROUTED
         if isinstance(attribute_of(router, "routes"), Sequence):
