@@ -82,11 +82,11 @@ class _ReadTwice:
         return self._kept.popleft() if self._kept else await self._receive()
 
 
-def with_body(request: HTTPConnection, max_body: int) -> HTTPConnection:
+def with_body(request: object, max_body: int) -> object:
     """Return a request for functions at an endpoint, which may read its body in any way, and the endpoint again."""
-    own = vars(request)
     if not isinstance(request, Request):
         return request
+    own = vars(request)
     channel = _ReadTwice(request.receive, max_body)
     own["_receive"] = channel.receive_again
     shown = Request(request.scope, channel.receive)
@@ -104,44 +104,32 @@ class UserCallbacks:
         """Return whether the condition of a rule is true; True without a condition, None if the condition fails."""
         if isinstance(rule.when, KeyCondition):
             return rule.when.holds(request.scope, client_key)
-        return True if rule.when is None else await self.ask_about(rule, request, "when", rule.when, bool, None)
-
-    async def ask_about(
-        self,
-        rule: Rule,
-        request: HTTPConnection,
-        what: str,
-        function: Callable[..., object],
-        read: Callable[[Any], _T],
-        default: _T,
-    ) -> _T:
-        """Return the result of a user's function of a request; at an endpoint it may read the body. See `ask`."""
-        return await self.ask(what, rule.label, function, (with_body(request, rule.max_body),), read, default)
+        return True if rule.when is None else await self.ask(rule, request, "when", rule.when, bool, None)
 
     async def ask(
         self,
+        rule: Rule,
+        given: object,
         what: str,
-        label: str,
         function: Callable[..., object],
-        given: tuple[object, ...],
         read: Callable[[Any], _T],
         default: _T,
     ) -> _T:
         """Return the result of a user's function, sync or async.
 
         Args:
+            rule: Its rule.
+            given: Its argument: a status, or the request, whose body it may read at an endpoint.
             what: The name of the option, for the log.
-            label: The label of the rule, for the log.
             function: The function.
-            given: Its arguments.
             read: Converts its result, and raises if the result is invalid.
             default: The result if either of them fails.
         """
         try:
-            answer = function(*given)
+            answer = function(with_body(given, rule.max_body))
             return read(await answer if isawaitable(answer) else answer)
         except Exception as error:
-            self.report(what, label, error, _CONSEQUENCES[what])
+            self.report(what, rule.label, error, _CONSEQUENCES[what])
             return default
 
     def report(self, what: str, where: str, error: Exception, consequence: str) -> None:

@@ -179,7 +179,7 @@ class Decider:
     async def _checks(self, bound: BoundRule, client: Client, request: HTTPConnection) -> Sequence[Check]:
         """Return the checks of a rule, calling its functions; none if it does not count the request."""
         rule, bucket, cost = bound.rule, bound.counts, bound.cost
-        ask = partial(self._calls.ask_about, rule, request)
+        ask = partial(self._calls.ask, rule, request)
         key = bound.key_of(request.scope, self._limiter, client.key)
         if rule.limits_function is not None:
             bucket = await ask("limits", rule.limits_function, bound.with_limits, bucket)
@@ -266,7 +266,7 @@ class Decider:
             found = fair.find(bound.routed(request.scope), self._limiter, client.key)
             asks_address = any(isinstance(key, ClientAddress) for key in parts_of(fair))
             return found if found != client.key or asks_address else ""
-        return await self._calls.ask_about(bound.rule, request, "fair", fair, self._key_for, None) or ""
+        return await self._calls.ask(bound.rule, request, "fair", fair, self._key_for, None) or ""
 
 
 def _passed(exchange: Exchange) -> list[Sequence[Check]]:

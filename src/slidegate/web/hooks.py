@@ -57,7 +57,7 @@ class CountIf(Hook):
             if self._bound.counts_in(bucket)
         ]
         rule = self._bound.rule
-        if charged and not await self._calls.ask("count_if", rule.label, self._count_if, (status,), bool, True):
+        if charged and not await self._calls.ask(rule, status, "count_if", self._count_if, bool, True):
             for decision, index in charged:
                 await refund(self._limiter, decision.take_back(index))
 

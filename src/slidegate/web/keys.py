@@ -11,7 +11,7 @@ from abc import abstractmethod
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from starlette.requests import HTTPConnection
@@ -62,22 +62,19 @@ KeyFunction: TypeAlias = Callable[[Any], str | Awaitable[str | None] | None]
 """A user's function of the request. If it returns None, the rule does not count the request."""
 
 
-class KeyCondition:
+class KeyCondition(NamedTuple):
     """A condition for `Rule(when=...)` built from a key, such as ``mcp_tool("export", ...).is_in("export")``.
 
-    Args:
-        identity: A description, equal in every process: a part of the identity of unnamed rules.
+    Attributes:
+        identity: A description.
         holds: Returns whether the condition is true for a request, given its scope and the key of the client's address;
             None if unknown, in which case limits and blocks apply and exemptions do not.
         file: The file that it reads, if any.
     """
 
-    def __init__(
-        self, identity: str, holds: Callable[[Scope, str], bool | None], file: FollowedFile | None = None
-    ) -> None:
-        self.identity = identity
-        self.holds = holds
-        self.file = file
+    identity: str
+    holds: Callable[[Scope, str], bool | None]
+    file: FollowedFile | None = None
 
     def __repr__(self) -> str:
         return f"<condition {self.identity}>"

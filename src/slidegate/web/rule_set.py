@@ -12,7 +12,8 @@ from weakref import WeakSet
 from starlette.types import Scope
 
 from ..core.arguments import check_list
-from ..core.decision import Bucket, Check, Decision, Reason, wire_names
+from ..core.concurrency import Concurrency
+from ..core.decision import Bucket, Check, Decision, Reason, spelled, unique_name, wire_names
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import Throttle, logger
@@ -60,14 +61,13 @@ def all_rules(
     listed: list[Rule] = check_list("rules", rules, 'a list such as [Rule("*", "100/minute")]', Rule)
     known: dict[str, Rule] = {}
     for rule in listed:
-        if rule.counts and rule.identity in known:
-            paths = list(dict.fromkeys(known[rule.identity].paths + rule.paths))
+        other = known.setdefault(rule.identity, rule) if rule.counts else rule
+        if other is not rule:
+            paths = list(dict.fromkeys(other.paths + rule.paths))
             advice = f"write one rule with the paths {quoted(paths)}, or give one of them another name"
             if rule.name is None:
                 advice = 'give one of them a name, for example name="burst", or drop it'
-            raise ConfigurationError(f"{known[rule.identity]!r} and {rule!r} would share one bucket; {advice}", "rules")
-        if rule.counts:
-            known[rule.identity] = rule
+            raise ConfigurationError(f"{other!r} and {rule!r} would share one bucket; {advice}", "rules")
     return listed if key is None else [rule.keyed(key) for rule in listed]
 
 
@@ -96,12 +96,8 @@ class BoundRule:
     def __init__(self, rule: Rule, identity: str, paths: PathReader | None = None) -> None:
         self.rule = rule
         self.identity = identity
-        is_limited = bool(rule.limits) or rule.limits_function is not None
-        names = rule.wire_names() if rule.counts else ()
-        self.counts = self._bucket(rule.limits, names[: len(rule.limits)]) if is_limited else None
-        self.permits: Bucket | None = None
-        if rule.concurrency is not None:
-            self.permits = Bucket(identity, (rule.concurrency,), names[-1:], label=rule.label, on_error=rule.on_error)
+        self.counts = self._bucket(rule.limits) if rule.limits else None
+        self.permits = None if rule.concurrency is None else self._permits(rule.concurrency)
         self.named = self._named()
         self.key = rule.key if isinstance(rule.key, Key) else None
         self.key_function = None if isinstance(rule.key, Key) else rule.key
@@ -116,17 +112,22 @@ class BoundRule:
         self._by_limits: dict[object, Bucket] = {}
         self._preflights: BoundRule | None = None
 
-    def _bucket(self, limits: Sequence[AnyLimit], names: Sequence[str]) -> Bucket:
+    def _bucket(self, limits: Sequence[AnyLimit]) -> Bucket:
         rule = self.rule
         return Bucket(
             self.identity,
             limits,
-            names,
+            wire_names(rule.label, limits),
             count_denied=rule.count_denied,
             unit=rule.unit,
             label=rule.label,
             on_error=rule.on_error,
         )
+
+    def _permits(self, concurrency: Concurrency) -> Bucket:
+        rule, taken = self.rule, () if self.counts is None else self.counts.names
+        name = unique_name(spelled(f"{rule.label}_concurrency" if taken else rule.label), taken)
+        return Bucket(self.identity, (concurrency,), (name,), label=rule.label, on_error=rule.on_error)
 
     def _named(self) -> list[NamedLimit]:
         shadow, fixed = self.rule.action == "shadow", ""
@@ -180,9 +181,7 @@ class BoundRule:
         known = limits if isinstance(limits, (str, AnyLimit)) else tuple(limits)
         bucket = self._by_limits.get(known)
         if bucket is None and not (isinstance(known, str) and known.strip().lower() == "unlimited"):
-            parsed = parse_limits(known)
-            bucket = self._bucket(parsed, wire_names(self.rule.label, parsed))
-            remember(self._by_limits, known, bucket, _MEMO_LIMITS)
+            bucket = remember(self._by_limits, known, self._bucket(parse_limits(known)), _MEMO_LIMITS)
         return bucket
 
 

@@ -13,7 +13,6 @@ from typing import Any, Final, Literal, TypeAlias
 
 from ..core.arguments import check_flag, check_list, check_takes, names_checked
 from ..core.concurrency import Concurrency
-from ..core.decision import spelled, unique_name, wire_names
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.limits import MAX_AMOUNT, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..limiter import check_cost
@@ -157,7 +156,9 @@ class Rule:
         self.final = final or exempt
         self.blocks = block
         self.concurrency = None if concurrency is None else Concurrency(concurrency)
-        self._read_limits(limits, fallback_limits)
+        self.limits_function = check_takes("limits", limits, "request") if callable(limits) else None
+        fallback = parse_limits(fallback_limits)
+        self.limits = fallback if callable(limits) else () if limits is None else parse_limits(limits)
         self.key = self._checked_key(key)
         self._read_cost(cost, cost_max)
         self.unit = None if unit is None else check_name(unit, "unit")
@@ -188,11 +189,6 @@ class Rule:
                 raise ConfigurationError(f"requires {needed}; add {written}, or remove {option}", option)
         if not given & {"limits", "concurrency", "exempt", "block"}:
             raise ConfigurationError(f'{self._call}: expected limits, for example {self._call[:-1]}, "5/minute")')
-
-    def _read_limits(self, limits: Limits | LimitsFunction | None, fallback_limits: Limits) -> None:
-        self.limits_function = check_takes("limits", limits, "request") if callable(limits) else None
-        fallback = parse_limits(fallback_limits)
-        self.limits = fallback if callable(limits) else () if limits is None else parse_limits(limits)
 
     def _read_cost(self, cost: int | CostFunction, cost_max: int | None) -> None:
         self.cost = cost
@@ -263,13 +259,6 @@ class Rule:
     def all_limits(self) -> tuple[AnyLimit, ...]:
         """The fixed limits, the concurrency limit last."""
         return self.limits if self.concurrency is None else (*self.limits, self.concurrency)
-
-    def wire_names(self) -> tuple[str, ...]:
-        """Return the names of the limits in header fields, the concurrency limit last."""
-        names = wire_names(self.label, self.limits) if self.limits else ()
-        if self.concurrency is None:
-            return names
-        return *names, unique_name(spelled(f"{self.label}_concurrency" if names else self.label), names)
 
     @property
     def asked(self) -> tuple[object, ...]:
