@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import zip_longest
 from operator import is_
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -150,7 +151,7 @@ def _sibling_workers() -> str:
     parent = os.getppid()
     try:
         own = _command_of(os.getpid())
-        lists = [_read(f"/proc/{parent}/task/{task}/children") for task in os.listdir(f"/proc/{parent}/task")]
+        lists = [task.joinpath("children").read_bytes() for task in Path(f"/proc/{parent}/task").iterdir()]
     except OSError:  # another system than Linux
         return ""
     workers = 0
@@ -161,12 +162,7 @@ def _sibling_workers() -> str:
 
 
 def _command_of(process: int) -> bytes:
-    return _DIGITS.sub(b"", _read(f"/proc/{process}/cmdline"))
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
+    return _DIGITS.sub(b"", Path(f"/proc/{process}/cmdline").read_bytes())
 
 
 _built: Final[WeakKeyDictionary[RateLimitMiddleware, tuple[object, ...]]] = WeakKeyDictionary()
