@@ -29,7 +29,7 @@ from .decided import DECIDED_KEY, Decided, of_request
 from .exchange import Exchange
 from .keys import Combined, Key, parts_of
 from .lists import AnyList, networks_of
-from .paths import PathIndex, RequestTexts, RulePath
+from .paths import PathIndex, RulePath, Texts
 
 if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
@@ -111,10 +111,8 @@ class BanSignals:
         own = (*own, address_key(*address)) if self._is_wider else own
         return *own, *operators_of(address_key(*address), self._limiter.engine.networks)
 
-    def met(self, texts: RequestTexts) -> Sequence[Signal]:
-        """Return the signals whose paths match that of a request, the heaviest first; none if it may be any path."""
-        if texts.any or not self.on_request:
-            return ()
+    def met(self, texts: Texts) -> Sequence[Signal]:
+        """Return the signals whose paths match that of a request, the heaviest first; none for `ANY_PATH`."""
         found = {id(signal): signal for signal in self._index.find(texts)}
         return sorted(found.values(), key=lambda signal: -signal.weight)
 

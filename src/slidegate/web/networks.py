@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 MAX_BYTES: Final = 512 << 20
 UNKNOWN: Final = "unknown"
-_BY: Final = ("asn", "country")
+_BY: Final = {"asn": "operator (autonomous_system_number)", "country": "country (iso_code)"}
+"""What can be counted by, and what it is called in a file."""
 _RECORDS_SAMPLED: Final = 1_000
 """How many records are read to determine whether a file has operators, countries or both."""
 _PLACES: Final = 'expected countries such as "NL" or operators such as 132203'
@@ -116,7 +117,7 @@ class Network(Key):
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """See `Key.find`: ``asn:132203``, ``country:NL``, or ``asn:unknown``."""
-        return _key(self.by, self.file.find(client_key))
+        return f"{self.by}:{getattr(self.file.find(client_key), self.by) or UNKNOWN}"
 
     def of(self, value: str | bytes | int) -> KeyOf:
         """Return the key of an operator or a country, for the methods of a limiter: ``limiter.reset(where.of("NL"))``.
@@ -201,16 +202,9 @@ def key_by(file: NetworkFile, by: str | None = None) -> Network:
 
 def _check_says(file: NetworkFile, what: str, option: str) -> None:
     if what not in file.has:
-        named = {"asn": "operator (autonomous_system_number)", "country": "country (iso_code)"}[what]
         raise ConfigurationError(
-            f"{file.path} does not contain the {named} of an address; use a file that does", option
+            f"{file.path} does not contain the {_BY[what]} of an address; use a file that does", option
         )
-
-
-def _key(by: str, place: Place) -> str:
-    if by == "asn":
-        return f"asn:{UNKNOWN if place.asn is None else place.asn}"
-    return f"country:{place.country or UNKNOWN}"
 
 
 def _place(record: Any) -> Place:

@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import product
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from starlette._utils import get_route_path
@@ -63,6 +63,12 @@ _SPELLINGS: Final[Mapping[type, str]] = {
     UUIDConvertor: "[^/]{32,}",
 }
 """Generous patterns of parameters that are alone in a segment: all that int(), float(), UUID() or pydantic parse."""
+
+
+Texts: TypeAlias = Sequence[str]
+"""The texts of a request's path with which rules are compared."""
+ANY_PATH: Final[Texts] = ()
+"""Stands for a path to which every limit and block applies, and no exemption."""
 
 
 def normal(path: str) -> str:
@@ -144,18 +150,6 @@ def _generous(path: str, convertors: Mapping[str, Convertor[Any]]) -> str:
     return rf"{pattern}/?\Z"
 
 
-class RequestTexts(NamedTuple):
-    """The texts of a request's path with which rules are compared.
-
-    Attributes:
-        any: Whether every limit and block applies, and no exemption, whatever the texts.
-        all: The path as the application reads it, and its normal form if that is another one.
-    """
-
-    any: bool = False
-    all: Sequence[str] = ()
-
-
 class PathReader:
     """Reads the paths of requests as the application directly behind the middleware does.
 
@@ -167,15 +161,20 @@ class PathReader:
         self._app = app
         self._root: str | None = None
 
-    def texts(self, scope: Scope) -> RequestTexts:
-        """Return the texts of a request's path."""
+    def read(self, scope: Scope) -> str:
+        """Return the path of a request."""
         if self._root is None:  # read with the first request, because a wrapper may show its routes by then alone
             self._root = root_of(visible_app(self._app, scope))
         path: str = get_route_path({**scope, "root_path": self._root} if self._root else scope)
+        return path
+
+    def texts(self, scope: Scope) -> Texts:
+        """Return the texts of a request's path: as the application reads it, and its normal form if that differs."""
+        path = self.read(scope)
         if is_astray(scope["path"]):
-            return RequestTexts(True, (path,))
+            return ANY_PATH
         other = normal(path)
-        return RequestTexts(False, (path,) if other == path else (path, other))
+        return (path,) if other == path else (path, other)
 
 
 def is_astray(path: str) -> bool:
@@ -200,9 +199,9 @@ class PathIndex(Generic[T]):
             else:
                 self._literal.setdefault(path.path.removesuffix("/"), []).append(owner)
 
-    def find(self, texts: RequestTexts) -> Iterator[T]:
+    def find(self, texts: Texts) -> Iterator[T]:
         """Yield the owners of the paths that match any of the texts, unordered and possibly with duplicates."""
-        for text in texts.all:
+        for text in texts:
             yield from self._literal.get(text.removesuffix("/"), ())
             first = text.split("/", 2)[1] if text[:1] == "/" else ""
             for candidates in (self._patterns.get(""), self._patterns.get(first) if first else None):
@@ -220,7 +219,8 @@ def with_parameters(scope: Scope, names: Iterable[str], paths: Sequence[RulePath
     """
     values: dict[str, str] = {}
     with suppress(Exception):  # a path of another type; `RuleSet.match` logs it
-        for text, path, name in product(reader.texts(scope).all, paths, names):
+        read = reader.read(scope)
+        for text, path, name in product((read, normal(read)), paths, names):
             given = path.given(name, text)
             if given is not None:
                 values.setdefault(name, _meaning(path.convertors[name], given))

@@ -24,7 +24,7 @@ from ..limiter.named_limits import NamedLimit, named
 from .exchange import Hook
 from .hooks import hooks_of
 from .keys import Key, KeyFunction, PathParam, everyone, parts_of
-from .paths import PathIndex, PathReader, RequestTexts, with_parameters
+from .paths import ANY_PATH, PathIndex, PathReader, Texts, with_parameters
 from .rules import Limits, LimitsFunction, Rule
 
 if TYPE_CHECKING:
@@ -308,17 +308,17 @@ class RuleSet:
             if left_out is not None:
                 logger.exception("selecting rules failed; every limit counts the request (suppressed=%d)", left_out)
             is_lasting, strikes = False, ()
-            met, _ = self._met(scope, RequestTexts(any=True))
+            met, _ = self._met(scope, ANY_PATH)
             met += [(bound, False) for bound in (() if self._defaults is None else self._defaults.anywhere())]
         if is_preflight:
             met = [(bound.for_preflights(), ends) for bound, ends in met]
         plan = self._plan_of(met, strikes, Kind(scope["type"] == "websocket", is_preflight))
         return remember(self._by_request, request, plan, MAX_PATHS, PATH_BYTES) if is_lasting else plan
 
-    def _met(self, scope: Scope, texts: RequestTexts) -> tuple[list[Met], bool]:
+    def _met(self, scope: Scope, texts: Texts) -> tuple[list[Met], bool]:
         """Return the rules that match, each with whether it ends the list, and whether one certainly does."""
         indexes: Iterable[int] = range(len(self._bound))
-        if not texts.any:
+        if texts:
             indexes = sorted({*self._anywhere, *self._index.find(texts)})
         kind, method = scope["type"], scope.get("method", "GET")
         met: list[Met] = []
@@ -376,12 +376,12 @@ def limits_kind(rule: Rule, kind: str, method: object, *, is_exact: bool = False
     return is_in and rule.connection in (None, kind)
 
 
-def _exempts(rule: Rule, kind: str, method: object, texts: RequestTexts) -> bool:
+def _exempts(rule: Rule, kind: str, method: object, texts: Texts) -> bool:
     """Return whether an exempt or final rule ends the list for a request: every text of its path must match."""
     if not rule.rule_paths:
         return limits_kind(rule, kind, method, is_exact=True)
-    is_exact = all(any(path.is_exactly(text) for path in rule.rule_paths) for text in texts.all)
-    return is_exact and not texts.any and limits_kind(rule, kind, method, is_exact=True)
+    is_exact = bool(texts) and all(any(path.is_exactly(text) for path in rule.rule_paths) for text in texts)
+    return is_exact and limits_kind(rule, kind, method, is_exact=True)
 
 
 def _is_preflight(scope: Scope) -> bool:
