@@ -7,7 +7,6 @@ Code overrides the file, and the file overrides the environment.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tomllib
@@ -55,7 +54,7 @@ OPTIONS: Final = (
 """The keys at the top of a file, in the order of reading: options of `RateLimitMiddleware` and of its `Limiter`."""
 _LIMITING: Final = frozenset({"limits", "rules", "default_limits", "bans"})
 _DEEP: Final = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
-_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _WORDS: Final[Mapping[str, keys.Key | None]] = {"client": None, "everyone": keys.everyone, "user": keys.user}
 _MAKERS: Final[Mapping[str, Callable[..., keys.Key]]] = {
     **keys.SENT_BY_NAME,
@@ -72,6 +71,7 @@ BESIDE: Final[Mapping[str, tuple[str, ...]]] = {
 CONDITIONS: Final = ("mcp_tool", "network")
 """The keys of which a rule can have a condition."""
 _MMDB: Final = 'for example "GeoLite2-ASN.mmdb"'
+_PARTS: Final = 'a list of keys such as ["client", { header = "X-Tenant" }]'
 _KEY: Final = 'expected "client", "everyone", "user", or a table such as { header = "X-API-Key" }'
 
 
@@ -85,16 +85,11 @@ def about(key: str | int) -> Iterator[None]:
     try:
         yield
     except ConfigurationError as error:
-        located = f"[{key}]" if isinstance(key, int) else _key_text(key)
+        located = f"[{key}]" if isinstance(key, int) else key if _BARE.fullmatch(key) else quoted(key)
         text, inner = str(error), ""
         if isinstance(error, LocatedError) or error.option.isidentifier():
             text, inner = error.text, error.option if error.option.startswith("[") else f".{error.option}"
         raise LocatedError(text, f"{located}{inner}") from error.__cause__
-
-
-def _key_text(key: str) -> str:
-    shown = escaped(key, MAX_SHOWN)
-    return shown if _BARE.fullmatch(shown) else json.dumps(shown, ensure_ascii=False)
 
 
 class ConfigReader:
@@ -131,10 +126,11 @@ class ConfigReader:
             "store": _store,
             "networks": lambda names: [names] if isinstance(names, str) else check_list("", names, f"files, {_MMDB}"),
             "network": self._network_file,
-            "combine": self._parts,
+            "combine": lambda parts: [self._key_or_client(part) for part in check_list("", parts, _PARTS)],
             "mcp_tool": lambda tools: check_list("", tools, 'a list of tools such as ["search"]'),
             "fair": self._key_or_client,
             "when": self._condition,
+            "is_in": lambda values: check_list("", values, 'a list such as ["NL"]'),
             "count_if": _one_of,
         }
         self.of_limiter: dict[str, Any] = dict(OF_LIMITER)
@@ -273,10 +269,6 @@ class ConfigReader:
     def _key_or_client(self, given: Any) -> keys.Key:
         return self._key(given) or self._client
 
-    def _parts(self, given: object) -> list[keys.Key]:
-        listed = check_list("", given, 'a list of keys such as ["client", { header = "X-Tenant" }]')
-        return [self._key_or_client(part) for part in listed]
-
     def _condition(self, given: Any) -> keys.KeyCondition:
         """Return the condition of a rule: is_in of mcp_tool or network."""
         table = given if isinstance(given, dict) else {}
@@ -284,9 +276,7 @@ class ConfigReader:
             expected = 'mcp_tool or network with is_in, for example { network = "x.mmdb", is_in = ["NL"] }'
             raise ConfigurationError(f"expected {expected}, not {quoted(given)}")
         key: Any = self._key({name: value for name, value in table.items() if name != "is_in"})
-        with about("is_in"):
-            values = check_list("", table["is_in"], 'a list such as ["NL"]')
-        condition: keys.KeyCondition = key.is_in(*values)
+        condition: keys.KeyCondition = key.is_in(*self._read("is_in", table["is_in"]))
         return condition
 
     # -- files ---------------------------------------------------------------------------------------------------------

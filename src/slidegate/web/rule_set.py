@@ -61,13 +61,15 @@ def all_rules(
     listed: list[Rule] = check_list("rules", rules, 'a list such as [Rule("*", "100/minute")]', Rule)
     known: dict[str, Rule] = {}
     for rule in listed:
-        other = known.setdefault(rule.identity, rule) if rule.counts else rule
-        if other is not rule:
+        other = known.get(rule.identity) if rule.counts else None
+        if other is not None:
             paths = list(dict.fromkeys(other.paths + rule.paths))
             advice = f"write one rule with the paths {quoted(paths)}, or give one of them another name"
             if rule.name is None:
                 advice = 'give one of them a name, for example name="burst", or drop it'
             raise ConfigurationError(f"{other!r} and {rule!r} would share one bucket; {advice}", "rules")
+        if rule.counts:
+            known[rule.identity] = rule
     return listed if key is None else [rule.keyed(key) for rule in listed]
 
 
