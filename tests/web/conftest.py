@@ -6,6 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from slidegate.web import file_watcher
+
+
+@pytest.fixture(autouse=True)
+def _clock_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give followed files their own clock back after a test."""
+    monkeypatch.setattr(file_watcher, "now_s", file_watcher.now_s)
+
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:

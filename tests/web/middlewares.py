@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Scope
 from slidegate.core.decision import Check
 from slidegate.events import Outcome
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web.file_watcher import THREAD
+from slidegate.web import file_watcher
 
 from ..asgi import call
 
@@ -38,7 +38,7 @@ def fields(value: str) -> list[tuple[str, dict[str, Any]]]:
 def end_of_looks() -> None:
     """Wait until every look at a file that a request has begun is over."""
     for thread in threading.enumerate():
-        if thread.name == THREAD:
+        if thread.name == file_watcher.THREAD:
             thread.join(60)
             assert not thread.is_alive()
 
@@ -55,11 +55,12 @@ class Listener(RecordingObserver):
 
 
 class FollowedFiles:
-    """A directory of files that are followed, the clock they go by, and an ear."""
+    """A directory of files that are followed, the clock that all files go by until the test ends, and an ear."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.clock = FakeClock()
+        file_watcher.now_s = self.seconds
         self.heard = RecordingObserver(without=["refused", "exceeded"])
         self._written = 0
 

@@ -145,14 +145,14 @@ class Followed(FollowedFiles):
         self.path = self.put(1)
         limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
         if kind == "list":
-            networks = Networks.from_file(self.path, clock=self.seconds)
+            networks = Networks.from_file(self.path)
             self.app: Any = RateLimitMiddleware(hello, limits="900/hour", limiter=limiter, blocklist=networks)
         elif kind == "operators":
-            blocks = network(self.path, clock=self.seconds).is_in(132203)
+            blocks = network(self.path).is_in(132203)
             rules = [Rule("*", block=True, when=blocks), Rule("*", "900/hour")]
             self.app = RateLimitMiddleware(hello, rules=rules, limiter=limiter)
         else:
-            self.app = RateLimitMiddleware.from_file(hello, self.path, limiter=limiter, clock=self.seconds)
+            self.app = RateLimitMiddleware.from_file(hello, self.path, limiter=limiter)
 
     def put(self, version: int, name: str = "followed", end: str = "") -> Path:
         address = f"198.51.100.{version}"
@@ -319,7 +319,7 @@ class ConfigFile(FollowedFiles):
     def middleware(self, text: str, app: ASGIApp = hello, **code: Any) -> Middleware:
         self.rewrite(text)
         code.setdefault("limiter", self.limiter)
-        return RateLimitMiddleware.from_file(app, self.path, clock=self.seconds, **code)
+        return RateLimitMiddleware.from_file(app, self.path, **code)
 
     def rewrite(self, text: str) -> None:
         self.write("slidegate.toml", text)
@@ -445,7 +445,7 @@ def test_reloads_of_every_kind_lose_no_request_and_none_is_decided_by_half_a_fil
     volume = Volume(Path(mkdtemp(dir=tmp_path)))
     at_work = 900_000
     volume.swap(VERSION.format(version=at_work))
-    app: Any = RateLimitMiddleware.from_file(hello, volume.path, clock=volume.seconds, limiter=volume.limiter)
+    app: Any = RateLimitMiddleware.from_file(hello, volume.path, limiter=volume.limiter)
     allowed: set[int] = set()
     answered = 0
 

@@ -30,7 +30,7 @@ from .middlewares import FollowedFiles, end_of_looks
 class ListFiles(FollowedFiles):
     def listed(self, path: Path, **options: Any) -> FollowedList:
         """Return a blocklist of a middleware, which follows a file."""
-        made = followed("blocklist", Networks.from_file(path, clock=self.seconds, **options))
+        made = followed("blocklist", Networks.from_file(path, **options))
         assert isinstance(made, FollowedList)
         made.observe(self.heard)
         return made
@@ -88,7 +88,7 @@ def test_a_list_is_named_by_its_file(files: ListFiles) -> None:
 
 
 async def test_no_lookup_waits_for_a_file_that_is_read(files: ListFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    networks = Networks.from_file(files.write("a.netset", "192.0.2.0/24\n"), clock=files.seconds)
+    networks = Networks.from_file(files.write("a.netset", "192.0.2.0/24\n"))
     begun, go_on = threading.Event(), threading.Event()
     reading = FollowedList.read
     read = 0
@@ -123,7 +123,7 @@ async def test_no_lookup_waits_for_a_file_that_is_read(files: ListFiles, monkeyp
 async def test_a_request_that_cannot_start_a_thread_is_answered_all_the_same(
     files: ListFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    networks = Networks.from_file(files.write("a.netset", f"{PEER}\n"), clock=files.seconds)
+    networks = Networks.from_file(files.write("a.netset", f"{PEER}\n"))
     app = RateLimitMiddleware(hello, limits="9/hour", blocklist=networks)
 
     def refuses(thread: threading.Thread) -> None:

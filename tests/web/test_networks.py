@@ -30,11 +30,11 @@ from slidegate import (
 )
 from slidegate.core import InvalidKey
 from slidegate.dashboard import Dashboard
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import RecordingObserver
 from slidegate.web.networks import Network, NetworkFile
 
 from ..asgi import call, hello
-from .middlewares import end_of_looks
+from .middlewares import FollowedFiles, end_of_looks
 from .network_files import ASN, OTHER, TENCENT, countries, operators, written
 
 
@@ -69,7 +69,7 @@ async def test_files_of_several_makers_are_read(tmp_path: Path, record: Any, by:
 def test_private_addresses_are_unknown_whatever_a_file_says(tmp_path: Path, network: str, version: int) -> None:
     if version == 4 and ":" in network:
         network = "0.0.0.0/1"
-    found = NetworkFile(str(written(tmp_path / "asn.mmdb", {network: OTHER, "203.0.0.0/16": TENCENT}, version)), float)
+    found = NetworkFile(str(written(tmp_path / "asn.mmdb", {network: OTHER, "203.0.0.0/16": TENCENT}, version)))
     private, public = (
         ("10.1.2.3", "192.168.0.1", "fd00::/64", "fe80::/64", "::1"),
         ("9.9.9.9", "192.169.0.1", "fe00::/64"),
@@ -89,9 +89,9 @@ async def test_a_file_of_ipv4_alone_knows_no_address_of_ipv6(tmp_path: Path) -> 
 
 
 async def test_another_version_takes_over_and_one_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
-    clock, heard = FakeClock(), RecordingObserver()
+    clock, heard = FollowedFiles(tmp_path).clock, RecordingObserver()
     path = written(tmp_path / "asn.mmdb", {"8.8.8.0/24": OTHER})
-    found = network(path, clock=lambda: clock() / 1_000_000)
+    found = network(path)
     limiter = Limiter(networks=[found], observers=[heard])
     app = RateLimitMiddleware(hello, limits="100/hour", limiter=limiter)
     await limiter.ban("asn:132203", "1d")
@@ -145,9 +145,9 @@ async def greet(request: Any) -> PlainTextResponse:
 
 @pytest.mark.parametrize("place", PLACES)
 async def test_observers_hear_once_of_another_version_wherever_the_network_stands(tmp_path: Path, place: str) -> None:
-    clock, heard = FakeClock(), RecordingObserver()
+    clock, heard = FollowedFiles(tmp_path).clock, RecordingObserver()
     path = written(tmp_path / "asn.mmdb", {"8.8.8.0/24": OTHER})
-    found = network(path, clock=lambda: clock() / 1_000_000)
+    found = network(path)
     options = {"app": hello, "limiter": Limiter(), **PLACES[place](found)}
     options["limiter"].observe(heard)
     app = RateLimitMiddleware(**options)

@@ -350,7 +350,7 @@ async def test_rules_that_are_read_again_count_as_those_of_a_worker_that_starts_
         text = '[[rules]]\npath = "*"\nlimits = "{}"\nname = "api"\n'
         path = files.write("slidegate.toml", text.format(first))
         of, script = limiter(), limiter()
-        app = RateLimitMiddleware.from_file(hello, path, limiter=of, clock=files.seconds)
+        app = RateLimitMiddleware.from_file(hello, path, limiter=of)
         for step in steps:
             if step in CHANGES:
                 await script.override("api", step, "1h")

@@ -229,7 +229,7 @@ class Stage:
     def _file(self, name: str, own: str = "") -> None:
         limiter: dict[str, Any] = {"observers": [self.heard]} if own else {"limiter": self.limiter}
         path = self.files.directory / name
-        self._app = RateLimitMiddleware.from_file(self._anything, path, clock=self.files.seconds, **limiter)
+        self._app = RateLimitMiddleware.from_file(self._anything, path, **limiter)
         self.limiter = self._app.app.limiter
 
     def _env(self, written: str) -> None:

@@ -100,17 +100,15 @@ class ConfigReader:
         code: Options given in code, which override those of the file.
         versions: Gets the files that it names, with their versions from before they are read. Those that are followed
             by themselves are there only until they have been read.
-        clock: Returns the time in seconds, for the interval between two looks at files that it names.
 
     Attributes:
         of_limiter: The options of the limiter as they are written in the file, or their defaults.
     """
 
-    def __init__(self, path: Path, code: Mapping[str, Any], versions: Versions, clock: Callable[[], float]) -> None:
+    def __init__(self, path: Path, code: Mapping[str, Any], versions: Versions) -> None:
         self._path = path
         self._versions = versions
         self._code = code
-        self._clock = clock
         self._client: ClientAddress = code.get("client") or client_ip()
         self._opened: dict[str, NetworkFile] = {}
         self._readers: Mapping[str, Callable[[Any], Any]] = {
@@ -281,14 +279,14 @@ class ConfigReader:
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def _open(self, kind: Callable[[str, Callable[[], float]], _File], path: object, expected: str) -> _File:
+    def _open(self, kind: Callable[[str], _File], path: object, expected: str) -> _File:
         """Open a file beside the configuration, whose version counts from before it is read."""
         if not isinstance(path, str) or not os.path.basename(path):
             raise ConfigurationError(f"expected {expected}, not {quoted(path)}")
         name = str(self._path.parent / path)
         self._versions[name] = version_of(name)
         try:
-            return kind(name, self._clock)
+            return kind(name)
         except ConfigurationError as error:  # the name of the file is the whole value, without a table
             raise ConfigurationError(error.text) from error.__cause__
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
+import time
 from abc import abstractmethod
 from collections.abc import Callable
 from threading import Lock, Thread
@@ -23,6 +24,8 @@ from ..core.logs import logger
 from ..core.store import Event, EventListener, Observers
 
 LOOK_EVERY_S: Final = 1.0
+now_s: Callable[[], float] = time.monotonic
+"""The clock of the interval between two looks; tests replace it."""
 THREAD: Final = "slidegate-files"
 # Opening a pipe would wait for a writer, and a terminal could become the controlling one; Windows has no such flags.
 _AT_ONCE: Final = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY"))
@@ -86,7 +89,6 @@ class FollowedFile:
     Args:
         path: The file.
         name: Its name in events; empty for none.
-        clock: Returns the time in seconds, for the interval between two looks.
 
     Attributes:
         path: The file.
@@ -100,17 +102,16 @@ class FollowedFile:
     reloaded = "list {name!r}: {count} networks"
     rejected = "list {name!r} is kept unchanged: {error}"
 
-    def __init__(self, path: str, name: str, clock: Callable[[], float]) -> None:
+    def __init__(self, path: str, name: str) -> None:
         self.path = path
         self.name = name
         self.versions: Versions = {path: version_of(path)}  # from before it is read
         self.generation = 0
-        self._clock = clock
         self._details = {"list": name, "path": path} if name else {"path": path}
         self._observers = Observers()
         self._seen = self.versions
         self._looking = Lock()
-        self._next_look_s = clock() + LOOK_EVERY_S
+        self._next_look_s = now_s() + LOOK_EVERY_S
 
     @abstractmethod
     def load(self, versions: Versions) -> tuple[int, Callable[[], None]]:
@@ -133,10 +134,10 @@ class FollowedFile:
 
     def look_when_due(self) -> None:
         """Look at the file in a thread, at most once a second, and read it if it has changed."""
-        now_s = self._clock()
-        if now_s < self._next_look_s:
+        now = now_s()
+        if now < self._next_look_s:
             return
-        self._next_look_s = now_s + LOOK_EVERY_S
+        self._next_look_s = now + LOOK_EVERY_S
         try:
             Thread(target=self._look, name=THREAD, daemon=True).start()
         except RuntimeError as error:  # the request must not fail because of this; the next look tries again

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
 from typing import Final, TypeAlias
@@ -41,7 +40,7 @@ class Networks(core.Networks):
     """The file from which the networks were read; None for copies, and for sets that are created with ``|``."""
 
     @classmethod
-    def from_file(cls, path: str | PathLike[str], *, clock: Callable[[], float] = time.monotonic) -> Networks:
+    def from_file(cls, path: str | PathLike[str]) -> Networks:
         """Read a file of networks; a `RateLimitMiddleware` with this blocklist or allowlist follows the file.
 
         Requests trigger a look at the file at most once a second; a thread then reads a changed file, once its size and
@@ -50,14 +49,13 @@ class Networks(core.Networks):
 
         Args:
             path: The file. Its name without the suffix is the name of the list in refusals and events.
-            clock: Returns the time in seconds, for the interval between two looks.
 
         Raises:
             ConfigurationError: The file or a line of it is invalid, or it covers half of all addresses.
         """
         if not isinstance(path, (str, PathLike)) or not os.path.basename(path):
             raise ConfigurationError(f'expected a file, for example "drop.netset", not {quoted(path)}', "path")
-        return FollowedList(os.fspath(path), clock).networks
+        return FollowedList(os.fspath(path)).networks
 
 
 class FollowedList(FollowedFile):
@@ -65,7 +63,6 @@ class FollowedList(FollowedFile):
 
     Args:
         path: The file.
-        clock: Returns the time in seconds, for the interval between two looks.
 
     Attributes:
         networks: The networks in force.
@@ -74,8 +71,8 @@ class FollowedList(FollowedFile):
         ConfigurationError: It cannot be read, a line is invalid, or it covers half of all addresses.
     """
 
-    def __init__(self, path: str, clock: Callable[[], float]) -> None:
-        super().__init__(path, os.path.splitext(os.path.basename(path))[0], clock)
+    def __init__(self, path: str) -> None:
+        super().__init__(path, os.path.splitext(os.path.basename(path))[0])
         self.networks = self.read()
         object.__setattr__(self.networks, "file", self)
 

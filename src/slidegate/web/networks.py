@@ -48,7 +48,6 @@ class NetworkFile(FollowedFile):
 
     Args:
         path: The file.
-        clock: Returns the time in seconds, for the interval between two checks.
 
     Attributes:
         has: The facts in its records: ``"asn"``, ``"country"`` or both.
@@ -57,8 +56,8 @@ class NetworkFile(FollowedFile):
         ConfigurationError: It cannot be read, or contains neither operators nor countries.
     """
 
-    def __init__(self, path: str, clock: Callable[[], float]) -> None:
-        super().__init__(path, os.path.basename(path), clock)
+    def __init__(self, path: str) -> None:
+        super().__init__(path, os.path.basename(path))
         self._by_client: dict[str, Place] = {}
         self._throttle = Throttle()
         self._reader, self.has = _opened(path)
@@ -162,12 +161,7 @@ class Network(Key):
             yield value.upper() if isinstance(value, str) else value
 
 
-def network(
-    path: str | PathLike[str],
-    *,
-    by: Literal["asn", "country"] | None = None,
-    clock: Callable[[], float] = time.monotonic,
-) -> Network:
+def network(path: str | PathLike[str], *, by: Literal["asn", "country"] | None = None) -> Network:
     """Count all addresses of one operator or one country together: ``key=network("GeoLite2-ASN.mmdb")``.
 
     The file must be in MaxMind's format and contain numbers of autonomous systems or codes of countries, such as those
@@ -177,7 +171,6 @@ def network(
     Args:
         path: The file. A new version is reloaded while serving.
         by: What to count by if the file has both; by default the operator.
-        clock: Returns the time in seconds, for the interval between two checks of the file.
 
     Raises:
         ConfigurationError: The file cannot be read or lacks operators or countries, or `maxminddb` is not installed.
@@ -186,7 +179,7 @@ def network(
         raise ConfigurationError(f'expected "asn" or "country", not {quoted(by)}{closest(str(by), _BY)}', "by")
     if not isinstance(path, (str, PathLike)) or not os.path.basename(path):
         raise ConfigurationError(f'expected a file, for example "GeoLite2-ASN.mmdb", not {quoted(path)}', "network")
-    return key_by(NetworkFile(os.fspath(path), clock), by)
+    return key_by(NetworkFile(os.fspath(path)), by)
 
 
 def key_by(file: NetworkFile, by: str | None = None) -> Network:

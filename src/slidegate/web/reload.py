@@ -7,7 +7,6 @@ changes nothing. `file_watcher` determines when a file is looked at and read.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -68,7 +67,6 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         app: The application to guard.
         path: The file.
         observers: Receive the events of the limiter that the file describes.
-        clock: Returns the time in seconds, for the interval between two looks at the file.
         store: The address of a store that replaces the file's.
         options: Options of `RateLimitMiddleware`, which override those of the file.
 
@@ -88,7 +86,6 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         path: str | PathLike[str],
         *,
         observers: Iterable[AnyObserver] = (),
-        clock: Callable[[], float] = time.monotonic,
         store: str = "",
         **options: Any,
     ) -> None:
@@ -96,7 +93,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
             raise ConfigurationError(
                 f'from_file: expected the path of a file, for example "slidegate.toml", not {quoted(path)}'
             )
-        super().__init__(str(path), "", clock)
+        super().__init__(str(path), "")
         self.file = Path(path)
         self._below = app
         self._code = {
@@ -111,7 +108,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
                 "observers: they are for the limiter that the file describes; pass them to the limiter given in code: "
                 "limiter=Limiter(store, observers=[function])"
             )
-        reader = ConfigReader(self.file, self._code, self.versions, clock)
+        reader = ConfigReader(self.file, self._code, self.versions)
         first = reader.options()
         self.limiter: Limiter = first.get("limiter") or reader.limiter(store, listed)
         self._of_limiter = reader.of_limiter
@@ -141,7 +138,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
 
     def load(self, versions: Versions) -> tuple[int, Callable[[], None]]:
         """See `FollowedFile.load`."""
-        reader = ConfigReader(self.file, self._code, versions, self._clock)
+        reader = ConfigReader(self.file, self._code, versions)
         options = reader.options()
         for name, written in reader.of_limiter.items():
             if written != self._of_limiter[name]:
