@@ -11,12 +11,16 @@ from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from string import ascii_letters
 from typing import Any
 
 import anyio.lowlevel
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from slidegate.core import ConfigurationError, Reason, StoreTimeout
+from slidegate import combine, cookie, header, path_param, query, user
+from slidegate.core import ConfigurationError, InvalidKey, Reason, StoreTimeout
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.limiter import Limiter
 from slidegate.limiter.aio import STEP
@@ -43,11 +47,7 @@ async def keys(limiter: Limiter) -> list[str]:
     return [ban.key async for ban in limiter.bans()]
 
 
-TYPOS = {
-    "1": "lI|",
-    "0": "oO",
-    "other": "gnxzGQ*?_-;=",
-}
+TYPOS = {"1": "lI|", "0": "oO"}
 
 
 def mistyped(rng: random.Random) -> str:
@@ -59,29 +59,20 @@ def mistyped(rng: random.Random) -> str:
     text += rng.choice(["", "", f"/{rng.randint(0, 128)}"])
     first = text.find(":") + 1  # a word before a colon would be a kind
     at = rng.choice([place for place, character in enumerate(text) if place >= first and character not in ".:/"])
-    kind = rng.choice(list(TYPOS))
-    if kind == "other":
-        return text[:at] + rng.choice(TYPOS[kind]) + text[at + rng.randint(0, 1) :]
-    return "".join(rng.choice(TYPOS[kind]) if character == kind else character for character in text)
+    digit = rng.choice([*TYPOS, ""])
+    if not digit:
+        return text[:at] + rng.choice("gnxzGQ*?_-;=") + text[at + rng.randint(0, 1) :]
+    return "".join(rng.choice(TYPOS[digit]) if character == digit else character for character in text)
 
 
 def named(rng: random.Random) -> str:
     """Return what applications call a client."""
     word = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 12)))
     number, typed = rng.getrandbits(rng.choice([3, 16, 64])), mistyped(rng)
-    return rng.choice(
-        [
-            *(f"{word}y", f"user:{number}", f"user:{typed}", f"{word}y.example.com", f"{word}@example.com"),
-            *(f"{word}y {word}", f"v{number}.{number}", str(uuid.UUID(int=rng.getrandbits(128))), f"key:{typed}"),
-            *(
-                f"tenant-{number}",
-                f"{word}y::{number}",
-                f"{number}-{number}",
-                f"org/{word}/{number}",
-                f"{word}y.{word}",
-            ),
-        ]
-    )
+    people = f"{word}y", f"{word}y.example.com", f"{word}@example.com", f"{word}y {word}", f"{word}y.{word}"
+    numbers = f"v{number}.{number}", f"tenant-{number}", f"{word}y::{number}", f"{number}-{number}"
+    kinds = f"user:{number}", f"user:{typed}", f"key:{typed}", f"org/{word}/{number}"
+    return rng.choice([*people, *numbers, *kinds, str(uuid.UUID(int=rng.getrandbits(128)))])
 
 
 def commands(limiter: Any) -> list[Callable[[str], Any]]:
@@ -319,3 +310,69 @@ async def test_an_import_has_the_longer_the_more_lines_it_has(clock: FakeClock) 
         with pytest.raises(StoreTimeout, match="no answer within 30"):
             await shared.import_bans(lines[:2])
         assert await shared.import_bans(lines) == 5_000
+
+
+# -- keys that requests can have: values of clients are stored as digests only -----------------------------------------
+
+SOURCES: dict[str, Any] = {"header": header, "cookie": cookie, "query": query, "path": path_param}
+NAMES = st.text(ascii_letters + "-_", min_size=1, max_size=12).filter(lambda name: name[0].isalpha())
+VALUES = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=24).map(lambda text: f"s3cr3t{text}")
+CASES = st.sampled_from([str.lower, str.upper, str.capitalize])
+
+
+@given(st.sampled_from([*SOURCES]), NAMES, VALUES)
+async def test_the_key_of_a_value_is_banned_as_it_is_counted(source: str, name: str, value: str) -> None:
+    limiter, key = Limiter(), SOURCES[source](name).of(value)
+    digest = limiter.key_for(key)
+    for spelled in (key, digest):
+        assert (await limiter.ban(spelled, "1h")).key == digest
+        assert (await limiter.hit(key, "5/minute")).reason is Reason.BANNED
+        assert await limiter.unban(spelled)
+
+
+@given(st.sampled_from([*SOURCES]), CASES, NAMES, st.sampled_from([":", "#", "=", ": ", " "]), VALUES)
+async def test_a_readable_value_is_refused_and_not_repeated(
+    source: str, case: Any, name: str, between: str, value: str
+) -> None:
+    limiter = Limiter()
+    for typed in (f"{case(source)}:{name}{between}{value}", f"{case(source)}:{name}", f"{case(source)}: {name}"):
+        with pytest.raises(InvalidKey) as refused:
+            await limiter.ban(typed, "1h")
+        assert value not in str(refused.value).replace(name, "")
+        assert f"no request is counted as '{source}:{name}" in str(refused.value)
+        assert f'{source.replace("path", "path_param")}("{name}' in str(refused.value)
+    assert [ban async for ban in limiter.bans()] == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("header:X-API-Key", 'write header("X-API-Key").of(VALUE), or header:X-API-Key with the value beside it'),
+        ("header:x-api-key:k-bob", 'header("x-api-key").of(VALUE)'),
+        ("X-API-Key: k-bob", 'header("X-API-Key").of(VALUE)'),
+        ("Authorization: Bearer k-bob", 'header("Authorization").of(VALUE)'),
+        ("cookie:device", 'cookie("device").of(VALUE)'),
+        ("query:", 'query("token").of(VALUE)'),
+        (f"header:X-API-Key#{'a' * 32}", 'header("X-API-Key").of(VALUE)'),
+    ],
+)
+async def test_what_operators_type_is_answered_with_what_to_write(typed: str, said: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        await Limiter().ban(typed, "1h")
+    assert said in str(refused.value)
+    assert "k-bob" not in str(refused.value)
+
+
+async def test_keys_of_other_kinds_are_free() -> None:
+    limiter = Limiter()
+    keys: list[Any] = ["user:42", "ann", "tenant/7", "headers:x", "x:y:z", user.of("ann"), "Résumé: x"]
+    keys.append(combine(header("a"), cookie("b")).of("1", "2"))
+    for key in keys:
+        await limiter.ban(key, "1h")
+    assert len([ban async for ban in limiter.bans()]) == len(keys)
+
+
+async def test_a_ban_that_was_written_before_can_still_be_lifted() -> None:
+    limiter = Limiter()
+    limiter.store.bans.ban("header:x-api-key:k-bob", None, "", "an earlier version")
+    assert await limiter.unban("header:x-api-key:k-bob")

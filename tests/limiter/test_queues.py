@@ -281,6 +281,22 @@ def test_what_a_client_that_has_left_was_waiting_for_refuses_nobody() -> None:
         line.teardown()
 
 
+@pytest.mark.parametrize(("units", "permits"), [(4, 1), (1, 3)])
+def test_room_that_another_process_makes_is_noticed_within_200_ms(units: int, permits: int) -> None:
+    line = Line()
+    line.begin(units=units, permits=permits, is_fair=False)
+    try:
+        for _ in range(2):
+            line.arrive(tenant="a", cost=1, wait_ms=60_000)
+        assert len(line.line) == 1
+        line.another_process_returns_a_permit()
+        line.store.reset(KEY)
+        line.time_passes(ms=200)
+        assert line.line == []
+    finally:
+        line.teardown()
+
+
 class Room:
     """A store with so many permits, and its queue; requests keep their permit until `release`."""
 

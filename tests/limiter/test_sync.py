@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,13 +17,15 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore
-from slidegate.core import Reason, StoreTimeout
+from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemoryStore
+from slidegate.core import Bucket, Concurrency, Reason, StoreTimeout
 from slidegate.limiter.aio import answer_of
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..hurry import at_once, hurried
+from ..questions import hit_all
+from ..redis_servers import AT_REDIS
 from ..remote_stores import SickStore, SlowStore
 from .test_failover import LONG
 
@@ -210,3 +212,59 @@ def test_threads_get_answers_while_a_store_comes_and_goes(rng: random.Random) ->
 
     with hurried(collecting=False):
         assert at_once(ask, 4) == [0, 1, 2, 3]
+
+
+# -- event loops in threads --------------------------------------------------------------------------------------------
+
+THREADS = 4
+CALLS = 300
+OFTEN = BanPolicy("40/10m", "1h")
+
+
+@pytest.fixture
+def limiter(url: str) -> Iterator[Limiter]:
+    limiter = Limiter.from_url(url, deadline="60s")
+    with limiter.sync:
+        yield limiter
+
+
+async def any_call(limiter: Limiter, rng: random.Random, held: list[Decision]) -> None:
+    """Make one call, drawn at random; decisions that hold a place or units are kept for a later refund."""
+    key = f"user:{rng.randrange(40)}"
+    name = rng.choice(["hit", "hit", "hit", "place", "place", "back", "back", "peek", "reset", "ban", "look"])
+    if name == "hit":
+        held.append(await limiter.hit(key, f"{rng.randrange(1, 90)}/minute", rule=f"rule {rng.randrange(900)}"))
+    elif name == "place":
+        bucket = Bucket(f"places {rng.randrange(9)}", (Concurrency(3),))
+        held.append(await hit_all(limiter, [(bucket, key, 1)]))
+    elif name == "back" and held:
+        await limiter.refund(held.pop(rng.randrange(len(held))))
+    elif name == "peek":
+        await limiter.peek(key, "5/minute", rule=rng.choice("abc"))
+    elif name == "reset":
+        await limiter.reset(key)
+    elif name == "ban":
+        await limiter.strike(key, OFTEN)
+        await limiter.ban(key, "1h")
+        await limiter.unban(key)
+    else:
+        limiter.store.permits_held()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
+@pytest.mark.parametrize("collecting", [False, True])
+def test_event_loops_in_threads_that_call_everything_at_once(
+    limiter: Limiter, collecting: bool, rng: random.Random
+) -> None:
+    seeds = [rng.getrandbits(32) for _ in range(THREADS)]
+
+    async def calls(seed: int) -> None:
+        drawn, held = random.Random(seed), list[Decision]()
+        for _ in range(CALLS):
+            await any_call(limiter, drawn, held)
+        for decision in held:
+            await limiter.refund(decision)
+
+    with hurried(collecting):
+        at_once(lambda thread: asyncio.run(calls(seeds[thread])), THREADS)
+    assert limiter.store.permits_held() == 0  # type: ignore[attr-defined]
