@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -46,31 +45,6 @@ async def main():
 asyncio.run(main())
 print(slidegate.__version__, slidegate.__file__)
 print(*sorted(found.name.lower() for found in distributions()))
-"""
-NEEDS_AN_EXTRA = {
-    "from slidegate.dashboard import Dashboard": "dashboard",
-    "from slidegate.httpx import LimitedTransport": "httpx",
-    "from slidegate.ops.cli import run; raise SystemExit(run(['explain', '5/minute']))": "cli",
-    "from slidegate.otel import OtelMetrics": "otel",
-    "from slidegate.prometheus import PrometheusMetrics": "prometheus",
-    "from slidegate.stores.lmdb import LmdbStore": "lmdb",
-    "from slidegate.stores.redis import RedisStore": "redis",
-    "import slidegate; slidegate.Limiter.from_url('lmdb:///tmp/x')": "lmdb",
-    "import slidegate; slidegate.Limiter.from_url('redis://localhost')": "redis",
-}
-TRIES = """
-import io, json, sys
-from contextlib import redirect_stderr
-
-said = {}
-for code in json.loads(sys.argv[1]):
-    with redirect_stderr(io.StringIO()) as errors:
-        try:
-            exec(code, {})
-            said[code] = "nothing was missing"
-        except (Exception, SystemExit) as error:
-            said[code] = f"{error} {errors.getvalue()}"
-print(json.dumps(said))
 """
 USES_THE_PLUGIN = """
 import asyncio
@@ -188,14 +162,6 @@ def test_the_wheel_alone_reads_a_configuration_file(bare: Bare) -> None:
     code = "import slidegate; print(slidegate.RateLimitMiddleware.from_file(None, 'slidegate.toml').app.rules)"
     ended = bare.run("-I", "-c", code)
     assert (ended.returncode, ended.stdout) == (0, "(<Rule 'default' 5/1m>,)\n"), ended.stderr
-
-
-def test_everything_that_needs_an_extra_names_it(bare: Bare) -> None:
-    ended = bare.run("-I", "-c", TRIES, json.dumps(list(NEEDS_AN_EXTRA)))
-    assert ended.returncode == 0, ended.stderr
-    said: dict[str, str] = json.loads(ended.stdout)
-    wrong = {code: said[code] for code, extra in NEEDS_AN_EXTRA.items() if f"slidegate[{extra}]" not in said[code]}
-    assert wrong == {}
 
 
 def test_pytest_finds_the_fixtures_of_the_wheel(bare: Bare) -> None:

@@ -25,7 +25,6 @@ from mmdb_writer import MMDBWriter
 from netaddr import IPSet
 from starlette.applications import Starlette
 
-import dev
 import slidegate
 import slidegate.core
 import slidegate.events
@@ -130,14 +129,6 @@ def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
     run_page(page.read_text("utf-8"), str(page), tmp_path, module)
 
 
-def test_every_command_of_dev_py_and_every_extra_that_a_page_names_is_there() -> None:
-    text = "\n".join(page.read_text("utf-8") for page in PAGES)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    named = re.findall(r"slidegate\[([\w,]+)\]", text)
-    assert {extra for names in named for extra in names.split(",")} <= {*project["optional-dependencies"]}
-    assert {*re.findall(r"python3 dev\.py ([a-z]+)", text)} <= {*dev.COMMANDS, *dev.STEPS}
-
-
 def read_json(code: str) -> Iterator[object]:
     """Yield the document of a block, or those of its lines."""
     try:
@@ -169,18 +160,6 @@ def test_data_on_the_page_is_what_it_says(page: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=page_name)
 def test_links_on_the_page_lead_somewhere(page: Path) -> None:
     assert broken(page) == []
-
-
-def test_no_page_of_the_site_links_to_a_page_that_the_site_lacks() -> None:
-    inside = ROOT / "docs"
-    found = [
-        f"{page_name(page)}: {target}"
-        for page in SITE
-        for target in (link.partition("#")[0] for link in links(page.read_text("utf-8")))
-        if target.endswith(".md") and not (page.parent / target).resolve().is_relative_to(inside)
-        if not re.match(r"\w+:", target)
-    ]
-    assert found == [], "link to the folder of a README instead: the site is built without warnings"
 
 
 def test_the_skill_is_short_and_links_to_nothing() -> None:
