@@ -4,15 +4,12 @@ Each function returns a site with ``/`` and ``/items/{n}``. What is given to it 
 middleware, where it has one that takes ASGI.
 """
 
-import logging
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Final
-from uuid import uuid4
 
-import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -160,48 +157,7 @@ def flask() -> Any:
     return WsgiToAsgi(app)
 
 
-# What follows is not in requirements/develop.txt, and is tested where somebody has installed it.
-# Ravyn and Sanic want an older multidict than aiohttp-asgi. Robyn has no ASGI.
-
-
-def ravyn(*stack: Wrap) -> Any:
-    pytest.importorskip("ravyn")
-    from lilya.middleware import DefineMiddleware
-    from ravyn import Gateway, Ravyn, get
-
-    @get()
-    async def home() -> str:
-        return "page"
-
-    @get()
-    async def items(n: int) -> str:
-        return "page"
-
-    routes = [Gateway("/", handler=home), Gateway("/items/{n:int}", handler=items)]
-    return Ravyn(routes=routes, middleware=[DefineMiddleware(wrap) for wrap in stack])
-
-
-def sanic() -> Any:
-    pytest.importorskip("sanic")
-    from sanic import Sanic, text
-
-    app: Any = Sanic(f"site-{uuid4().hex}", configure_logging=False)
-    app.config.TOUCHUP = app.config.MOTD = False  # what rewrites the code of a server can do so once in a process
-    logging.getLogger("sanic").setLevel(logging.ERROR)
-
-    @app.get("/")
-    async def home(request: Any) -> Any:
-        return text("page")
-
-    @app.get("/items/<n:int>")
-    async def items(request: Any, n: int) -> Any:
-        return text("page")
-
-    return app
-
-
 def blacksheep() -> Any:
-    pytest.importorskip("blacksheep")
     from blacksheep import Application, Router
 
     app: Any = Application(router=Router())
@@ -218,7 +174,6 @@ def blacksheep() -> Any:
 
 
 def fasthtml(*stack: Wrap) -> Any:
-    pytest.importorskip("fasthtml")
     from fasthtml.common import FastHTML
 
     app: Any = FastHTML(middleware=[Middleware(wrap) for wrap in stack], secret_key="secret")
@@ -234,11 +189,9 @@ UNKNOWN: Final[Mapping[str, Callable[..., Any]]] = {
     "microdot": microdot,
     "django": django,
     "flask": flask,
-    "ravyn": ravyn,
-    "sanic": sanic,
     "blacksheep": blacksheep,
 }
 """Those whose routes are not Starlette's."""
 KNOWN: Final[Mapping[str, Callable[..., Any]]] = {"starlette": starlette, "fastapi": fastapi, "fasthtml": fasthtml}
-STACKS: Final = ("starlette", "fastapi", "fasthtml", "litestar", "quart", "ravyn")
+STACKS: Final = ("starlette", "fastapi", "fasthtml", "litestar", "quart")
 """Those that take ASGI middleware in a stack of their own."""

@@ -23,7 +23,6 @@ from slidegate.web.checks import REQUESTS_CHECKED
 from slidegate.web.routes import layers
 
 from ..asgi import call, hello, page, statuses
-from .frameworks import with_root
 
 
 def middleware(app: Any = hello, **options: Any) -> RateLimitMiddleware:
@@ -157,10 +156,3 @@ async def test_nothing_is_said_of_paths_where_something_answers_that_shows_no_ro
     assert len(await unmet(app, *rules, Rule("/logni", "5/minute"))) == 1
     for unknown in (hello, Starlette()):
         assert await unmet(unknown, Rule("/logni", "5/minute")) == [] or unknown is not hello
-
-
-async def test_a_path_written_with_the_root_of_the_application_is_met_by_no_route() -> None:
-    app = with_root("/api")
-    app.get("/health")(lambda: None)
-    (message,) = await unmet(app, Rule("/api/health", exempt=True), Rule("/health", exempt=True))
-    assert "'/api/health' of rule '/api/health' matches no route; rules have no root_path: write '/health'" in message

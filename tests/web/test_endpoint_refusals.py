@@ -22,7 +22,6 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slidegate import (
-    BanPolicy,
     Limiter,
     RateLimit,
     RateLimitExceeded,
@@ -30,10 +29,8 @@ from slidegate import (
     SlidegateError,
     rate_limit_exceeded,
 )
-from slidegate.core import StoreUnavailable
 
-from ..asgi import PEER, Answer, scope_of, send_scope
-from ..remote_stores import RemoteStore
+from ..asgi import Answer, scope_of, send_scope
 from . import limited
 
 MIDDLEWARE = Middleware(RateLimitMiddleware)
@@ -193,14 +190,6 @@ async def test_the_application_answers_a_refusal_at_its_endpoint(where: Any, nam
     assert kind_of(await refused(where, Site(handlers))) == expected
 
 
-async def test_rate_limit_exceeded_answers_as_on_refused_does() -> None:
-    def polite(request: Request, decision: Any) -> Response:
-        return PlainTextResponse(THEIRS, 418)
-
-    answer = await refused(dependency, Site({RateLimitExceeded: rate_limit_exceeded}, on_refused=polite))
-    assert kind_of(answer) == THEIRS
-
-
 async def test_rate_limit_exceeded_answers_what_limited_raises_in_an_endpoint() -> None:
     limiter = Limiter()
 
@@ -243,40 +232,6 @@ async def test_a_dependency_that_makes_another_answer_of_it_has_its_way() -> Non
         return app
 
     assert (await refused(swallowing, Site({}))).status == 503
-
-
-async def test_a_store_that_must_decide_and_fails_is_answered_with_503() -> None:
-    class Away(RemoteStore):
-        def hit(self, checks: Any, keys: Any = (), **line: Any) -> Any:
-            raise StoreUnavailable("away")
-
-    app = dependency(Site({}, limiter=Limiter(Away(), on_error="deny"), headers=None))
-    answer = await ask(app)
-    assert answer.status == 503
-    assert (answer.headers["cache-control"], int(answer.headers["retry-after"]) > 0) == ("no-store", True)
-
-
-@pytest.mark.parametrize("name", ["none", "RateLimitExceeded", "rate_limit_exceeded", "delegating"])
-async def test_strikes_and_events_follow_from_the_refusal_and_not_from_its_status(name: str) -> None:
-    events: list[Any] = []
-    limiter = Limiter(observers=[events.append])
-    policy = BanPolicy("2/10m", "1h", signals={"refused": 1, 429: "ban", 418: "ban"})
-    app = dependency(Site(HANDLERS[name][0], limiter=limiter, bans=policy))
-    banned = []
-    for _ in range(3):
-        await ask(app)
-        banned.append(await limiter.banned(PEER) is not None)
-    assert banned == [False, False, True]
-    reasons = [event.details["reason"] for event in events if event.kind == "refused"]
-    assert reasons == ["limited", "limited"]
-
-
-async def test_a_rule_whose_count_if_does_not_count_refusals_hands_back_what_an_endpoint_refuses() -> None:
-    rule = {"rules": [limited.Rule("*", "2/hour", count_if=lambda status: status != 429)]}
-    app = dependency(Site({}, **rule))
-    answers = [await ask(app) for _ in range(4)]
-    assert [answer.status for answer in answers] == [200, 429, 429, 429]
-    assert kind_of(answers[-1]) == FRAMEWORKS, "the rule would have said: no more than 2"
 
 
 # -- websockets --------------------------------------------------------------------------------------------------------

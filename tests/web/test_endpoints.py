@@ -279,11 +279,3 @@ def test_a_form_that_fastapi_has_read_is_read_again_as_a_form_alone(
     answers = [client.post("/login", data={"account": account}).status_code for account in "aaab"]
     assert answers == [200, 200, 429, 200 if reads == "form" else 429]
     assert ("Stream consumed" in caplog.text) is (reads != "form")
-
-
-@pytest.mark.parametrize("costs", [(1, 2, 2), (2, 1, 2), (3, 1, 2, 3), (1, 2, 3)], ids=str)
-async def test_of_the_costs_of_one_limit_on_the_way_of_a_request_the_largest_is_charged(costs: tuple[int, ...]) -> None:
-    limits = [Depends(RateLimit("9/hour", name="shared", cost=cost)) for cost in costs]
-    app = FastAPI(middleware=[Middleware(RateLimitMiddleware)])
-    app.get("/", dependencies=limits)(lambda: "hi")
-    assert f"r={9 - max(costs)}" in (await call(app)).headers["ratelimit"]

@@ -19,15 +19,14 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule, everyone, header
-from slidegate.core import Bucket, Concurrency, StoreUnavailable
+from slidegate.core import Bucket, Concurrency
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
-from slidegate.testing import FakeClock
 
 from ..asgi import Answer, call
 from ..questions import hit_all
 from ..redis_servers import RedisServer
-from ..remote_stores import RemoteStore, SickStore
+from ..remote_stores import RemoteStore
 
 TENANT = header("X-Tenant")
 
@@ -143,22 +142,6 @@ async def test_a_permit_for_a_waiter_that_is_cancelled_in_that_instant_goes_to_t
         assert await model.end_all() == [200, 200]
         queues = model.limiter.engine.queues
         assert (queues._permits, queues.waiting) == ({}, 0)
-
-
-async def test_a_permit_that_was_given_here_during_an_outage_comes_on_top_of_those_of_the_store() -> None:
-    store = SickStore(FakeClock(), inline=True)
-    model = Model(3, limiter=Limiter(store, deadline="60s"))
-    store.error = StoreUnavailable("gone")
-    await model.ask("small")
-    store.error = None
-    await model.ask("big", "other")
-    await model.ask("big")
-    await model.ask("small")
-    assert await model.end(2) == "other"
-    assert model.held == {"small": 2, "big": 2}
-    assert await model.end_all() == [200] * 5
-    queues = model.limiter.engine.queues
-    assert (queues._permits, queues.waiting) == ({}, 0)
 
 
 async def test_a_tenant_that_is_named_while_the_limit_changes_keeps_no_share_of_the_old_one() -> None:

@@ -95,8 +95,7 @@ async def test_the_middleware_may_stand_in_the_stack_of_a_framework(name: str, o
     assert await visit(app, "/items/5", "/items/5", "/items/5") == [200, 200, 429]
 
 
-# Sanic does not serve without its lifespan, which Starlette passes on to nothing that is mounted.
-@each([name for name in (*UNKNOWN, *KNOWN) if name != "sanic"])
+@each([*UNKNOWN, *KNOWN])
 async def test_a_mounted_framework_is_counted_by_the_whole_path(name: str) -> None:
     def site() -> Starlette:
         return Starlette(routes=[Route("/", page), Mount("/site", {**UNKNOWN, **KNOWN}[name]())])

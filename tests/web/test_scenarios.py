@@ -42,6 +42,7 @@ from typing import Any
 
 import pytest
 from fastapi import Depends, FastAPI
+from fastapi.exception_handlers import http_exception_handler
 from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
@@ -77,7 +78,7 @@ SCENARIOS = Path(__file__).with_name("scenarios")
 PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "GET"}
 NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "other": True}
 NAMES |= {"Text": PlainTextResponse, "fails": fails, "fails_later": written(fails, "later")}
-NAMES |= {"later": lambda value: asyncio.sleep(0, value)}
+NAMES |= {"later": lambda value: asyncio.sleep(0, value), "http_exception_handler": http_exception_handler}
 RAISED: dict[str, Exception] = {"raises": RuntimeError("no"), "left": ClientDisconnect()}
 METHODS_SENT = {*METHODS, "DELETE", "OPTIONS", "FOO", "get", "post", "SOCKET", "DENIAL", "PREFLIGHT"}
 
