@@ -252,6 +252,8 @@ class Program(Short):
     endpoint: tuple[Limited, ...] = ()
     endpoint_kind: str = "async"
     """A function, sync or not, or a class, which has decorators alone."""
+    beside: bool = False
+    """Whether the middlewares have lists, ban policies and the like too, which no request meets."""
 
     @property
     def asked(self) -> list[Limited]:
@@ -266,6 +268,7 @@ PROGRAMS = st.builds(
     st.lists(st.builds(Layer, RULES, st.sampled_from([0, 0, 1])), min_size=1, max_size=3).map(tuple),
     st.lists(AT_ENDPOINT, max_size=2).map(tuple),
     st.sampled_from(["async", "sync", "class"]),
+    st.booleans(),
 )
 
 
@@ -340,6 +343,8 @@ class Told:
     policies: list[tuple[str, int, int, int]] = field(default_factory=list)
     """Name, amount, window and what is left, of each middleware, the innermost first."""
     events: list[tuple[str, str, str]] = field(default_factory=list)
+    limiters: set[int] = field(default_factory=set)
+    """Those whose observers hear of it once: of each middleware that it has come to."""
     failed: set[tuple[object, ...]] = field(default_factory=set)
 
 
@@ -398,6 +403,7 @@ class Model:
         return self.told
 
     def _enter(self, depth: int, request: Request, passed: Passed) -> None:
+        self.told.limiters.add(self.program.layers[depth].limiter)
         counting = self._counting(depth, request)
         self._ask(depth, [one for one in counting if one.kind != "shadow"], request, passed, rules=True)
         for one in counting:

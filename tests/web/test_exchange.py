@@ -7,6 +7,8 @@ Compiled code checks the types that it declares, so what comes from others has t
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections import UserDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,15 +19,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, everyone, settle
+from slidegate import (
+    BanPolicy,
+    Decision,
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimit,
+    RateLimitExceeded,
+    RateLimitMiddleware,
+    Rule,
+    everyone,
+    rate_limit_exceeded,
+    settle,
+)
+from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..asgi import PEER, call, hello, scope_of, send_scope
+from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
 from ..virtual_time import turns
 
 OURS: Final = {b"ratelimit", b"ratelimit-policy", b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"}
@@ -247,3 +263,90 @@ async def test_a_copy_of_a_scope_is_a_request_of_its_own_where_the_first_has_end
     before = {**scope}
     assert ";r=8;" in (await send_scope(middleware, scope)).headers["ratelimit"]
     assert ";r=7;" in (await send_scope(middleware, before)).headers["ratelimit"]
+
+
+# -- what is left of a request when it has ended -----------------------------------------------------------------------
+
+
+class Server:
+    """A server as uvicorn is one: what it sends a request with holds the scope of it."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+    async def receive(self) -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        self.scope.setdefault("sent", []).append(message["type"])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"allowlist": Networks(["192.0.2.77"])}, {"on_refused": lambda request, decision: Response()}]
+)
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_request_is_freed_without_the_garbage_collector(options: dict[str, Any], fails: bool) -> None:
+    async def page(scope: Scope, receive: Receive, send: Send) -> None:
+        await hello(scope, receive, send)
+        if fails and "marker" in scope:
+            raise RuntimeError("no")
+
+    app = RateLimitMiddleware(page, limits="4/hour", **options)
+    await statuses(app, 3)
+    gc.disable()
+    try:
+        for _ in range(2):  # one is admitted, one refused
+            server = Server({**scope_of("/"), "marker": True})
+            gone = weakref.ref(server)
+            try:
+                await app(server.scope, server.receive, server.send)
+            except RuntimeError:
+                assert fails
+            assert server.scope["sent"] == ["http.response.start", "http.response.body"]
+            del server
+            assert gone() is None
+    finally:
+        gc.enable()
+
+
+async def test_what_an_application_sends_after_its_end_goes_to_the_server_as_it_is() -> None:
+    kept: list[Send] = []
+
+    async def page(scope: Scope, receive: Receive, send: Send) -> None:
+        kept.append(send)
+        await hello(scope, receive, send)
+
+    server = Server(scope_of("/"))
+    await RateLimitMiddleware(page, limits="9/hour")(server.scope, server.receive, server.send)
+    for late in (
+        {"type": "http.response.body", "body": b"late"},
+        {"type": "http.response.start", "status": 200, "headers": []},
+    ):
+        before = dict(late)
+        await kept[0](late)
+        assert late == before
+    assert server.scope["sent"] == ["http.response.start", *["http.response.body"] * 2, "http.response.start"]
+
+
+async def test_a_client_that_leaves_while_its_refusal_is_made_is_recorded_as_refused() -> None:
+    """The refusal is that of a limit at an endpoint, and no message of it has gone out."""
+    made = asyncio.Event()
+
+    async def slow(request: HTTPConnection, decision: Decision) -> Response:
+        made.set()
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets the event")
+
+    limiter = Limiter()
+    inner = Starlette(routes=[Route("/", RateLimit("1/hour", name="own")(page))])
+    inner.add_exception_handler(RateLimitExceeded, rate_limit_exceeded)
+    app = RateLimitMiddleware(inner, rules=[], limiter=limiter, on_refused=slow)
+    statistics = Statistics.of(limiter)
+    assert await statuses(app, 1) == [200]
+    task = asyncio.ensure_future(call(app))
+    await made.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    total = (await statistics.read("5m")).total
+    assert (total.passed, total.refused) == (1, 1)

@@ -18,7 +18,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, header
+from slidegate import (
+    BanPolicy,
+    Limiter,
+    MemoryStore,
+    MessageLimits,
+    Networks,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    header,
+)
 from slidegate.testing import FakeClock
 
 from ..asgi import Answer, attempt, scope_of
@@ -66,6 +77,18 @@ async def answering(request: Request) -> Response:
     return sync_answer(request)
 
 
+def beside() -> dict[str, Any]:
+    """Return what a middleware may have beside its rules, and what no request meets."""
+    nobody = Networks(["192.0.2.77"])
+    return {
+        "allowlist": nobody,
+        "blocklist": nobody,
+        "bans": BanPolicy(signals={"/never": "ban"}),
+        "client": client_ip(trusted=["10.0.0.0/8"]),
+        "messages": MessageLimits("1000/second"),
+    }
+
+
 class Log(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +121,8 @@ class Middleware(RuleBasedStateMachine):
         app = endpoint_of(program)
         for layer in program.layers:
             rules = [Rule(one.path, **one.options()) for one in layer.rules]
-            app = RateLimitMiddleware(app, rules=rules, limiter=limiters[layer.limiter])
+            more = beside() if program.beside else {}
+            app = RateLimitMiddleware(app, rules=rules, limiter=limiters[layer.limiter], **more)
         return app
 
     def run(self, work: Callable[[], Any]) -> Any:
@@ -139,6 +163,8 @@ class Middleware(RuleBasedStateMachine):
         refused = [name for kind, name, _ in heard if kind == "refused"]
         assert len(refused) == bool(told.refused_by)
         assert {*refused} <= told.refused_by
+        outcomes = [(one.status, one.ended) for one in self.listener.outcomes]
+        assert outcomes == [(told.status, "refused" if refused else "success")] * len(told.limiters)
 
     @precondition(lambda self: self.model.changeable())
     @rule(data=st.data(), amount=st.sampled_from([1, 2, 4, 7]))
