@@ -44,7 +44,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "two windows": (707, 12),
     "everything": (646, 12),
     "everything, statistics": (990, 24),
-    "everything, Prometheus": (1107, 30),
+    "everything, Prometheus": (974, 23),
     "header key": (1248, 36),
     "concurrency": (1043, 27),
     "refused by a limit": (885, 21),

@@ -14,10 +14,14 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from slidegate import ConfigurationError, Limiter, RateLimitMiddleware, Rule
+from slidegate.core import Decision, Reason
+from slidegate.events import Outcome
 from slidegate.ops.metrics import BOUNDS_S
+from slidegate.ops.prometheus import PART
 from slidegate.prometheus import PrometheusMetrics
 
 from ..asgi import call, page
+from ..hurry import at_once
 from ..virtual_time import VirtualTime
 from .exposition import documented, scraped
 
@@ -34,6 +38,21 @@ async def test_every_metric_has_the_kind_and_the_help_of_the_page() -> None:
     assert bounds == {*map(str, BOUNDS_S), "+Inf"}
     metrics.close()
     assert generate_latest(metrics.registry) == b""
+
+
+def test_outcomes_of_threads_are_noted_in_bounds_and_counted_once() -> None:
+    metrics = PrometheusMetrics(Limiter(), registry=CollectorRegistry())
+    outcome = Outcome([Decision(True, Reason.OK)], None, (), "GET /", 200, "success", 0, 1)
+
+    def work(number: int) -> None:
+        for _ in range(300):
+            metrics.request(outcome)
+        assert len(metrics._pending) < PART + 4
+
+    at_once(work, threads=4)
+    labels = {"route": "GET /", "store": "memory"}
+    assert metrics.registry.get_sample_value("slidegate_request_duration_seconds_count", labels) == 1_200
+    metrics.close()
 
 
 @pytest.mark.parametrize("directory", ["", "shared"])

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from contextlib import suppress
 from functools import partial
+from threading import Lock
 from time import monotonic
 from typing import Any, Final
 
@@ -23,6 +25,8 @@ from .metrics import BOUNDS_S, COUNTERS, DURATION, GAUGES, STORE, Add, LimiterMe
 
 DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 SET_EVERY_S: Final = 5.0
+PART: Final = 128
+"""How many outcomes are counted in one step, which takes less than a millisecond: one alone would take longer."""
 
 
 class PrometheusMetrics(LimiterMetrics):
@@ -52,13 +56,16 @@ class PrometheusMetrics(LimiterMetrics):
         # The files of a process do not distinguish registries: in one registry a second limiter is an error.
         self.registry: CollectorRegistry = REGISTRY if registry is None or self._directory else registry
         try:
-            self._made = dict(map(self._make, (*COUNTERS, DURATION, *GAUGES)))
+            self._made = dict(map(self._make, (*GAUGES, *COUNTERS, DURATION)))  # a scrape reads them in this order
         except ValueError:
             raise ConfigurationError(
                 f"registry: it (with {DIRECTORY}: this process) already has the metrics of another limiter; without "
                 "that variable, give this one its own: PrometheusMetrics(limiter, registry=CollectorRegistry())"
             ) from None
         self._set_again_s = 0.0
+        self._pending = deque[Outcome]()
+        self._counting_pending = Lock()
+        self._part = 1 if self._directory else PART
         self._begin()
         self.app: Final = make_asgi_app(self._scraped())
 
@@ -69,14 +76,21 @@ class PrometheusMetrics(LimiterMetrics):
             self.registry.unregister(self._made.popitem()[1])
 
     def request(self, outcome: Outcome, /) -> None:
-        """Count a request, and set the gauges that other processes read."""
-        super().request(outcome)
+        """Note the outcome of a request; for other processes count it now, and set the gauges that they read."""
+        self._pending.append(outcome)
+        if len(self._pending) >= self._part:
+            self._count_pending()
         if self._directory and monotonic() >= self._set_again_s:
             self._set_again_s = monotonic() + SET_EVERY_S
             self._set_gauges()
             # Again later: if no further request comes, the last values must not be those of a busy moment.
             with suppress(RuntimeError):  # no event loop of asyncio runs in this thread
                 asyncio.get_running_loop().call_later(SET_EVERY_S, self._set_gauges)
+
+    def _count_pending(self) -> None:
+        with self._counting_pending:
+            while self._pending:
+                super().request(self._pending.popleft())
 
     def _make(self, metric: Metric) -> tuple[Metric, Any]:
         name, labels = metric.name.replace(".", "_"), (*metric.labels, STORE)
@@ -94,6 +108,11 @@ class PrometheusMetrics(LimiterMetrics):
         labelled = self._made[metric].labels(*labels, self._store)
         add: Add = labelled.observe if metric is DURATION else labelled.inc
         return add
+
+    def _read(self, gauge: Metric) -> float:
+        """See `LimiterMetrics._read`. A scrape reads the gauges first, and finds all requests in the counters."""
+        self._count_pending()
+        return super()._read(gauge)
 
     def _set_gauges(self) -> None:
         for metric in GAUGES if self._made else ():  # none after `close`
