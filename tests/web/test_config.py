@@ -118,11 +118,7 @@ def test_code_goes_before_the_file_and_the_file_before_the_environment(
     assert middleware(file, plain, limiter=mine).limiter is mine
 
 
-@pytest.mark.parametrize("written", ['store = "memory://"', 'deadline = "50ms"', 'on_error = "deny"'])
-def test_a_limiter_in_code_has_what_the_file_would_say_about_its_own(written: str, file: Path) -> None:
-    name = written.partition(" ")[0]
-    with pytest.raises(ConfigurationError, match=rf"slidegate\.toml: {name}: the limiter given in code"):
-        middleware(file, f'{written}\nlimits = "1/hour"\n', limiter=Limiter())
+def test_a_limiter_in_code_has_its_observers(file: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"observers: .* limiter=Limiter\(store, observers="):
         middleware(file, 'limits = "1/hour"\n', limiter=Limiter(), observers=[print])
     for wrong in (5, print, None):
@@ -147,26 +143,11 @@ async def test_options_in_code_replace_those_of_the_file(file: Path) -> None:
     assert (await call(listed)).status == 403
 
 
-@pytest.mark.parametrize("variable", ["SLIDEGATE_STORE", "MY_STORE"])
-def test_a_bad_address_in_a_variable_is_named_and_not_shown(
-    variable: str, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(variable, "nosuch://user:secret@db")
-    store = f'store = {{ env = "{variable}" }}\n' if variable == "MY_STORE" else ""
-    with pytest.raises(ConfigurationError, match=variable) as caught:
-        middleware(file, f'{store}limits = "1/hour"')
-    assert "secret" not in str(caught.value)
-
-
 async def test_the_secret_for_digests_comes_from_the_environment(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = 'limits = "9/hour"\n'
     monkeypatch.setenv("SLIDEGATE_SECRET", "s" * 32)
     digests = {middleware(file, text).limiter.digest("header:x-api-key", b"k") for _ in range(2)}
     assert digests == {Limiter(secret="s" * 32).digest("header:x-api-key", b"k")}
-    monkeypatch.setenv("SLIDEGATE_SECRET", "short")
-    with pytest.raises(ConfigurationError, match="16 to 64 bytes") as caught:
-        middleware(file, text)
-    assert "short" not in str(caught.value)
 
 
 def test_type_checkers_know_every_option_beside_the_file() -> None:
