@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 import threading
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -268,40 +265,3 @@ def test_refusals_make_events_only_where_somebody_hears_them(caplog: pytest.LogC
     assert (indifferent.kinds, everything.kinds) == (["banned"], ["refused", "banned"])
     subscription.remove()
     assert not limiter.engine.observers.wants("refused")
-
-
-def run(code: str) -> str:
-    # From Python 3.12 on, a fork beside threads is warned of.
-    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return done.stdout
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_forks_while_threads_emit_events_leave_children_whose_observers_hear() -> None:
-    code = """
-import logging, os, signal, threading
-from slidegate import Limiter
-from slidegate.events import Event
-logging.disable()
-heard, over = [], threading.Event()
-limiter = Limiter(observers=[lambda event: heard.append(event.message)])
-def pour():
-    while not over.is_set():
-        limiter.engine.emit(Event("banned", "more"))
-        limiter.observe(lambda event: None).remove()
-for _ in range(2):
-    threading.Thread(target=pour).start()
-for _ in range(10):
-    child = os.fork()
-    if not child:
-        signal.alarm(60)
-        limiter.observe(lambda event: os.write(1, f"{event.message}\\n".encode()))
-        limiter.engine.emit(Event("banned", "of the child"))
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-over.set()
-"""
-    assert run(code) == "of the child\n" * 10

@@ -529,24 +529,6 @@ async def test_a_worker_looks_twice_a_second_while_it_is_asked_and_never_after_i
     assert len(await worker.limiter.workers()) == 0, "its row has ended with it"
 
 
-async def test_a_request_that_waits_looks_for_changes_itself(worker: Worker) -> None:
-    block = worker.limiter.limited("1/hour", key="k", wait="2h", rule="slow")
-    async with block:
-        pass
-    await turns(20)
-    await Worker(worker.rows).change("slow", "2/hour")
-
-    async def wait() -> None:
-        async with block:
-            pass
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(wait)
-        await until(lambda: worker.limiter.queued)
-        worker.rows.clock.advance("1s")
-        await until(lambda: not worker.limiter.queued)
-
-
 @pytest.mark.parametrize("has_loop", [True, False])
 def test_a_store_of_one_process_keeps_changes_there_and_ends_them(*, has_loop: bool) -> None:
     clock = FakeClock(1_800_000_000_000_000)

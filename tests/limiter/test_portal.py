@@ -126,13 +126,17 @@ def test_a_portal_that_was_used_before_a_fork_serves_the_parent_and_a_new_one_th
 
 
 COUNTING = """
-import os, signal, sys, threading
+import logging, os, signal, sys, threading
 from slidegate import Limiter
+from slidegate.events import Event
+logging.disable()
 # A child may fail to open LMDB (docs/guides/without_asgi.md); it gets the answer of `on_error`, and never hangs.
 limiter, ended = Limiter.from_url(sys.argv[1], deadline="60s", on_error="allow"), threading.Event()
 def count():
     while not ended.is_set():
         limiter.sync.hit("user:1", "1000000/hour", 3)
+        limiter.engine.emit(Event("banned", "more"))
+        limiter.observe(lambda event: None).remove()
 threads = [threading.Thread(target=count) for _ in range(3)]
 for thread in threads:
     thread.start()
@@ -140,8 +144,10 @@ for _ in range(10):
     child = os.fork()
     if not child:
         signal.alarm(60)
+        limiter.observe(lambda event: os.write(1, b"heard\\n") if event.message == "in the child" else None)
+        limiter.engine.emit(Event("banned", "in the child"))
         os._exit(not limiter.sync.hit("user:2", "1000/hour"))
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 ended.set()
 for thread in threads:
     thread.join()
@@ -149,13 +155,12 @@ limiter.sync.close()
 """
 
 
-@pytest.mark.all
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
-def test_a_child_that_is_forked_while_other_threads_count_gets_an_answer(url: str) -> None:
+@pytest.mark.parametrize("kind", ["memory", pytest.param("lmdb", marks=pytest.mark.all), AT_REDIS])
+def test_a_child_that_is_forked_while_other_threads_count_and_emit_gets_answers_and_events(url: str) -> None:
     command = [sys.executable, "-W", "ignore", "-c", COUNTING, url]
     run = subprocess.run(command, capture_output=True, text=True, timeout=10 * BOUND_S)
-    assert (run.returncode, run.stdout) == (0, "0\n" * 10), run.stderr
+    assert (run.returncode, run.stdout, run.stderr) == (0, "heard\n0\n" * 10, "")
 
 
 PROGRAM = """

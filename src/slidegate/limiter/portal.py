@@ -93,6 +93,9 @@ class Portal:
         self._running: _Running | None = None
         self._lock = ProcessLock()
         self._in_child = InChild(self.begin_anew)
+        # What the loop imports: not when it starts, because a child that is forked while another thread imports would
+        # wait for the end of that for ever.
+        import anyio._backends._asyncio  # noqa: F401
 
     def begin_anew(self) -> None:
         """Begin without a thread, as in a child after `fork`: it exists only in the parent."""
@@ -143,9 +146,6 @@ class Portal:
 
 def _started() -> tuple[asyncio.AbstractEventLoop, Thread]:
     """Start an event loop in a thread."""
-    # Few processes need it. It is not left to that thread: callers wait until the loop runs, not for an import in it.
-    import anyio._backends._asyncio  # noqa: F401
-
     runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
     loop = runner.get_loop()
 
