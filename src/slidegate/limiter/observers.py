@@ -36,7 +36,7 @@ _MAX_VALUE: Final = 256
 
 KINDS: Final = (
     *("refused", "exceeded", "shadow_refused", "banned", "unbanned", "shadow_banned", "bans_full", "strikes_dropped"),
-    *("scripts_sent", "limit_overridden", "limit_restored"),
+    *("limit_overridden", "limit_restored"),
     *("switched_off", "switched_on", "secret_differs"),
     *("store_failed", "store_recovered", "store_late", "store_error", "store_reset", "store_evicts"),
     *("counts_restarted", "store_doubtful"),

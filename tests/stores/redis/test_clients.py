@@ -210,20 +210,15 @@ async def test_a_hit_whose_answer_is_cut_off_after_it_was_made_is_charged_once(p
 
 
 @needs_redis
-async def test_a_server_that_forbids_evalsha_is_asked_by_eval_and_told_once(server: RedisServer) -> None:
+async def test_a_server_that_forbids_evalsha_is_asked_by_eval(server: RedisServer) -> None:
     server.command("ACL", "SETUSER", "hosted", "reset", "on", ">pw", "~*", "+@all", "-evalsha", "-script")
-    heard = RecordingObserver()
     store = store_of(server.url.replace("//", "//hosted:pw@"))
-    store.observe(heard)
     try:
         for spent in range(1, 4):
             assert (await hit(store)).remaining == 10 - spent
-        assert heard.kinds == ["scripts_sent"]
-        assert f"{heard.events[0].details['bytes']} bytes more" in heard.events[0].message
         server.command("ACL", "SETUSER", "hosted", "-eval")
         with pytest.raises(StoreUnavailable, match="no permissions to run the 'eval'"):
             await hit(store)
-        assert heard.kinds == ["scripts_sent"]
     finally:
         await store.close()
         server.command("ACL", "DELUSER", "hosted")

@@ -244,7 +244,7 @@ async def test_a_refusal_is_remembered_while_units_of_others_are_handed_back(sto
 
 
 async def test_a_refusal_by_a_ban_is_not_remembered_past_its_unban(store: RedisStore, held: Held) -> None:
-    await store.bans.ban("eve", None, "", "ann")
+    await held.answer(asyncio.ensure_future(store.bans.ban("eve", None, "", "ann")))
     refused = ask(store, "eve")
     await held.come(1)
     assert await store.bans.unban("eve", "ann")

@@ -11,7 +11,6 @@ from ...core.bans.strikes import Level
 
 _END: Final = Struct("<q")
 _FOR_EVER: Final = -1
-FOR_EVER_MS: Final = 100 * 365 * 86_400_000
 _LENGTH: Final = Struct("<H")
 _LEVEL: Final = Struct("<qqI")
 
@@ -52,8 +51,3 @@ def unpack_level(packed: bytes) -> Level | None:
         return None
     over_us, until_us, level = _LEVEL.unpack(packed)
     return Level(level, until_us, over_us)
-
-
-def left_ms(end_us: int | None, now_us: int, slack_ms: int) -> int:
-    """Return the TTL in ms of data that is needed until `end_us`; a hundred years if that is None."""
-    return FOR_EVER_MS if end_us is None else min(max(end_us - now_us, 0) // 1_000 + slack_ms, FOR_EVER_MS)

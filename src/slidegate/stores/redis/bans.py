@@ -33,10 +33,10 @@ from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
 from ...core.store import BanStore, Event
 from ..ban_book import LOG_EVERY_US
-from .ban_rows import left_ms, pack_ban, pack_level, unpack_ban, unpack_level
+from .ban_rows import pack_ban, pack_level, unpack_ban, unpack_bans, unpack_level
 from .clock import monotonic_us
 from .errors import sensible
-from .script import OK, level_field, strikes_field
+from .script import OK, PEEK, level_field, strikes_field
 
 if TYPE_CHECKING:
     from .batch import Ask, Shared
@@ -48,8 +48,7 @@ CHUNK: Final = 200
 _UNITS: Final = Struct("<I")
 _MADE, _FULL = 1, 2
 _KEEPS: Final = "noeviction"
-_POLICY: Final = re.compile(r"^maxmemory_policy:([a-z-]+)", re.MULTILINE)
-_BOUNDED: Final = re.compile(r"^maxmemory:[1-9]", re.MULTILINE)
+_MEMORY: Final = re.compile(r"^(maxmemory|maxmemory_policy):([a-z0-9-]+)", re.MULTILINE)
 
 
 class RedisBans(BanStore):
@@ -74,16 +73,14 @@ class RedisBans(BanStore):
         self.version = b""
         self._count = 0
         self._life = b""
-        self._evicting = ""
 
     # -- commands of users ------------------------------------------------------------------------------------------
 
     @sensible
     async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return the longest-lasting ban in force on any of `subjects`; None if there is none. Changes nothing."""
-        await self.read_networks()
-        keys = dict.fromkeys(subject for subject in subjects if isinstance(subject, str))
-        own = await self._of_keys([self._shared.packing.name_of(key) for key in keys])
+        await self.hear()
+        own = await self._of_keys(dict.fromkeys(subject for subject in subjects if isinstance(subject, str)))
         return longest([*own, *self._of_networks(subjects, self._time.now_us())])
 
     @sensible
@@ -94,7 +91,7 @@ class RedisBans(BanStore):
         """
         batcher = self._batcher()
         if not self._life:  # nothing is known of networks yet
-            await self.read_networks()
+            await self.hear()
         if self._of_networks((key,), self._time.now_us()):
             return None
         pack = partial(self._shared.packing.strike, policy, key, weight)
@@ -115,14 +112,9 @@ class RedisBans(BanStore):
             now_us: The server's time, in microseconds.
         """
         made, level = next_ban(policy, key, reason, unpack_level(before), now_us)
-        slack_ms = self._time.slack_ms
-        args: list[bytes | int] = [
-            *(key.encode(), _end_of(made)),
-            *(b"" if policy.shadow else pack_ban(made), left_ms(made.until_us, now_us, slack_ms)),
-            *(strikes_field(policy), level_field(policy)),
-            *(before, pack_level(level), left_ms(level.over_us, now_us, slack_ms)),
-            self._shared.max_bans,
-        ]
+        row = b"" if policy.shadow else pack_ban(made)
+        fields = strikes_field(policy), level_field(policy)
+        args: list[bytes | int] = [key.encode(), row, *fields, before, pack_level(level), self._shared.max_bans]
         _, result, self._count = await self._batcher().command(b"put_next", [*self._names, *self._names_of(key)], args)
         if result == _MADE:
             self._shared.tell(((shadow_banned if policy.shadow else banned)(made),))
@@ -133,7 +125,7 @@ class RedisBans(BanStore):
     @sensible
     async def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
         """Ban a key manually, permanently if `length_us` is None; replaces a ban of the key."""
-        now_us = await self._now_us()
+        now_us = await self._batcher().server_us()
         made = Ban(key, reason, by, 0, now_us, None if length_us is None else now_us + length_us)
         await self._put([made])
         self._shared.tell((banned(made),))
@@ -148,7 +140,7 @@ class RedisBans(BanStore):
         ban = longest([unpack_ban(row) for row in (own, network) if row], now_us)
         self._shared.refusals.change_all()
         if network:
-            await self.read_networks()
+            await self.hear()
         if ban is not None:
             self._shared.tell((unbanned(ban, by),))
         return ban is not None or bool(remembered)
@@ -156,13 +148,12 @@ class RedisBans(BanStore):
     @sensible
     async def active(self) -> list[Ban]:
         """Return the bans in force."""
-        await self.read_networks()
+        await self.hear()
         now_us, keys = await self._batcher().command(b"keys", self._names)
         self._count = len(keys)
         found = {ban.key: ban for ban in self.networks.bans.values() if not ban.is_over(now_us)}
         async for some in in_steps(keys):
-            names = [self._shared.packing.name_of(key.decode()) for key in some]
-            found.update((ban.key, ban) for ban in await self._of_keys(names))
+            found.update((ban.key, ban) for ban in await self._of_keys([key.decode() for key in some]))
         return list(found.values())
 
     def count(self) -> int:
@@ -177,7 +168,7 @@ class RedisBans(BanStore):
     @sensible
     async def load(self, rows: Sequence[Row]) -> int:
         """Import rows that `dump` returned; of two bans of a key the longer-lasting one is kept."""
-        bans = from_rows(rows, await self._now_us())
+        bans = from_rows(rows, await self._batcher().server_us())
         known = {ban.key: ban for ban in await self.active()}
         longer = [ban for ban in bans if ban.key not in known or lasts_longer(ban, known[ban.key])]
         longer.sort(key=lambda ban: ban.network() is None)  # networks first: there may be too many
@@ -196,18 +187,19 @@ class RedisBans(BanStore):
     # -- news --------------------------------------------------------------------------------------------------------
 
     @sensible
-    async def hear(self, ask: Ask) -> None:
+    async def hear(self, ask: Ask | None = None) -> None:
         """Poll for changes: the number of bans, the bans of networks, and the identity of the data.
 
         Args:
-            ask: Sends the commands, outside the queue of requests.
+            ask: Sends the command; by default it goes through the queue of requests.
 
         Raises:
             StoreUnavailable: The store is read-only, and Redis has no slidegate data.
         """
         begins = b"" if self._shared.read_only else os.urandom(8).hex().encode()
         is_first = not self._life
-        _, count, version, life, memory = await ask(b"news", self._names, [begins, int(is_first)])
+        args: list[bytes | int] = [begins, int(is_first), self.version]
+        _, count, life, memory, version, rows = await (ask or self._batcher().command)(b"news", self._names, args)
         if self._shared.read_only and not life:
             raise StoreUnavailable(f"redis: no slidegate data under {self._names[0].decode()}")
         if is_first:
@@ -218,24 +210,17 @@ class RedisBans(BanStore):
             message = f"Redis lost its data: counts restart from zero; {known} known bans were lost"
             self._shared.tell((Event("store_reset", message, {"bans": known}),))
         if version != self.version:
-            await self.read_networks(ask)
+            self.networks, self.version = BannedNetworks(map(unpack_ban, rows[1::2])), version
+            self._shared.refusals.change_all()
 
     def _tell_eviction(self, memory: str) -> None:
         """Emit an event if Redis evicts keys when it is full; if the user may not run INFO, nothing is known."""
-        found = _POLICY.search(memory)
-        if found is None or found[1] in (_KEEPS, self._evicting) or not _BOUNDED.search(memory):
-            return
-        self._evicting = found[1]
-        evicts = f"Redis evicts keys when it is full (maxmemory-policy {found[1]})"
-        message = f"{evicts}, so limits and bans are lost; set maxmemory-policy {_KEEPS}"
-        self._shared.tell((Event("store_evicts", message, {"policy": found[1]}),))
-
-    @sensible
-    async def read_networks(self, ask: Ask | None = None) -> None:
-        """Read the bans of networks; `ask` as for `hear`, by default through the queue."""
-        _, version, rows = await (ask or self._batcher().command)(b"networks", self._names)
-        self.networks, self.version = BannedNetworks(map(unpack_ban, rows[1::2])), version
-        self._shared.refusals.change_all()
+        found = dict(_MEMORY.findall(memory))
+        policy = found.get("maxmemory_policy", _KEEPS)
+        if policy != _KEEPS and found.get("maxmemory", "0") != "0":
+            evicts = f"Redis evicts keys when it is full (maxmemory-policy {policy})"
+            message = f"{evicts}, so limits and bans are lost; set maxmemory-policy {_KEEPS}"
+            self._shared.tell((Event("store_evicts", message, {"policy": policy}),))
 
     # -- commands for Redis ------------------------------------------------------------------------------------------
 
@@ -251,28 +236,23 @@ class RedisBans(BanStore):
         keys, args, now_us = [*self._names], list[bytes | int]([os.urandom(8)]), self._time.now_us()
         networks = {ban.key for ban in bans if ban.network() is not None}
         if networks:
-            await self.read_networks()
+            await self.hear()
             known = {key for key, ban in self.networks.bans.items() if not ban.is_over(now_us)}
             if len(known | networks) > MAX_NETWORKS:
                 raise too_many_networks(min(networks - known))
         for ban in bans:
             keys.append(self._shared.packing.name_of(ban.key))
-            left = left_ms(ban.until_us, now_us, self._time.slack_ms)
-            args += [ban.key.encode(), _end_of(ban), pack_ban(ban), left, int(ban.key in networks)]
+            args += [ban.key.encode(), pack_ban(ban), int(ban.key in networks)]
         _, self._count = await self._batcher().command(b"put", keys, args)
+        self._shared.refusals.change_all()
         if networks:
-            await self.read_networks()
+            await self.hear()
 
-    async def _of_keys(self, names: Sequence[bytes]) -> list[Ban]:
-        """Return the bans in force of the keys with these hashes, read in one call."""
-        if not names:
-            return []
-        _, rows = await self._batcher().command(b"bans", names)
-        return [*map(unpack_ban, rows)]
-
-    async def _now_us(self) -> int:
-        (now_us,) = await self._batcher().command(b"time", self._names[:1])
-        return int(now_us)
+    def _of_keys(self, keys: Iterable[str]) -> asyncio.Future[list[Ban]]:
+        """Return the bans in force of some keys, read in one call: those that would refuse a question about them."""
+        batcher = self._batcher()
+        pack = partial(self._shared.packing.question, PEEK, (), keys, batcher.permits)
+        return batcher.request(pack, lambda answer, now_us: unpack_bans(answer[1:]))
 
     def _of_networks(self, subjects: Iterable[BanSubject], now_us: int) -> list[Ban]:
         networks = self.networks
@@ -285,11 +265,6 @@ class RedisBans(BanStore):
             elif one in networks.bans:
                 found.append(networks.bans[one])
         return [ban for ban in found if not ban.is_over(now_us)]
-
-
-def _end_of(ban: Ban) -> bytes | int:
-    """Return the end of a ban in the index."""
-    return b"+inf" if ban.until_us is None else ban.until_us
 
 
 async def in_steps(many: Iterable[T], step: int = CHUNK) -> AsyncIterator[list[T]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ from time import monotonic, monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from redis.asyncio import RedisCluster
-from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.reservation import Reservation
@@ -31,7 +31,7 @@ from .errors import CLOSED, NONSENSE, SICK, store_error, unexpected
 from .permits import LoopPermits
 from .refusals import Refusals
 from .requests import Call, Command, Request
-from .script import BANS_SCRIPT, WINDOWS_SCRIPT, Packing, Script
+from .script import BANS_SCRIPT, PEEK, WINDOWS_SCRIPT, Packed, Packing, Script
 from .urls import Client
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 Ask: TypeAlias = Callable[..., Awaitable[Any]]
 """Runs a command of ``lua/bans.lua``, see `Batcher.command`."""
 
-_HEAD: Final = Struct("<qI")
 _TIME: Final = Struct("<q")
 NEWS_S: Final = 1.0
 """How often to poll for changes: the bans of networks, and the identity of the data."""
@@ -67,7 +66,6 @@ class Shared:
         refusals: The known refusals.
         bans: The bans of the store.
         late: Called with the microseconds of each answer that nobody awaits any more.
-        sends_source: Whether the server forbids EVALSHA, so that each call carries its script.
     """
 
     open_client: Callable[[], Client]
@@ -83,7 +81,6 @@ class Shared:
     refusals: Refusals
     bans: RedisBans = field(init=False)
     late: list[Callable[[int], None]] = field(default_factory=list)
-    sends_source: bool = False
 
 
 class Batcher:
@@ -115,7 +112,7 @@ class Batcher:
         """Queue a request to be sent at the end of this loop iteration; fail it if the queue is full or closed."""
         if self._closed or len(self._queue) >= self._shared.max_waiting:
             why = CLOSED if self._closed else f"redis: {len(self._queue)} requests are already queued"
-            _fail((request,), StoreUnavailable(why))
+            self._fail((request,), StoreUnavailable(why))
             return
         self._queue.append(request)
         if not self._scheduled:
@@ -124,7 +121,7 @@ class Batcher:
 
     def request(
         self,
-        pack: Callable[[dict[bytes, int]], bytes],
+        pack: Callable[[], Packed],
         read: Callable[[bytes, int], Any],
         has_permits: bool = False,
     ) -> asyncio.Future[Any]:
@@ -148,13 +145,18 @@ class Batcher:
         self.add(call)
         return await call.future
 
+    def server_us(self) -> asyncio.Future[int]:
+        """Return the server's time, in microseconds."""
+        pack = partial(self._shared.packing.question, PEEK, (), (), self.permits)
+        return self.request(pack, lambda answer, now_us: now_us)
+
     async def close(self) -> None:
         """Close the connections; waiting tasks get an error."""
         self._closed = True
         self.permits.close()
         for sender in self._senders:
             sender.cancel()
-        _fail(self._queue, StoreUnavailable(CLOSED))
+        self._fail(self._queue, StoreUnavailable(CLOSED))
         self._queue.clear()
         await asyncio.gather(*self._senders, return_exceptions=True)
 
@@ -197,38 +199,43 @@ class Batcher:
         finally:
             await _close(line)
 
-    def _taken(self) -> list[Request | Call]:
+    def _taken(self) -> Call | list[Request]:
         """Take the requests of the next call from the queue; let another sender send the rest."""
-        queue = self._queue
-        taken = [queue.popleft()]
-        if not isinstance(taken[0], Call):
-            while queue and len(taken) < MAX_IN_CALL and not isinstance(queue[0], Call):
-                taken.append(queue.popleft())
+        queue, taken = self._queue, list[Request]()
+        while queue and len(taken) < MAX_IN_CALL and not isinstance(queue[0], Call):
+            taken.append(queue.popleft())  # type: ignore[arg-type]
+        call = None if taken else queue.popleft()
         if queue:
             self._go()
-        return [request for request in taken if not request.future.done()]
+        return call if isinstance(call, Call) else taken
 
-    async def _serve(self, line: Any, requests: Sequence[Request | Call]) -> None:
+    async def _serve(self, line: Any, taken: Call | list[Request]) -> None:
         """Send requests, and give each its answer or an error."""
+        requests = [taken] if isinstance(taken, Call) else taken
         try:
-            if requests:
-                await self._hear_first(line)
-            if requests and isinstance(call := requests[0], Call):
-                answer = await self._run(line, call.name, call.keys, call.args)
-                if not call.future.done():
-                    call.future.set_result(answer)
-            elif requests:
-                questions = [request for request in requests if not isinstance(request, Call)]
-                has_permits = any(question.has_permits for question in questions)
+            await self._hear_first(line)
+            if isinstance(taken, Call):
+                answer = await self._run(line, taken.name, taken.keys, taken.args)
+                if not taken.future.done():
+                    taken.future.set_result(answer)
+            else:
+                has_permits = any(request.has_permits for request in taken)
                 async with self._permits_turn if has_permits else nullcontext():
-                    await self._ask(line, questions)
+                    await self._ask(line, taken)
         except BaseException as error:
             is_error = isinstance(error, Exception) and not self._closed
-            _fail(requests, store_error(error) if is_error else StoreUnavailable(CLOSED))
+            self._fail(requests, store_error(error) if is_error else StoreUnavailable(CLOSED))
             if not isinstance(error, Exception):
                 raise
         if self._has_heard and monotonic() >= self._news_s:
             await self._hear_again(line)
+
+    def _fail(self, requests: Iterable[Request | Call], error: StoreError) -> None:
+        """Raise an error in the tasks that still await these requests."""
+        self._sick_calls += any(word in str(error) for word in SICK)
+        for request in requests:
+            if not request.future.done():
+                request.future.set_exception(error)
 
     # -- news --------------------------------------------------------------------------------------------------------
 
@@ -252,41 +259,45 @@ class Batcher:
 
     async def _ask(self, line: Any, requests: Sequence[Request]) -> None:
         """Make one script call, and deliver its answers."""
-        requests = [request for request in requests if not request.future.done()]
-        if not requests:
+        asked, sent_ns = self._packed(requests), monotonic_ns()
+        if not asked:
             return
-        names, sent_ns = dict[bytes, int](), monotonic_ns()
-        try:
-            packed = b"".join([request.pack(names) for request in requests])
-        except Exception as error:  # from packing one request: send each by itself, so that only that one fails
-            if len(requests) == 1:
-                _fail(requests, StoreUnavailable(f"redis: a request cannot be sent: {error!r}", concerns="key"))
-            else:
-                for request in requests:
-                    await self._ask(line, (request,))
-            return
-        time = self._shared.time
-        head = _HEAD.pack(time.for_script(), time.slack_ms)
-        now_us, *answers = await self._eval(line, WINDOWS_SCRIPT, [*names] or [self._shared.packing.meta], head, packed)
-        if len(answers) != len(requests):
+        keys = [name for packed in asked.values() for name in packed.names]
+        packed = b"".join([packed.request for packed in asked.values()])
+        now_us, *answers = await self._eval(line, WINDOWS_SCRIPT, keys or [self._shared.packing.meta], packed)
+        if len(answers) != len(asked):
             raise unexpected(answers)
-        if all(request.future.done() for request in requests):
+        if all(request.future.done() for request in asked):
             for took in self._shared.late:
                 took((monotonic_ns() - sent_ns) // 1_000)
-        sick = [_deliver(request, answer, now_us, sent_ns) for request, answer in zip(requests, answers, strict=True)]
-        self._sick_calls += any(sick)
+        for request, answer in zip(asked, answers, strict=True):
+            try:
+                if request.future.done():
+                    request.missed(answer, now_us)
+                else:
+                    request.future.set_result(request.answered(answer, now_us, sent_ns))
+            except Exception as error:  # a malformed answer fails one request, and not the rest of the call
+                self._fail((request,), error if isinstance(error, StoreError) else unexpected(answer))
+
+    def _packed(self, requests: Iterable[Request]) -> dict[Request, Packed]:
+        """Pack the requests that are still awaited; if one cannot be packed, only that one fails."""
+        packed: dict[Request, Packed] = {}
+        for request in requests:
+            if not request.future.done():
+                try:
+                    packed[request] = request.pack()
+                except Exception as error:
+                    why = f"redis: a request cannot be sent: {error!r}"
+                    self._fail((request,), StoreUnavailable(why, concerns="key"))
+        return packed
 
     async def _run(self, line: Any, name: bytes, keys: Sequence[bytes], args: Sequence[bytes | int] = ()) -> Any:
         """Do what `command` does, over one connection."""
-        return await self._eval(line, BANS_SCRIPT, keys, name, self._shared.time.for_script(), *args)
+        return await self._eval(line, BANS_SCRIPT, keys, name, *args)
 
     async def _eval(self, line: Any, script: Script, keys: Sequence[bytes], *args: bytes | int) -> list[Any]:
         """Run a script; return the server's time in microseconds, and the rest of its answer."""
-        try:
-            answer = await self._evalsha(line, script, len(keys), *keys, *args)
-        except (ReadOnlyError, AuthenticationError, NoPermissionError):
-            self._sick_calls += 1
-            raise
+        answer = await self._evalsha(line, script, len(keys), *keys, self._shared.time.for_script(), *args)
         try:
             (now_us,) = _TIME.unpack(answer[0])
         except NONSENSE:
@@ -296,42 +307,12 @@ class Batcher:
 
     async def _evalsha(self, line: Any, script: Script, *args: bytes | int) -> Any:
         """Run a script by its digest; by its source if the server does not know it, or forbids EVALSHA."""
-        shared, forbidden = self._shared, False
-        if not shared.sends_source:
-            try:
-                return await _execute(line, "EVALSHA", script.name, *args)
-            except NoScriptError:
-                pass
-            except ResponseError as error:
-                if "evalsha" not in str(error).lower():
-                    raise
-                forbidden = True
-        answer = await _execute(line, "EVAL", script.source, *args)
-        if forbidden and not shared.sends_source:
-            shared.sends_source = True
-            message = (
-                f"redis: the server forbids EVALSHA, so each call carries its script, {len(script.source)} bytes more"
-            )
-            shared.tell((Event("scripts_sent", message, {"bytes": len(script.source)}),))
-        return answer
-
-
-def _deliver(request: Request, answer: bytes, now_us: int, sent_ns: int) -> bool:
-    """Give a request its answer; return whether that is an error after which a new connection may help."""
-    error: StoreError | None = None
-    try:
-        if request.future.done():
-            request.missed(answer, now_us)
-        else:
-            request.future.set_result(request.answered(answer, now_us, sent_ns))
-    except StoreError as failed:
-        error = failed
-    except Exception:  # a malformed answer fails one request, and not the rest of the call
-        error = unexpected(answer)
-    if error is None:
-        return False
-    _fail((request,), error)
-    return any(word in str(error) for word in SICK)
+        try:
+            return await _execute(line, "EVALSHA", script.name, *args)
+        except ResponseError as error:
+            if not isinstance(error, NoScriptError) and "evalsha" not in str(error).lower():
+                raise
+        return await _execute(line, "EVAL", script.source, *args)
 
 
 async def _close(line: Any) -> None:
@@ -359,10 +340,3 @@ async def _execute(line: Any, *command: bytes | int | str) -> Any:
         return await line.execute_command(*command)
     await line.send_command(*command)
     return await line.read_response()
-
-
-def _fail(requests: Sequence[Request | Call] | deque[Request | Call], error: StoreError) -> None:
-    """Raise an error in the tasks that still await these requests."""
-    for request in requests:
-        if not request.future.done():
-            request.future.set_exception(error)

@@ -8,9 +8,6 @@ from typing import Final
 from ...core.store import Clock
 from ..system_clock import system_us
 
-SLACK_MS: Final = 1_000
-"""How much longer than its contents a key lives, so that not every hit has to extend its TTL."""
-TEST_SLACK_MS: Final = 86_400_000
 _SERVER_TIME: Final = -1
 
 
@@ -29,7 +26,6 @@ class StoreTime:
         is_real: Whether the server's time is used.
         local_us: Returns the time of a local clock: the monotonic clock, or the test clock.
         unix_us: Returns Unix time, by the clock of this process.
-        slack_ms: How much longer than their contents keys live.
     """
 
     def __init__(self, clock: Clock | None) -> None:
@@ -38,7 +34,6 @@ class StoreTime:
         self.is_real = clock is None
         self.local_us: Clock = clock or monotonic_us
         self.unix_us: Clock = clock or system_us
-        self.slack_ms = SLACK_MS if clock is None else TEST_SLACK_MS
 
     def for_script(self) -> int:
         """Return the time argument of a script; -1 makes the script use the server's TIME."""

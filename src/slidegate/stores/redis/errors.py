@@ -15,8 +15,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CLOSED: Final = "redis: the store is closed; create a new one"
-SICK: Final = ("READONLY", "LOADING", "MASTERDOWN", "NOAUTH", "NOPERM")
-"""Errors of commands in a script after which a new connection may reach a server that is well."""
+SICK: Final = (
+    *("READONLY", "LOADING", "MASTERDOWN", "NOAUTH", "NOPERM"),
+    *("ReadOnlyError", "AuthenticationError", "NoPermissionError"),
+)
+"""Words in errors, of a command in a script or of a call, after which a new connection may reach a healthy server."""
 NONSENSE: Final = (TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError, StructError)
 """Exceptions of parsing a malformed answer."""
 _OF_A_KEY: Final = ("WRONGTYPE", "data string too short")

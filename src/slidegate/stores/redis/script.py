@@ -1,7 +1,8 @@
 """The Lua scripts, and the binary format of their requests and answers.
 
-A request has a byte for the operation, the number of its asks, the indexes of the keys whose bans refuse it, and the
-asks; each ask has the index of its key, the cost and the limit. The requests of a call are concatenated. An answer has
+A request has a byte for the operation, the numbers of its keys, asks and bans, the indexes of the keys whose bans
+refuse it, and the asks; each ask has the index of its key, the cost and the limit. Indexes count from the first key of
+the request; its keys follow those of the requests before it. The requests of a call are concatenated. An answer has
 a byte for the status and a reading for each ask; see ``lua/windows.lua``.
 """
 
@@ -9,15 +10,17 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from hashlib import blake2b, sha1
 from importlib import resources
-from struct import Struct
+from struct import Struct, pack
 from typing import Final, NamedTuple, TypeAlias
 
+from ...core.bans.ban import BanSubject
 from ...core.bans.policy import BanPolicy
 from ...core.decision import Bucket, Check, Decision, Reason
-from ...core.limits import AnyLimit, Limit
-from ...core.memo import remember
+from ...core.limits import AnyLimit, Identity, Limit
+from ...core.memo import MEMO_SIZE, remember
 from ...core.quotas import Quota
 from ...core.reservation import Reservation, reserved
 from ...core.ring import MAX_UNITS, OPEN
@@ -40,8 +43,7 @@ STRIKES: Final = 8
 """The mode of the limit of a ban policy; that of a shadow policy, 16, may be added to it."""
 SHADOW: Final = 16
 
-REQUEST: Final = Struct("<BHB")
-_BAN_OF: Final = Struct("<H")
+REQUEST: Final = Struct("<BHHH")
 _ASK: Final = Struct("<HqI")
 _PLAN: Final = Struct("<8sIqqqHB")
 _STRIKES_PLAN: Final = Struct("<8sIqq8sHB")
@@ -81,8 +83,20 @@ BANS_SCRIPT: Final = _script("locals", "banned", "bans")
 """The script that reads and writes bans, and writes stats."""
 
 
+class Packed(NamedTuple):
+    """A packed request.
+
+    Attributes:
+        names: The hashes that it asks about; it refers to them by their indexes.
+        request: The bytes.
+    """
+
+    names: Sequence[bytes]
+    request: bytes
+
+
 class Packing:
-    """Builds the names of keys in Redis, and packs requests. Its only state is a memo of packed keys and limits.
+    """Builds the names of keys in Redis, and packs requests. Its only state is a memo of the names of keys.
 
     Args:
         prefix: The start of all names.
@@ -103,8 +117,6 @@ class Packing:
         self._unix_us = unix_us
         self._readable = readable
         self._known: dict[str, bytes] = {}
-        self._plans: dict[Bucket, tuple[list[int], tuple[bytes, ...]]] = {}  # with the amounts in them
-        self._fields: dict[str, bytes] = {}  # of permits, by rule
 
     def name_of(self, key: str) -> bytes:
         """Return the name of the hash with the windows and the ban of a key."""
@@ -120,113 +132,87 @@ class Packing:
         """Return the name of the hash with the strikes and levels of a key."""
         return self.strikes + self.name_of(key)[len(self.windows) :]
 
-    def question(
-        self, what: int, checks: Sequence[Check], banned: Iterable[str], held: HeldPermits, names: dict[bytes, int]
-    ) -> bytes:
+    def question(self, what: int, checks: Sequence[Check], subjects: Iterable[BanSubject], held: HeldPermits) -> Packed:
         """Pack a request with checks.
 
         Args:
             what: The operation.
             checks: The checks.
-            banned: The keys whose bans refuse the question.
+            subjects: What bans may refuse the question: those of keys are beside windows, those of networks are not.
             held: The permits of the worker that asks.
-            names: The names in the call with their indexes; names that it lacks are added.
         """
-        bans = b"".join([_BAN_OF.pack(names.setdefault(self.name_of(key), len(names))) for key in banned])
-        asks, many = b"", 0
+        names: dict[bytes, int] = {}
+        bans = {names.setdefault(self.name_of(key), len(names)) for key in subjects if isinstance(key, str)}
+        asks = []
         for bucket, key, cost in checks:
-            if bucket.is_permit:
-                row, amount = self.permits_row(bucket, key), bucket.limits[0].amount
-                plans: Sequence[bytes] = (_permits_plan(row, amount, held),)
-            else:
-                plans = self._plans_of(bucket)
             ask = _ASK.pack(names.setdefault(self.name_of(key), len(names)), 0, min(cost, MAX_UNITS))
-            for plan in plans:
-                asks += ask + plan
-                many += 1
-        return REQUEST.pack(what, many, len(bans) // _BAN_OF.size) + bans + asks
+            asks += [ask + self._plan(bucket, limit, key, held) for limit in bucket.limits]
+        packed_bans = pack(f"<{len(bans)}H", *bans)
+        return Packed([*names], REQUEST.pack(what, len(names), len(asks), len(bans)) + packed_bans + b"".join(asks))
 
-    def strike(self, policy: BanPolicy, key: str, weight: int, names: dict[bytes, int]) -> bytes:
+    def strike(self, policy: BanPolicy, key: str, weight: int) -> Packed:
         """Pack strikes, which the ban of the key refuses.
 
         Args:
             policy: The policy.
             key: The key.
             weight: The number of strikes.
-            names: As for `question`.
         """
         (limit,) = policy.strikes.limits
         assert isinstance(limit, Limit), "strikes are counted by one limit"
-        ban = _BAN_OF.pack(names.setdefault(self.name_of(key), len(names)))
-        ask = _ASK.pack(names.setdefault(self.strikes_name(key), len(names)), 0, min(weight, MAX_UNITS))
         modes = STRIKES | SHADOW if policy.shadow else STRIKES
         fields = strikes_field(policy), *limit.counter.terms, level_field(policy), limit.resolution, modes
-        return REQUEST.pack(STRIKE, 1, 1) + ban + ask + _STRIKES_PLAN.pack(*fields)
+        names, ban = (self.name_of(key), self.strikes_name(key)), pack("<H", 0)
+        ask = _ASK.pack(1, 0, min(weight, MAX_UNITS)) + _STRIKES_PLAN.pack(*fields)
+        return Packed(names, REQUEST.pack(STRIKE, len(names), 1, 1) + ban + ask)
 
-    def refund(self, reservation: Reservation, names: dict[bytes, int]) -> bytes:
+    def refund(self, reservation: Reservation) -> Packed:
         """Pack a refund.
 
         Args:
             reservation: The charge.
-            names: As for `question`.
         """
         bucket, key, _ = reservation.check
         if bucket.is_permit:
-            return self.renewal(self.permits_row(bucket, key), reservation.holder, names)
-        place = names.setdefault(self.name_of(key), len(names))
-        charged = zip(self._plans_of(bucket), reservation.marks, reservation.units, strict=True)
-        asks = [_ASK.pack(place, mark, units) + plan for plan, mark, units in charged]
-        return REQUEST.pack(REFUND, len(asks), 0) + b"".join(asks)
+            return self.renewal(self.permits_row(bucket, key), reservation.holder)
+        charged = zip(bucket.limits, reservation.marks, reservation.units, strict=True)
+        asks = [_ASK.pack(0, mark, units) + self._plan(bucket, limit, key, None) for limit, mark, units in charged]
+        return Packed((self.name_of(key),), REQUEST.pack(REFUND, 1, len(asks), 0) + b"".join(asks))
 
     @staticmethod
-    def renewal(row: PermitsRow, held: HeldPermits, names: dict[bytes, int]) -> bytes:
+    def renewal(row: PermitsRow, held: HeldPermits) -> Packed:
         """Pack a renewal of permits, or their release: it writes how many the worker has.
 
         Args:
             row: Their row.
             held: The permits of the worker.
-            names: As for `question`.
         """
-        ask = _ASK.pack(names.setdefault(row[0], len(names)), 0, 0)
-        return REQUEST.pack(REFUND, 1, 0) + ask + _permits_plan(row, 0, held)
+        ask = _ASK.pack(0, 0, 0) + _permits_plan(row, 0, held)
+        return Packed((row[0],), REQUEST.pack(REFUND, 1, 1, 0) + ask)
 
-    def reset(self, name: bytes, names: dict[bytes, int]) -> bytes:
+    @staticmethod
+    def reset(name: bytes) -> Packed:
         """Pack a reset of the windows in one hash.
 
         Args:
             name: The name of the hash.
-            names: As for `question`.
         """
-        return REQUEST.pack(RESET, 1, 0) + _ASK.pack(names.setdefault(name, len(names)), 0, 0) + bytes(_PLAN.size)
+        return Packed((name,), REQUEST.pack(RESET, 1, 0, 0))
 
     def permits_row(self, bucket: Bucket, key: str) -> PermitsRow:
         """Return the names of the hash and of the field with the permits of a key."""
-        field = self._fields.get(bucket.name)
-        if field is None:
-            field = remember(self._fields, bucket.name, _field(bucket.name, bucket.limits[0]))
-        return self.name_of(key), field
+        return self.name_of(key), _field(bucket.name, bucket.limits[0].same_window)
 
-    def _plans_of(self, bucket: Bucket) -> tuple[bytes, ...]:
-        """Return the packed limits of a bucket, by the amounts in force."""
-        known, amounts = self._plans.get(bucket), [limit.amount for limit in bucket.limits]
-        if known is not None and known[0] == amounts:
-            return known[1]
-        plans: list[bytes] = []
-        for limit in bucket.limits:
-            field = _field(bucket.name, limit)
-            if isinstance(limit, Limit):
-                plans.append(_PLAN.pack(field, *limit.counter.terms, 0, limit.resolution, bucket.count_denied))
-            else:
-                plans.append(self._plan_of_quota(field, limit, bucket.count_denied))
-        if not all(isinstance(limit, Limit) for limit in bucket.limits):
-            return tuple(plans)  # not memoized: a quota's period changes
-        return remember(self._plans, bucket, (amounts, tuple(plans)))[1]
-
-    def _plan_of_quota(self, field: bytes, quota: AnyLimit, count_denied: bool) -> bytes:
-        """Pack a quota, with period boundaries in the fields that a ring uses for lengths."""
-        assert isinstance(quota, Quota), "only limits and quotas have plans"
-        start_us, end_us, next_end_us = quota.period_at(self._unix_us())
-        return _PLAN.pack(field, quota.amount, start_us, end_us, next_end_us, 0, QUOTA | count_denied)
+    def _plan(self, bucket: Bucket, limit: AnyLimit, key: str, held: HeldPermits | None) -> bytes:
+        """Pack a limit; the fields that a ring uses for lengths have the boundaries of the periods of a quota."""
+        if isinstance(limit, Limit):
+            field = _field(bucket.name, limit.same_window)
+            return _PLAN.pack(field, *limit.counter.terms, 0, limit.resolution, bucket.count_denied)
+        if isinstance(limit, Quota):
+            field, periods = _field(bucket.name, limit.same_window), limit.period_at(self._unix_us())
+            return _PLAN.pack(field, limit.amount, *periods, 0, QUOTA | bucket.count_denied)
+        assert held is not None, "permits are held by a worker"
+        return _permits_plan(self.permits_row(bucket, key), limit.amount, held)
 
 
 def _permits_plan(row: PermitsRow, amount: int, held: HeldPermits) -> bytes:
@@ -234,14 +220,15 @@ def _permits_plan(row: PermitsRow, amount: int, held: HeldPermits) -> bytes:
     return _PERMITS_PLAN.pack(row[1], amount, held.worker, held.lease_us, held.units(row), 0, PERMITS)
 
 
-def _field(rule: str, limit: AnyLimit) -> bytes:
+@lru_cache(MEMO_SIZE)
+def _field(rule: str, window: Identity) -> bytes:
     """Return the hash field of a window; it does not depend on the amount."""
-    return blake2b("\n".join((rule, *map(str, limit.same_window))).encode(), digest_size=8).digest()
+    return blake2b("\n".join((rule, *map(str, window))).encode(), digest_size=8).digest()
 
 
 def strikes_field(policy: BanPolicy) -> bytes:
     """Return the hash field of the strikes of a key under a policy."""
-    return _field(policy.strikes.name, policy.strikes.limits[0])
+    return _field(policy.strikes.name, policy.strikes.limits[0].same_window)
 
 
 def level_field(policy: BanPolicy) -> bytes:

@@ -36,8 +36,7 @@ class RedisSharedStats(SharedStats):
     @sensible
     async def time(self) -> int:
         """See `SharedStats`."""
-        (now_us,) = await self._shared.batcher().command(b"time", [self._shared.packing.meta])
-        return int(now_us)
+        return await self._shared.batcher().server_us()
 
     @sensible
     async def write(self, worker: bytes, rows: Sequence[StatsRow]) -> None:

@@ -36,7 +36,7 @@ from .clients import open_own
 from .clock import StoreTime
 from .errors import CLOSED, sensible
 from .refusals import Refusals
-from .requests import Question, subjects_of
+from .requests import Asked, PreparedQuestion
 from .script import CHANGED, CHARGE, HIT, INSPECT, PEEK, Packing, windows_of
 from .stats import RedisSharedStats
 from .urls import Client, open_client
@@ -141,19 +141,27 @@ class RedisStore(Store):
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none, atomically, and return the complete decision."""
+        return self.ask(self.prepare(checks, subjects))
+
+    def prepare(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> PreparedQuestion:
+        """Return a question that remembers how it is packed; see `Store.prepare`."""
+        return PreparedQuestion(checks, subjects)
+
+    def ask(self, question: PreparedQuestion) -> Decision | Awaitable[Decision]:
+        """Do what `hit` does, for a question that this store has prepared."""
         refusals = self._shared.refusals
-        if refusals.known and (refusal := refusals.find(checks, subjects_of(checks, subjects))) is not None:
+        if refusals.known and (refusal := refusals.find(question.checks, question.refusing)) is not None:
             return refusal
-        return self._ask(HIT, checks, subjects)
+        return self._send(HIT, question)
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Awaitable[Decision]:
         """Return what `hit` would return now. Changes nothing."""
-        return self._ask(PEEK, checks, subjects)
+        return self._send(PEEK, self.prepare(checks, subjects))
 
     def charge(self, checks: Sequence[Check]) -> Awaitable[Decision]:
         """Record every cost atomically, whatever the limits, and return what is left."""
         self._shared.refusals.change(checks)  # a refusal in flight was decided without these units
-        return self._ask(CHARGE, checks, ())
+        return self._send(CHARGE, self.prepare(checks))
 
     def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
         """Refund what was charged; False if all of it has expired or was already refunded.
@@ -239,12 +247,11 @@ class RedisStore(Store):
             for reservation in reservations:
                 self._refund_one(reservation).add_done_callback(_retrieve_exception)
 
-    def _ask(self, what: int, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> asyncio.Future[Decision]:
+    def _send(self, what: int, question: PreparedQuestion) -> asyncio.Future[Decision]:
         batcher = self._batcher()
-        refusing = () if what == CHARGE else subjects_of(checks, subjects)
-        request = Question(batcher.loop.create_future(), self._shared, batcher.permits, what, checks, refusing)
-        batcher.add(request)
-        return request.future
+        future = batcher.loop.create_future()
+        batcher.add(Asked(future, self._shared, batcher.permits, what, question))
+        return future
 
     def _batcher(self) -> Batcher:
         if self.closed:

@@ -9,8 +9,8 @@ local function level_until(level)
   return (unpack_from("<i8", level, 9))
 end
 
--- Return a stored ban; "" if it has ended, and then it is deleted.
-local function row_in_force(name, field, row, now)
+-- Return a row that starts with its end, -1 for never; "" if it has ended, and then it is deleted.
+local function row_in_force(name, field, row)
   local ends = unpack_from("<i8", row)
   if ends >= 0 and now >= ends then
     redis.pcall("HDEL", name, field) -- a server out of memory, or a replica, still answers
@@ -20,7 +20,7 @@ local function row_in_force(name, field, row, now)
 end
 
 -- Return the row of a key's ban in force; "" if there is none.
-local function ban_in_force(name, now)
+local function ban_in_force(name)
   local stored = redis.call("HGET", name, BAN)
-  return stored and row_in_force(name, BAN, stored, now) or ""
+  return stored and row_in_force(name, BAN, stored) or ""
 end

@@ -1,36 +1,29 @@
--- The commands about bans and stats, one in each call: ARGV[1] is its name, and ARGV[2] the time, -1 for
--- the server's. Every answer starts with the time.
+-- The commands about bans and stats, one in each call: ARGV[2] is its name. Every answer starts with the time.
 
 local LONGEST_MS = 400 * 86400000
-local now = time_of(ARGV[2])
+local FOR_EVER_MS = 100 * 365 * 86400000
 local commands = {}
 
 local function answer(...)
   return { pack("<i8", now), ... }
 end
 
-local function put(name, field, value, left_ms)
-  redis.call("HSET", name, field, value)
-  live_for(name, tonumber(left_ms), 0)
+local function text_of(moment)
+  return string.format("%.0f", moment)
 end
 
--- Return the rows of the bans of some keys. KEYS: the hashes of their windows.
-function commands.bans()
-  local rows = {}
-  for _, name in ipairs(KEYS) do
-    local row = ban_in_force(name, now)
-    if row ~= "" then
-      rows[#rows + 1] = row
-    end
-  end
-  return answer(rows)
+-- Store a row that starts with its end, -1 for never.
+local function put(name, field, row)
+  local ends = unpack_from("<i8", row)
+  redis.call("HSET", name, field, row)
+  live_for(name, ends < 0 and FOR_EVER_MS or max(ends - now, 0) / 1000)
 end
 
 -- Return the fields of a hash and their rows, one after another, without those that have ended.
 local function rows_in_force(name)
   local rows, fields = {}, redis.call("HGETALL", name)
   for at = 1, #fields, 2 do
-    local row = row_in_force(name, fields[at], fields[at + 1], now)
+    local row = row_in_force(name, fields[at], fields[at + 1])
     if row ~= "" then
       rows[#rows + 1], rows[#rows + 2] = fields[at], row
     end
@@ -44,7 +37,7 @@ end
 function commands.write_stats()
   for place, key in ipairs(KEYS) do
     local value, kept = ARGV[2 * place + 2], tonumber(ARGV[2 * place + 3])
-    put(key, ARGV[3], pack("<i8", max(now + kept, 0)) .. value, kept / 1000)
+    put(key, ARGV[3], pack("<i8", max(now + kept, 0)) .. value)
     rows_in_force(key)
   end
   return answer()
@@ -57,10 +50,6 @@ function commands.read_stats()
     hashes[place] = rows_in_force(key)
   end
   return answer(hashes)
-end
-
-function commands.time()
-  return answer()
 end
 
 -- Return the next cursor after ARGV[3], and some of the names that match ARGV[4].
@@ -77,10 +66,10 @@ local function count_bans()
   return redis.call("ZCOUNT", KEYS[INDEX], "(" .. text_of(now), "+inf")
 end
 
--- Add a key to the index, with its ban's end, "+inf" for never.
-local function add_to_index(key, ends)
-  redis.call("ZADD", KEYS[INDEX], ends, key)
-  live_for(KEYS[INDEX], LONGEST_MS, 0)
+local function add_to_index(key, row)
+  local ends = unpack_from("<i8", row)
+  redis.call("ZADD", KEYS[INDEX], ends < 0 and "+inf" or text_of(ends), key)
+  live_for(KEYS[INDEX], LONGEST_MS)
   redis.call("ZREMRANGEBYSCORE", KEYS[INDEX], "-inf", text_of(now))
 end
 
@@ -95,59 +84,56 @@ function commands.keys()
   return answer(redis.call("ZRANGEBYSCORE", KEYS[INDEX], "(" .. text_of(now), "+inf"))
 end
 
--- Store bans of the last KEYS; each has five arguments: the key, its ban's end for the index, the row, its TTL in ms, and 1 for
--- a network. ARGV[3] names the new version of the list of networks. Return the number of bans.
+-- Store bans of the last KEYS; each has three arguments: the key, the row, and 1 for a network. ARGV[3] names the new
+-- version of the list of networks. Return the number of bans.
 function commands.put()
   for place = FIRST, #KEYS do
-    local at = 5 * (place - FIRST) + 4
-    local key, ends, row, left_ms, is_network = unpack(ARGV, at, at + 4)
+    local at = 3 * (place - FIRST) + 4
+    local key, row, is_network = unpack(ARGV, at, at + 2)
     if is_network == "1" then
-      put(KEYS[NETWORKS], key, row, left_ms)
+      put(KEYS[NETWORKS], key, row)
       redis.call("HDEL", KEYS[place], BAN)
       set_meta("networks", ARGV[3])
     else
-      put(KEYS[place], BAN, row, left_ms)
+      put(KEYS[place], BAN, row)
     end
-    add_to_index(key, ends)
+    add_to_index(key, row)
   end
   return answer(count_bans())
 end
 
 local LATE, MADE, FULL = 0, 1, 2
 
--- Put the ban of the key ARGV[3], whose windows and strikes are the last of KEYS: its end for the index, its row ("" for a
--- shadow ban), and its TTL in ms. Reset the strikes in the field ARGV[7]. The level in the field ARGV[8] was ARGV[9], and
--- becomes ARGV[10], with a TTL of ARGV[11] ms. Return LATE if another worker was faster, so that the key is banned, its level
--- is another one, or its strikes are gone; and FULL if there are ARGV[12] bans.
+-- Put the ban of a key, whose windows and strikes are the last of KEYS: its row, or "" for a shadow ban. Reset the strikes
+-- in the field `strikes`. The level in the field `level` was `before`, and becomes `after`. Return LATE if another worker
+-- was faster, so that the key is banned, its level is another one, or its strikes are gone; and FULL if there are `most`
+-- bans.
 function commands.put_next()
   local windows, struck = KEYS[FIRST], KEYS[FIRST + 1]
-  local level = redis.call("HGET", struck, ARGV[8]) or ""
-  if ban_in_force(windows, now) ~= "" or level ~= ARGV[9] or redis.call("HEXISTS", struck, ARGV[7]) == 0 then
+  local key, row, strikes, level, before, after, most = unpack(ARGV, 3)
+  local found = redis.call("HMGET", struck, strikes, level)
+  if ban_in_force(windows) ~= "" or not found[1] or (found[2] or "") ~= before then
     return answer(LATE, count_bans())
   end
-  if ARGV[5] ~= "" then
-    if count_bans() >= tonumber(ARGV[12]) then
+  if row ~= "" then
+    if count_bans() >= tonumber(most) then
       return answer(FULL, count_bans())
     end
-    add_to_index(ARGV[3], ARGV[4])
-    put(windows, BAN, ARGV[5], ARGV[6])
+    add_to_index(key, row)
+    put(windows, BAN, row)
   end
-  redis.call("HDEL", struck, ARGV[7])
-  put(struck, ARGV[8], ARGV[10], ARGV[11])
+  redis.call("HDEL", struck, strikes)
+  put(struck, level, after)
   return answer(MADE, count_bans())
 end
 
 -- Lift the ban of the key ARGV[3], whose windows and strikes are the last of KEYS, and delete its strikes and levels; ARGV[4]
--- names the new version of the network list. Return the rows of its own ban and of that of a network, and 1 if a strike or a
--- level had not expired.
+-- names the new version of the network list. Return the rows of its own ban and of that of a network, and the number of
+-- strikes and levels that had not expired.
 function commands.unban()
-  local windows, struck, remembered = KEYS[FIRST], KEYS[FIRST + 1], 0
-  local ban, of_network = ban_in_force(windows, now), redis.call("HGET", KEYS[NETWORKS], ARGV[3])
-  for at, value in ipairs(redis.call("HGETALL", struck)) do
-    if at % 2 == 0 and unpack_from("<i8", value) > now then
-      remembered = 1
-    end
-  end
+  local windows, struck = KEYS[FIRST], KEYS[FIRST + 1]
+  local ban, of_network = ban_in_force(windows), redis.call("HGET", KEYS[NETWORKS], ARGV[3])
+  local remembered = #rows_in_force(struck)
   redis.call("HDEL", windows, BAN)
   redis.call("UNLINK", struck)
   redis.call("ZREM", KEYS[INDEX], ARGV[3])
@@ -158,18 +144,15 @@ function commands.unban()
   return answer(ban, of_network or "", remembered)
 end
 
--- Return the number of bans, the version of the network list, the identity of the data, and if ARGV[4] is 1, what the server
--- says of its memory. If the data has no identity, it becomes ARGV[3], unless that is "".
+-- Return the number of bans, the identity of the data, what the server says of its memory if ARGV[4] is 1, the version of
+-- the network list, and the networks with their bans if the version is not ARGV[5]. If the data has no identity, it becomes
+-- ARGV[3], unless that is "".
 function commands.news()
   local stored = redis.call("HMGET", KEYS[META], "networks", "life")
-  local life = stored[2] or ARGV[3] ~= "" and set_meta("life", ARGV[3]) or ""
+  local life, version = stored[2] or ARGV[3] ~= "" and set_meta("life", ARGV[3]) or "", stored[1] or ""
   local memory = ARGV[4] == "1" and redis.pcall("INFO", "memory") -- the user may not be allowed to
-  return answer(count_bans(), stored[1] or "", life, type(memory) == "string" and memory or "")
+  local networks = version ~= ARGV[5] and rows_in_force(KEYS[NETWORKS]) or {}
+  return answer(count_bans(), life, type(memory) == "string" and memory or "", version, networks)
 end
 
--- Return the version of the network list, and its networks and their bans.
-function commands.networks()
-  return answer(redis.call("HGET", KEYS[META], "networks") or "", rows_in_force(KEYS[NETWORKS]))
-end
-
-return commands[ARGV[1]]()
+return commands[ARGV[2]]()

@@ -1,26 +1,18 @@
--- Functions shared by the other parts.
+-- What the other parts share. ARGV[1] is the time of a test clock, or -1 for that of the server.
 
 local max, min = math.max, math.min
 local sub = string.sub
 local pack, unpack_from = struct.pack, struct.unpack
 
-local function text_of(moment)
-  return string.format("%.0f", moment)
+local now, slack_ms = tonumber(ARGV[1]), 86400000
+if now < 0 then
+  local clock = redis.call("TIME")
+  now, slack_ms = clock[1] * 1000000 + clock[2], 1000
 end
 
--- The server's time in microseconds, or that of a test clock.
-local function time_of(given)
-  local now = tonumber(given)
-  if now < 0 then
-    local clock = redis.call("TIME")
-    now = clock[1] * 1000000 + clock[2]
-  end
-  return now
-end
-
--- Make a key live for at least left_ms; extend it by longer_ms more than that, so that not every call has to extend it.
-local function live_for(name, left_ms, longer_ms)
+-- Make a key live for at least left_ms; extend it by more than that, so that not every call has to.
+local function live_for(name, left_ms)
   if redis.call("PTTL", name) < left_ms then
-    redis.call("PEXPIRE", name, math.ceil(left_ms) + longer_ms)
+    redis.call("PEXPIRE", name, math.ceil(left_ms) + slack_ms)
   end
 end

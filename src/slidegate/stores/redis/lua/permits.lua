@@ -10,7 +10,7 @@ local permits = {}
 local written = {}
 
 -- Return the row in a stored value without the entries that have ended, and the true count of the worker.
-function permits.read(packed, limit, now, name)
+function permits.read(packed, limit, name)
   local is_written = written[name .. limit.field]
   local w, own = { others = "", spent = 0 }, 0
   for at = 1, #packed, PERMIT_BYTES do
@@ -26,11 +26,11 @@ function permits.read(packed, limit, now, name)
   return w
 end
 
-function permits.pack(w, limit, now)
+function permits.pack(w, limit)
   return w.others .. (w.units > 0 and pack(PERMIT, limit.worker, now + limit.lease, w.units) or "")
 end
 
-function permits.wait(w, limit, _, cost)
+function permits.wait(w, limit, cost)
   local wanted = max(cost, 1)
   if wanted > limit.amount then
     return NEVER
@@ -38,7 +38,7 @@ function permits.wait(w, limit, _, cost)
   return w.spent + wanted > limit.amount and OPEN or 0
 end
 
-function permits.charge(w, _, _, units)
+function permits.charge(w, _, units)
   units = min(units, MAX_UNITS - w.spent)
   w.units, w.spent = w.units + units, w.spent + units
   return units
@@ -54,6 +54,6 @@ function permits.state(w)
 end
 
 -- Return when those of the worker end; others have made the row live for theirs.
-function permits.expires(_, limit, now)
+function permits.expires(_, limit)
   return now + limit.lease
 end

@@ -12,7 +12,7 @@ local HEAD, HEAD_BYTES, ENTRY, ENTRY_BYTES = "<I4I4i8i8", 24, "<i8I4", 12
 
 local ring = {}
 
-local function moment_of(limit, now)
+local function moment_of(limit)
   return now - now % limit.step + limit.step - 1
 end
 
@@ -59,7 +59,7 @@ end
 -- Return the ring in a stored value, without the units that have left. If the server's clock has stepped back, moments in
 -- the future are moved to now. `differs` says that something has changed: a refusal writes it, so that no later step of
 -- the clock brings units back.
-function ring.read(packed, limit, now)
+function ring.read(packed, limit)
   local w = { spent = 0, units = 0, newest = 0, oldest = 0, older = "" }
   if packed == "" then
     return w
@@ -74,7 +74,7 @@ function ring.read(packed, limit, now)
     drop(w, now - limit.span)
   end
   if newest - now >= limit.step then
-    local latest = moment_of(limit, now)
+    local latest = moment_of(limit)
     rebuild(w, function(moment, there)
       return min(moment, latest), there
     end)
@@ -88,7 +88,7 @@ function ring.pack(w)
 end
 
 -- Return how long a cost has to wait, in microseconds.
-function ring.wait(w, limit, now, cost)
+function ring.wait(w, limit, cost)
   local wanted = max(cost, 1)
   local excess = w.spent + wanted - limit.amount
   if wanted > limit.amount then
@@ -105,7 +105,7 @@ function ring.wait(w, limit, now, cost)
 end
 
 -- Charge units, whatever the limit; return how many were counted.
-function ring.charge(w, limit, now, units)
+function ring.charge(w, limit, units)
   units = min(units, MAX_UNITS - w.spent)
   if units == 0 then
     return 0
@@ -113,7 +113,7 @@ function ring.charge(w, limit, now, units)
     w.units = w.units + units
   else
     w.older = w.spent > 0 and entries_of(w) or ""
-    w.newest, w.units = moment_of(limit, now), units
+    w.newest, w.units = moment_of(limit), units
     w.oldest = w.spent > 0 and w.oldest or w.newest
   end
   w.spent = w.spent + units
@@ -148,8 +148,8 @@ end
 -- The strikes of a key under a policy: a ring that is stored behind the time at which it expires.
 local strikes = setmetatable({}, { __index = ring })
 
-function strikes.read(packed, limit, now)
-  return ring.read(sub(packed, 9), limit, now)
+function strikes.read(packed, limit)
+  return ring.read(sub(packed, 9), limit)
 end
 
 function strikes.pack(w, limit)

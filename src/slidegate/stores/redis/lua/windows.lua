@@ -1,30 +1,19 @@
 -- Windows and permits in Redis: a hash for each counted key, with a field for each rule and window, and for the permits of
 -- each rule. Values have the format of core.
 --
--- One call: ARGV[1] is the head, and ARGV[2] the requests, which are decided in order; each reads what it needs, and writes
--- what it has changed. A request starts with its operation, the number of its asks, and the indexes of the KEYS whose bans
--- refuse it; an ask has the index of its key, a mark, units, and the limit. The answer is {time, answers ...}.
+-- One call: ARGV[2] are the requests, which are decided in order; each reads what it needs, and writes
+-- what it has changed. A request starts with its operation, the numbers of its keys, asks and bans, and the indexes of the
+-- keys whose bans refuse it; an ask has the index of its key, a mark, units, and the limit. Indexes count from the first
+-- key of the request; KEYS has those of all requests. The answer is {time, answers ...}.
 
 local LIMIT_BYTES, FIELD_BYTES = 39, 8
 local ASK, ASK_BYTES = "<Hi8I4", 14 + LIMIT_BYTES
 local COUNT_DENIED, QUOTA, PERMITS, STRIKES, SHADOW = 1, 2, 4, 8, 16 -- modes; the first two may be combined, and the last two
 
-local now, slack_ms = unpack_from("<i8I4", ARGV[1])
-now = time_of(now)
 local requests = ARGV[2]
+local first_key = 1
 local limits = {} -- by their bytes
 local PERIOD_KEPT_US = 3600000000
-
--- Return the end of a quota's period. The caller's clock chooses three successive periods, and the server's
--- clock decides which of them it is.
-local function end_of_period(...)
-  for _, ends in ipairs({ ... }) do
-    if ends > now then
-      return ends
-    end
-  end
-  error("the clock of a worker is behind the server's by more than a period of a quota; synchronize it", 0)
-end
 
 -- Unpack a limit: the field, the amount, three numbers, the resolution and the modes.
 local function limit_of(text)
@@ -37,8 +26,14 @@ local function limit_of(text)
   elseif modes >= PERMITS then
     limit.kind, limit.field = permits, "p" .. limit.field
     limit.worker, limit.lease, limit.held = sub(text, 13, 20), second, third
-  elseif modes >= QUOTA then -- a ring with one slice from 1970 to the end of the period, as in core/quotas.py
-    limit.step, limit.span, limit.kept = end_of_period(first, second, third) + 1, 0, PERIOD_KEPT_US
+  elseif modes >= QUOTA then
+    -- A ring with one slice from 1970 to the end of the period, as in core/quotas.py. The caller's clock chooses three
+    -- successive periods, and the server's clock decides which of them it is.
+    local ends = first > now and first or second > now and second or third
+    if ends <= now then
+      error("the clock of a worker is behind the server's by more than a period of a quota; synchronize it", 0)
+    end
+    limit.step, limit.span, limit.kept = ends + 1, 0, PERIOD_KEPT_US
   end
   return limit
 end
@@ -49,9 +44,9 @@ local function ask_at(at)
   local key, mark, units, rest = unpack_from(ASK, requests, at)
   local text = sub(requests, rest, rest + LIMIT_BYTES - 1)
   limits[text] = limits[text] or limit_of(text)
-  local name, limit = KEYS[key + 1], limits[text]
+  local name, limit = KEYS[first_key + key], limits[text]
   local stored = redis.call("HGET", name, limit.field) or ""
-  local w = limit.kind.read(stored, limit, now, name)
+  local w = limit.kind.read(stored, limit, name)
   return { name = name, limit = limit, mark = mark, units = units, w = w, wait = 0 }
 end
 
@@ -59,12 +54,12 @@ end
 local function save(asks)
   for _, ask in ipairs(asks) do
     local name, limit, kind = ask.name, ask.limit, ask.limit.kind
-    local value = kind.pack(ask.w, limit, now)
+    local value = kind.pack(ask.w, limit)
     if value == "" then
       redis.call("HDEL", name, limit.field)
     else
       redis.call("HSET", name, limit.field, value)
-      live_for(name, (kind.expires(ask.w, limit, now) - now) / 1000, slack_ms)
+      live_for(name, (kind.expires(ask.w, limit) - now) / 1000)
     end
     if kind == permits then
       written[name .. limit.field] = true
@@ -80,14 +75,14 @@ local STATUS_OF = { [0] = OK, [OPEN] = UNSETTLED, [NEVER] = TOO_LARGE }
 local function wait(asks)
   local status = OK
   for _, ask in ipairs(asks) do
-    ask.wait = ask.limit.kind.wait(ask.w, ask.limit, now, ask.units)
+    ask.wait = ask.limit.kind.wait(ask.w, ask.limit, ask.units)
     status = max(status, STATUS_OF[ask.wait] or LIMITED)
   end
   return status
 end
 
 local function charge(ask)
-  return ask.limit.kind.charge(ask.w, ask.limit, now, ask.units)
+  return ask.limit.kind.charge(ask.w, ask.limit, ask.units)
 end
 
 local function answer(status, asks)
@@ -150,7 +145,7 @@ end
 local function inspect(asks)
   local told = pack("<B", OK)
   for _, ask in ipairs(asks) do
-    local row = ask.limit.kind.pack(ask.w, ask.limit, now)
+    local row = ask.limit.kind.pack(ask.w, ask.limit)
     told = told .. pack("<I4", #row) .. row
   end
   return told
@@ -183,36 +178,38 @@ end
 local operations = { hit, peek, charge_all, refund, inspect, strike }
 local RESET = 7
 
-local function judge(what, many, at)
-  if what == RESET then
-    return reset(KEYS[unpack_from("<H", requests, at) + 1])
+-- Return the bans in force among those at `at`, each preceded by its length.
+local function bans_of(count, at)
+  local rows = ""
+  for place = 0, count - 1 do
+    local row = ban_in_force(KEYS[first_key + unpack_from("<H", requests, at + 2 * place)])
+    rows = rows .. (row ~= "" and pack("<Hc0", #row, row) or "")
+  end
+  return rows
+end
+
+local function answer_to(what, many, bans, at)
+  local rows = bans_of(bans, at)
+  if rows ~= "" then
+    return pack("<B", BANNED) .. rows
+  elseif what == RESET then
+    return reset(KEYS[first_key])
   end
   local asks = {}
   for place = 1, many do
-    asks[place] = ask_at(at + (place - 1) * ASK_BYTES)
+    asks[place] = ask_at(at + 2 * bans + (place - 1) * ASK_BYTES)
   end
   return (operations[what](asks))
 end
 
-local function answer_to(what, many, bans, at)
-  local rows = ""
-  for _ = 1, bans do
-    local key
-    key, at = unpack_from("<H", requests, at)
-    local row = ban_in_force(KEYS[key + 1], now)
-    rows = rows .. (row ~= "" and pack("<Hc0", #row, row) or "")
-  end
-  return rows ~= "" and pack("<B", BANNED) .. rows or judge(what, many, at)
-end
-
 local replies, next_at = { pack("<i8", now) }, 1
 while next_at <= #requests do
-  local what, many, bans, at = unpack_from("<BHB", requests, next_at)
-  next_at = at + 2 * bans + many * ASK_BYTES
+  local what, keys, many, bans, at = unpack_from("<BHHH", requests, next_at)
   local fine, reply = pcall(answer_to, what, many, bans, at)
   if not fine then
     reply = pack("<B", FAILED) .. (type(reply) == "table" and reply.err or tostring(reply))
   end
   replies[#replies + 1] = reply
+  first_key, next_at = first_key + keys, at + 2 * bans + many * ASK_BYTES
 end
 return replies
