@@ -288,3 +288,19 @@ async def test_a_channel_that_fails_while_a_request_waits_fails_for_the_applicat
     for _ in range(2):
         with pytest.raises(OSError, match="gone"):
             await asyncio.wait_for(ahead(), 60)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("http.request", 64), ("websocket.receive", 1)])
+async def test_little_is_read_while_a_request_waits_and_the_application_gets_it(kind: str, most: int) -> None:
+    read = 0
+
+    async def endless() -> Message:
+        nonlocal read
+        read += 1
+        return {"type": kind, "number": read, "body": b"x" * 1_024, "more_body": True}
+
+    ahead = Peeked(endless)
+    ahead.begin()
+    await turns(200)
+    assert 1 <= read <= most
+    assert [(await ahead())["number"] for _ in range(100)] == [*range(1, 101)]
