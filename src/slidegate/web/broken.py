@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec
 
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.types import Receive, Scope, Send
@@ -24,7 +24,6 @@ from ..core.errors import ConfigurationError
 from .routes import layers
 
 _P = ParamSpec("_P")
-_M = TypeVar("_M")
 
 
 class FailsAtStartup:
@@ -42,18 +41,6 @@ class FailsAtStartup:
         super().__init_subclass__(**options)
         if "__init__" in vars(cls):
             setattr(cls, "__init__", _keeping(vars(cls)["__init__"]))  # noqa: B010 - mypy refuses the assignment
-
-
-def whole(middleware: _M) -> _M:
-    """Return a middleware that another one has constructed to delegate to it.
-
-    Raises:
-        Exception: Its construction failed.
-    """
-    error = getattr(middleware, "error", None)
-    if error is not None:
-        raise error
-    return middleware
 
 
 async def end_start(error: Exception, scope: Scope, receive: Receive, send: Send) -> NoReturn:

@@ -57,30 +57,22 @@ def read_whole(path: str, max_bytes: int, option: str = "") -> bytes:
         ConfigurationError: It cannot be read, is empty, is not a regular file, is too large, or changes meanwhile.
     """
     try:
-        return _read(path, max_bytes)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or one of `_read`'s own
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _AT_ONCE)) as file:
+            before = os.fstat(file.fileno())
+            if not stat.S_ISREG(before.st_mode):
+                raise ValueError("expected a regular file, not a pipe or a device")
+            if before.st_size > max_bytes:
+                raise ValueError(f"expected at most {max_bytes >> 20} MiB, and it has more")
+            content = file.read(before.st_size)
+            after = os.fstat(file.fileno())
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            raise ValueError("it changes while it is read; write another file and rename it into place")
+        if not content:  # most probably it is still being written
+            raise ValueError("it has zero bytes; if it is to contain nothing, write a comment such as: # empty")
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or one of these
         reason = getattr(error, "strerror", None) or error
         raise ConfigurationError(f"cannot read {path}: {reason}", option) from error
-
-
-def _read(path: str, max_bytes: int) -> bytes:
-    with open(path, "rb", opener=_opened_at_once) as file:
-        before = os.fstat(file.fileno())
-        if not stat.S_ISREG(before.st_mode):
-            raise ValueError("expected a regular file, not a pipe or a device")
-        if before.st_size > max_bytes:
-            raise ValueError(f"expected at most {max_bytes >> 20} MiB, and it has more")
-        content = file.read(before.st_size)
-        after = os.fstat(file.fileno())
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise ValueError("it changes while it is read; write another file and rename it into place")
-    if not content:  # most probably it is still being written
-        raise ValueError("it has zero bytes; if it is to contain nothing, write a comment such as: # empty")
     return content
-
-
-def _opened_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | _AT_ONCE)
 
 
 class FollowedFile:

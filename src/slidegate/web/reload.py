@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..core.errors import ConfigurationError, quoted
 from ..limiter import Limiter
 from ..limiter.observers import AnyObserver, listed_observers
-from .broken import FailsAtStartup, end_start, whole
+from .broken import FailsAtStartup, end_start
 from .checks import Finding
 from .config import ConfigReader
 from .file_watcher import FollowedFile, Versions
@@ -132,7 +132,10 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
     def _made(self, reader: ConfigReader, options: Mapping[str, Any]) -> RateLimitMiddleware:
         """Create the middleware that the file describes."""
         try:
-            return whole(_FromFile(self._below, self, {**options, "limiter": self.limiter}))
+            made = _FromFile(self._below, self, {**options, "limiter": self.limiter})
+            if made.error is not None:  # kept, because an application's stack is being built
+                raise made.error
+            return made
         except ConfigurationError as error:
             raise reader.located(error) from error.__cause__
 

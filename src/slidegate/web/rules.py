@@ -223,10 +223,15 @@ class Rule:
         return rule
 
     def _checked_key(self, key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
-        if not isinstance(key, Key):
-            return checked_function(key, option)
-        self._check_parameters(key, option)
-        return key
+        if isinstance(key, Key):
+            self._check_parameters(key, option)
+            return key
+        if key is not None and not callable(key):
+            expected = 'expected client_ip(), header("X-API-Key") or a function'
+            raise ConfigurationError(f"{expected}, not {quoted(key)}", option)
+        if f"{getattr(key, '__module__', '')}".startswith("slidegate.") and key is not client_key:
+            raise ConfigurationError(f'{key!r} returns a key; call it, for example header("X-API-Key")', option)
+        return None if key is None else check_takes(option, key, "request")
 
     def _check_parameters(self, key: Key, option: str) -> None:
         """Check that its paths have the parameters by which it counts."""
@@ -309,18 +314,3 @@ def checked_methods(methods: object) -> frozenset[str] | None:
     if not names:
         raise ConfigurationError(f"expected {expected}, not an empty list; omit it for all methods", "methods")
     return frozenset(names | {"HEAD"} if "GET" in names else names)
-
-
-def checked_function(key: KeyFunction | None, option: str = "key") -> KeyFunction | None:
-    """Return a key function given as an option, after checking it.
-
-    Raises:
-        ConfigurationError: It is not a function, or it is a key factory such as `header` that was not called.
-    """
-    if key is not None and not callable(key):
-        raise ConfigurationError(f'expected client_ip(), header("X-API-Key") or a function, not {quoted(key)}', option)
-    if f"{getattr(key, '__module__', '')}".startswith("slidegate.") and key is not client_key:
-        raise ConfigurationError(f'{key!r} returns a key; call it, for example header("X-API-Key")', option)
-    if key is not None:
-        check_takes(option, key, "request")
-    return key

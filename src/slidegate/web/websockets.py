@@ -62,7 +62,6 @@ class GuardedWebSocket:
         self._exchange = exchange
         self._receive = exchange.receive
         self._send_on = exchange.send_on
-        self._middleware = middleware
         self._engine = middleware.limiter.engine
         self._subjects = middleware.decider.subjects(exchange.scope, client)
         self._question = None
@@ -105,7 +104,7 @@ class GuardedWebSocket:
             return
         is_banned = decision.reason is Reason.BANNED
         if decision.reason is Reason.LIMITED:
-            is_banned = bool(await self._middleware.strike_for_message(self._exchange.scope))
+            is_banned = bool(await self._exchange.middleware.strike_for_message(self._exchange.scope))
         await self._end(*((POLICY_VIOLATION, "banned") if is_banned else (TRY_AGAIN_LATER, "message limit exceeded")))
 
     async def _end_if_banned(self) -> None:
