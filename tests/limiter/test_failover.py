@@ -201,9 +201,12 @@ async def test_bans_and_strikes_are_local_as_well_and_commands_say_that_it_faile
     ban = await ward.limiter.strike("ann", policy)
     assert ban is not None
     assert (await ward.hit()).ban == ban == await ward.limiter.engine.find_ban(("ann",))
-    for command in (ward.limiter.ban("ann", "1h"), ward.limiter.unban("bob"), ward.limiter.reset("ann")):
+    limiter = ward.limiter
+    for command in (limiter.ban("ann", "1h"), limiter.unban("bob"), limiter.reset("ann"), limiter.reset_all()):
         with pytest.raises(StoreUnavailable):
             await command
+    with pytest.raises(StoreUnavailable):
+        await limiter.inspect("ann")
     ward.recover()
     assert (await ward.hit()).allowed, "the store decides alone, and knows of no ban"
     other.fall_ill()

@@ -20,12 +20,12 @@ from slidegate import (
     RateLimitMiddleware,
     Rule,
 )
-from slidegate.core import Concurrency, StoreUnavailable
+from slidegate.core import Concurrency
 from slidegate.limiter.inspect import TOGETHER
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, hello, page
-from ..remote_stores import RemoteStore, SickStore
+from ..remote_stores import RemoteStore
 
 
 def labels(view: Any) -> list[tuple[str, int]]:
@@ -108,14 +108,3 @@ async def test_a_thousand_rules_are_asked_a_part_at_a_time_and_the_rest_is_count
     view = await limiter.inspect("ann", rules)
     assert (len(view.windows), max(sizes)) == (5 * TOGETHER + 5, TOGETHER)
     assert labels(view) == [("rule_0", 1)]
-
-
-async def test_a_store_that_is_away_is_an_error_and_no_empty_answer(clock: FakeClock) -> None:
-    store = SickStore(clock)
-    limiter = Limiter(store, on_error="allow")  # type: ignore[arg-type]
-    await limiter.hit("ann", "5/minute")
-    assert labels(await limiter.inspect("ann")) == [("hit", 1)]
-    store.error = StoreUnavailable("gone")
-    for command in (limiter.inspect("ann"), limiter.reset_all()):
-        with pytest.raises(StoreUnavailable):
-            await command
