@@ -29,8 +29,7 @@ async def levels_of(store: Any) -> int:
     """Return how many levels a store in memory or in a file keeps."""
     if isinstance(store, MemoryStore):
         return store.bans.rows.level_count()
-    looked = store._transactions.look(lambda transaction: transaction.ban_rows.level_count())
-    return int(looked)
+    return int(await settle(store._batcher.look(lambda transaction: transaction.ban_rows.level_count())))
 
 
 async def active(store: Any) -> list[Any]:

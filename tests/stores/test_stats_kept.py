@@ -8,6 +8,7 @@ import pytest
 
 from slidegate.core import Bucket, StatsRow, StoreUnavailable, parse_limits
 from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.lmdb.transaction import Transaction
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 
@@ -25,7 +26,9 @@ def rows(count: int, size: int, first: int = 0, kept_us: int = MINUTE_US) -> lis
 
 
 def entries(store: LmdbStore) -> int:
-    return store._transactions.look(lambda transaction: int(transaction.txn.stat(transaction.dbs.stats)["entries"]))
+    answers = store._transactions.write([(Transaction.look, (lambda own: own.txn.stat(own.dbs.stats)["entries"],))])
+    assert answers is not None
+    return int(answers[0])
 
 
 async def test_rows_that_are_over_go_by_other_writes_alone(tmp_path: Path) -> None:

@@ -320,13 +320,14 @@ class Store:
         return None
 
     def keep_deadline(self, deadline_s: float) -> bool:
-        """Set the deadline of this thread's next calls, in seconds; a call that exceeds it raises `StoreTimeout`.
+        """Set the deadline of this thread's next calls without an event loop, in seconds.
 
-        A `Limiter` calls this before each question, because limiters with different deadlines may share a store, and
-        operators' commands have a longer deadline than requests.
+        A call that exceeds it raises `StoreTimeout`. A `Limiter` calls this before each question, because limiters with
+        different deadlines may share a store, and operators' commands have a longer deadline than requests. On an event
+        loop it gives up itself what takes too long.
 
         Returns:
-            Whether the store enforces the deadline; by default False, and the `Limiter` sets a timer for each question.
+            Whether the store enforces the deadline; by default False.
         """
         return False
 

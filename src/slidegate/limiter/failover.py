@@ -179,7 +179,7 @@ class Failover:
         """Return an answer, or `_UNANSWERED` if it does not come in time."""
         try:
             if isinstance(answer, asyncio.Future):
-                if call is not None and not self._keeps_deadline:
+                if call is not None:
                     call.watch(answer, self._deadline_s, self.breaker.late)
                 found: T = await answer
             else:

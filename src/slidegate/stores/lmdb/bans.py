@@ -7,7 +7,6 @@ Every hit reads the bans of its client in its own transaction, so a new ban of a
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from inspect import isawaitable
@@ -46,7 +45,6 @@ class LmdbBans(BanStore):
         self._transactions = transactions
         self._batcher = batcher
         self._settings = transactions.settings
-        self._last_count = 0
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | Awaitable[Ban | None] | None:
         """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
@@ -71,66 +69,57 @@ class LmdbBans(BanStore):
         of the error has the number of imported bans, and another import of the same rows adds the rest.
         """
         self._transactions.expect_open()
-        # The deadline of this call: while it waits, other tasks of the same loop set theirs.
-        bans = from_rows(rows, self._settings.unix_us())
-        return _answer(self._load(bans, self._batcher.timeout_s))
+        return _answer(self._load(from_rows(rows, self._settings.unix_us())))
 
     def count(self) -> int:
         """Return how many bans are stored: those in force, and some that have recently expired.
 
         While another process is behind the gate, it is the number of the last time.
         """
-        answers = self._transactions.write([(Transaction.look, (_count,))])
-        if answers is not None:
-            self._last_count = answers[0]
-        return self._last_count
+        return self._transactions.sizes().bans
 
     def active(self) -> list[Ban] | Awaitable[list[Ban]]:
         """Return the bans in force."""
-        return _answer(self._active(self._batcher.timeout_s))
+        return _answer(self._active())
 
     def dump(self) -> list[Row] | Awaitable[list[Row]]:
         """Return the bans in force, as rows of `core.bans.rows`."""
-        return _answer(self._dump(self._batcher.timeout_s))
+        return _answer(self._dump())
 
-    async def _active(self, timeout_s: float) -> list[Ban]:
+    async def _active(self) -> list[Ban]:
         """Return the bans in force, read in parts, each in its own transaction."""
         bans: list[Ban] = []
         row: bytes | None = b""
         while row is not None:
-            packed, row = await self._run(timeout_s, Transaction.look, rows_from, row)
+            packed, row = await self._run(Transaction.look, rows_from, row)
             bans += map(ban_of, packed)
             await asyncio.sleep(0)
         now_us = self._settings.unix_us()
         return [ban for ban in bans if not ban.is_over(now_us)]
 
-    async def _dump(self, timeout_s: float) -> list[Row]:
-        return to_rows(await self._active(timeout_s))
+    async def _dump(self) -> list[Row]:
+        return to_rows(await self._active())
 
-    async def _load(self, bans: list[Ban], timeout_s: float) -> int:
+    async def _load(self, bans: list[Ban]) -> int:
         for done in range(0, len(bans), LOAD_STEP):
             try:
-                await self._run(timeout_s, partial(_import, bans[done : done + LOAD_STEP]))
+                await self._run(partial(_import, bans[done : done + LOAD_STEP]))
             except StoreError as error:
                 error.add_note(f"{done} of {len(bans)} bans were imported")
                 raise
-            await _pause(LOAD_PAUSE_S)
+            await asyncio.sleep(LOAD_PAUSE_S)
         return len(bans)
 
     def _change(self, do: Callable[[BanBook, int], T]) -> T | Awaitable[T]:
         return self._batcher.run(Transaction.change_bans, do)
 
-    async def _run(self, timeout_s: float, do: Callable[..., Any], *args: Any) -> Any:
-        answer = self._batcher.run_job((do, args), timeout_s)
+    async def _run(self, do: Callable[..., Any], *args: Any) -> Any:
+        answer = self._batcher.run(do, *args)
         return await answer if isawaitable(answer) else answer
 
 
 def _import(bans: list[Ban], transaction: Transaction) -> None:
     transaction.change_bans(lambda book, _: book.take_over(bans))
-
-
-def _count(transaction: Transaction) -> int:
-    return transaction.ban_rows.ban_count()
 
 
 def rows_from(transaction: Transaction, row: bytes) -> tuple[list[bytes], bytes | None]:
@@ -142,28 +131,10 @@ def rows_from(transaction: Transaction, row: bytes) -> tuple[list[bytes], bytes 
     return [packed for _, packed in rows[:STEP]], rows[STEP][0] if len(rows) > STEP else None
 
 
-def _on_asyncio() -> bool:
+def _answer(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
+    """Return a coroutine on an event loop, so that other tasks run in between; without one, its result."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
-
-
-def _answer(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
-    """Return the result of a coroutine; on an event loop the coroutine itself, so that other tasks run in between."""
-    if _on_asyncio():
-        return work
-    try:
-        while True:
-            work.send(None)
-    except StopIteration as ended:
-        answer: T = ended.value
-        return answer
-
-
-def _pause(span_s: float) -> Awaitable[None]:
-    if _on_asyncio():
-        return asyncio.sleep(span_s)
-    time.sleep(span_s)
-    return asyncio.sleep(0)
+        return asyncio.run(work)
+    return work

@@ -6,11 +6,11 @@ A *job* is a method of `Transaction` with its arguments. On an asyncio event loo
 * after one job in `LOOK_EVERY`, the jobs that follow in the same iteration of the loop wait for its end. If there are
   many, they run in one transaction, up to `MOST_TOGETHER`, and so do those of the next iterations, until there are few
   again;
-* while another process is behind the gate, jobs wait and are retried without blocking the loop. After the deadline, by
-  default `TIMEOUT_S`, a job fails with `StoreTimeout`.
+* while another process is behind the gate, jobs wait and are retried without blocking the loop. A `Limiter` gives up
+  the futures of requests after its deadline; after `TIMEOUT_S`, a job fails with `StoreTimeout`.
 
-Without an event loop, the caller blocks until the job has run or its deadline has passed. A job that is cancelled or
-times out before it has run has charged nothing.
+Without an event loop, the caller blocks until the job has run or the deadline of its thread has passed. A job that is
+cancelled or times out before it has run has charged nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from .transaction import Job, Transaction, Transactions
 Args = TypeVarTuple("Args")
 T = TypeVar("T")
 
-TIMEOUT_S: Final = 5.0
-"""How long a job waits without a deadline of its caller."""
+TIMEOUT_S: Final = 30.0
+"""How long a job waits, such as a command of an operator."""
 LOOK_EVERY: Final = 16
 MANY: Final = 4
 """From this many jobs on, batching pays: an iteration of the loop costs about as much as two or three transactions."""
@@ -40,8 +40,8 @@ EAGER_TRIES: Final = 50
 """A job is retried in this many consecutive iterations of the loop, then with pauses, to save CPU."""
 PAUSE_S: Final = 0.001
 
-_Item: TypeAlias = tuple[asyncio.Future[Any], Job, float, float]
-"""The future of a job, the job, the loop time of its deadline, and the span of the deadline in seconds."""
+_Item: TypeAlias = tuple[asyncio.Future[Any], Job, float]
+"""The future of a job, the job, and the loop time at which it is given up."""
 _Tried: TypeAlias = tuple[_Item, Any, BaseException | None]
 """A job after an attempt, with its answer or its error; the error is `_BLOCKED` if it has to be retried."""
 
@@ -49,7 +49,7 @@ _BLOCKED: Final = StoreTimeout("another process is behind the gate")
 
 
 class _Timeout(threading.local):
-    """The deadline of each thread's jobs, in seconds."""
+    """The deadline of the jobs of each thread without an event loop, in seconds."""
 
     span_s = TIMEOUT_S
 
@@ -59,58 +59,52 @@ class Batcher:
 
     Args:
         transactions: Runs transactions.
+
+    Attributes:
+        timeout: The deadline of each thread.
     """
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
-        self._timeout = _Timeout()
+        self.timeout = _Timeout()
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopJobs] = WeakKeyDictionary()
         self._last: tuple[asyncio.AbstractEventLoop | None, _LoopJobs | None] = None, None
 
     def run(self, do: Callable[[Transaction, *Args], T], *args: *Args) -> T | asyncio.Future[T]:
-        """Run a job within the deadline of this thread; return its answer, or a future of it.
+        """Run a job; return its answer, or a future of it.
 
         Args:
             do: Called with the transaction, then with `args`.
             args: Its arguments.
         """
-        answer: T | asyncio.Future[T] = self.run_job((do, args), self._timeout.span_s)
+        answer: T | asyncio.Future[T] = self._run((do, args))
         return answer
 
     def look(self, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T | asyncio.Future[T]:
         """Run a method that changes nothing as a job; see `Transaction.look`."""
-        answer: T | asyncio.Future[T] = self.run_job((Transaction.look, (ask, *args)), self._timeout.span_s)
+        answer: T | asyncio.Future[T] = self._run((Transaction.look, (ask, *args)))
         return answer
 
-    def run_job(self, job: Job, timeout_s: float) -> Any:
-        """Run a job, as `run` does, within a deadline in seconds."""
+    def _run(self, job: Job) -> Any:
         jobs = self._jobs()
         if jobs is None:
-            return self._wait(job, timeout_s)
+            return self._wait(job)
         if not jobs.busy:
             answers = self._transactions.write((job,))
             if answers is not None:
                 jobs.count_lone()
                 return answers[0]
-        return jobs.queue(job, timeout_s)
+        return jobs.queue(job)
 
-    def _wait(self, job: Job, timeout_s: float) -> Any:
+    def _wait(self, job: Job) -> Any:
         """Run a job without an event loop."""
-        until_s = time.monotonic() + timeout_s
+        span_s = self.timeout.span_s
+        until_s = time.monotonic() + span_s
         while (answers := self._transactions.write((job,))) is None:
             if time.monotonic() > until_s:
-                raise _too_long(timeout_s)
+                raise _too_long(span_s)
             time.sleep(POLL_S)
         return answers[0]
-
-    @property
-    def timeout_s(self) -> float:
-        """The deadline of this thread's jobs, in seconds."""
-        return self._timeout.span_s
-
-    @timeout_s.setter
-    def timeout_s(self, span_s: float) -> None:
-        self._timeout.span_s = span_s
 
     def _jobs(self) -> _LoopJobs | None:
         """Return the jobs of the asyncio event loop that runs in this thread; None if there is none."""
@@ -157,11 +151,11 @@ class _LoopJobs:
             self._lone = LOOK_EVERY
             self._schedule(asyncio.get_running_loop())
 
-    def queue(self, job: Job, timeout_s: float) -> asyncio.Future[Any]:
+    def queue(self, job: Job) -> asyncio.Future[Any]:
         """Queue a job; return the future of its answer."""
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        self._waiting.append((future, job, loop.time() + timeout_s, timeout_s))
+        self._waiting.append((future, job, loop.time() + TIMEOUT_S))
         if not self.busy:
             self._schedule(loop)
         return future
@@ -186,7 +180,7 @@ class _LoopJobs:
         """Set the results of the futures, and schedule the next attempt."""
         blocked: list[_Item] = []
         for item, answer, error in tried:
-            future, _, until_s, timeout_s = item
+            future, _, until_s = item
             if future.done():  # cancelled by what an earlier result has called
                 continue
             if error is None:
@@ -197,7 +191,7 @@ class _LoopJobs:
             elif loop.time() < until_s:
                 blocked.append(item)
             else:
-                future.set_exception(_too_long(timeout_s))
+                future.set_exception(_too_long(TIMEOUT_S))
         self.tries = self.tries + 1 if blocked else 0
         self._waiting = blocked + self._waiting
         self.busy = bool(self._waiting) or len(tried) >= MANY

@@ -82,8 +82,7 @@ class Environment:
         self._lmdb: Any = None
         self._opened: Opened | None = None
         self._name: Path | None = None
-        self._damage = ""
-        self._is_sick = False  # whether to open the file again, because LMDB cannot go on with it
+        self._trouble: lmdb.Error | None = None  # with which LMDB cannot go on
         self._examine_at_s = self._housekeep_at_s = 0.0
         self._opening: threading.Thread | None = None
         self._open_error: Exception | None = None
@@ -102,7 +101,7 @@ class Environment:
         if self._opening is not None or not self._enter():
             return None
         try:
-            if self._damage or self._is_sick or time.monotonic() >= self._examine_at_s:
+            if self._trouble or time.monotonic() >= self._examine_at_s:
                 self._examine()
             if self._opened is None:
                 if self._opening is None:
@@ -166,13 +165,11 @@ class Environment:
 
     def failure(self, error: Exception) -> StoreUnavailable:
         """Return the error to raise for an error of LMDB or the system; the next `begin` does what it calls for."""
-        if isinstance(error, DAMAGE):
-            self._damage = str(error)
-        elif isinstance(error, lmdb.ReadonlyError) and self.options.read_only:
+        if isinstance(error, lmdb.ReadonlyError) and self.options.read_only:
             return StoreUnavailable(f"lmdb: {self.path} is open for reading only")
-        elif isinstance(error, lmdb.Error) and not isinstance(error, _NO_ROOM):
-            self._is_sick = True
-        return StoreUnavailable(f"lmdb: {self.path}{' is damaged' if self._damage else ''}: {error}")
+        if isinstance(error, lmdb.Error) and not isinstance(error, _NO_ROOM):
+            self._trouble = error
+        return StoreUnavailable(f"lmdb: {self.path}{' is damaged' if isinstance(error, DAMAGE) else ''}: {error}")
 
     # -- what is open ------------------------------------------------------------------------------------------------
 
@@ -297,13 +294,13 @@ class Environment:
 
     def _examine(self) -> None:
         """Close files that are damaged or were replaced, or with which LMDB cannot go on."""
-        damage, is_sick, self._damage, self._is_sick = self._damage, self._is_sick, "", False
+        trouble, self._trouble = self._trouble, None
         self._examine_at_s = time.monotonic() + EXAMINE_EVERY_S
         if self._opened is None:
             return
-        if damage and self._name is not None and not self.options.read_only:
-            self.pending_events.extend(discard(self._opened, self._name, damage))
-        if damage or is_sick or not self._is_in_place():
+        if isinstance(trouble, DAMAGE) and self._name is not None and not self.options.read_only:
+            self.pending_events.extend(discard(self._opened, self._name, trouble))
+        if trouble or not self._is_in_place():
             self._close_map()
             self._name = None if self.options.read_only else self._name
         if not self._gate.is_in_place():

@@ -20,7 +20,7 @@ import lmdb
 
 from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.store import Event
-from .checking import check_kind
+from .checking import check_kind, is_file_at
 from .gate import Gate
 from .journal import Fields, Journal, Name
 from .kept_rows import write
@@ -129,15 +129,12 @@ def close(opened: Opened) -> None:
     os.close(opened.file)
 
 
-def discard(opened: Opened, name: Path, error: str) -> list[Event]:
+def discard(opened: Opened, name: Path, error: Exception) -> list[Event]:
     """Delete a damaged file, unless another process has already begun it anew; return the event."""
-    try:
-        is_there = os.path.samestat(name.stat(), os.fstat(opened.file))
-    except OSError:
+    if not is_file_at(opened.file, name):
         return []
-    if is_there:
-        name.unlink(missing_ok=True)
-    return [_restarted(f"{name} was damaged ({error})")] if is_there else []
+    name.unlink(missing_ok=True)
+    return [_restarted(f"{name} was damaged ({error})")]
 
 
 def _restarted(why: str) -> Event:

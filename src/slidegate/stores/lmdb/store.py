@@ -139,10 +139,9 @@ class LmdbStore(Store):
         return f"<LmdbStore {str(self._env.path)!r}>"
 
     def stats(self) -> LmdbStats:
-        """Return the store's counters."""
-        transactions = self._transactions
-        sizes = transactions.look(Transaction.sizes)
-        return LmdbStats(*sizes, transactions.evictions, transactions.shared_hits)
+        """Return the store's counters; those of the file are the last ones read while another process is using it."""
+        keys, used, held, _ = self._transactions.sizes()
+        return LmdbStats(keys, used, held, self._transactions.evictions, self._transactions.shared_hits)
 
     def observe(self, observer: EventListener) -> None:
         """Call `observer` with this store's events from now on, and with those of its opening."""
@@ -158,8 +157,8 @@ class LmdbStore(Store):
             close_environment(self._env)
 
     def keep_deadline(self, deadline_s: float) -> bool:
-        """Set the deadline of this thread's calls, in seconds; it is enforced."""
-        self._batcher.timeout_s = deadline_s
+        """Set the deadline of this thread's calls without an event loop, in seconds; it is enforced."""
+        self._batcher.timeout.span_s = deadline_s
         return True
 
     def answers_threads(self) -> bool:

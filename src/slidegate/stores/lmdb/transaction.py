@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, TypeVarTuple
@@ -16,7 +15,7 @@ import lmdb
 from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.decide import Counter, WindowRef, charge_all, decide, refund_all
 from ...core.decision import Bucket, Check, Decision, refused_by_ban
-from ...core.errors import StoreTimeout, StoreUnavailable
+from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
 from ...core.reservation import Reservation
 from ...core.store import Clock, Event, Observers, closed
@@ -25,7 +24,7 @@ from ..ban_book import LOG_EVERY_US, BanBook
 from ..leases import HeldPermits
 from ..shared import SHARED_PAUSE_US, keys_shared
 from .ban_rows import KnownNetworks, LmdbBanRows, ban_of
-from .environment import POLL_S, Environment
+from .environment import Environment
 from .journal import Fields
 from .layout import row_of
 from .permits import PermitRows
@@ -35,8 +34,6 @@ from .windows import Bound, WindowRows, bind
 SAY_FULL_EVERY_US: Final = 60_000_000
 SWEEP_STEP: Final = 16
 SWEEP_PAUSE_US: Final = 100_000
-LOOK_S: Final = 0.05
-"""How long a caller that cannot await waits for another process."""
 
 Args = TypeVarTuple("Args")
 T = TypeVar("T")
@@ -58,6 +55,22 @@ class Settings(NamedTuple):
     unix_us: Clock
     max_keys: int
     max_bans: int
+
+
+class Sizes(NamedTuple):
+    """The sizes of a file.
+
+    Attributes:
+        keys: The number of windows, without cells.
+        used: How many bytes of the file were ever used.
+        held: How many bytes of the file have disk space.
+        bans: The number of bans, of which some may have expired recently.
+    """
+
+    keys: int
+    used: int
+    held: int
+    bans: int
 
 
 class Transactions:
@@ -88,6 +101,7 @@ class Transactions:
         self.ban_throttle = Throttle(LOG_EVERY_US)
         self._sweep_due_us = self._next_shared_event_us = 0
         self._throttle = Throttle(SAY_FULL_EVERY_US)
+        self._sizes = Sizes(0, 0, 0, 0)
         self.closed = False
         self.evictions = self.shared_hits = 0
 
@@ -106,20 +120,12 @@ class Transactions:
         except (lmdb.Error, OSError) as error:
             raise self.env.failure(error) from error
 
-    def look(self, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T:
-        """Run a method that changes nothing, waiting for others a little; for callers that cannot await.
-
-        Raises:
-            StoreTimeout: Another process stays behind the gate.
-            StoreUnavailable: The files cannot be used, or the store was closed.
-        """
-        until_s = time.monotonic() + LOOK_S
-        while (answers := self.write([(Transaction.look, (ask, *args))])) is None:
-            if time.monotonic() > until_s:
-                raise StoreTimeout(f"lmdb: another process has held the files for {LOOK_S:g} s; is it stopped?")
-            time.sleep(POLL_S)
-        answer: T = answers[0]
-        return answer
+    def sizes(self) -> Sizes:
+        """Return the sizes of the file; while another process is behind the gate, those of the last time."""
+        answers = self.write([(Transaction.sizes, ())])
+        if answers is not None:
+            self._sizes = answers[0]
+        return self._sizes
 
     def _write(self, jobs: Sequence[Job]) -> list[Any] | None:
         txn = self.env.begin()
@@ -201,7 +207,7 @@ class Transactions:
 
 def _change(jobs: Sequence[Job]) -> bool:
     """Return whether some jobs do more than look."""
-    return any(do is not Transaction.look for do, _ in jobs)
+    return any(do not in (Transaction.look, Transaction.sizes) for do, _ in jobs)
 
 
 class Transaction:
@@ -288,10 +294,10 @@ class Transaction:
         refs = self._find([(bucket, key, 0) for bucket in buckets], create=False)
         return Snapshot(self.now_us, self._process.settings.unix_us(), [windows[row] for _, _, windows, row in refs])
 
-    def sizes(self) -> tuple[int, int, int]:
-        """Return the number of windows, the bytes of the file that were ever used, and those that have disk space."""
+    def sizes(self) -> Sizes:
+        """Return the sizes of the file."""
         room = self._process.env.room
-        return self.windows.count(), room.used(), room.held()
+        return Sizes(self.windows.count(), room.used(), room.held(), self.ban_rows.ban_count())
 
     # -- bans ---------------------------------------------------------------------------------------------------------
 
