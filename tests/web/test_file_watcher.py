@@ -9,13 +9,12 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, TypeAlias
+from typing import Any
 
 import anyio.lowlevel
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, network
 from slidegate.web import file_watcher
@@ -305,33 +304,7 @@ async def test_a_link_that_leads_elsewhere_is_a_changed_file(followed: Followed)
     assert await followed.at_work() == [2]
 
 
-Middleware: TypeAlias = Any
-"""What `RateLimitMiddleware.from_file` returns; its `app` is the middleware that is at work."""
-PLAIN = '[[rules]]\npath = "*"\nlimits = "3/hour"\n'
-
-
-class ConfigFile(FollowedFiles):
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
-        self.path = directory / "slidegate.toml"
-
-    def middleware(self, text: str, app: ASGIApp = hello, **code: Any) -> Middleware:
-        self.rewrite(text)
-        code.setdefault("limiter", self.limiter)
-        return RateLimitMiddleware.from_file(app, self.path, **code)
-
-    def rewrite(self, text: str) -> None:
-        self.write("slidegate.toml", text)
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> ConfigFile:
-    return ConfigFile(tmp_path)
-
-
-async def test_between_two_checks_the_file_is_left_alone(file: ConfigFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = file.middleware(PLAIN.replace("3/", "900/"))
+async def test_between_two_checks_the_file_is_left_alone(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
     stat = os.stat
 
@@ -341,56 +314,37 @@ async def test_between_two_checks_the_file_is_left_alone(file: ConfigFile, monke
 
     monkeypatch.setattr(os, "stat", counted)
     for _ in range(50):
-        file.clock.advance("100ms")
-        await statuses(app, 10)
+        followed.clock.advance("100ms")
+        await statuses(followed.app, 10)
         end_of_looks()
-    assert looked.count(str(file.path)) == 5
+    assert looked.count(str(followed.path)) == 5
 
 
 async def test_a_file_that_changes_once_the_configuration_has_read_it_is_not_missed(
-    file: ConfigFile, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proxies = file.write("proxies.netset", "203.0.113.0/24\n")
+    files = FollowedFiles(tmp_path)
+    proxies = files.write("proxies.netset", "203.0.113.0/24\n")
     text = 'limits = "{}/hour"\n[client]\ntrusted = "proxies.netset"\n'
-    app = file.middleware(text.format(1))
-    after_reading(proxies, lambda: file.write("proxies.netset", "192.0.2.0/24\n"), monkeypatch)
-    file.rewrite(text.format(2))
-
-    async def passed() -> int:
-        """Return how many requests of different clients pass, which are one where their proxy is not trusted."""
-        clients = [{"x-forwarded-for": f"198.51.100.{number}"} for number in range(3)]
-        answers = [await call(app, client=("192.0.2.1", 1), headers=headers) for headers in clients]
-        return [answer.status for answer in answers].count(200)
-
-    await file.visit(app)
-    assert file.heard.kinds == [], "a file that it names has changed meanwhile"
-    await file.visit(app)
-    assert file.heard.kinds == ["config_reloaded"]
-    assert await passed() == 3
+    path = files.write("slidegate.toml", text.format(1))
+    app = RateLimitMiddleware.from_file(hello, path, observers=[files.heard])
+    after_reading(proxies, lambda: files.write("proxies.netset", "192.0.2.0/24\n"), monkeypatch)
+    files.write("slidegate.toml", text.format(2))
+    await files.visit(app)
+    assert files.heard.kinds == [], "a file that it names has changed meanwhile"
+    await files.visit(app)
+    assert files.heard.kinds == ["config_reloaded"]
+    clients = [{"x-forwarded-for": f"198.51.100.{number}"} for number in range(3)]
+    answers = [await call(app, client=("192.0.2.1", 1), headers=headers) for headers in clients]
+    assert [answer.status for answer in answers] == [200] * 3, "they would be one where their proxy is not trusted"
 
 
-async def test_the_lifespan_passes_untouched(file: ConfigFile) -> None:
-    seen: list[object] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.extend((scope, receive))
-        await send({"type": "lifespan.startup.complete"})
-
-    async def send(message: Message) -> None:
-        seen.append(message)
-
-    file.rewrite(PLAIN)
-    middleware = RateLimitMiddleware.from_file(app, file.path)
-    scope: dict[str, Any] = {"type": "lifespan"}
-    await middleware(scope, anyio.sleep_forever, send)  # type: ignore[arg-type]
-    assert seen == [scope, anyio.sleep_forever, {"type": "lifespan.startup.complete"}]
-
-
-class Volume(ConfigFile):
+class Volume(FollowedFiles):
     """A read-only volume as Kubernetes mounts it: links to a directory that another one replaces."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
+        self.path = directory / "slidegate.toml"
         self.number = 0
         self.listed = "192.0.2.0/24"
         for name in ("slidegate.toml", "blocked.netset"):
@@ -445,7 +399,7 @@ def test_reloads_of_every_kind_lose_no_request_and_none_is_decided_by_half_a_fil
     volume = Volume(Path(mkdtemp(dir=tmp_path)))
     at_work = 900_000
     volume.swap(VERSION.format(version=at_work))
-    app: Any = RateLimitMiddleware.from_file(hello, volume.path, limiter=volume.limiter)
+    app: Any = RateLimitMiddleware.from_file(hello, volume.path)
     allowed: set[int] = set()
     answered = 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -22,8 +23,9 @@ from slidegate.testing import FakeClock
 from ..asgi import attempt, call, hello, page, scope_of, send_scope, statuses
 
 
+@pytest.mark.parametrize("of_a_file", [False, True])
 @pytest.mark.parametrize("kind", ["lifespan", "foo"])
-async def test_other_scope_types_pass_unchanged(kind: str) -> None:
+async def test_other_scope_types_pass_unchanged(kind: str, of_a_file: bool, tmp_path: Path) -> None:
     seen: list[Any] = []
     message = {"type": f"{kind}.startup.complete"}
 
@@ -36,7 +38,12 @@ async def test_other_scope_types_pass_unchanged(kind: str) -> None:
 
     receive: Any = object()
     scope = {"type": kind, "state": {}}
-    await RateLimitMiddleware(app, limits="1/hour")(scope, receive, send)
+    file = tmp_path / "slidegate.toml"
+    file.write_text('limits = "1/hour"')
+    middleware: Any = (
+        RateLimitMiddleware.from_file(app, file) if of_a_file else RateLimitMiddleware(app, limits="1/hour")
+    )
+    await middleware(scope, receive, send)
     assert [*map(id, seen)] == [id(scope), id(receive), id(message)]
     assert scope == {"type": kind, "state": {}}
 

@@ -212,30 +212,14 @@ async def test_a_change_reaches_the_buckets_there_are_and_no_others(limiter: Lim
 # -- who takes it, and when ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", SHARED)
-async def test_the_first_request_of_a_worker_begins_to_look_and_its_end_stops_it(
-    workers: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(overrides, "INTERVAL_US", 5_000)
-    limiter = workers.limiter()
-    app = guarded(limiter, Rule("*", "5/minute", name="api"), app=Starlette(routes=[Route("/", page)]))
-    await call(app)
-    await change(workers.limiter(), "api", "1/minute")
-    await becomes(app, 1)
-    assert await passed(app, 1) == 0
-    workers.clock.advance("1h")
-    await becomes(app, 5)
-    assert await passed(app, 6) == 5
-
-
-def under_trio(main: Callable[[], Any]) -> None:
-    """Run a coroutine function under trio, for a minute at most."""
+def run(backend: str, main: Callable[[], Any]) -> None:
+    """Run a coroutine function, for a minute at most."""
 
     async def in_time() -> None:
         with anyio.fail_after(60):
             await main()
 
-    anyio.run(in_time, backend="trio")
+    anyio.run(in_time, backend=backend)
 
 
 async def becomes(app: RateLimitMiddleware, amount: int) -> None:
@@ -246,28 +230,31 @@ async def becomes(app: RateLimitMiddleware, amount: int) -> None:
             await anyio.sleep(0.005)
 
 
-def test_under_trio_a_worker_takes_what_others_change_until_it_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [("lmdb", "asyncio"), ("lmdb", "trio"), pytest.param("redis", "asyncio", marks=needs_redis)],
+)
+def test_the_first_request_of_a_worker_begins_to_look_and_its_end_stops_it(
+    kind: str, backend: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overrides, "INTERVAL_US", 5_000)
-    clock = FakeClock(1_800_000_000_000_000)
-    limiters = [Limiter(LmdbStore(tmp_path, clock=clock), deadline="20s") for _ in range(2)]
-    apps = [guarded(limiter, Rule("*", "5/minute", key=everyone, name="api")) for limiter in limiters]
+    made = Workers(kind, tmp_path / "store", request)
 
     async def main() -> None:
+        apps = [guarded(made.limiter(), Rule("*", "5/minute", key=everyone, name="api")) for _ in range(2)]
         assert [await passed(app, 1) for app in apps] == [1, 1]
-        await change(limiters[0], "api", "3/minute")
+        await change(made.limiters[0], "api", "3/minute")
         assert await passed(apps[0], 3) == 1
         await becomes(apps[1], 3)
         assert await passed(apps[1], 1) == 0
-        clock.advance("1h")
+        made.clock.advance("1h")
         for app in apps:
             await becomes(app, 5)
         assert await passed(apps[1], 6) == 5
-        for limiter in limiters:
+        for limiter in made.limiters:
             await limiter.close()
 
-    under_trio(main)
+    run(backend, main)
 
 
 def test_under_trio_another_run_looks_again_and_a_look_that_fails_ends_nothing(
@@ -297,9 +284,9 @@ def test_under_trio_another_run_looks_again_and_a_look_that_fails_ends_nothing(
         await change(Limiter(LmdbStore(tmp_path), deadline="20s"), "api", "2/minute")
         await becomes(app, 2)
 
-    under_trio(fail)
+    run("trio", fail)
     assert caplog.text.count("changed limits cannot be read") == 1
-    under_trio(look)
+    run("trio", look)
 
 
 @pytest.mark.parametrize("kind", SHARED)
