@@ -35,48 +35,6 @@ from ..asgi import call, hello, page, statuses
 # -- a refusal further in that somebody catches ------------------------------------------------------------------------
 
 
-def softened(app: ASGIApp) -> ASGIApp:
-    """Return an application around one that makes a poorer page of its refusals."""
-
-    async def around(scope: Scope, receive: Receive, send: Send) -> None:
-        async def soften(message: Message) -> None:
-            await send({**message, "status": 200} if message.get("status") == 429 else message)
-
-        await app(scope, receive, soften)
-
-    return around
-
-
-POOR = RateLimit("1/minute")
-
-
-async def catching(scope: Scope, receive: Receive, send: Send) -> None:
-    with suppress(RateLimitExceeded):
-        await POOR.check(Request(scope))
-    await hello(scope, receive, send)
-
-
-CAUGHT = [lambda: catching, lambda: softened(RateLimitMiddleware(hello, limits="1/minute"))]
-
-
-@pytest.mark.parametrize("caught", CAUGHT)
-@pytest.mark.parametrize("shared", [True, False])
-async def test_who_catches_a_refusal_is_under_the_outer_limit_all_the_same(
-    caught: Callable[[], Any], shared: bool
-) -> None:
-    limiter = Limiter(MemoryStore(clock=FakeClock()))
-    app = RateLimitMiddleware(caught(), limits="3/minute", limiter=limiter)
-    if not shared:  # two middlewares further out, of which the outermost has a store of its own
-        app = RateLimitMiddleware(app, limits="100/minute", limiter=Limiter(MemoryStore(clock=FakeClock())))
-    assert await statuses(app, 6) == [200] * 3 + [429] * 3
-
-
-@pytest.mark.parametrize("caught", CAUGHT)
-async def test_a_permit_further_out_comes_back_whoever_catches_the_refusal(caught: Callable[[], Any]) -> None:
-    app = RateLimitMiddleware(caught(), rules=[Rule("*", concurrency=1)])
-    assert await statuses(app, 5) == [200] * 5
-
-
 async def test_a_middleware_that_has_returned_is_above_nothing_any_more() -> None:
     """An application asks one further in first, which answers nothing, and goes on by itself."""
 

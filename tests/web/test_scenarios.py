@@ -6,6 +6,7 @@ A scenario begins with ``site``, or with ``everywhere``, which is one limit in e
     > rule "/a", "2/hour", name="a"           one of its rules
     > endpoint /a RateLimit("1/hour")         an endpoint, what decorates it, and what it depends=[...] on
     > around limits="9/hour"                  a middleware around the others; `around other, ...` has its own limiter
+    > soften                                  somebody around who makes a page of refusals within
     > application RateLimit("1/hour")         what the whole application inside depends on, and its options
     > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,raises,left
     > GET /a leaves=1                         one whose client leaves when so many messages have come
@@ -47,7 +48,7 @@ from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route, Router, WebSocketRoute
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import slidegate
 from slidegate import (
@@ -101,6 +102,18 @@ def number_or_text(written: str) -> Any:
         return written
 
 
+def softened(app: ASGIApp) -> ASGIApp:
+    """Return an application around one that makes a poorer page of its refusals."""
+
+    async def around(scope: Scope, receive: Receive, send: Send) -> None:
+        async def soften(message: Message) -> None:
+            await send({**message, "status": 200} if message.get("status") == 429 else message)
+
+        await app(scope, receive, soften)
+
+    return around
+
+
 class Stage:
     """Carries out the lines of a scenario."""
 
@@ -113,7 +126,7 @@ class Stage:
         self.limiter = self._limiter()
         self.options: dict[str, Any] = {}
         self.rules: list[Rule] = []
-        self.around: list[dict[str, Any]] = []
+        self.around: list[Callable[[ASGIApp], Any]] = []
         self.inside: FastAPI | None = None
         self.functions: dict[str, Any] = {"page": page}
         self.files, self.environment = FollowedFiles(directory), pytest.MonkeyPatch()
@@ -156,7 +169,10 @@ class Stage:
     def _around(self, text: str) -> None:
         given = self._evaluated(text)
         given["limiter"] = self._limiter() if given.pop("") else self.limiter
-        self.around.append(given)
+        self.around.append(partial(RateLimitMiddleware, **given))
+
+    def _soften(self) -> None:
+        self.around.append(softened)
 
     def _application(self, text: str) -> None:
         given = self._evaluated(text)
@@ -254,8 +270,8 @@ class Stage:
             if self.rules or options.keys().isdisjoint({"limits", "default_limits", "rules"}):
                 options["rules"] = self.rules
             self._app = RateLimitMiddleware(self.inside or self._anything, **options)
-            for one in self.around:
-                self._app = RateLimitMiddleware(self._app, **one)
+            for around in self.around:
+                self._app = around(self._app)
         return self._app
 
     # -- what comes ----------------------------------------------------------------------------------------------------
