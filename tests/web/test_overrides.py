@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from slidegate import Limit, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, everyone
+from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, everyone
 from slidegate.limiter import overrides
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
@@ -192,21 +192,6 @@ async def test_a_change_that_comes_while_a_limit_is_bound_is_not_missed(
 
     monkeypatch.setattr("slidegate.web.endpoints.BoundRule", made_meanwhile)
     assert (await statuses(app, 12)).count(200) == (9 if then is None else 2)
-
-
-# -- what stays as it is ---------------------------------------------------------------------------------------------
-
-
-async def test_a_change_reaches_the_buckets_there_are_and_no_others(limiter: Limiter) -> None:
-    shared = Limit(5, "1m")  # two rules that are given one limit do not share its amount
-    app = guarded(limiter, Rule("/a", shared, name="a"), Rule("/b", shared, name="b"))
-    before = app.buckets()
-    await change(limiter, "a", "4/minute")
-    assert app.buckets() == before
-    assert [bucket.limits[0].amount for bucket in before] == [4, 5]
-    assert (shared, shared.amount) == (Limit(5, "1m"), 5)
-    await limiter.restore("a")
-    assert [bucket.limits[0].amount for bucket in before] == [5, 5]
 
 
 # -- who takes it, and when ------------------------------------------------------------------------------------------

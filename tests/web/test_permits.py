@@ -11,12 +11,11 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
-from slidegate.core import Bucket, Concurrency, StoreUnavailable
+from slidegate.core import Bucket, Concurrency
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
 from ..redis_servers import AT_REDIS, BOUND_S, needs_redis
-from ..remote_stores import RemoteStore
 from ..virtual_time import VirtualTime, turns
 from .permits_traffic import AMOUNTS, play
 
@@ -39,50 +38,6 @@ async def test_the_bound_holds_over_all_ends_of_requests_on_a_shared_store(url: 
             while limiter.store.permits_held():  # noqa: ASYNC110 - hand-backs that are under way end by themselves
                 await asyncio.sleep(0.01)
     assert {rule for rule, most in app.most.items() if most == AMOUNTS[rule]}, f"seed {seed}: nothing was full"
-
-
-class Failing(RemoteStore):
-    away = False
-
-    async def answer(self, question: Any, *arguments: Any) -> Any:
-        if self.away:
-            raise StoreUnavailable("away")
-        return question(*arguments)
-
-
-async def test_during_a_failure_the_bound_is_per_process_and_permits_end_where_they_were_taken() -> None:
-    store, clock = Failing(FakeClock()), FakeClock()
-    limiter = Limiter(store, deadline="20s")
-    inside, ends = asyncio.Queue[None](), [asyncio.Event() for _ in range(2)]
-    left = iter(ends)
-
-    async def work(scope: Any, receive: Any, send: Any) -> None:
-        inside.put_nowait(None)
-        await next(left).wait()
-        await hello(scope, receive, send)
-
-    middleware = RateLimitMiddleware(work, limiter=limiter, rules=[Rule("*", concurrency=1)])
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-        before = tasks.create_task(call(middleware))
-        await inside.get()
-        assert await statuses(middleware, 1) == [429]
-        store.away = True
-        during = tasks.create_task(call(middleware))
-        await inside.get()
-        assert await statuses(middleware, 1) == [429], "the process itself keeps the bound"
-        store.away = False
-        clock.advance("1h")
-        ends[0].set()
-        assert (await before).status == 200
-        assert store.permits_held() == 0
-        assert limiter.engine.failover is not None
-        assert limiter.engine.failover.local.permits_held() == 1, "the one that began during the failure is under way"
-        ends[1].set()
-        assert (await during).status == 200
-        assert limiter.engine.failover.local.permits_held() == store.permits_held() == 0
-    left = iter(ends)
-    assert await statuses(middleware, 1) == [200]
-    assert store.permits_held() == 0
 
 
 def test_permits_come_back_under_trio_too() -> None:
