@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from io import BytesIO
 from itertools import islice
 from os import PathLike
@@ -124,9 +123,7 @@ class Network(Key):
         Raises:
             InvalidKey: It is not the number of an autonomous system or the code of a country, whichever the key uses.
         """
-        read: str | int | None = None
-        with suppress(ConfigurationError):
-            (read,) = self._read((value,))
+        read = _parsed(value)
         if read is None or isinstance(read, int) is not (self.by == "asn"):
             expected = "a number such as 132203" if self.by == "asn" else 'a code such as "NL"'
             raise invalid("network", expected, value)
@@ -143,22 +140,17 @@ class Network(Key):
         """
         if not values:
             raise ConfigurationError(f"{_PLACES}, not nothing", "is_in")
-        wanted = frozenset(self._read(values))
+        wanted = frozenset(map(_parsed, values))
+        for value in values:
+            if _parsed(value) is None:
+                raise ConfigurationError(f"{_PLACES}, not {quoted(value)}", "is_in")
+            _check_says(self.file, "country" if isinstance(value, str) else "asn", "is_in")
 
         def holds(scope: Scope, client_key: str) -> bool:
             place = self.file.find(client_key)
             return place.asn in wanted or place.country in wanted
 
         return KeyCondition(f"network {sorted(map(str, wanted))}", holds, self.file)
-
-    def _read(self, values: Iterable[Any]) -> Iterator[str | int]:
-        for value in values:
-            is_asn = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**32
-            is_country = isinstance(value, str) and len(value) == 2 and value.isascii() and value.isalpha()
-            if not is_asn and not is_country:
-                raise ConfigurationError(f"{_PLACES}, not {quoted(value)}", "is_in")
-            _check_says(self.file, "asn" if is_asn else "country", "is_in")
-            yield value.upper() if isinstance(value, str) else value
 
 
 def network(path: str | PathLike[str], *, by: Literal["asn", "country"] | None = None) -> Network:
@@ -198,6 +190,13 @@ def _check_says(file: NetworkFile, what: str, option: str) -> None:
         raise ConfigurationError(
             f"{file.path} does not contain the {_BY[what]} of an address; use a file that does", option
         )
+
+
+def _parsed(value: object) -> str | int | None:
+    """Return the number of an operator, or the code of a country in capital letters; None if it is neither."""
+    if isinstance(value, str):
+        return value.upper() if len(value) == 2 and value.isascii() and value.isalpha() else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**32 else None
 
 
 def _place(record: Any) -> Place:
