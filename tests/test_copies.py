@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, MessageLimits, Networks, Quota, Rule
+import slidegate
+from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, MessageLimits, Networks, Quota, Rule
 from slidegate.core import Bucket, CounterWindow, Decision, InvalidKey, Limit, MetricWindow, Reason
 from slidegate.core.bans.ban import Ban
 from slidegate.core.decision import Check, refused_by_ban
@@ -57,6 +58,26 @@ DESCRIBED = [
     MessageLimits("10/second"),
 ]
 """What users write and may hand to another process."""
+MADE: dict[str, Callable[[Any], Any]] = {
+    "BanPolicy": lambda kind: kind(after="20/10m", duration="1h"),
+    "ConfigurationError": lambda kind: kind("expected text", "limits"),
+    "Decision": lambda kind: kind(True, Reason.OK),
+    "Limit": lambda kind: kind(5, "1m"),
+    "Limiter": lambda kind: kind(),
+    "MemoryStore": lambda kind: kind(),
+    "MessageLimits": lambda kind: kind("10/second"),
+    "Networks": lambda kind: kind(["10.0.0.0/8"]),
+    "Quota": lambda kind: kind("10/day"),
+    "RateLimit": lambda kind: kind("5/minute"),
+    "RateLimitExceeded": lambda kind: kind(DECISION),
+    "RateLimitMiddleware": lambda kind: kind(None, limits="5/minute"),
+    "Rule": lambda kind: kind("*", "5/minute"),
+    "SlidegateError": lambda kind: kind("a reason"),
+    "StoreError": lambda kind: kind("a reason"),
+    "SyncLimiter": lambda kind: kind(Limiter()),
+}
+"""The public classes, and what makes an object of each, or of one that is derived from it."""
+COMPILED: frozenset[str] = frozenset({"Decision", "MemoryStore"} if slidegate.__compiled__ else ())
 WAYS: dict[str, Callable[[Any], Any]] = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
@@ -79,6 +100,26 @@ def test_a_copy_of_what_users_write_reads_as_the_original(value: Any, way: str) 
     twin = WAYS[way](value)
     assert type(twin) is type(value)
     assert repr(twin) == repr(value)
+
+
+def test_a_copied_policy_reads_as_the_original() -> None:
+    policy = BanPolicy(after="20/10m", duration="1h", factor=4)
+    assert repr(copy.copy(policy)) == repr(policy)
+
+
+def test_every_public_class_is_tried_by_deriving_from_it() -> None:
+    classes = {name for name in slidegate.__all__ if isinstance(getattr(slidegate, name), type)}
+    assert classes == set(MADE)
+
+
+@pytest.mark.parametrize("name", sorted(MADE))
+def test_users_derive_from_a_public_class_but_for_those_that_are_compiled(name: str) -> None:
+    kind = type("Derived", (getattr(slidegate, name),), {"of_the_user": True})
+    if name in COMPILED:
+        with pytest.raises(TypeError, match="compiled"):
+            MADE[name](kind)
+    else:
+        assert MADE[name](kind).of_the_user
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -25,6 +25,7 @@ from mmdb_writer import MMDBWriter
 from netaddr import IPSet
 from starlette.applications import Starlette
 
+import dev
 import slidegate
 import slidegate.core
 import slidegate.events
@@ -127,6 +128,14 @@ def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     write_networks(tmp_path)
     run_page(page.read_text("utf-8"), str(page), tmp_path, module)
+
+
+def test_every_command_of_dev_py_and_every_extra_that_a_page_names_is_there() -> None:
+    text = "\n".join(page.read_text("utf-8") for page in PAGES)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    named = re.findall(r"slidegate\[([\w,]+)\]", text)
+    assert {extra for names in named for extra in names.split(",")} <= {*project["optional-dependencies"]}
+    assert {*re.findall(r"python3 dev\.py ([a-z]+)", text)} <= {*dev.COMMANDS, *dev.STEPS}
 
 
 def read_json(code: str) -> Iterator[object]:

@@ -110,6 +110,21 @@ def test_the_version_stands_in_one_place_and_is_that_of_the_changelog() -> None:
     assert metadata.version == slidegate.__version__ == newest[1]
 
 
+def test_every_link_and_picture_of_the_readme_leads_to_a_file_from_an_index() -> None:
+    metadata = ProjectMetadata(str(ROOT), PluginManager(), PYPROJECT)
+    page, repository, tag = metadata.core.readme, PROJECT["urls"]["Repository"], f"v{slidegate.__version__}"
+    targets = re.findall(r"""(?:\]\(|\b(?:src|srcset|href)=")([^)"\s]+)""", page)
+    shown = [target for target in targets if not target.startswith(("#", f"{repository}/"))]
+    assert [target for target in shown if not target.startswith("https://")] == []
+    files = {target.removeprefix(f"{repository}/").partition("#")[0] for target in targets if repository in target}
+    pictures = {name for name in files if name.startswith(f"raw/{tag}/")}
+    assert pictures
+    assert files - pictures
+    names = {name.removeprefix(f"raw/{tag}/").removeprefix(f"blob/{tag}/") for name in files}
+    assert [name for name in names if not (ROOT / name).is_file()] == []
+    assert all(name.endswith((".png", ".svg")) for name in pictures)
+
+
 def test_what_looks_like_a_link_in_code_or_is_absolute_already_stays_as_it_is() -> None:
     kept = 'see [a](https://example.com/a.md), [b](#b)\n\n```python\nrows[0](other)\nsrc="x.png"\n```\n'
     assert absolute(kept, "https://example.com/r", "v1") == kept

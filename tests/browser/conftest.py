@@ -46,6 +46,7 @@ def opened(chromium: Browser) -> Iterator[OpenPage]:
         token: str | None,
         view: str = "",
         expected: str | None = None,
+        at: str | None = None,
         **options: Any,
     ) -> Page:
         def note(message: ConsoleMessage) -> None:
@@ -67,7 +68,7 @@ def opened(chromium: Browser) -> Iterator[OpenPage]:
         page.on(
             "request", lambda request: request.url.startswith((site.url, "data:", "blob:")) or wrong.append(request.url)
         )
-        page.goto(site.dashboard + view)
+        page.goto(site.dashboard + view if at is None else site.url + at)
         return page
 
     yield open_page

@@ -52,10 +52,10 @@ def ban(site: Site, key: str, reason: str = "") -> None:
     assert httpx.put(f"{site.dashboard}api/bans", headers=BEARER, json=body).status_code == 200
 
 
-def violations(page: Page) -> list[str]:
-    """Return the violations that axe finds in a page, with their elements."""
-    found = Axe().run(page).response["violations"]
-    return [f"{one['id']}: {[node['target'] for node in one['nodes']]}" for one in found]
+def violations(page: Page, part: str | None = None) -> list[str]:
+    """Return the violations that axe finds in a page, or in a part of it, with their elements."""
+    response = Axe().run(page, context=part).response
+    return [f"{found['id']}: {[node['target'] for node in found['nodes']]}" for found in response["violations"]]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
