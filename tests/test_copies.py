@@ -48,7 +48,7 @@ SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
     ),
     (MemoryStore().stats(), ("keys", "evictions", "shared_hits")),
     (ConfigurationError("expected text", "limits"), ("args", "text", "option")),
-    (InvalidKey("key: expected text", "text"), ("args", "text", "option", "expected")),
+    (InvalidKey("key: expected text"), ("args", "text", "option")),
 ]
 DESCRIBED = [
     Limit(5, "1m", name="burst", resolution=10),

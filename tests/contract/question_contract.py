@@ -28,7 +28,7 @@ class QuestionsContract:
         asks = store.raw.ask, store.raw.hit, store.raw.charge
         decisions: list[Decision] = [await settle(ask(asked)) for ask in asks]
         for decision in decisions:
-            assert (tuple(decision.checks), [state.cost for state in decision.states]) == (checks, [1, 2])
+            assert tuple(decision.checks) == checks
             copied = pickle.loads(pickle.dumps(decision))
             assert [check[1:] for check in copied.checks] == [check[1:] for check in checks]
 

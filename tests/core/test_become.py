@@ -129,6 +129,9 @@ def test_quotas_and_permits_are_refused_by_the_amount_that_holds_now() -> None:
     ids=str,
 )
 def test_a_limit_with_another_amount_differs_in_nothing_else(one: AnyLimit) -> None:
-    other = one.with_amount(9)
+    other = one.own()
+    other.become(9)
     assert (other.amount, other.name, other.same_window) == (9, one.name, one.same_window)
-    assert other.with_amount(one.amount) == one
+    assert other != one
+    other.become(5)
+    assert other == one

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Sequence
-from dataclasses import FrozenInstanceError
 
 import pytest
 from hypothesis import given
@@ -24,11 +23,11 @@ def test_a_concurrency_limit_is_a_number_or_its_text(amount: int | str) -> None:
     assert (limit.amount, limit.span_us, str(limit), repr(limit)) == (4, 0, "4 at a time", "<Concurrency 4 at a time>")
     assert limit == Concurrency(4) != Concurrency(5)
     assert hash(limit) == hash(Concurrency(4))
-    with pytest.raises(FrozenInstanceError):
-        limit.amount = 5  # type: ignore[misc]
+    with pytest.raises(AttributeError, match="a Concurrency is immutable; create another one"):
+        limit.amount = 5
     assert limit != Limit(4, "1m")
     assert (isinstance(limit, AnyLimit), isinstance(limit, Limit), hasattr(limit, "window_us")) == (True, False, False)
-    assert (limit.suffix, limit.window_s, limit.said) == ("permits", None, "4 at a time")
+    assert (limit.window_s, limit.said) == (None, "4 at a time")
     named = Concurrency(amount, name="renders")
     assert str(named) == "renders: 4 at a time"
     assert copy.copy(named) == pickle.loads(pickle.dumps(named)) == named

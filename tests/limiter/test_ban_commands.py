@@ -184,8 +184,8 @@ async def test_a_ban_refuses_until_it_ends_or_is_taken_back(limiter: Limiter, cl
     assert ban.until == ban.since + timedelta(hours=1)
     refused = await limiter.hit("203.0.113.7", "5/minute")
     assert (refused.reason, refused.retry_after, refused.ban, refused.by) == (Reason.BANNED, 3_600, ban, "manual")
-    assert (refused.remaining, refused.limit, refused.states) == (None, None, ())
-    assert repr(refused) == "<Decision banned by='manual' retry_after_us=3600000000>"
+    assert (refused.remaining, refused.binding, refused.states) == (None, None, ())
+    assert repr(refused) == "<Decision banned by='manual' retry_after_us=3600000000 reset_after_us=0>"
     assert (await limiter.peek("203.0.113.7", "5/minute")).reason is Reason.BANNED
     assert (await limiter.hit("203.0.113.8", "5/minute")).ban is None
     assert [await limiter.unban("203.0.113.7") for _ in range(2)] == [True, False]

@@ -143,7 +143,7 @@ async def test_a_change_that_no_worker_can_apply_is_refused_before_anything_is_w
 
 @pytest.mark.parametrize("duration", ["0s", "31d", "999ms", "permanent", 0])
 async def test_a_change_lasts_from_a_second_to_thirty_days(worker: Worker, duration: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"override: duration: (expected|must be greater than zero)"):
+    with pytest.raises(ConfigurationError, match=r"override: duration: expected"):
         await worker.change(duration=duration)
     for fits in ("1s", "30d"):
         await worker.change(duration=fits)
@@ -183,7 +183,9 @@ async def test_any_name_and_text_is_refused_before_writing_or_in_effect_in_every
             assert one.known() == {name: made.limit}
             (own,) = [limit for limit in one.named if limit.name == name]
             assert own.limit.amount == int(made.limit.partition("/")[0])
-            assert own.limit.with_amount(own.configured.amount) == own.configured
+            changed = own.limit.own()
+            changed.become(own.configured.amount)
+            assert changed == own.configured
 
 
 # -- workers -----------------------------------------------------------------------------------------------------------
@@ -386,7 +388,7 @@ async def test_off_lets_everything_pass_counts_nothing_and_is_reported_once(
 
 async def test_off_ends_by_itself_and_what_waits_passes(worker: Worker) -> None:
     await worker.limiter.override("*", "off", "10m")
-    assert (await worker.limiter.hit("k", "1/minute")).limit is None
+    assert (await worker.limiter.hit("k", "1/minute")).binding is None
     worker.rows.clock.advance("10m")
     await worker.changes.look()
     assert worker.kinds() == ["switched_off", "switched_on"]

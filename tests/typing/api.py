@@ -46,7 +46,7 @@ from slidegate import (
     strike,
     user,
 )
-from slidegate.core import AnyLimit, Ban, CounterWindow, LimitState, Reason, Store
+from slidegate.core import Ban, CounterWindow, LimitState, Reason, Store
 from slidegate.events import Event, Observer, Outcome, Subscription
 from slidegate.httpx import LimitedTransport, SyncLimitedTransport, TurnTimeout
 from slidegate.ops.statistics import Statistics, Stats, Traffic
@@ -104,7 +104,6 @@ async def without_http() -> None:
         assert_type(decision, Decision)
         assert_type(decision.allowed, bool)
         assert_type(decision.reason, Reason)
-        assert_type(decision.limit, AnyLimit | None)
         assert_type(decision.states, tuple[LimitState, ...])
         assert_type(decision.binding, LimitState | None)
         assert_type(await opened.reset("user:42"), bool)

@@ -24,7 +24,6 @@ BITS: Final = {4: 32, 6: 128}
 """The length of an address in bits, by version."""
 
 _PREFIX = re.compile("0|[1-9][0-9]{0,2}")
-_MAPPED: Final = 0xFFFF
 _FIRST: Final = frozenset("0123456789abcdefABCDEF:")
 """The characters that an address can begin with."""
 
@@ -44,19 +43,15 @@ def parse_address(text: object) -> Address | None:
     try:
         if ":" not in text:
             return 4, int.from_bytes(socket.inet_pton(socket.AF_INET, text), "big")
-        value = _ipv6(text.partition("%")[0])
+        value = int.from_bytes(socket.inet_pton(socket.AF_INET6, text.partition("%")[0]), "big")
     except (OSError, ValueError):
         return None
-    return (4, value & 0xFFFF_FFFF) if value >> 32 == _MAPPED else (6, value)
+    return (4, value & 0xFFFF_FFFF) if value >> 32 == 0xFFFF else (6, value)
 
 
 def is_unspecified(address: Address) -> bool:
     """Return whether an address is ``0.0.0.0`` or ``::``, which no client can have."""
     return not address[1]
-
-
-def _ipv6(text: str) -> int:
-    return int.from_bytes(socket.inet_pton(socket.AF_INET6, text), "big")
 
 
 def format_network(version: int, value: int, prefix: int) -> str:
@@ -111,6 +106,14 @@ def parse_network(text: str, *, strict: bool = True) -> tuple[int, int, int]:
     return version, first, first + size - 1
 
 
+def network_of(key: str) -> tuple[int, int, int] | None:
+    """Return (version, first address, last address) of a key that is an address or a network; else None."""
+    try:
+        return parse_network(key, strict=False)
+    except ConfigurationError:
+        return None
+
+
 def prefix_length(version: int, first: int, last: int) -> int:
     """Return the prefix length of a network, given its first and last address."""
     return BITS[version] - (last - first).bit_length()
@@ -123,13 +126,11 @@ def canonical_key(key: str) -> str:
     address = parse_address(key)
     if address is not None:
         return address_key(*address)
-    if "/" in key:
-        try:
-            version, first, last = parse_network(key, strict=False)
-        except ConfigurationError:
-            return key
-        return format_network(version, first, prefix_length(version, first, last))
-    return key
+    network = network_of(key) if "/" in key else None
+    if network is None:
+        return key
+    version, first, last = network
+    return format_network(version, first, prefix_length(version, first, last))
 
 
 def address_key(version: int, value: int, ipv4_prefix: int = 32, ipv6_prefix: int = IPV6_PREFIX) -> str:

@@ -16,17 +16,14 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
-from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from .errors import ConfigurationError, closest, quoted
 
 Unit: TypeAlias = Literal["day", "week", "month", "year"]
 
-UNITS: Final[tuple[Unit, ...]] = get_args(Unit)
 WEEKDAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _DAYS: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-_TIME: Final = "([01][0-9]|2[0-3]):([0-5][0-9])"
-_DAY: Final = "[0-9]{1,2}"
 _DATE: Final = "(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -116,7 +113,7 @@ def read_anchor(unit: Unit, starts: int | str | None) -> tuple[Anchor, str]:
     """Parse the start of a unit's periods; return its anchor and its canonical spelling."""
     given = starts if isinstance(starts, str) else ""
     if unit == "day":
-        match = re.fullmatch(_TIME, "00:00" if starts is None else given)
+        match = re.fullmatch("([01][0-9]|2[0-3]):([0-5][0-9])", "00:00" if starts is None else given)
         if match is not None:
             return Anchor(minute=int(match[1]) * 60 + int(match[2])), match[0]
         expected = 'a time of day, for example "06:00"'
@@ -126,7 +123,7 @@ def read_anchor(unit: Unit, starts: int | str | None) -> tuple[Anchor, str]:
             return Anchor(weekday=WEEKDAYS.index(weekday)), weekday
         expected = 'a day of the week, for example "monday"'
     elif unit == "month":
-        day = 1 if starts is None else int(given) if re.fullmatch(_DAY, given) else starts
+        day = 1 if starts is None else int(given) if re.fullmatch("[0-9]{1,2}", given) else starts
         if isinstance(day, int) and not isinstance(day, bool) and 1 <= day <= 31:
             return Anchor(day=day), str(day)
         expected = "a day of the month from 1 to 31, for example 15"

@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from struct import Struct
-from typing import Final, Self, final
+from typing import Final, final
 
-from .errors import ConfigurationError, quoted
-from .limits import MAX_AMOUNT, AnyLimit, Identity, check_name, check_whole
+from .limits import MAX_AMOUNT, AnyLimit, check_name, check_whole
 from .ring import MAX_UNITS, NEVER, OPEN, WindowState
 
 ENTRY: Final = Struct("<8sqI")
@@ -32,7 +30,6 @@ NO_END: Final = 2**63 - 1
 _AMOUNT: Final = re.compile("[0-9]{1,18}")
 
 
-@dataclass(frozen=True, init=False, repr=False, slots=True)
 class Concurrency(AnyLimit):
     """At most `amount` concurrent requests of a key. Immutable; equal limits hash equal.
 
@@ -46,8 +43,9 @@ class Concurrency(AnyLimit):
         ConfigurationError: A value is outside its range.
     """
 
-    amount: int
-    name: str | None
+    __slots__ = ()
+
+    is_listed = False
 
     def __init__(self, amount: int | str, *, name: str | None = None) -> None:
         if name is not None:
@@ -60,35 +58,9 @@ class Concurrency(AnyLimit):
         """See `AnyLimit.expires_us`: when the last entry ends."""
         return ends_us(window)
 
-    def leaves_us(self, at_us: int) -> int:
-        """See `AnyLimit.leaves_us`; a permit may be returned at any time."""
-        return at_us
-
-    def listed(self) -> Self:
-        """Raise an error, because a concurrency limit cannot be one of `limits`.
-
-        Raises:
-            ConfigurationError: Always; the message shows the right option.
-        """
-        raise ConfigurationError(
-            f"a concurrency limit is an option of its own; write concurrency={self.amount}, as in "
-            f'Rule("/render", "60/minute", concurrency={self.amount}), not {quoted(self)} among the limits',
-            "limits",
-        )
-
     def counter_by(self, unix_us: Callable[[], int]) -> PermitCounter:
         """See `AnyLimit.counter_by`."""
         return PermitCounter(self)
-
-    @property
-    def same_window(self) -> Identity:
-        """The same for all: a rule has one count of permits for each key."""
-        return 0, 1
-
-    @property
-    def suffix(self) -> str:
-        """See `AnyLimit.suffix`."""
-        return "permits"
 
     @property
     def said(self) -> str:

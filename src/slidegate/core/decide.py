@@ -16,8 +16,6 @@ from .reservation import Reservation, reserved
 from .ring import NEVER, Ring, WindowState
 
 OK: Final = Reason.OK
-LIMITED: Final = Reason.LIMITED
-TOO_LARGE: Final = Reason.TOO_LARGE
 
 Counter: TypeAlias = Ring | QuotaCounter | PermitCounter
 """Counts the units of a limit, see `Ring`."""
@@ -52,15 +50,15 @@ def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> D
 
 def _refuse(checks: Sequence[Check], refs: Sequence[WindowRef], states: list[WindowState], now_us: int) -> Decision:
     """Refuse a question for which at least one window has no room, and undo what was charged to the others."""
-    reason = LIMITED
+    reason = Reason.LIMITED
     for at, (counter, cost, windows, key) in enumerate(refs):
         wait_us = states[at][3]
         if not wait_us:
             windows[key] = window = counter.undo(windows[key], cost)
             states[at] = counter.state(window, now_us)
         elif wait_us == NEVER:
-            reason = TOO_LARGE
-    if reason is LIMITED:
+            reason = Reason.TOO_LARGE
+    if reason is Reason.LIMITED:
         for bucket, _, _ in checks:
             if bucket.count_denied:
                 states = _charge_refusal(checks, refs, now_us)

@@ -10,10 +10,10 @@ import re
 from collections.abc import Collection, Sequence
 from copy import copy
 from enum import StrEnum
+from itertools import count
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from .bans.ban import Ban
-from .concurrency import Concurrency
 from .limits import AnyLimit
 from .reservation import Reservation, reserved
 from .ring import WindowState
@@ -83,7 +83,7 @@ class Bucket:
         self.name = name
         self.configured = limits
         self.limits = tuple([limit.own() for limit in limits])
-        self.is_permit = len(self.limits) == 1 and isinstance(self.limits[0], Concurrency)
+        self.is_permit = not all(limit.is_listed for limit in self.limits)
         self.names = tuple(names) if names is not None else wire_names(name, self.limits)
         self.count_denied = count_denied
         self.unit = unit
@@ -123,14 +123,13 @@ def spelled(name: str) -> str:
 
 def unique_name(name: str, taken: Collection[str]) -> str:
     """Return `name`, or ``name_2``, ``name_3`` ... if it is taken."""
-    count, unique = 1, name
+    unique, numbers = name, count(2)
     while unique in taken:
-        count += 1
-        unique = f"{name}_{count}"
+        unique = f"{name}_{next(numbers)}"
     return unique
 
 
-def state_of(bucket: Bucket, key: str, cost: int, at: int, reading: WindowState, now_us: int) -> LimitState:
+def state_of(bucket: Bucket, key: str, at: int, reading: WindowState, now_us: int) -> LimitState:
     """Return the state of a limit, given its index in the bucket and the reading of its window at a time."""
     spent, leaves_us, mark, wait_us = reading
     limit = bucket.limits[at]
@@ -145,7 +144,6 @@ def state_of(bucket: Bucket, key: str, cost: int, at: int, reading: WindowState,
         more_after_us=max(leaves_us - now_us, 0) if spent else 0,
         # The units of a quota leave together.
         reset_after_us=max((mark + limit.span_us if limit.span_us else leaves_us) - now_us, 0) if spent else 0,
-        cost=cost,
         used=spent,
         label=bucket.label,
     )
@@ -154,7 +152,7 @@ def state_of(bucket: Bucket, key: str, cost: int, at: int, reading: WindowState,
 Check: TypeAlias = tuple[Bucket, str, int]
 """One charge of a question: the bucket, the key (at most 64 bytes) and the cost in units (0 or more)."""
 _Asked: TypeAlias = tuple[Bucket, str, int, int]
-"""The bucket, the key, the cost, and the index of a limit in the bucket."""
+"""The bucket, the key, the index of a limit in the bucket, and the cost."""
 
 
 class LimitState(NamedTuple):
@@ -172,8 +170,6 @@ class LimitState(NamedTuple):
     """How long until the oldest spent unit leaves; 0 if nothing is spent, and for permits."""
     reset_after_us: int
     """How long until all spent units have left; 0 if nothing is spent, and for permits."""
-    cost: int
-    """The cost of the request, in units."""
     used: int
     """Units that count now."""
     label: str
@@ -247,12 +243,10 @@ class Decision:
         return self.__class__, (*answer, (), self.by, self.ban, self.status, self.at_least_us)
 
     def __repr__(self) -> str:
-        if self.by:
-            return f"<Decision {self.reason} by={self.by!r} retry_after_us={self.retry_after_us}>"
-        return (
-            f"<Decision {self.reason} limit={self.limit} remaining={self.remaining} "
-            f"retry_after_us={self.retry_after_us} reset_after_us={self.reset_after_us}>"
-        )
+        binding = self.binding
+        subject = f"by={self.by!r}" if binding is None else f"limit={binding.limit} remaining={binding.remaining}"
+        waits = f"retry_after_us={self.retry_after_us} reset_after_us={self.reset_after_us}"
+        return f"<Decision {self.reason} {subject} {waits}>"
 
     @property
     def states(self) -> tuple[LimitState, ...]:
@@ -260,7 +254,7 @@ class Decision:
         if not self.readings:
             return ()
         pairs = zip(self._asked(), self.readings, strict=True)
-        return tuple(state_of(*asked, reading, self.now_us) for asked, reading in pairs)
+        return tuple(state_of(*asked[:3], reading, self.now_us) for asked, reading in pairs)
 
     @property
     def binding(self) -> LimitState | None:
@@ -269,11 +263,11 @@ class Decision:
             return None
         pairs = [*zip(self._asked(), self.readings, strict=True)]
         asked, reading = max(pairs, key=_tightness) if len(pairs) > 1 else pairs[0]
-        return state_of(*asked, reading, self.now_us)
+        return state_of(*asked[:3], reading, self.now_us)
 
     def _asked(self) -> list[_Asked]:
-        """Return (bucket, key, cost, index of the limit in the bucket) of each reading."""
-        return [(bucket, key, cost, at) for bucket, key, cost in self.checks for at in range(len(bucket.limits))]
+        """Return (bucket, key, index of the limit in the bucket, cost) of each reading."""
+        return [(bucket, key, at, cost) for bucket, key, cost in self.checks for at in range(len(bucket.limits))]
 
     @property
     def is_whole(self) -> bool:
@@ -320,12 +314,6 @@ class Decision:
             spent, leaves_us, mark, wait_us = readings[at]
             readings[at] = spent - units, leaves_us, mark, wait_us
         self.readings = readings
-
-    @property
-    def limit(self) -> AnyLimit | None:
-        """The binding limit."""
-        state = self.binding
-        return state.limit if state else None
 
     @property
     def remaining(self) -> int | None:
@@ -388,7 +376,7 @@ def refused_by_ban(ban: Ban, now_us: int, checks: Sequence[Check] = ()) -> Decis
 
 def _tightness(pair: tuple[_Asked, WindowState]) -> tuple[int, float, int]:
     """Rank a limit: by its wait, then by how few further requests of this cost it admits, then by its oldest units."""
-    (bucket, _, cost, at), (spent, leaves_us, _, wait_us) = pair
+    (bucket, _, at, cost), (spent, leaves_us, _, wait_us) = pair
     left = bucket.limits[at].amount - spent
     # A cost of 0 counts as 1: it means that the cost is only known after the request.
     return wait_us if wait_us >= 0 else _ENDLESS + wait_us, -left / max(cost, 1), leaves_us

@@ -46,16 +46,7 @@ class ConfigurationError(SlidegateError, ValueError):
 
 
 class InvalidKey(ConfigurationError):
-    """A value is not a valid key, address or network. A service that received it from a client answers 422.
-
-    Args:
-        message: The whole sentence, with the value.
-        expected: The valid values, in words: ``'text that is not empty, for example "user:42"'``.
-    """
-
-    def __init__(self, message: str = "", expected: str = "") -> None:
-        super().__init__(message)
-        self.expected = expected
+    """A value is not a valid key, address or network. A service that received it from a client answers 422."""
 
 
 class StoreError(SlidegateError):

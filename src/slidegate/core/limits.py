@@ -15,7 +15,6 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from copy import copy
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Self, TypeAlias, overload
 
@@ -36,7 +35,7 @@ MAX_RESOLUTION: Final = 3_600
 MAX_NAME: Final = 64
 MAX_TEXT: Final = 4_096
 """The longest text of limits, in characters; about forty named limits fit."""
-_MAX_SPAN_US: Final = 2**63 - 1
+_LONGEST_US: Final = 100_000_000 * 86_400_000_000
 # 64 entries of 12 bytes take three quarters of a kilobyte, and keep the extra wait below 2 % of the window.
 DEFAULT_RESOLUTION: Final = 64
 
@@ -50,44 +49,39 @@ _LIMIT: Final = re.compile(
     (?:@\s*+(?P<resolution>[0-9]{1,9}+))?""",
     re.ASCII | re.VERBOSE,
 )
+_NAME: Final = re.compile("(?! )[ -9<-~]{1,64}(?<! )")
 _NO_UNIT: Final = re.compile(r"([0-9]{1,18}+)\s*+(?:/|per\b)\s*+([0-9]{1,18}+)", re.ASCII)
 
 
-def parse_duration_us(value: str | float | timedelta, what: str = "duration") -> int:
+def parse_duration_us(
+    value: str | float | timedelta,
+    what: str = "duration",
+    low_us: int = 1,
+    high_us: int = _LONGEST_US,
+    example: str = "30s",
+) -> int:
     """Return a duration in microseconds.
 
     Args:
         value: ``"30s"``, ``"5m"``, ``"2 hours"``, ``"minute"``, a `timedelta`, or a number of seconds.
         what: The name of the value, for the error message.
+        low_us: The shortest duration.
+        high_us: The longest one.
+        example: A duration between them.
 
     Raises:
-        ConfigurationError: The value is not a positive, finite duration.
+        ConfigurationError: The value is not a duration, or outside these bounds.
     """
-    example = f'for example "30s", "2 hours", timedelta(minutes=5) or a number of seconds, not {quoted(value)}'
     if isinstance(value, timedelta):
         span_us = value // timedelta(microseconds=1)
     elif isinstance(value, str):
-        span_us = read_span_us(value, what, example)
+        span_us = read_span_us(value, what, f'for example "{example}", not {quoted(value)}')
     elif isinstance(value, int) and not isinstance(value, bool):
         span_us = value * 1_000_000
     elif isinstance(value, float) and math.isfinite(value * 1_000_000):
         span_us = round(value * 1_000_000)
     else:
-        raise ConfigurationError(f"expected a duration, {example}", what)
-    if span_us <= 0:
-        raise ConfigurationError(f"must be greater than zero, {example}", what)
-    if span_us > _MAX_SPAN_US:
-        raise ConfigurationError(f"expected at most 292,000 years, {example}", what)
-    return span_us
-
-
-def parse_span_us(value: str | float | timedelta, what: str, low_us: int, high_us: int, example: str) -> int:
-    """Return a duration in microseconds, see `parse_duration_us`, if it is from `low_us` to `high_us`.
-
-    Raises:
-        ConfigurationError: It is not; the message contains `what` and the example.
-    """
-    span_us = parse_duration_us(value, what)
+        raise ConfigurationError(f'expected a duration, for example "{example}", not {quoted(value)}', what)
     if not low_us <= span_us <= high_us:
         bounds = f"{format_duration(low_us)} to {format_duration(high_us)}"
         raise ConfigurationError(f'expected {bounds}, for example "{example}", not {quoted(value)}', what)
@@ -101,17 +95,12 @@ def check_name(name: object, what: str) -> str:
         ConfigurationError: It is not 1 to 64 printable ASCII characters, contains ``:`` or ``;``, or starts or ends
             with a space.
     """
-    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
-        raise ConfigurationError(f'expected 1 to {MAX_NAME} characters, for example "api", not {quoted(name)}', what)
-    for character in name:
-        if not " " <= character <= "~" or character in ":;":
-            raise ConfigurationError(
-                f"{character!r} in {quoted(name)} is not allowed; "
-                'use printable ASCII without ":" and ";", for example "api"',
-                what,
-            )
-    if name != name.strip():
-        raise ConfigurationError(f"{quoted(name)} starts or ends with a space; write {quoted(name.strip())}", what)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f'expected 1 to {MAX_NAME} printable ASCII characters without ":" and ";" and without spaces around them, '
+            f'for example "api", not {quoted(name)}',
+            what,
+        )
     return name
 
 
@@ -137,30 +126,35 @@ class AnyLimit:
         amount: Units, 1 to 2**31 - 1.
         name: The name of the limit in the response headers; by default its rule's name.
         resolution: The number of counters that a window may store; 0 for other kinds.
-        exact: Whether the time of every unit is stored.
-        slice_us: The length of a slice, in microseconds; 0 for other kinds.
         span_us: How long a unit counts after it was spent, in microseconds.
         life_us: The longest time that a unit may count in a window of this length, in microseconds; 0 if unknown.
+        is_listed: Whether it can be one of several limits; if not, it is configured by an option of its own.
+        check_us: How long after units were spent to check whether they have left, in microseconds.
     """
 
-    # Not an ABC: every decision calls `isinstance` on limits, which ABCMeta makes ten times slower.
-    __slots__ = ()
+    # Not an ABC: every decision calls `isinstance` on limits, which ABCMeta makes ten times slower. Not a dataclass:
+    # making three of them takes a tenth of the time to import this package.
+    __slots__ = ("amount", "name")
 
     amount: int
     name: str | None
     resolution: int = 0
-    exact: bool = False
-    slice_us: int = 0
     span_us: int = 0
     life_us: int = 0
+    check_us: int = 0
+    is_listed: bool = True
 
-    def listed(self) -> Self:
-        """Return this limit, for use in a list of limits.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AnyLimit) and type(self) is type(other) and self._identity() == other._identity()
 
-        Raises:
-            ConfigurationError: A limit of this kind is configured by an option of its own.
-        """
-        return self
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a {type(self).__name__} is immutable; create another one instead of setting {name}")
+
+    def __setstate__(self, state: tuple[dict[str, object] | None, dict[str, object]]) -> None:
+        self._fill(**(state[0] or {}), **state[1])
 
     @abstractmethod
     def counter_by(self, unix_us: Callable[[], int]) -> Counter:
@@ -171,9 +165,9 @@ class AnyLimit:
         """
 
     @property
-    @abstractmethod
     def same_window(self) -> Identity:
-        """The identity of the window: limits of one rule with equal identities share a window."""
+        """The identity of the window: limits of one rule with equal ones share a window. A rule has permits once."""
+        return 0, 1
 
     def own(self) -> Self:
         """Return a copy whose amount may change, without a change of this limit."""
@@ -183,16 +177,10 @@ class AnyLimit:
         """Change the amount of a bucket's own copy; the change holds for the next hit, whoever has prepared it."""
         self._fill(amount=amount)
 
-    def with_amount(self, amount: int) -> Self:
-        """Return the same limit with another amount, 1 to 2**31 - 1; the two share their windows."""
-        twin = self.own()
-        twin.become(amount)
-        return twin
-
     @property
-    @abstractmethod
     def suffix(self) -> str:
         """The suffix that distinguishes the limit's name on the wire from others of its rule."""
+        return ""
 
     @property
     def window_s(self) -> int | None:
@@ -205,15 +193,14 @@ class AnyLimit:
         """The limit in words: ``"100 per 1m"``."""
 
     @abstractmethod
-    def leaves_us(self, at_us: int) -> int:
-        """Return when to check whether units that were spent at `at_us` have left, in microseconds."""
-
-    @abstractmethod
     def expires_us(self, window: bytes) -> int:
         """Return when a window becomes empty if nothing is added to it, in microseconds."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self}>"
+
+    def _identity(self) -> tuple[object, ...]:
+        return self.amount, self.name, self.same_window
 
     def _fill(self, **values: object) -> None:
         for name, value in values.items():
@@ -223,7 +210,6 @@ class AnyLimit:
         return text if self.name is None else f"{self.name}: {text}"
 
 
-@dataclass(frozen=True, init=False, repr=False, slots=True)
 class Limit(AnyLimit):
     """At most `amount` units in any window of `window_us` microseconds. Immutable; equal limits hash equal.
 
@@ -233,26 +219,26 @@ class Limit(AnyLimit):
         resolution: The number of counters that a window may store, 1 to 3600 and at most ``window_us / 10``.
         name: The name of the limit in the response headers; by default its rule's name.
 
+    Attributes:
+        window_us: The length of the window.
+        slice_us: Length of a slice: ``ceil(window_us / resolution)``.
+        slices: k, the number of slices that make up the window: ``ceil(window_us / slice_us)``.
+        exact: Whether the time of every unit is stored (``amount <= resolution``).
+        span_us: How long a unit counts after its moment, which is the last microsecond of its slice.
+        life_us: The longest time that a unit counts, whatever the amount: k + 1 slices.
+        counter: Counts the units.
+
     Raises:
         ConfigurationError: A value is outside its range.
     """
 
-    amount: int
+    __slots__ = ("check_us", "counter", "exact", "life_us", "resolution", "slice_us", "slices", "span_us", "window_us")
+
     window_us: int
-    resolution: int
-    name: str | None
-    slice_us: int = field(compare=False)
-    """Length of a slice: ``ceil(window_us / resolution)``."""
-    slices: int = field(compare=False)
-    """k, the number of slices that make up the window: ``ceil(window_us / slice_us)``."""
-    exact: bool = field(compare=False)
-    """Whether the time of every unit is stored (``amount <= resolution``)."""
-    span_us: int = field(compare=False)
-    """How long a unit counts after its moment, which is the last microsecond of its slice."""
-    life_us: int = field(compare=False)
-    """The longest time that a unit counts, whatever the amount: k + 1 slices."""
-    counter: Ring = field(compare=False)
-    """Counts the units."""
+    slice_us: int
+    slices: int
+    exact: bool
+    counter: Ring
 
     def __init__(
         self,
@@ -263,7 +249,7 @@ class Limit(AnyLimit):
         name: str | None = None,
     ) -> None:
         check_whole(amount, 1, MAX_AMOUNT, "amount", 'for example Limit(100, "1m")')
-        window_us = parse_span_us(window, "window", MIN_WINDOW_US, MAX_WINDOW_US, "30s")
+        window_us = parse_duration_us(window, "window", MIN_WINDOW_US, MAX_WINDOW_US, "30s")
         check_whole(resolution, 1, MAX_RESOLUTION, "resolution", "for example 64")
         if resolution * 10 > window_us:
             raise ConfigurationError(
@@ -277,7 +263,8 @@ class Limit(AnyLimit):
         slices = -(-window_us // slice_us)
         self._fill(window_us=window_us, resolution=resolution, name=name, slice_us=slice_us, slices=slices)
         _, step_us, span_us = self._terms(amount)
-        self._fill(counter=Ring(amount, resolution, step_us, span_us), life_us=(slices + 1) * slice_us)
+        life_us = (slices + 1) * slice_us
+        self._fill(counter=Ring(amount, resolution, step_us, span_us), life_us=life_us, check_us=life_us)
         self.become(amount)
 
     def _terms(self, amount: int) -> Terms:
@@ -323,10 +310,6 @@ class Limit(AnyLimit):
         """See `AnyLimit.said`."""
         return f"{self.amount} per {format_duration(self.window_us)}"
 
-    def leaves_us(self, at_us: int) -> int:
-        """Return when a unit spent at `at_us` leaves, in microseconds."""
-        return self.counter.moment_us(at_us) + self.span_us
-
     def expires_us(self, window: bytes) -> int:
         """See `AnyLimit.expires_us`; the result does not depend on the amount."""
         return expires_us(window, self.life_us)
@@ -359,7 +342,13 @@ def parse_limits(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[Any
     found: list[AnyLimit] = []
     for part in parts:
         if isinstance(part, AnyLimit):
-            found.append(part.listed())
+            if not part.is_listed:
+                raise ConfigurationError(
+                    f"a concurrency limit is an option of its own; write concurrency={part.amount}, as in "
+                    f'Rule("/render", "60/minute", concurrency={part.amount}), not {quoted(part)} among the limits',
+                    "limits",
+                )
+            found.append(part)
         elif isinstance(part, str):
             found.extend(_parse_text(part))
         else:

@@ -16,7 +16,7 @@ from itertools import chain, islice
 from typing import Final, Self
 
 from .addresses import parse_address, parse_network
-from .errors import ConfigurationError, quoted
+from .arguments import check_list
 from .logs import written
 
 _RUN: Final = 4_096
@@ -42,9 +42,8 @@ class Networks:
     """The first and the last addresses of the ranges, by version (4 or 6)."""
 
     def __init__(self, networks: Iterable[object] = (), *, strict: bool = True) -> None:
-        if isinstance(networks, (str, bytes)) or not isinstance(networks, Iterable):
-            raise ConfigurationError(f'networks: expected a list, for example ["192.0.2.0/24"], not {quoted(networks)}')
-        self._merge(parse_network(written(network, str), strict=strict) for network in networks)
+        listed = check_list("networks", networks, 'a list, for example ["192.0.2.0/24"]')
+        self._merge(parse_network(written(network, str), strict=strict) for network in listed)
 
     @classmethod
     def of_ranges(cls, ranges: Iterable[tuple[int, int, int]]) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any
 
 from .bans.ban import BanSubject
 from .decision import Check
@@ -33,13 +33,7 @@ class Question(Sequence[Check]):
         self.caller: Any = None
         self.rendered: Any = None
 
-    @overload
-    def __getitem__(self, at: int) -> Check: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[Check]: ...
-
-    def __getitem__(self, at: int | slice) -> Check | Sequence[Check]:
+    def __getitem__(self, at: Any) -> Any:
         return self.checks[at]
 
     def __len__(self) -> int:

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Final, final
+from typing import Any, Final, final
 
-from .calendar import UNITS, Calendar, Period, Unit, load_zone, read_anchor
+from .calendar import Calendar, Period, Unit, load_zone, read_anchor
 from .errors import ConfigurationError, quoted
 from .limits import MAX_AMOUNT, AnyLimit, Identity, check_name, check_whole
 from .ring import Ring, WindowState, expires_us
@@ -25,11 +24,9 @@ _ANY: Final = Ring(1, 1, 1, 0)
 KEPT_US: Final = 3_600_000_000
 """How long a count is kept after its period, in case the system clock is set back."""
 
-QUOTA_EXAMPLE: Final = 'Quota("10000/month")'
-_QUOTA: Final = re.compile(r"(?P<amount>[0-9]{1,18}+) *+(?:/|per\b) *+(?P<unit>[A-Za-z]++)", re.ASCII)
+_QUOTA: Final = re.compile(r"(?ai)(?P<amount>[0-9]{1,18}+) *+(?:/|per\b) *+(?P<unit>day|week|month|year)")
 
 
-@dataclass(frozen=True, init=False, repr=False, slots=True)
 class Quota(AnyLimit):
     """At most `amount` units in each calendar day, week, month or year. Immutable; equal quotas hash equal.
 
@@ -50,28 +47,27 @@ class Quota(AnyLimit):
         ConfigurationError: A value is invalid, the zone is unknown, or there is no time zone database.
     """
 
-    amount: int
+    __slots__ = ("calendar", "starts", "unit", "zone_name")
+
+    check_us = KEPT_US
     unit: Unit
     """``"day"``, ``"week"``, ``"month"`` or ``"year"``."""
     starts: str
     zone_name: str
-    name: str | None
-    calendar: Calendar = field(compare=False)
+    calendar: Calendar
 
     def __init__(
         self, text: str, *, zone: str = "UTC", starts: int | str | None = None, name: str | None = None
     ) -> None:
         match = _QUOTA.fullmatch(text.strip(" ")) if isinstance(text, str) else None
         if match is None:
-            raise ConfigurationError(f'expected AMOUNT/PERIOD, for example "10000/month", not {quoted(text)}', "quota")
-        unit = match["unit"].lower()
-        if unit not in UNITS:
             raise ConfigurationError(
-                f"expected a day, week, month or year, for example {match['amount']}/month, not {quoted(text)}; "
-                'for other spans write a limit, for example "100/hour"',
+                f'expected an amount in a day, week, month or year, for example "10000/month", not {quoted(text)}; for '
+                'other spans write a limit, for example "100/hour"',
                 "quota",
             )
-        amount = check_whole(int(match["amount"]), 1, MAX_AMOUNT, "quota", f"for example {QUOTA_EXAMPLE}")
+        unit: Any = match["unit"].lower()
+        amount = check_whole(int(match["amount"]), 1, MAX_AMOUNT, "quota", 'for example Quota("10000/month")')
         if name is not None:
             check_name(name, "name")
         anchor, spelled = read_anchor(unit, starts)
@@ -104,10 +100,6 @@ class Quota(AnyLimit):
     def expires_us(self, window: bytes) -> int:
         """See `AnyLimit.expires_us`; it is an hour after the end of the period, in Unix time."""
         return expires_us(window, KEPT_US)
-
-    def leaves_us(self, at_us: int) -> int:
-        """See `AnyLimit.leaves_us`; the result does not depend on when the period ends."""
-        return at_us + KEPT_US
 
     def __str__(self) -> str:
         return self._named(f"{self.amount}/{self.unit} from {self.starts} in {self.zone_name}")

@@ -199,10 +199,6 @@ class Ring:
         spent, _, newest_us, oldest_us = _read(window)
         return spent, oldest_us + self.span_us, newest_us, wait_us
 
-    def moment_us(self, now_us: int) -> int:
-        """Return the moment of units that are spent at `now_us`: the last microsecond of their slice."""
-        return _moment_us(now_us, self.terms[1])
-
 
 def _moment_us(now_us: int, step_us: int) -> int:
     return now_us - now_us % step_us + step_us - 1

@@ -31,4 +31,4 @@ def view_of(bucket: Bucket, key: str, at: int, window: bytes, now_us: int, unix_
         unix_us: The Unix time, read together with `now_us`.
     """
     _, reading = bucket.limits[at].counter_by(lambda: unix_us).spend(window, now_us, 0)
-    return state_of(bucket, key, 1, at, reading, now_us)
+    return state_of(bucket, key, at, reading, now_us)

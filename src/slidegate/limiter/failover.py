@@ -28,7 +28,7 @@ from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Check, Decision, Reason
 from ..core.errors import ConfigurationError, StoreUnavailable, closest, quoted
-from ..core.limits import parse_span_us
+from ..core.limits import parse_duration_us
 from ..core.question import Question
 from ..core.reservation import Reservation
 from ..core.store import Clock, Event, Store
@@ -231,7 +231,7 @@ def check_failure_policy(deadline: Any, on_error: object) -> tuple[int, OnError]
     Raises:
         ConfigurationError: One of them is invalid.
     """
-    return parse_span_us(deadline, "deadline", 1_000, 60_000_000, "50ms"), check_on_error(on_error)
+    return parse_duration_us(deadline, "deadline", 1_000, 60_000_000, "50ms"), check_on_error(on_error)
 
 
 def check_on_error(on_error: object) -> OnError:

@@ -52,7 +52,6 @@ AnyKey: TypeAlias = str | KeyOf
 Limits: TypeAlias = str | AnyLimit | Sequence[str | AnyLimit]
 """Limits as the methods of a limiter accept them."""
 
-_EXPECTED: Final = 'text that is not empty, for example "user:42"'
 _PERSON: Final = b"slidegate"
 """Makes digests without a secret differ from those of other programs."""
 SECRET_VARIABLE: Final = "SLIDEGATE_SECRET"
@@ -88,7 +87,7 @@ class Keys:
         if isinstance(key, KeyOf):
             return key.spell(self), key.subjects
         if not isinstance(key, str) or not key:
-            raise InvalidKey(f"key: expected {_EXPECTED}, not {quoted(key)}", _EXPECTED)
+            raise InvalidKey(f'key: expected text that is not empty, for example "user:42", not {quoted(key)}')
         if (found := self.known.get(key)) is not None:
             return found
         text = canonical_key(key)

@@ -20,7 +20,6 @@ from ..core.limits import (
     check_whole,
     parse_duration_us,
     parse_limits,
-    parse_span_us,
 )
 from ..core.memo import remember
 from ..core.question import Question
@@ -279,7 +278,7 @@ class Limiter:
                 invalid. Nothing is changed then.
             StoreError: The store does not answer.
         """
-        length_us = parse_span_us(duration, "override: duration", 1_000_000, 30 * 86_400_000_000, "2h")
+        length_us = parse_duration_us(duration, "override: duration", 1_000_000, 30 * 86_400_000_000, "2h")
         return await self.engine.overrides.set(name, limit, length_us, clean_reason(reason), clean_reason(by))
 
     async def restore(self, name: str) -> bool:

@@ -77,7 +77,9 @@ def written(limit: AnyLimit, amount: int | None = None) -> str:
     """Return the text of a limit as `parse_one` reads it, with another amount if one is given."""
     amount = limit.amount if amount is None else amount
     if isinstance(limit, Limit):
-        return str(limit.with_amount(amount)).rpartition(": ")[2]
+        limit = limit.own()
+        limit.become(amount)
+        return str(limit).rpartition(": ")[2]
     return f"{amount}/{limit.unit}" if isinstance(limit, Quota) else str(amount)
 
 

@@ -78,7 +78,7 @@ def check_ban(key: object, files: Sequence[NetworkLookup]) -> None:
         return
     if f"{kind}:" != _KIND or not re.fullmatch("[1-9][0-9]{0,9}", number) or int(number) >= 2**32:
         expected = 'the number of an autonomous system, for example "asn:132203"'
-        raise InvalidKey(f"ban: expected {expected}, not {quoted(key)}", expected)
+        raise InvalidKey(f"ban: expected {expected}, not {quoted(key)}")
     if not any("asn" in file.has for file in files):
         written = 'Limiter(networks=[network("GeoLite2-ASN.mmdb")])'
-        raise InvalidKey(f"ban: {quoted(key)} is an operator, and no file maps its addresses; write {written}", written)
+        raise InvalidKey(f"ban: {quoted(key)} is an operator, and no file maps its addresses; write {written}")

@@ -98,7 +98,9 @@ class BanBook:
         rows = self._rows
         rows.remove_expired(now_us, 2)
         ban, before = rows.ban(key), rows.level(policy.name, key)
-        if (ban is not None and not ban.is_over(now_us)) or (before is not None and before.pauses(policy, now_us)):
+        # The ban that a shadow policy has reported would be in force.
+        would_be_banned = policy.shadow and before is not None and now_us < before.until_us
+        if would_be_banned or (ban is not None and not ban.is_over(now_us)):
             return None
         units = self._windows.strike(policy.strikes, key, weight)
         if units is None:

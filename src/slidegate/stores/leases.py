@@ -22,7 +22,7 @@ from inspect import isawaitable
 from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
-from ..core.limits import parse_span_us
+from ..core.limits import parse_duration_us
 from ..core.reservation import Reservation
 from .forks import InChild
 
@@ -46,7 +46,7 @@ def permit_lease_us(value: str | float | timedelta) -> int:
     Raises:
         ConfigurationError: The value is not a duration from 1 s to 10 minutes.
     """
-    return parse_span_us(value, "permit_lease", _MIN_US, _MAX_US, "10s")
+    return parse_duration_us(value, "permit_lease", _MIN_US, _MAX_US, "10s")
 
 
 class HeldPermits:

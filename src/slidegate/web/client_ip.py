@@ -100,8 +100,7 @@ class ClientAddress(Key):
         """
         read = parse_address(address) if isinstance(address, str) else None
         if read is None or is_unspecified(read):
-            expected = 'an address, for example "192.0.2.7"'
-            raise InvalidKey(f"client_ip: expected {expected}, not {quoted(address)}", expected)
+            raise InvalidKey(f'client_ip: expected an address, for example "192.0.2.7", not {quoted(address)}')
         text = address_key(*read, self.prefixes[4], self.prefixes[6])
         return KeyOf(self.identity, lambda keys: text, (read,))
 

@@ -13,7 +13,6 @@ from starlette.types import Message, Scope
 
 from ..core.concurrency import Concurrency
 from ..core.decision import Bucket, Check, Decision, ceil_s, unique_name
-from ..core.draft_parameters import AMOUNT, MORE_AFTER_S, REMAINING, UNIT, WINDOW_S
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
 from ..core.memo import remember
@@ -202,15 +201,15 @@ def completed(headers: Iterable[Field], needed: Iterable[tuple[bytes, bytes]]) -
 
 def _item(name: str, limit: AnyLimit) -> bytes:
     """Return the item of RateLimit for a limit, with places for its numbers. The time of the next permit is unknown."""
-    numbers = f";{REMAINING}=%d" if isinstance(limit, Concurrency) else f";{REMAINING}=%d;{MORE_AFTER_S}=%d"
+    numbers = ";r=%d" if isinstance(limit, Concurrency) else ";r=%d;t=%d"
     return (quote(name).replace("%", "%%") + numbers).encode()
 
 
 def _policy_item(name: str, limit: AnyLimit, unit: str | None) -> str:
     """Format one item of RateLimit-Policy: ``"api";q=100;w=10``. The window is omitted unless it is whole seconds."""
     unit = "concurrent-requests" if isinstance(limit, Concurrency) else unit
-    item = f"{quote(name)};{AMOUNT}={limit.amount}" + ("" if unit is None else f";{UNIT}={quote(unit)}")
-    return item if limit.window_s is None else f"{item};{WINDOW_S}={limit.window_s}"
+    item = f"{quote(name)};q={limit.amount}" + ("" if unit is None else f";qu={quote(unit)}")
+    return item if limit.window_s is None else f"{item};w={limit.window_s}"
 
 
 def _legacy_fields(decision: Decision) -> Fields:

@@ -238,7 +238,7 @@ class Combined(Key):
         valued = [key for key in self.keys if key is not everyone]
         if len(values) != len(valued):
             expected = f"{len(valued)} values, one for each of {', '.join(key.identity for key in valued)}"
-            raise InvalidKey(f"combine: expected {expected}, not {len(values)}", expected)
+            raise InvalidKey(f"combine: expected {expected}, not {len(values)}")
         given = iter(values)
         parts = [key.of() if key is everyone else key.of(next(given)) for key in self.keys]
         return KeyOf(self.identity, lambda keys: keys.digest("combined", _joined(part.spell(keys) for part in parts)))
@@ -257,7 +257,7 @@ def _joined(parts: Iterable[str]) -> bytes:
 def invalid(kind: str, expected: str, value: object) -> InvalidKey:
     """Return the error for a value that no request can have, without the value, which may be a secret."""
     shown = f"{type(value).__name__} of {len(value)}" if isinstance(value, (str, bytes)) else type(value).__name__
-    return InvalidKey(f"{kind}: expected {expected}, not this {shown}", expected)
+    return InvalidKey(f"{kind}: expected {expected}, not this {shown}")
 
 
 def header(name: str, *, fallback: Key | None = None) -> Value:

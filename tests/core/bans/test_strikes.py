@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slidegate import MemoryStore
+from slidegate.core import Event
 from slidegate.core.bans.policy import MAX_EXACT, BanPolicy
 from slidegate.core.bans.strikes import LATEST_US, Level, next_ban
 from slidegate.core.ring import entries
+from slidegate.testing import FakeClock
 
 SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
@@ -129,7 +132,11 @@ def test_a_high_level_has_an_end_that_every_store_can_write() -> None:
 
 def test_a_shadow_policy_counts_nothing_until_its_ban_would_have_ended() -> None:
     shadow, real = BanPolicy("1/minute", "10m", shadow=True), BanPolicy("1/minute", "10m")
-    _, level = next_ban(shadow, "ann", "why", None, 0)
-    assert level.pauses(shadow, 10 * MINUTE_US - 1)
-    assert not level.pauses(shadow, 10 * MINUTE_US)
-    assert not level.pauses(real, 1), "the policy that bans now has made none"
+    clock, events = FakeClock(10**12), list[Event]()
+    store = MemoryStore(clock=clock)
+    store.observe(events.append)
+    for wait_us in (0, 10 * MINUTE_US - 1, 1):
+        clock.advance(us=wait_us)
+        assert store.bans.strike(shadow, "ann", 1, "why") is None
+    assert [event.details["ban_level"] for event in events] == [1, 2]
+    assert store.bans.strike(real, "ann", 1, "why") is not None, "the policy that bans now has made none"

@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
-from ..addresses import BITS, Address, canonical_key, parse_network, prefix_length
+from ..addresses import BITS, Address, canonical_key, network_of, prefix_length
 from ..errors import ConfigurationError, InvalidKey, quoted
 from ..logs import escaped
 
@@ -95,11 +95,8 @@ def lasts_longer(ban: Ban, than: Ban) -> bool:
 
 def longest(bans: Iterable[Ban], after_us: float = -inf) -> Ban | None:
     """Return the ban that ends last, the first if several do; None if none ends after `after_us`."""
-    found, found_end_us = None, after_us
-    for ban in bans:
-        if _end_us(ban) > found_end_us:
-            found, found_end_us = ban, _end_us(ban)
-    return found
+    found = max(bans, key=_end_us, default=None)
+    return found if found is not None and _end_us(found) > after_us else None
 
 
 def _end_us(ban: Ban) -> float:
@@ -114,20 +111,15 @@ def ban_key(key: object) -> str:
             address of a version.
     """
     example = 'for example "192.0.2.7", "192.0.2.0/24" or "user:42"'
-    expected = f"an address, a network or a key, {example}"
     if not isinstance(key, str) or not key:
-        raise InvalidKey(f"ban: expected {expected}, not {quoted(key)}", expected)
+        raise InvalidKey(f"ban: expected an address, a network or a key, {example}, not {quoted(key)}")
     spelled = canonical_key(key)
     network = network_place(spelled)
     if network is None and len(key) <= _LONGEST_ADDRESS and _was_meant_as_address(key.strip()):
         named = quoted(f"key:{key}")
-        raise InvalidKey(
-            f"ban: {quoted(key)} is not an address or network; write {example}, or {named} if it is a key", expected
-        )
+        raise InvalidKey(f"ban: {quoted(key)} is not an address or network; write {example}, or {named} if it is a key")
     if network is not None and network[1] == 0:
-        raise InvalidKey(
-            f"ban: {quoted(key)} contains every address; to take the service offline, use its front end", expected
-        )
+        raise InvalidKey(f"ban: {quoted(key)} contains every address; to take the service offline, use its front end")
     return spelled
 
 
@@ -149,11 +141,10 @@ def check_can_exist(key: str) -> None:
     else:
         return
     function = "path_param" if kind == "path" else kind
-    expected = f'{function}("{name}").of(VALUE), or {kind}:{name} with the value beside it in the command'
     raise InvalidKey(
         f"ban: no request is counted as {quoted(f'{kind}:{name}')} with a readable value, because values that clients "
-        f"send are stored as digests; write {expected}",
-        expected,
+        f'send are stored as digests; write {function}("{name}").of(VALUE), or {kind}:{name} with the value beside it '
+        "in the command"
     )
 
 
@@ -179,10 +170,10 @@ def _was_meant_as_address(text: str) -> bool:
 @lru_cache(maxsize=MAX_CACHED)
 def network_place(key: str) -> tuple[int, int, bytes] | None:
     """Return (version, prefix length, packed bits of the prefix) of a key that is a network; else None."""
-    try:
-        version, first, last = parse_network(key)
-    except ConfigurationError:
+    network = network_of(key)
+    if network is None:
         return None
+    version, first, last = network
     prefix = prefix_length(version, first, last)
     return version, prefix, (first >> (BITS[version] - prefix)).to_bytes(16, "big")
 

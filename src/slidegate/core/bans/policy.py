@@ -8,12 +8,12 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
-from ..addresses import format_network, parse_network, prefix_length
+from ..addresses import format_network, network_of, prefix_length
 from ..arguments import check_flag, names_checked
 from ..decision import Bucket
 from ..durations import format_duration
 from ..errors import ConfigurationError, InvalidKey, closest, quoted
-from ..limits import MAX_WINDOW_US, Limit, check_name, check_whole, parse_limits, parse_span_us
+from ..limits import MAX_WINDOW_US, Limit, check_name, check_whole, parse_duration_us, parse_limits
 from ..networks import Networks
 from .ban import ban_key, check_can_exist
 
@@ -111,7 +111,10 @@ class BanPolicy:
 
     def length_us(self, level: int) -> int:
         """Return the duration of the ban on a level, from 1, in microseconds."""
-        return self.ladder_us[min(level, len(self.ladder_us)) - 1]
+        try:
+            return min(int(self.duration_us * float(self.factor) ** (level - 1)), self.longest_us)
+        except OverflowError:
+            return self.longest_us
 
     def _set_ladder(self, duration: Any, factor: Any, longest: Any) -> None:
         self.duration_us = _span_us(duration, "duration", "1h")
@@ -124,11 +127,6 @@ class BanPolicy:
         if not is_number or not (factor == 1 or _MIN_FACTOR <= factor <= _MAX_FACTOR):
             raise ConfigurationError(f"expected 1, or {_MIN_FACTOR} to {_MAX_FACTOR}, not {quoted(factor)}", "factor")
         self.factor: float = factor
-        ladder = [self.duration_us]
-        while factor != 1 and ladder[-1] < self.longest_us:
-            ladder.append(min(int(self.duration_us * factor ** len(ladder)), self.longest_us))
-        self.ladder_us = tuple(ladder)
-        """The durations of the first, second ... ban; the last applies to all further bans."""
 
 
 def _one_limit(value: str | Limit, what: str, example: str) -> Limit:
@@ -150,7 +148,7 @@ def _counting(after: Limit) -> Limit:
 
 
 def _span_us(value: Any, what: str, example: str) -> int:
-    return parse_span_us(value, what, 1_000_000, MAX_WINDOW_US, example)
+    return parse_duration_us(value, what, 1_000_000, MAX_WINDOW_US, example)
 
 
 def _check_signals(signals: object) -> Mapping[str | int, Weight]:
@@ -195,29 +193,26 @@ def hand_ban_key(key: object) -> str:
             /19.
     """
     spelled = ban_key(key)
-    try:
-        version, first, last = parse_network(spelled)
-    except ConfigurationError:
+    network = network_of(spelled)
+    if network is None:
         check_can_exist(spelled)
         return spelled  # an account, the digest of an API key
+    version, first, last = network
     widest = REGISTRY[version]
     if prefix_length(version, first, last) < widest:
         raise InvalidKey(
             f"ban: {quoted(key)} is wider than an IPv{version} /{widest}, the largest block that a registry has; "
-            'ban smaller networks, for example "192.0.2.0/24"',
-            f'a network no wider than an IPv{version} /{widest}, for example "192.0.2.0/24"',
+            'ban smaller networks, for example "192.0.2.0/24"'
         )
     return spelled
 
 
 def with_wider_networks(key: str) -> list[str]:
     """Return the canonical key of a ban; if it is a network, after those of all networks that contain it."""
-    if "/" not in key:
+    network = network_of(key) if "/" in key else None
+    if network is None:
         return [key]
-    try:
-        version, first, last = parse_network(key)
-    except ConfigurationError:
-        return [key]
+    version, first, last = network
     prefixes = range(REGISTRY[version], prefix_length(version, first, last))
     return [*(format_network(version, first, prefix) for prefix in prefixes), key]
 
@@ -230,10 +225,10 @@ def may_ban(policy: BanPolicy, key: str, protected: NetworkSet | None = None) ->
         key: The key in its canonical spelling.
         protected: Trusted proxies and the allowlist; no network that overlaps one of these is banned.
     """
-    try:
-        version, first, last = parse_network(key)
-    except ConfigurationError:
+    network = network_of(key)
+    if network is None:
         return True  # an account, an API key
+    version, first, last = network
     if prefix_length(version, first, last) < WIDEST[version]:
         return False
     if not policy.ban_private and PRIVATE.overlaps(version, first, last):

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 from ..errors import ConfigurationError, quoted
+from ..limits import check_whole
 from ..logs import escaped
 from .ban import MAX_KEY_BYTES, MAX_REASON, Ban, ban_key, clean_reason
 
@@ -55,16 +56,14 @@ def _ban(row: Row) -> Ban:
         _key(row["key"]),
         clean_reason(row["reason"]),
         clean_reason(row["by"]),
-        min(_whole(row["level"], 0), _MAX_LEVEL),
-        _whole(row["since_us"]),
-        None if row["until_us"] is None else _whole(row["until_us"]),
+        min(_whole(row, "level", 0), _MAX_LEVEL),
+        _whole(row, "since_us"),
+        None if row["until_us"] is None else _whole(row, "until_us"),
     )
 
 
-def _whole(value: object, least: int = -_MOST) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MOST:
-        raise ValueError(f"expected a whole number from {least} to {_MOST}, not {quoted(value)}")
-    return value
+def _whole(row: Row, field: str, least: int = -_MOST) -> int:
+    return check_whole(row[field], least, _MOST, field, "for example 0")
 
 
 def _key(value: object) -> str:

@@ -41,10 +41,6 @@ class Level(NamedTuple):
     until_us: int
     over_us: int
 
-    def pauses(self, policy: BanPolicy, now_us: int) -> bool:
-        """Return whether strikes are not counted, because a ban that a shadow policy reported would be in force."""
-        return policy.shadow and now_us < self.until_us
-
 
 def next_ban(policy: BanPolicy, key: str, reason: str, before: Level | None, now_us: int) -> tuple[Ban, Level]:
     """Return the ban of a key whose ring is full, and the level that it leaves.

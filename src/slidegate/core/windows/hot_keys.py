@@ -148,11 +148,7 @@ class HotKeys:
         return self.threshold - min(sum(summary.missed for summary in live), self.threshold // 2)
 
     def _becomes_hot(self, key: str) -> bool:
-        hits = missed = 0
-        for summary in self._ring:
-            hits += summary.counts.get(key, 0)
-            missed += summary.missed
-        if hits <= self.threshold - min(missed, self.threshold // 2):
+        if _hits(self._ring, key) <= self._room(self._ring):
             return False
         if len(self._hot) >= len(self._ring) * self.capacity:
             self._let_cool()  # only keys with a count stay hot, so this makes room

@@ -122,11 +122,8 @@ class RollingTotals:
 
     def _open(self, number: int) -> None:
         """Make a slice the newest one; its prefix, and that of every skipped slice, is the total."""
-        passed = min(number - self._newest, self._held)
-        first = (number - passed + 1) % self._held
-        until_end = min(passed, self._held - first)
-        self._before[first : first + until_end] = [self._total] * until_end
-        self._before[: passed - until_end] = [self._total] * (passed - until_end)
+        for opened in range(max(self._newest, number - self._held) + 1, number + 1):
+            self._before[opened % self._held] = self._total
         self._newest = number
 
     def _add_late(self, number: int, amount: int) -> bool:

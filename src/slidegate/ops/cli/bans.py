@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from math import ceil
 from typing import Any, Final
 
 import click
 
-from ... import ConfigurationError, Limiter, Networks
+from ... import Limiter
 from ...core import Ban
+from ..rows import check_key, row_of_ban
 from .main import (
     ask,
     key_of,
@@ -26,7 +26,6 @@ from .main import (
 )
 
 _COLUMNS: Final = ("key", "until", "by", "level", "reason")
-_KIND: Final = re.compile("[A-Za-z][A-Za-z0-9_-]*[:#].")
 
 
 @click.group()
@@ -55,7 +54,7 @@ def list_bans(store: str, by: str | None, match: str, as_json: bool) -> None:
         return by in (None, ban.by) and any(match.casefold() in text.casefold() for text in texts)
 
     async def wanted(limiter: Limiter) -> list[dict[str, Any]]:
-        return [row_of(ban) async for ban in limiter.bans() if is_wanted(ban)]
+        return [row_of_ban(ban) async for ban in limiter.bans() if is_wanted(ban)]
 
     rows = ask(store, wanted)
     show(as_json, rows, table(_COLUMNS, [{**row, "until": end_of(row)} for row in rows]))
@@ -80,13 +79,12 @@ def add_ban(key: str, value: str | None, store: str, duration: str, reason: str,
     Example: slidegate bans add 203.0.113.7 --for 1h --reason scanner
     """
     target = key_of(key, value)
-    if not _KIND.match(key):
-        _check_address(key)
+    check_key(key)
 
     async def add(limiter: Limiter) -> dict[str, Any]:
         if value is not None:
             await _compare_secrets(limiter)
-        return row_of(await limiter.ban(target, duration, reason=reason, by=by))
+        return row_of_ban(await limiter.ban(target, duration, reason=reason, by=by))
 
     row = ask(store, add, writes=True)
     show(as_json, [row], [f"banned: {row['key']} until {end_of(row)}"])
@@ -122,18 +120,6 @@ def remove_ban(key: str, value: str | None, store: str, by: str, as_json: bool) 
     show(as_json, [{"removed": name}], [f"removed: {name}"])
 
 
-def row_of(ban: Ban) -> dict[str, Any]:
-    """Return a ban as JSON shows it; times are Unix seconds."""
-    return {
-        "key": ban.key,
-        "reason": ban.reason,
-        "by": ban.by,
-        "level": ban.level,
-        "since_at": ban.since.timestamp(),
-        "until_at": None if ban.until is None else ban.until.timestamp(),
-    }
-
-
 def end_of(row: dict[str, Any]) -> str:
     """Return the end of a ban from its row."""
     return "it is removed" if row["until_at"] is None else time_of(ceil(row["until_at"]))
@@ -154,19 +140,3 @@ async def _compare_secrets(limiter: Limiter) -> None:
         )
     if not workers:
         note("no worker runs on this store, so it was not checked that the application has the same secret")
-
-
-def _check_address(key: str) -> None:
-    """Check a key without a kind; the ban of a mistyped address would never match a client.
-
-    Raises:
-        ConfigurationError: It is no address and no network.
-    """
-    try:
-        Networks([key])
-    except ConfigurationError:
-        raise ConfigurationError(
-            f'expected an address, a network or kind:value, for example "192.0.2.7", "192.0.2.0/24" or "user:42", not '
-            f"{key!r}",
-            "ban",
-        ) from None

@@ -11,8 +11,9 @@ from typing import Any, Final, TypeAlias
 import click
 
 from ... import ConfigurationError, Limit, Limiter, RateLimitMiddleware, Rule, parse_limits
-from ...core import AnyLimit, LimitState
-from .bans import end_of, row_of
+from ...core import AnyLimit
+from ..rows import row_of_ban, row_of_window
+from .bans import end_of
 from .bounds import most_units, steady_us, wait_after_burst_us
 from .main import (
     ask,
@@ -110,7 +111,7 @@ async def _state_of(
     del middleware
     unix_s = view.unix_us / _S
     listed = {kind: networks is not None and written in networks for kind, networks in lists.items()}
-    windows = [_row_of_window(window, window.name in shadow) for window in view.windows]
+    windows = [row_of_window(window, shadow=window.name in shadow) for window in view.windows]
     left_us = None if ban is None else ban.left_us(view.unix_us)
     return {
         "key": view.key,
@@ -120,23 +121,8 @@ async def _state_of(
         "off_until_at": off,
         "at": unix_s,
         **listed,
-        "ban": None if ban is None else {**row_of(ban), "left_s": None if left_us is None else left_us / _S},
+        "ban": None if ban is None else {**row_of_ban(ban), "left_s": None if left_us is None else left_us / _S},
         "windows": windows,
-    }
-
-
-def _row_of_window(window: LimitState, shadow: bool) -> dict[str, Any]:
-    """Return a window as JSON shows it, with spans in seconds."""
-    wait_us = window.retry_after_us
-    return {
-        "name": window.name,
-        "rule": window.label,
-        "limit": str(window.limit),
-        "shadow": shadow,
-        "used": window.used,
-        "remaining": window.remaining,
-        "retry_after_s": None if wait_us is None else wait_us / _S,
-        "reset_after_s": window.reset_after_us / _S,
     }
 
 

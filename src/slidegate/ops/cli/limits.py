@@ -8,6 +8,7 @@ import click
 
 from ... import Limiter
 from ...core.errors import closest
+from ..rows import row_of_change
 from .main import ask, note, show, table, time_of, with_author, with_json, with_reason, with_span, with_store
 
 _COLUMNS: Final = ("name", "limit", "until", "workers", "by", "reason")
@@ -33,7 +34,7 @@ def list_limits(store: str, as_json: bool) -> None:
     """
 
     async def changed(limiter: Limiter) -> list[dict[str, Any]]:
-        return [_row_of(override) for override in await limiter.overrides()]
+        return [row_of_change(override) for override in await limiter.overrides()]
 
     rows = ask(store, changed)
     show(as_json, rows, table(_COLUMNS, [{**row, "until": time_of(row["until_at"])} for row in rows]))
@@ -61,7 +62,7 @@ def set_limit(name: str, limit: str, store: str, duration: str, reason: str, by:
     """
 
     async def change(limiter: Limiter) -> dict[str, Any]:
-        return _row_of(await limiter.override(name, limit, duration, reason=reason, by=by))
+        return row_of_change(await limiter.override(name, limit, duration, reason=reason, by=by))
 
     row = ask(store, change, writes=True)
     line = f"changed: {row['name']} is {row['limit']} until {time_of(row['until_at'])}; {_having(row)}"
@@ -84,7 +85,7 @@ def switch_off(store: str, duration: str, reason: str, by: str, as_json: bool) -
     """
 
     async def change(limiter: Limiter) -> dict[str, Any]:
-        return _row_of(await limiter.override("*", "off", duration, reason=reason, by=by))
+        return row_of_change(await limiter.override("*", "off", duration, reason=reason, by=by))
 
     row = ask(store, change, writes=True)
     show(as_json, [row], [f"off: every request passes until {time_of(row['until_at'])}; {_having(row)}"])
@@ -110,18 +111,6 @@ def restore_limit(name: str, store: str, as_json: bool) -> None:
 
     ask(store, restore, writes=True)
     show(as_json, [{"restored": name}], [f"restored: {name}"])
-
-
-def _row_of(override: Any) -> dict[str, Any]:
-    return {
-        "name": override.name,
-        "limit": override.limit,
-        "since_at": override.since.timestamp(),
-        "until_at": override.until.timestamp(),
-        "by": override.by,
-        "reason": override.reason,
-        "workers": override.workers,
-    }
 
 
 def _having(row: dict[str, Any]) -> str:

@@ -12,7 +12,6 @@ import asyncio
 import json
 import logging
 import os
-import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -31,13 +30,9 @@ from ... import (
     RateLimitMiddleware,
     SlidegateError,
     StoreError,
-    cookie,
-    header,
-    query,
 )
-from ...core.durations import read_span_us
-from ...core.errors import quoted
 from ...core.logs import escaped, logger, written
+from ..rows import KEYED
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -56,10 +51,8 @@ DEADLINE: Final = "10s"
 """A command can wait longer than a request, and must not fall back to local decisions."""
 MAX_CELL: Final = 80
 _MAX_VALUE: Final = 65_536
-_MAX_DIGITS: Final = 20
 INTERRUPTED: Final = 130
 """The exit code after Ctrl-C."""
-_SENT_BY_NAME: Final = {"header": header, "cookie": cookie, "query": query}
 
 
 class Program(click.Group):
@@ -225,20 +218,9 @@ def failed(error: BaseException) -> click.ClickException:
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
-def _checked_span(ctx: click.Context, parameter: click.Parameter, text: str) -> str:
-    """Return the value of ``--for``; the limiter checks its range."""
-    number = text.strip()
-    if re.fullmatch("[0-9]+", number):
-        number = escaped(number, _MAX_DIGITS)
-        raise ConfigurationError(f'{number} what? Write "{number}m", "{number}h" or "{number}d"', "--for")
-    if text != "permanent":
-        read_span_us(text, "--for", f'for example "90s", "2h" or "7d", not {quoted(text)}')
-    return text
-
-
 def with_span(help_text: str) -> Callable[[F], F]:
     """Add the required option ``--for`` to a command, as the parameter `duration`."""
-    return click.option("--for", "duration", metavar="DURATION", required=True, callback=_checked_span, help=help_text)
+    return click.option("--for", "duration", metavar="DURATION", required=True, help=help_text)
 
 
 def _user() -> str:
@@ -271,7 +253,7 @@ def key_of(key: str, value: str | None) -> Any:
     """
     kind, _, name = key.partition(":")
     is_digest = "#" in name
-    source = _SENT_BY_NAME.get(kind.lower()) if name and not is_digest else None
+    source = KEYED.get(kind.lower()) if name and not is_digest else None
     if value is None:
         if source is not None:
             raise ConfigurationError(

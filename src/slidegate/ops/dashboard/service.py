@@ -6,7 +6,6 @@ Names end in their unit: `_at` is Unix time in seconds, `_s` seconds, `_ms` mill
 from __future__ import annotations
 
 import heapq
-import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -24,21 +23,17 @@ from ... import (
     SlidegateError,
     StoreError,
     client_ip,
-    cookie,
-    header,
-    query,
 )
-from ...core import AnyLimit, Ban, Concurrency, LimitState
+from ...core import AnyLimit, Concurrency
 from ...core.durations import format_duration
 from ...core.logs import logger
+from ..rows import KEYED, check_key, named, row_of_ban, row_of_change, row_of_window
 from ..statistics import LoggedEvent, Statistics, Traffic
 from .fields import BAN, BANS, CHANGE, CLIENT, LIMIT, STATISTICS, WINDOWS, read
 
 SHORT_S: Final = 2.0
 LONG_S: Final = 10.0
 """How long a snapshot of a window above 10 minutes is shared."""
-MAX_POINTS: Final = 72
-"""Longer charts are merged to at most this many steps."""
 MAX_CLIENTS: Final = 24
 """How many of the busiest clients are shown and compared with their limits."""
 MAX_WINDOWS: Final = 5_000
@@ -48,8 +43,6 @@ _SHORT: Final = frozenset({"1m", "5m", "10m"})
 _S: Final = 1_000_000
 _DETAILS: Final = ("key", "client", "rule", "reason", "by", "status", "policy")
 """The details of events that the page shows."""
-_KEYED: Final = {"header": header, "cookie": cookie, "query": query}
-_KIND: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*[:#].")
 
 T = TypeVar("T")
 Fields: TypeAlias = Mapping[str, Any]
@@ -186,8 +179,8 @@ class Service:
         shadows = self._shadows()
         return {
             "key": view.key,
-            "ban": None if ban is None else _ban(ban),
-            "windows": [_window(one, shadows) for one in view.windows if one.used],
+            "ban": None if ban is None else row_of_ban(ban),
+            "windows": [row_of_window(one, shadow=one.name in shadows) for one in view.windows if one.used],
             "refusals": [
                 event
                 for event in await self.events.get()
@@ -203,7 +196,7 @@ class Service:
     async def read_limits(self, fields: Fields, sender: Sender) -> dict[str, Any]:
         """Return the limits in force, with their changes; and the change that has switched all workers off, if any."""
         read({}, fields)
-        changes = [_override(one) for one in await self.limiter.overrides()]
+        changes = [row_of_change(one) for one in await self.limiter.overrides()]
         off = next((one for one in changes if one["name"] == "*"), None)
         return {"limits": self.limits(changes), "off": off}
 
@@ -212,7 +205,7 @@ class Service:
         changed = {one["name"]: one for one in changes}
         return [
             {
-                **_named(one, "name", "rule", "changeable", "shadow"),
+                **named(one, "name", "rule", "changeable", "shadow"),
                 "limit": str(one.limit),
                 "configured": str(one.configured),
                 "amount": one.limit.amount,
@@ -235,7 +228,7 @@ class Service:
             raise Problem(409, "This would ban your own address. Send force=true, or tick the box, to ban it anyway.")
         ban = await self.limiter.ban(key, values["duration"], reason=values.get("reason", ""), by=sender.name)
         self.forget()
-        return _ban(ban)
+        return row_of_ban(ban)
 
     async def unban(self, fields: Fields, sender: Sender) -> dict[str, Any]:
         """Lift the ban of a key, and delete its strikes.
@@ -260,7 +253,7 @@ class Service:
             known = next((one.configured for one in self.limiter.limits() if one.name == name), None)
             limit = limit if known is None else _with_amount(known, limit.strip())
         made = await self.limiter.override(name, limit, values["duration"], reason=reason, by=sender.name)
-        return _override(made)
+        return row_of_change(made)
 
     async def restore(self, fields: Fields, sender: Sender) -> dict[str, Any]:
         """Give a limit its configured amount again.
@@ -285,17 +278,9 @@ class Service:
             ConfigurationError: No request can have this key. The message does not contain a value, which may be secret.
         """
         if "kind" in values:
-            return _KEYED[values["kind"]](values.get("name", "")).of(values.get("value", ""))
-        key = values.get("key", "").strip()
-        try:
-            Networks([key])
-        except ConfigurationError:
-            if not _KIND.match(key):
-                raise ConfigurationError(
-                    'expected an address, a network or kind:value, for example "203.0.113.7", "198.51.100.0/24" or '
-                    '"user:42"; to use the value of a header, a cookie or a query parameter, say which',
-                    "key",
-                ) from None
+            return KEYED[values["kind"]](values.get("name", "")).of(values.get("value", ""))
+        key: str = values.get("key", "").strip()
+        check_key(key)
         return key
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -304,16 +289,15 @@ class Service:
         stats = await self.statistics.read(window)
         ahead_us = int(time.time() * _S) - await self.limiter.now_us()
         steps = [_traffic(step) for step in stats.steps]
-        size = -(-len(steps) // MAX_POINTS)
         return {
             "window_s": stats.step_us * len(steps) / _S,
-            "step_s": stats.step_us * size / _S,
+            "step_s": stats.step_us / _S,
             "start_at": (stats.start_us + ahead_us) / _S,
             "workers": [worker._asdict() for worker in stats.workers],
             "total": _traffic(stats.total),
             "rules": {name: _traffic(one) for name, one in stats.rules.items()},
             "routes": {name: _traffic(one) for name, one in stats.routes.items()},
-            "steps": [_merged(steps[first : first + size]) for first in range(0, len(steps), size)],
+            "steps": steps,
         }
 
     async def _clients(self) -> list[dict[str, Any]]:
@@ -327,7 +311,8 @@ class Service:
             if number < compared:
                 view = await self.limiter.inspect(client.key)
                 is_banned = await self.limiter.banned(client.key) is not None
-                spent = [_window(one, shadows) for one in view.windows if one.used and one.name not in shadows]
+                windows = [one for one in view.windows if one.used and one.name not in shadows]
+                spent = [row_of_window(one, shadow=False) for one in windows]
                 nearest = max(spent, key=lambda one: one["used"] / one["amount"], default=None)
             found.append({**client._asdict(), "is_banned": is_banned, "nearest": nearest})
         return found
@@ -342,7 +327,7 @@ class Service:
             if any(wanted in one.casefold() for one in (ban.key, ban.reason, ban.by)):
                 found.append(ban)
         newest = heapq.nsmallest(limit, found, key=lambda ban: (-ban.since_us, ban.key))
-        return {"bans": [_ban(ban) for ban in newest], "matching": len(found), "total": total}
+        return {"bans": [row_of_ban(ban) for ban in newest], "matching": len(found), "total": total}
 
     def _shadows(self) -> frozenset[str]:
         """Return the names of the limits that only report."""
@@ -360,7 +345,7 @@ class Service:
 
 
 def _traffic(traffic: Traffic) -> dict[str, Any]:
-    counts = _named(traffic, "passed", "refused", "banned", "blocked", "shadow_refused", "exceptions", "cancelled")
+    counts = named(traffic, "passed", "refused", "banned", "blocked", "shadow_refused", "exceptions", "cancelled")
     times = {"p50_ms": traffic.p50_us, "p95_ms": traffic.p95_us, "p99_ms": traffic.p99_us}
     return {
         **counts,
@@ -369,45 +354,9 @@ def _traffic(traffic: Traffic) -> dict[str, Any]:
     }
 
 
-def _merged(steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return several steps as one: the sums of counts, the slowest of the response times."""
-    columns = {name: [step[name] for step in steps if step[name] is not None] for name in steps[0]}
-    return {
-        name: max(values, default=None) if name.endswith("_ms") else sum(values) for name, values in columns.items()
-    }
-
-
-def _ban(ban: Ban) -> dict[str, Any]:
-    until_at = None if ban.until is None else ban.until.timestamp()
-    named = _named(ban, "key", "reason", "by", "level")
-    return {**named, "since_at": ban.since.timestamp(), "until_at": until_at}
-
-
-def _override(override: Any) -> dict[str, Any]:
-    named = _named(override, "name", "limit", "by", "reason", "workers")
-    return {**named, "since_at": override.since.timestamp(), "until_at": override.until.timestamp()}
-
-
-def _window(view: LimitState, shadows: frozenset[str]) -> dict[str, Any]:
-    return {
-        **_named(view, "name", "used", "remaining"),
-        "retry_after_s": None if view.retry_after_us is None else view.retry_after_us / _S,
-        "more_after_s": view.more_after_us / _S,
-        "reset_after_s": view.reset_after_us / _S,
-        "rule": view.label,
-        "limit": str(view.limit),
-        "amount": view.limit.amount,
-        "refuses": view.name not in shadows,
-    }
-
-
 def _event(event: LoggedEvent) -> dict[str, Any]:
     details = {**dict.fromkeys(_DETAILS, ""), **event.details}
-    return {"at": event.time_us / _S, **_named(event, "kind", "message", "worker"), "details": details}
-
-
-def _named(values: object, *names: str) -> dict[str, Any]:
-    return {name: getattr(values, name) for name in names}
+    return {"at": event.time_us / _S, **named(event, "kind", "message", "worker"), "details": details}
 
 
 def _with_amount(limit: AnyLimit, amount: str) -> str:

@@ -149,7 +149,7 @@ class WindowRows:
             self._load(self.shared, cell, head, b"", True, None)
         if create:
             self.shared_hits += 1
-            self.shared_until_us = limit.leaves_us(self._now_us)
+            self.shared_until_us = self._now_us + limit.check_us
         return self.shared, cell
 
     def changed(self) -> list[_Loaded]:
@@ -205,7 +205,7 @@ class WindowRows:
         window, _ = counter.charge((stored or b"")[HEAD_BYTES:], self._now_us, weight)
         self._txn.put(row, HEAD.pack(limit.span_us) + window, db=self._dbs.strikes)
         if stored is None:
-            recheck_at(self._txn, self._dbs.ends, limit.leaves_us(self._now_us), row, STRIKES)
+            recheck_at(self._txn, self._dbs.ends, self._now_us + limit.check_us, row, STRIKES)
         return counter.state(window, self._now_us)[0]
 
     def remove_strikes(self, key: str, bucket: Bucket | None = None) -> bool:

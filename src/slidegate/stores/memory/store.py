@@ -407,7 +407,7 @@ class MemoryStore(Store):
         """Count a hit in a shared cell, and emit an event once per window and at most once per second."""
         self._shared_hits += 1
         if now_us >= self._next_shared_event_us:
-            self._next_shared_event_us = max(limit.leaves_us(now_us), now_us + SHARED_PAUSE_US)
+            self._next_shared_event_us = now_us + max(limit.check_us, SHARED_PAUSE_US)
             self._pending.append(keys_shared(self.max_keys))
             self._sweep_us = 0  # so that `tidy` emits it
 
@@ -447,7 +447,7 @@ class MemoryStore(Store):
     def _visit_later(self, table: Table, now_us: int) -> None:
         """Schedule the next sweep of a table, for when its windows have expired even if the clock has stepped back."""
         limit, latest_us = table.limit, max(self._latest_us, now_us)
-        due_us = max(limit.leaves_us(latest_us), latest_us + max(limit.life_us, LEAST_LIFE_US))
+        due_us = latest_us + max(limit.check_us, LEAST_LIFE_US)
         heappush(self._due, (due_us, next(self._numbers), table))
 
     def _drop(self, table: Table) -> bool:

@@ -1,0 +1,68 @@
+"""Bans, changed limits and windows as JSON shows them, in commands and in the dashboard, and the keys that both take.
+
+Names end in their unit: `_at` is Unix time in seconds, `_s` seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from .. import ConfigurationError, Networks, cookie, header, query
+from ..core import Ban, LimitState
+
+KEYED: Final = {"header": header, "cookie": cookie, "query": query}
+"""The kinds of keys whose values clients send."""
+_KIND: Final = re.compile("[A-Za-z][A-Za-z0-9_-]*[:#].")
+_S: Final = 1_000_000
+
+
+def row_of_ban(ban: Ban) -> dict[str, Any]:
+    """Return a ban."""
+    until_at = None if ban.until is None else ban.until.timestamp()
+    return {**named(ban, "key", "reason", "by", "level"), "since_at": ban.since.timestamp(), "until_at": until_at}
+
+
+def row_of_change(override: Any) -> dict[str, Any]:
+    """Return the temporary change of a limit."""
+    texts = named(override, "name", "limit", "by", "reason", "workers")
+    return {**texts, "since_at": override.since.timestamp(), "until_at": override.until.timestamp()}
+
+
+def row_of_window(view: LimitState, *, shadow: bool) -> dict[str, Any]:
+    """Return a window of a key."""
+    wait_us = view.retry_after_us
+    return {
+        **named(view, "name", "used", "remaining"),
+        "rule": view.label,
+        "limit": str(view.limit),
+        "amount": view.limit.amount,
+        "shadow": shadow,
+        "retry_after_s": None if wait_us is None else wait_us / _S,
+        "more_after_s": view.more_after_us / _S,
+        "reset_after_s": view.reset_after_us / _S,
+    }
+
+
+def named(values: object, *names: str) -> dict[str, Any]:
+    """Return some attributes of an object by name."""
+    return {name: getattr(values, name) for name in names}
+
+
+def check_key(key: str) -> None:
+    """Check a key that somebody has typed: the ban of a mistyped address would never match a client.
+
+    Raises:
+        ConfigurationError: It is no address, no network, and has no kind. The message does not contain it, because it
+            may be the secret value of a header.
+    """
+    if _KIND.match(key):
+        return
+    try:
+        Networks([key])
+    except ConfigurationError:
+        raise ConfigurationError(
+            'expected an address, a network or kind:value, for example "203.0.113.7", "198.51.100.0/24" or "user:42"; '
+            "a value that clients send needs its header, cookie or query parameter",
+            "key",
+        ) from None
