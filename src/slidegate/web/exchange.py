@@ -125,7 +125,7 @@ class Exchange:
         """Send a message of the response. Not a coroutine function: most messages need no await of their own."""
         if self.status:
             if self.hooks and message["type"].endswith(_LASTS) and not message.get("more_body", False):
-                return self._finish(message)
+                return self.end(None, message)
             return self.send_on(message)
         kind = message["type"]
         if kind in _STARTS:
@@ -145,6 +145,7 @@ class Exchange:
 
         def send(message: Message) -> Awaitable[None]:
             if message["type"].endswith("http.response.start"):
+                self.send_on = send_on
                 message = {**message, "headers": completed(message.get("headers", ()), needed)}
             return send_on(message)
 
@@ -155,7 +156,7 @@ class Exchange:
         await self._call_starts(self.status)
         if message["type"] in _STARTS:
             message = self.middleware.header_writer.add(message, self.own)
-        await (self._finish(message) if message["type"].endswith(_LASTS) else self.send_on(message))
+        await (self.end(None, message) if message["type"].endswith(_LASTS) else self.send_on(message))
 
     async def _call_starts(self, status: Any) -> None:
         hooks, self.hooks = self.hooks, [hook for hook in self.hooks if hook.ends]
@@ -164,23 +165,29 @@ class Exchange:
             if waiting is not None:
                 await waiting
 
-    async def _finish(self, message: Message) -> None:
-        """Send the last message, then call the hooks for it. What the application does afterwards has no part in it."""
-        await self.send_on(message)
-        self.is_complete = True
-        await self.end(None)
+    async def end(self, error: BaseException | None, last: Message | None = None) -> None:
+        """Call the hooks that were not called yet: the response is complete, or the application has returned or raised.
 
-    async def end(self, error: BaseException | None) -> None:
-        """Call the hooks that were not called yet: the response is complete, or the application returned or raised."""
-        try:
-            if error is not None and is_failure(error) and not self.status:
+        Args:
+            error: What it raised.
+            last: The last message, to send before. What the application does afterwards has no part in the response.
+        """
+        if last is not None:
+            await self.send_on(last)
+            self.is_complete = True
+        failure: BaseException | None = None
+        if error is not None and is_failure(error) and not self.status:
+            try:
                 await self._call_starts(500)  # the server will answer so
-        finally:
-            hooks, self.hooks = self.hooks, ()
-            for hook in hooks:
-                waiting = hook.end(self, error)
-                if waiting is not None:
-                    await waiting
+            except BaseException as raised:  # not `finally`: compiled, it would raise what the application handles
+                failure = raised
+        hooks, self.hooks = self.hooks, ()
+        for hook in hooks:
+            waiting = hook.end(self, error)
+            if waiting is not None:
+                await waiting
+        if failure is not None:
+            raise failure
 
 
 def client_key(request: HTTPConnection) -> str:

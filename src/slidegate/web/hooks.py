@@ -136,7 +136,8 @@ class Report(Hook):
     def end(self, exchange: Exchange, error: BaseException | None) -> None:
         """See `Hook.end`."""
         duration_us = self._engine.now_us() - exchange.began_us
-        decided, decisions, refusal = exchange.decided, list[Decision](), None
+        decided, refusal = exchange.decided, None
+        decisions: list[Decision] = []
         for _, decision in decided:
             decisions.append(decision)
             if refusal is None and not decision.allowed:
@@ -144,8 +145,10 @@ class Report(Hook):
         if error is not None and exchange.status and is_failure(error):
             refusal = None  # a limit at an endpoint refuses after the response has begun: the connection breaks
         status: Any = exchange.status  # 0 if there was no response
-        ended: Ended = "refused"
-        if refusal is None or decided.has_left:
+        ended: Ended = "success"
+        if refusal is not None and not decided.has_left:
+            ended = "refused"
+        elif not exchange.is_complete:
             ended, status = _ended(exchange, error)
         route = self._routes.label(exchange.scope)
         if refusal is not None and route == UNROUTED:
@@ -157,10 +160,8 @@ class Report(Hook):
 
 
 def _ended(exchange: Exchange, error: BaseException | None) -> tuple[Ended, Any]:
-    """Return how a request that was not refused has ended, and its status."""
+    """Return how a request that was not refused has ended before its response was complete, and its status."""
     status = exchange.status
-    if exchange.is_complete:
-        return "success", status
     if error is not None and is_failure(error):
         return "exception", status or _FAILED
     is_done = status and exchange.scope["type"] == "websocket"
