@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import pytest
 from hypothesis import settings
+from starlette.convertors import CONVERTOR_TYPES, StringConvertor
 
 from slidegate.core.store import Event
 from slidegate.testing import FakeClock
@@ -41,6 +42,15 @@ def texts(request: pytest.FixtureRequest) -> Callable[[Path, str, Callable[[str]
         compare(path, answered(path.read_text("utf-8"), prompt, answer), update=request.config.getoption("--update"))
 
     return check
+
+
+@pytest.fixture(autouse=True)
+def _parameters_of_starlette() -> Iterator[None]:
+    """Undo what the import of FastHTML does to the parameters of all routes, so that no test depends on others."""
+    text, known = StringConvertor.regex, CONVERTOR_TYPES.copy()
+    yield
+    StringConvertor.regex = text
+    CONVERTOR_TYPES.update(known)
 
 
 @pytest.fixture

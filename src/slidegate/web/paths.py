@@ -57,7 +57,6 @@ _NO_PATHS: Final = (
 )
 """What no path of a rule contains, and why."""
 _SPELLINGS: Final[Mapping[type, str]] = {
-    StringConvertor: "[^/]+",
     IntegerConvertor: r"(?=[^/\d]*\d)[^/]+",
     FloatConvertor: r"(?=[^/]*?(?:\d|(?i:i_*n_*f|n_*a_*n)))[^/]+",
     UUIDConvertor: "[^/]{32,}",
@@ -139,7 +138,7 @@ def _generous(path: str, convertors: Mapping[str, Convertor[Any]]) -> str:
             pattern += "/" + re.escape(segment)
             continue
         begin, end = segment[: parameters[0].start()], segment[parameters[-1].end() :]
-        spellings = [_SPELLINGS.get(type(convertors[parameter[1]])) for parameter in parameters]
+        spellings = [_spelling(convertors[parameter[1]]) for parameter in parameters]
         name = parameters[0][1]
         if None in spellings:  # a parameter that may contain a slash: it matches up to the literal end of the path
             rest = path[[*PARAM_REGEX.finditer(path)][-1].end() :]
@@ -148,6 +147,12 @@ def _generous(path: str, convertors: Mapping[str, Convertor[Any]]) -> str:
         value = f"(?P<{name}>{spellings[0]})" if len(spellings) == 1 else "[^/]*"
         pattern += f"/{re.escape(begin)}{value}{re.escape(end)}"
     return rf"{pattern}/?\Z"
+
+
+def _spelling(convertor: Convertor[Any]) -> str | None:
+    """Return the generous pattern of a parameter that is alone in a segment; None if it may contain a slash."""
+    # The one of texts is as the routers have it: FastHTML replaces it by one that an empty text matches.
+    return convertor.regex if type(convertor) is StringConvertor else _SPELLINGS.get(type(convertor))
 
 
 class PathReader:
