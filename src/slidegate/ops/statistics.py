@@ -63,7 +63,7 @@ MAX_MESSAGE: Final = 256
 MAX_DETAIL: Final = 128
 MAX_DETAILS: Final = 8
 PART: Final = 128
-"""How many outcomes are counted in one step, which takes less than a millisecond: one alone would take longer."""
+"""How many outcomes are counted in one step, which takes less than a millisecond, and wait for it at most."""
 KEPT_US: Final = 86_400_000_000
 """How long the events of a worker are shown, in microseconds."""
 
