@@ -139,6 +139,7 @@ class Scene:
         assert (store.stats().keys, store.bans.count()) == (0, 0)
 
 
+@pytest.mark.interpreted("lines of compiled code are not traced")
 @pytest.mark.parametrize("number", range(6))
 def test_a_child_goes_on_at_whatever_line_another_thread_of_its_parent_was(number: int) -> None:
     """Locks are in the hands of the thread that forks, which the child does not go on with."""
