@@ -23,7 +23,7 @@ IPV6_PREFIX: Final = 64
 BITS: Final = {4: 32, 6: 128}
 """The length of an address in bits, by version."""
 
-_PREFIX = re.compile("0|[1-9][0-9]{0,2}")
+_PREFIX: Final = "0|[1-9][0-9]{0,2}"
 _FIRST: Final = frozenset("0123456789abcdefABCDEF:")
 """The characters that an address can begin with."""
 
@@ -85,7 +85,7 @@ def parse_network(text: str, *, strict: bool = True) -> tuple[int, int, int]:
     bits = 128 if ":" in host else 32
     prefix = bits
     if slash:
-        if not _PREFIX.fullmatch(length) or int(length) > bits:
+        if not re.fullmatch(_PREFIX, length) or int(length) > bits:
             raise ConfigurationError(
                 f"network: {quoted(text)} needs a prefix length from 0 to {bits}, for example {host}/{bits}"
             )

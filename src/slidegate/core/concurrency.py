@@ -27,7 +27,7 @@ ENTRY: Final = Struct("<8sqI")
 ALONE: Final = bytes(8)
 """The worker in the memory of one process."""
 NO_END: Final = 2**63 - 1
-_AMOUNT: Final = re.compile("[0-9]{1,18}")
+_AMOUNT: Final = "[0-9]{1,18}"
 
 
 class Concurrency(AnyLimit):
@@ -51,7 +51,7 @@ class Concurrency(AnyLimit):
         if name is not None:
             check_name(name, "limit name")
         digits = amount.strip() if isinstance(amount, str) else ""
-        number = int(digits) if _AMOUNT.fullmatch(digits) else amount
+        number = int(digits) if re.fullmatch(_AMOUNT, digits) else amount
         self._fill(amount=check_whole(number, 1, MAX_AMOUNT, "concurrency", 'for example "4" or 4'), name=name)
 
     def expires_us(self, window: bytes) -> int:

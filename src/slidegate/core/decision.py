@@ -18,7 +18,7 @@ from .limits import AnyLimit
 from .reservation import Reservation, reserved
 from .ring import WindowState
 
-_NOT_IN_NAMES: Final = re.compile("[^A-Za-z0-9_.]")
+_NOT_IN_NAMES: Final = "[^A-Za-z0-9_.]"
 _ENDLESS: Final = 2**62
 """Longer than any finite wait. `OPEN` and `NEVER`, which is the longer one, are added to it."""
 
@@ -118,7 +118,7 @@ def wire_names(rule: str, limits: Sequence[AnyLimit]) -> tuple[str, ...]:
 
 def spelled(name: str) -> str:
     """Return a name as it is written in response headers."""
-    return _NOT_IN_NAMES.sub("_", name)
+    return re.sub(_NOT_IN_NAMES, "_", name)
 
 
 def unique_name(name: str, taken: Collection[str]) -> str:

@@ -26,7 +26,7 @@ _NO_LENGTH_DAYS: Final = {
 }
 _SHORTEST: Final = (("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1_000))
 
-_DURATION: Final = re.compile(r"([0-9]{0,18}+)\s*+([A-Za-z]++)", re.ASCII)
+_DURATION: Final = r"(?a)([0-9]{0,18}+)\s*+([A-Za-z]++)"
 
 
 def read_span_us(text: str, what: str, example: str) -> int:
@@ -40,7 +40,7 @@ def read_span_us(text: str, what: str, example: str) -> int:
     Raises:
         ConfigurationError: The text is not a duration.
     """
-    match = _DURATION.fullmatch(text.strip(SPACES)) if len(text) <= _MAX_LENGTH else None
+    match = re.fullmatch(_DURATION, text.strip(SPACES)) if len(text) <= _MAX_LENGTH else None
     unit = match[2].lower() if match else ""
     if match is None or unit not in _UNITS_US:
         if match is not None and unit in _NO_LENGTH_DAYS:

@@ -42,15 +42,13 @@ DEFAULT_RESOLUTION: Final = 64
 EXAMPLE: Final = '"5/minute; 100 per 2 hours"'
 
 # Possessive quantifiers (`++`), and no two adjacent runs of spaces: hostile text is scanned only once.
-_LIMIT: Final = re.compile(
-    r"""(?P<amount>[0-9]{1,18}+)\s*+
+# They are texts, which `re` compiles at their first use: a compiled one takes a share of the import.
+_LIMIT: Final = r"""(?ax)(?P<amount>[0-9]{1,18}+)\s*+
     (?:/|per\b)\s*+
     (?P<window>[0-9]*+\s*+[A-Za-z]++)\s*+
-    (?:@\s*+(?P<resolution>[0-9]{1,9}+))?""",
-    re.ASCII | re.VERBOSE,
-)
-_NAME: Final = re.compile("(?! )[ -9<-~]{1,64}(?<! )")
-_NO_UNIT: Final = re.compile(r"([0-9]{1,18}+)\s*+(?:/|per\b)\s*+([0-9]{1,18}+)", re.ASCII)
+    (?:@\s*+(?P<resolution>[0-9]{1,9}+))?"""
+_NAME: Final = "(?! )[ -9<-~]{1,64}(?<! )"
+_NO_UNIT: Final = r"(?a)([0-9]{1,18}+)\s*+(?:/|per\b)\s*+([0-9]{1,18}+)"
 
 
 def parse_duration_us(
@@ -95,7 +93,7 @@ def check_name(name: object, what: str) -> str:
         ConfigurationError: It is not 1 to 64 printable ASCII characters, contains ``:`` or ``;``, or starts or ends
             with a space.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not re.fullmatch(_NAME, name):
         raise ConfigurationError(
             f'expected 1 to {MAX_NAME} printable ASCII characters without ":" and ";" and without spaces around them, '
             f'for example "api", not {quoted(name)}',
@@ -391,7 +389,7 @@ def _parse_limit(text: str) -> Limit:
         ConfigurationError: The text is not a limit. The caller completes the message.
     """
     name, colon, rest = text.partition(":")
-    match = _LIMIT.fullmatch((rest if colon else name).strip(SPACES))
+    match = re.fullmatch(_LIMIT, (rest if colon else name).strip(SPACES))
     if match is None or (colon and not name.strip(SPACES)):
         raise ConfigurationError(_what_is_meant(text))
     read_span_us(match["window"], "", "")
@@ -405,10 +403,10 @@ def _parse_limit(text: str) -> Limit:
 
 def _what_is_meant(text: str) -> str:
     """Return what to write instead of a text that is no limit, such as one in the syntax of another library."""
-    no_unit = _NO_UNIT.fullmatch(text)
+    no_unit = re.fullmatch(_NO_UNIT, text)
     if no_unit:
         return f'which unit? Write "{no_unit[1]}/{no_unit[2]}s" if seconds are meant'
     for separator in ",|":
-        if separator in text and all(_LIMIT.fullmatch(part.strip(SPACES)) for part in text.split(separator)):
+        if separator in text and all(re.fullmatch(_LIMIT, part.strip(SPACES)) for part in text.split(separator)):
             return f'several are separated by ";": write {quoted(text.replace(separator, ";"))}'
     return "expected AMOUNT/WINDOW"

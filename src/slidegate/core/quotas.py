@@ -24,7 +24,7 @@ _ANY: Final = Ring(1, 1, 1, 0)
 KEPT_US: Final = 3_600_000_000
 """How long a count is kept after its period, in case the system clock is set back."""
 
-_QUOTA: Final = re.compile(r"(?ai)(?P<amount>[0-9]{1,18}+) *+(?:/|per\b) *+(?P<unit>day|week|month|year)")
+_QUOTA: Final = r"(?ai)(?P<amount>[0-9]{1,18}+) *+(?:/|per\b) *+(?P<unit>day|week|month|year)"
 
 
 class Quota(AnyLimit):
@@ -59,7 +59,7 @@ class Quota(AnyLimit):
     def __init__(
         self, text: str, *, zone: str = "UTC", starts: int | str | None = None, name: str | None = None
     ) -> None:
-        match = _QUOTA.fullmatch(text.strip(" ")) if isinstance(text, str) else None
+        match = re.fullmatch(_QUOTA, text.strip(" ")) if isinstance(text, str) else None
         if match is None:
             raise ConfigurationError(
                 f'expected an amount in a day, week, month or year, for example "10000/month", not {quoted(text)}; for '

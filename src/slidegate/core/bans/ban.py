@@ -26,17 +26,18 @@ MAX_CACHED: Final = 4_096
 """For how many keys it is cached whether they are networks."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_ADDRESS: Final = 64
-_KIND: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*[:#].")
+# Patterns are texts, which `re` compiles at their first use: a compiled one takes a share of the import.
+_KIND: Final = r"[A-Za-z][A-Za-z0-9_-]*[:#]."
 """The beginning of a key with a kind, such as ``user:``; a digest has # after its kind."""
 _DIGESTED: Final = {"header": "X-API-Key", "cookie": "session", "query": "token", "path": "tenant"}
 """The kinds of keys whose values are digested, each with the name of an example."""
-_DIGEST: Final = re.compile(r"[a-z]+:.*#[0-9a-f]{32}", re.DOTALL)
+_DIGEST: Final = r"(?s)[a-z]+:.*#[0-9a-f]{32}"
 _TOKEN: Final = r"[A-Za-z][A-Za-z0-9_-]*"
 _LIKE_AN_ADDRESS: Final = r"\d+|0[xX][0-9a-fA-F.]+|[\da-fA-F%\[\]]*[.:/][\da-fA-F.:/%\[\]]*"
 _AS_DIGITS: Final = str.maketrans("oOlI|", "00111")
 """Translates letters that look like digits."""
-_NUMBER: Final = re.compile("[0-9]{1,3}")
-_HEXADECIMAL: Final = re.compile("[0-9a-fA-F]{0,4}")
+_NUMBER: Final = "[0-9]{1,3}"
+_HEXADECIMAL: Final = "[0-9a-fA-F]{0,4}"
 
 
 class Ban(NamedTuple):
@@ -133,7 +134,7 @@ def check_can_exist(key: str) -> None:
     source, _, name = key.partition(":")
     kind, name = source.strip().lower(), name.strip()
     if kind in _DIGESTED:
-        if _DIGEST.fullmatch(key) and (kind != "header" or name == name.lower()):
+        if re.fullmatch(_DIGEST, key) and (kind != "header" or name == name.lower()):
             return
         name = re.split(r"[:=#\s]", name, maxsplit=1)[0] or _DIGESTED[kind]
     elif re.fullmatch(_TOKEN, source) and key[len(source) + 1 :][:1].isspace():
@@ -159,12 +160,12 @@ def _was_meant_as_address(text: str) -> bool:
         return True
     read = text.partition("/")[0].translate(_AS_DIGITS)
     groups = read.split(":")
-    if _KIND.match(text) and not _HEXADECIMAL.fullmatch(groups[0]):
+    if re.match(_KIND, text) and not re.fullmatch(_HEXADECIMAL, groups[0]):
         return False
     numbers = read.replace(",", ".").split(".")
     if "." in read and len(numbers) >= 4:
-        return sum(not _NUMBER.fullmatch(number) for number in numbers) <= 1
-    return ("::" in read or len(groups) >= 8) and sum(not _HEXADECIMAL.fullmatch(group) for group in groups) <= 1
+        return sum(not re.fullmatch(_NUMBER, number) for number in numbers) <= 1
+    return ("::" in read or len(groups) >= 8) and sum(not re.fullmatch(_HEXADECIMAL, group) for group in groups) <= 1
 
 
 @lru_cache(maxsize=MAX_CACHED)
