@@ -232,7 +232,7 @@ class Decider:
 
         If the client leaves meanwhile, nothing stays charged, and nobody is answered.
         """
-        queues, decided = self._engine.queues, exchange.decided
+        queues = self._engine.queues
         tenant = await self._tenant(bound, client, request)
         ask = partial(self._ask, checks, self.subjects(request.scope, client))
         refused = None if queues.is_queued(name) else await ask()
@@ -240,14 +240,12 @@ class Decider:
             decision = refused
         else:
             channel.begin()
-            decided.has_left = True  # until the wait has ended: a request that is cancelled meanwhile was not refused
             wait_us, wait_max = bound.rule.wait_us, bound.rule.wait_max
             decision = await queues.wait(
                 name, refused, ask, wait_us=wait_us, wait_max=wait_max, tenant=tenant, is_gone=channel.is_gone
             )
-            decided.has_left = channel.is_gone()
-            if decided.has_left:
-                exchange.send_on = _send_nobody
+            if channel.is_gone():
+                exchange.send_on, exchange.decided.has_left = _send_nobody, True
                 await refund(self._limiter, decision.take_back())
                 return Decision(False, Reason.LIMITED) if refused is None else refused
             if not isinstance(decision.checks, Question):  # what a refusal of another request says about this one

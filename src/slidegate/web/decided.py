@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
@@ -43,7 +43,7 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
 
     @property
     def decision(self) -> Decision:
-        """The first refusal, else the last decision that a limit made, else the last one.
+        """The last decision that a limit made or that refused the request, else the last one.
 
         Raises:
             ConfigurationError: There is no decision yet.
@@ -54,14 +54,8 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
                 'scope["slidegate"].decision: nothing is decided about this request yet; read it in the application, '
                 "not in a function of a rule"
             )
-        refusals = [decision for decision in decisions if not decision.allowed]
-        counted = [decision for decision in decisions if decision.readings]
-        return refusals[0] if refusals else (counted or decisions)[-1]
-
-    def asked_again(self, middleware: RateLimitMiddleware) -> Self:
-        """Return the list after removing the refusals of a middleware, which decides again."""
-        self[:] = [(other, decision) for other, decision in self if decision.allowed or other is not middleware]
-        return self
+        telling = [decision for decision in decisions if decision.readings or not decision.allowed]
+        return (telling or decisions)[-1]
 
     def is_exempt_from(self, middleware: RateLimitMiddleware) -> bool:
         """Return whether the ban policies of a middleware ignore the request."""
@@ -90,7 +84,7 @@ def of_request(scope: Scope, key: str, who: str) -> Any:
 
 
 def decision_of(request: HTTPConnection) -> Decision:
-    """Return the decision about a request: the first refusal, else the last decision of a limit.
+    """Return the decision about a request: the refusal, else the last decision of a limit.
 
     It works in the application, after the response, and in tasks that outlive it.
 

@@ -59,16 +59,11 @@ class EndpointRefusal(RateLimitExceeded, HTTPException):
 
     Args:
         decision: The refusal.
-        exchange: The request in its innermost middleware.
-        answer: The answer of that middleware.
-
-    Attributes:
-        exchange: The request in its innermost middleware.
+        answer: The answer of its innermost middleware.
     """
 
-    def __init__(self, decision: Decision, exchange: Exchange, answer: Answer) -> None:
+    def __init__(self, decision: Decision, answer: Answer) -> None:
         RateLimitExceeded.__init__(self, decision)
-        self.exchange = exchange
         status, detail, _, _, needed = answer
         HTTPException.__init__(self, status, detail, {name.decode().title(): value.decode() for name, value in needed})
 
@@ -92,9 +87,6 @@ class EndpointOptions(TypedDict, total=False):
     fair: Key | KeyFunction | None
     on_error: OnError | None
     name: str | None
-
-
-_OPTIONS: Final = ("limits", *EndpointOptions.__annotations__, "max_body")
 
 
 class _EndpointRule(Rule):
@@ -158,9 +150,9 @@ class RateLimit:
         max_body: int | str = "1MB",
         **options: Unpack[EndpointOptions],
     ) -> None:
-        for option in options:
-            if option not in _OPTIONS:
-                raise ConfigurationError(f"RateLimit: {unknown_option(option, _OPTIONS)}")
+        known = [*EndpointOptions.__annotations__, "limits", "max_body"]
+        for option in [option for option in options if option not in known]:
+            raise ConfigurationError(f"RateLimit: {unknown_option(option, known)}")
         self.rule = _EndpointRule("*", _limits_of(written, limits), **options)
         self.rule.max_body = _bytes_of(max_body)
         self._plans: dict[object, tuple[Plan, object]] = {}
@@ -306,11 +298,12 @@ def _place_of(endpoint: Any) -> tuple[str, bool]:
 
 async def _refusal(exchange: Exchange, connection: HTTPConnection, decision: Decision) -> Exception:
     """Refuse a request, and return the exception to raise for it."""
-    answer = await exchange.middleware.count_refusal(exchange, connection.scope, decision)
-    if connection.scope["type"] == "websocket" and (exchange.status or not takes_answer(connection.scope)):
+    scope = connection.scope
+    answer = await exchange.middleware.count_refusal(exchange, scope, decision)
+    if scope["type"] == "websocket" and (exchange.status or not takes_answer(scope)):
         return WebSocketException(TRY_AGAIN_LATER if exchange.status else POLICY_VIOLATION, TOO_MANY)
     exchange.complete(answer[4])
-    return EndpointRefusal(decision, exchange, answer)
+    return EndpointRefusal(decision, answer)
 
 
 async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
@@ -329,11 +322,9 @@ async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
     """
     if not isinstance(error, RateLimitExceeded):
         raise error
-    if isinstance(error, EndpointRefusal):
-        exchange = error.exchange
-    else:  # of a function under `Limiter.limited`, which the endpoint has called
-        exchange = of_request(request.scope, EXCHANGE_KEY, "rate_limit_exceeded")
-    refusals, decision = exchange.middleware.refusals, error.decision
+    exchange: Exchange = of_request(request.scope, EXCHANGE_KEY, "rate_limit_exceeded")
+    innermost, _ = exchange.decided[-1]
+    refusals, decision = innermost.refusals, error.decision
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         await refusals.send(decision, refusals.answer(decision), exchange, receive, send)

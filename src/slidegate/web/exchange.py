@@ -9,6 +9,7 @@ each message.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import ClientDisconnect, HTTPConnection
@@ -114,10 +115,9 @@ class Exchange:
         return is_first
 
     def record(self, decision: Decision) -> None:
-        """Record a decision of this middleware. It replaces a refusal, after which the request was decided again."""
+        """Record a decision of this middleware. Fields show no refusal after which the request was decided again."""
         if self.own and not self.own[-1].allowed:
             self.own = self.own[:-1]
-            self.decided.asked_again(self.middleware)
         self.own = (*self.own, decision)
         self.decided.append((self.middleware, decision))
 
@@ -141,15 +141,7 @@ class Exchange:
 
     def complete(self, needed: Fields) -> None:
         """Add the missing ones of some fields to the answer, whoever makes it."""
-        send_on = self.send_on
-
-        def send(message: Message) -> Awaitable[None]:
-            if message["type"].endswith("http.response.start"):
-                self.send_on = send_on
-                message = {**message, "headers": completed(message.get("headers", ()), needed)}
-            return send_on(message)
-
-        self.send_on = send
+        self.send_on = partial(_send_completed, self.send_on, needed)
 
     async def _start(self, message: Message) -> None:
         """Call the hooks for the status, which may change what the fields say, then send the first message."""
@@ -210,6 +202,12 @@ def client_key(request: HTTPConnection) -> str:
     exchange = scope.get(EXCHANGE_KEY)
     middleware = decided[-1][0] if exchange is None else exchange.middleware
     return middleware.clients.find(scope).key
+
+
+def _send_completed(send: Send, needed: Fields, message: Message) -> Awaitable[None]:
+    if message["type"].endswith("http.response.start"):
+        message = {**message, "headers": completed(message.get("headers", ()), needed)}
+    return send(message)
 
 
 def is_failure(error: BaseException) -> bool:

@@ -136,12 +136,12 @@ class Report(Hook):
     def end(self, exchange: Exchange, error: BaseException | None) -> None:
         """See `Hook.end`."""
         duration_us = self._engine.now_us() - exchange.began_us
-        decided, refusal = exchange.decided, None
+        decided = exchange.decided
+        refusal: Decision | None = None
         decisions: list[Decision] = []
         for _, decision in decided:
             decisions.append(decision)
-            if refusal is None and not decision.allowed:
-                refusal = decision
+            refusal = None if decision.allowed else decision
         if error is not None and exchange.status and is_failure(error):
             refusal = None  # a limit at an endpoint refuses after the response has begun: the connection breaks
         status: Any = exchange.status  # 0 if there was no response

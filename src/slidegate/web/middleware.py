@@ -17,7 +17,6 @@ from weakref import WeakSet
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.arguments import expect, names_checked
-from ..core.bans.ban import Ban
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Bucket, Decision, Reason
 from ..core.limits import check_name
@@ -259,7 +258,7 @@ class RateLimitMiddleware(FailsAtStartup):
         if plan is None or scope.get("method") in _UNUSUAL:
             plan = self.rule_set.match(scope)
         outer = scope.get(EXCHANGE_KEY)
-        decided = scope[DECIDED_KEY] = Decided() if outer is None else outer.decided.asked_again(self)
+        decided = scope[DECIDED_KEY] = Decided() if outer is None else outer.decided
         exchange = scope[EXCHANGE_KEY] = Exchange(self, scope, receive, send, plan.hooks, decided)
         try:
             if self._observers.requests:
@@ -312,10 +311,6 @@ class RateLimitMiddleware(FailsAtStartup):
         if is_news and self._observers.wants("exceeded"):
             self.refusals.report(scope, decision, self._routes.label(scope), answer[0])
         return answer
-
-    async def strike_for_message(self, scope: Scope) -> list[Ban]:
-        """Strike for a message of a websocket that was refused; return the resulting bans."""
-        return await self.signals.strike_for("refused", scope) if self.signals.on_refusal else []
 
     def plan_of_endpoint(self, bound: BoundRule) -> Plan:
         """Return the plan for a limit at an endpoint."""

@@ -102,9 +102,9 @@ class GuardedWebSocket:
         decision = answer if isinstance(answer, Decision) else await answer
         if decision.allowed:
             return
-        is_banned = decision.reason is Reason.BANNED
+        exchange, is_banned = self._exchange, decision.reason is Reason.BANNED
         if decision.reason is Reason.LIMITED:
-            is_banned = bool(await self._exchange.middleware.strike_for_message(self._exchange.scope))
+            is_banned = bool(await exchange.middleware.signals.strike_for("refused", exchange.scope))
         await self._end(*((POLICY_VIOLATION, "banned") if is_banned else (TRY_AGAIN_LATER, "message limit exceeded")))
 
     async def _end_if_banned(self) -> None:
