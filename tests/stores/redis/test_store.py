@@ -326,7 +326,7 @@ async def test_every_key_expires(server: RedisServer) -> None:
             for _ in range(3):
                 await hit(store, "ann", limits)
         longest = parse_limits("7/hour")[0]
-        window_ms = kept(server, store)[":10:w:ann"]
+        window_ms = kept(server, store)[":w:ann"]
         assert longest.window_us / 1_000 < window_ms <= (longest.span_us + longest.slice_us) / 1_000 + 1_000
         for _ in range(2):
             await store.bans.strike(policy, "user:eve", 1, "")
@@ -334,23 +334,23 @@ async def test_every_key_expires(server: RedisServer) -> None:
         await store.bans.ban("192.0.2.0/24", 60_000_000, "", "ann")
         left = kept(server, store)
         assert [name for name, left_ms in left.items() if left_ms < 0] == []
-        assert 590_000 < left[":10:w:user:eve"] <= 602_000
-        assert 4_190_000 < left[":10:s:user:eve"] <= 4_202_000
-        assert 59_000 < left[":10:bans:networks"] <= 61_000
+        assert 590_000 < left[":w:user:eve"] <= 602_000
+        assert 4_190_000 < left[":s:user:eve"] <= 4_202_000
+        assert 59_000 < left[":bans:networks"] <= 61_000
         await store.bans.ban("user:bob", None, "", "ann")
-        assert kept(server, store)[":10:w:user:bob"] > 50 * 365 * 86_400_000, "for ever is a hundred years"
+        assert kept(server, store)[":w:user:bob"] > 50 * 365 * 86_400_000, "for ever is a hundred years"
         await hit(store, "user:bob2", "5/minute")
         await store.bans.unban("user:bob", "ann")
-        assert ":10:w:user:bob" not in kept(server, store)
+        assert ":w:user:bob" not in kept(server, store)
 
 
 async def test_keys_are_digests_unless_asked_otherwise(server: RedisServer) -> None:
     async with store_at(server) as store, store_at(server, readable=True) as readable:
         for each in (store, readable):
             await hit(each, "user:ann")
-        (name,) = [name for name in kept(server, store) if name.startswith(":10:w:")]
+        (name,) = [name for name in kept(server, store) if name.startswith(":w:")]
         assert "ann" not in name
-        assert ":10:w:user:ann" in kept(server, readable)
+        assert ":w:user:ann" in kept(server, readable)
 
 
 async def test_a_question_of_several_keys_on_a_cluster_is_charged_on_all_or_on_none(cluster: RedisCluster) -> None:
@@ -394,7 +394,7 @@ async def test_a_question_of_several_keys_that_fails_at_one_of_them_charges_none
 ) -> None:
     wide = usual("1000/hour")
     async with store_at(cluster, readable=True) as store:
-        name = f"{{{store._prefix}}}:10:w:user:bad"
+        name = f"{{{store._prefix}}}:w:user:bad"
         cluster.owner(cluster.slot_of(name)).command("SET", name, "not ours")
         with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
             await settle(getattr(store, what)([(wide, key, 1) for key in ("user:ann", "user:bob", "user:bad")]))
@@ -417,7 +417,7 @@ async def test_an_ordinary_refusal_writes_nothing(server: RedisServer) -> None:
     async with store_at(server, clock=clock) as store:
         await hit(store, "ann", "5/minute; 100/hour", cost=5)
         async with asyncio.timeout(PLENTY_S):
-            while server.command("PTTL", f"{{{store._prefix}}}:10:bans") < 0:  # noqa: ASYNC110
+            while server.command("PTTL", f"{{{store._prefix}}}:bans") < 0:  # noqa: ASYNC110
                 await asyncio.sleep(0)  # the first answer gives the data a life
         server.command("CONFIG", "RESETSTAT")
         for second in range(3):

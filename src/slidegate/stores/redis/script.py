@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, TypeAlias
 from ...core.bans.ban import BanSubject
 from ...core.bans.policy import BanPolicy
 from ...core.decision import Bucket, Check, Decision, Reason
-from ...core.limits import AnyLimit, Identity, Limit
+from ...core.limits import AnyLimit, Limit
 from ...core.memo import MEMO_SIZE, remember
 from ...core.quotas import Quota
 from ...core.reservation import Reservation, reserved
@@ -29,7 +29,11 @@ from ..leases import WORKER_BYTES, HeldPermits
 from .errors import refusal, unexpected
 
 LAYOUT: Final = 10
-"""The version of the stored format, a part of every key: other versions use other keys."""
+"""The version of the format of windows, strikes and permits, which begin anew in another one: a part of their fields.
+
+Bans, levels and quotas have no version, because every later one reads them: their formats may only gain what an older
+one ignores.
+"""
 DIGEST_BYTES: Final = 16
 """Long enough that nobody can search for two keys with the same digest."""
 
@@ -111,9 +115,7 @@ class Packing:
     """
 
     def __init__(self, prefix: str, unix_us: Clock, *, readable: bool) -> None:
-        self.meta, self.windows, self.strikes = (
-            f"{{{prefix}}}:{LAYOUT}:{kind}".encode() for kind in ("bans", "w:", "s:")
-        )
+        self.meta, self.windows, self.strikes = (f"{{{prefix}}}:{kind}".encode() for kind in ("bans", "w:", "s:"))
         self._unix_us = unix_us
         self._readable = readable
         self._known: dict[str, bytes] = {}
@@ -201,15 +203,15 @@ class Packing:
 
     def permits_row(self, bucket: Bucket, key: str) -> PermitsRow:
         """Return the names of the hash and of the field with the permits of a key."""
-        return self.name_of(key), _field(bucket.name, bucket.limits[0].same_window)
+        return self.name_of(key), _field(bucket.name, *bucket.limits[0].same_window, LAYOUT)
 
     def _plan(self, bucket: Bucket, limit: AnyLimit, key: str, held: HeldPermits | None) -> bytes:
         """Pack a limit; the fields that a ring uses for lengths have the boundaries of the periods of a quota."""
         if isinstance(limit, Limit):
-            field = _field(bucket.name, limit.same_window)
+            field = _field(bucket.name, *limit.same_window, LAYOUT)
             return _PLAN.pack(field, *limit.counter.terms, 0, limit.resolution, bucket.count_denied)
         if isinstance(limit, Quota):
-            field, periods = _field(bucket.name, limit.same_window), limit.period_at(self._unix_us())
+            field, periods = _field(bucket.name, *limit.same_window), limit.period_at(self._unix_us())
             return _PLAN.pack(field, limit.amount, *periods, 0, QUOTA | bucket.count_denied)
         assert held is not None, "permits are held by a worker"
         return _permits_plan(self.permits_row(bucket, key), limit.amount, held)
@@ -221,19 +223,19 @@ def _permits_plan(row: PermitsRow, amount: int, held: HeldPermits) -> bytes:
 
 
 @lru_cache(MEMO_SIZE)
-def _field(rule: str, window: Identity) -> bytes:
-    """Return the hash field of a window; it does not depend on the amount."""
-    return blake2b("\n".join((rule, *map(str, window))).encode(), digest_size=8).digest()
+def _field(*identity: object) -> bytes:
+    """Return the hash field of a window, by its rule, its own identity, which has no amount, and `LAYOUT`."""
+    return blake2b("\n".join(map(str, identity)).encode(), digest_size=8).digest()
 
 
 def strikes_field(policy: BanPolicy) -> bytes:
     """Return the hash field of the strikes of a key under a policy."""
-    return _field(policy.strikes.name, policy.strikes.limits[0].same_window)
+    return _field(policy.strikes.name, *policy.strikes.limits[0].same_window, LAYOUT)
 
 
 def level_field(policy: BanPolicy) -> bytes:
     """Return the hash field of the level of a key under a policy."""
-    return blake2b(policy.name.encode(), digest_size=8).digest()
+    return _field(policy.name)
 
 
 def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) -> Decision:
