@@ -71,6 +71,7 @@ BESIDE: Final[Mapping[str, tuple[str, ...]]] = {
 CONDITIONS: Final = ("mcp_tool", "network")
 """The keys of which a rule can have a condition."""
 _MMDB: Final = 'for example "GeoLite2-ASN.mmdb"'
+_NETSET: Final = 'networks, or a file such as "blocked.netset"'
 _PARTS: Final = 'a list of keys such as ["client", { header = "X-Tenant" }]'
 _KEY: Final = 'expected "client", "everyone", "user", or a table such as { header = "X-API-Key" }'
 
@@ -116,7 +117,7 @@ class ConfigReader:
             **dict.fromkeys(("blocklist", "allowlist"), self._list),
             **dict.fromkeys(("key", "fallback"), self._key),
             "client": lambda table: self._made(client_ip, table),
-            "trusted": lambda given: self._in_file(given) if isinstance(given, str) else given,
+            "trusted": lambda given: self._list(given, is_part=True) if isinstance(given, str) else given,
             "rules": self._rules,
             "bans": self._policies,
             "messages": lambda table: self._made(MessageLimits, table),
@@ -143,9 +144,8 @@ class ConfigReader:
             data = parsed(read_whole(str(self._path), MAX_BYTES))
             return {**self._options(data), **self._code}
         except RecursionError:
-            raise ConfigurationError(
-                f"is nested too deeply; a key has at most {MAX_DEPTH} names", str(self._path)
-            ) from None
+            text = f"is nested too deeply; a key has at most {MAX_DEPTH} names"
+            raise ConfigurationError(text, str(self._path)) from None
         except ConfigurationError as error:
             raise self.located(error) from error.__cause__
 
@@ -165,21 +165,17 @@ class ConfigReader:
             ConfigurationError: A value is invalid, or the environment variable with the address is not set.
         """
         options = self.of_limiter.copy()
-        store, names = options.pop("store"), options.pop("networks")
-        variable = STORE_VARIABLE if store is None else store["env"] if isinstance(store, dict) else ""
-        found = address or (os.environ.get(variable, "") if variable else store) or ("" if store else "memory://")
+        (where, found), names = options.pop("store"), options.pop("networks")
         try:
-            if not found:
-                raise ConfigurationError(f"the environment variable {variable} is not set", "store")
+            if not (address or found):
+                raise ConfigurationError(f"{where} is not set", "store")
             with about("networks"):
                 networks = [key_by(self._network_file(name)) for name in names]
-            return Limiter.from_url(found, observers=observers, networks=networks, **options)
+            return Limiter.from_url(address or found, observers=observers, networks=networks, **options)
         except ConfigurationError as error:
             if error.option in (*OF_LIMITER, SECRET_VARIABLE) or address:
                 raise self.located(error) from error.__cause__
-            text = str(error).replace(repr(found), "its value") if variable else str(error)  # it may be a password
-            where = f"the environment variable {variable}" if variable else "store"
-            raise self.located(ConfigurationError(text, where)) from None
+            raise self.located(ConfigurationError(str(error), where)) from None
 
     # -- the tables ----------------------------------------------------------------------------------------------------
 
@@ -193,6 +189,7 @@ class ConfigReader:
                 )
         if not _LIMITING & {*data, *self._code}:
             raise ConfigurationError('expected limits = "100/minute", or rules, or default_limits')
+        data.setdefault("store", {"env": STORE_VARIABLE} if os.environ.get(STORE_VARIABLE) else "memory://")
         replaced = ("limits", "rules") if {"limits", "rules"} & self._code.keys() else ()
         options: dict[str, Any] = {}
         for name in OPTIONS:
@@ -208,19 +205,23 @@ class ConfigReader:
         with about(name):
             return self._readers[name](value) if name in self._readers else value
 
-    def _made(self, call: Callable[..., T], table: object, **fixed: Any) -> T:
-        """Call a class or function with the keys of a table as its arguments, and with some that are fixed."""
+    def _made(self, call: Callable[..., T], table: object, first: str = "", **fixed: Any) -> T:
+        """Call a class or function with the keys of a table as its arguments, and with some that are fixed.
+
+        The key `first`, if there is one, is its first argument, whatever that is called.
+        """
         if not isinstance(table, dict):
             raise ConfigurationError(f"expected a table, not {quoted(table)}")
         parameters = {name: one for name, one in signature(call).parameters.items() if name not in fixed}
+        names = [first, *[*parameters][1:]] if first else [*parameters]
         for name in table:
-            if name not in parameters:
-                raise ConfigurationError(unknown_option(name, parameters))
+            if name not in names:
+                raise ConfigurationError(unknown_option(name, names))
         options = {name: self._read(name, value) for name, value in table.items()}
-        for name, parameter in parameters.items():
+        for name, parameter in zip(names, parameters.values(), strict=True):
             if parameter.default is Parameter.empty and name not in options:
                 raise ConfigurationError("is missing", name)
-        return call(**options, **fixed)
+        return call(*[options.pop(first)] if first else (), **options, **fixed)
 
     def _rules(self, tables: object) -> list[Rule]:
         rules: list[Rule] = []
@@ -256,58 +257,49 @@ class ConfigReader:
         kinds = [name for name in given if name in BESIDE]
         if len(kinds) != 1:
             raise ConfigurationError(f"expected one of {', '.join(BESIDE)}, not {quoted(given)}")
-        (kind,) = kinds
-        for name in given:
-            if name != kind and name not in BESIDE[kind]:
-                raise ConfigurationError(f"not an option of {kind}; remove it{closest(name, BESIDE[kind])}", name)
-        options = {name: self._read(name, value) for name, value in given.items()}
-        value = options.pop(kind)
-        return _MAKERS[kind](value, **options)
+        return self._made(_MAKERS[kinds[0]], given, kinds[0])
 
     def _key_or_client(self, given: Any) -> keys.Key:
         return self._key(given) or self._client
 
     def _condition(self, given: Any) -> keys.KeyCondition:
         """Return the condition of a rule: is_in of mcp_tool or network."""
-        table = given if isinstance(given, dict) else {}
-        if len([name for name in CONDITIONS if name in table]) != 1 or "is_in" not in table:
+        table = {**given} if isinstance(given, dict) else {}
+        values = table.pop("is_in", None)
+        if values is None or table.keys().isdisjoint(CONDITIONS):
             expected = 'mcp_tool or network with is_in, for example { network = "x.mmdb", is_in = ["NL"] }'
             raise ConfigurationError(f"expected {expected}, not {quoted(given)}")
-        key: Any = self._key({name: value for name, value in table.items() if name != "is_in"})
-        condition: keys.KeyCondition = key.is_in(*self._read("is_in", table["is_in"]))
+        key: Any = self._key(table)
+        condition: keys.KeyCondition = key.is_in(*self._read("is_in", values))
         return condition
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def _open(self, kind: Callable[[str], _File], path: object, expected: str) -> _File:
-        """Open a file beside the configuration, whose version counts from before it is read."""
+    def _open(self, kind: Callable[[str], _File], path: object, expected: str, *, is_part: bool = False) -> _File:
+        """Open a file beside the configuration. One that is a part of it counts from before it is read."""
         if not isinstance(path, str) or not os.path.basename(path):
             raise ConfigurationError(f"expected {expected}, not {quoted(path)}")
         name = str(self._path.parent / path)
         self._versions[name] = version_of(name)
         try:
-            return kind(name)
+            opened = kind(name)
         except ConfigurationError as error:  # the name of the file is the whole value, without a table
             raise ConfigurationError(error.text) from error.__cause__
+        if not is_part:  # it is followed by itself
+            del self._versions[name]
+        return opened
 
-    def _in_file(self, path: object) -> Networks:
-        return self._open(FollowedList, path, 'networks, or a file such as "blocked.netset"').networks
-
-    def _list(self, given: object) -> Networks:
-        """Return a blocklist or an allowlist: networks, or a file of them, which is followed by itself."""
+    def _list(self, given: object, *, is_part: bool = False) -> Networks:
+        """Return networks that are written in the configuration, or those of a file."""
         if isinstance(given, list):
             return Networks(given)
-        networks = self._in_file(given)
-        if networks.file is not None:
-            del self._versions[networks.file.path]
-        return networks
+        return self._open(FollowedList, given, _NETSET, is_part=is_part).networks
 
     def _network_file(self, path: object) -> NetworkFile:
-        """Open a file in MaxMind's format, once for all keys; it is followed by itself."""
+        """Open a file in MaxMind's format, once for all keys."""
         known = str(path)
         if known not in self._opened:
             self._opened[known] = self._open(NetworkFile, path, f"a file, {_MMDB}")
-            del self._versions[self._opened[known].path]
         return self._opened[known]
 
 
@@ -341,12 +333,12 @@ def _one_of(statuses: object) -> Callable[[int], bool]:
     return frozenset(listed).__contains__
 
 
-def _store(given: object) -> object:
-    """Check how the store is named, and return it: an address, or the environment variable that contains it."""
+def _store(given: object) -> tuple[str, str]:
+    """Return what to call the store in an error, and its address, which is empty if the variable is not set."""
     if isinstance(given, str):
-        return given
+        return "store", given
     variable = given.get("env") if isinstance(given, dict) and len(given) == 1 else None
     if not isinstance(variable, str) or not variable:
         expected = 'an address such as "memory://", or { env = "SLIDEGATE_STORE" }'
         raise ConfigurationError(f"expected {expected}, not {quoted(given)}")
-    return given
+    return f"the environment variable {variable}", os.environ.get(variable, "")
