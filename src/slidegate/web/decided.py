@@ -187,7 +187,7 @@ def _find(request: HTTPConnection, rule: str | None, what: str) -> tuple[Limiter
     if rule in counted:
         return counted[rule]
     # Exempt, allowlisted or on an unlimited plan: an uncounted request is not charged later either.
-    names_above = {name for middleware, _ in decided for name in middleware.names()}
+    names_above = {bucket.label for middleware, _ in decided for bucket in middleware.buckets()}
     is_uncounted = any(decision.reason in UNCOUNTED for _, decision in decided)
     if is_uncounted or rule in names_above or (rule is None and not counted):
         return None

@@ -135,7 +135,7 @@ class Report(Hook):
 
     def end(self, exchange: Exchange, error: BaseException | None) -> None:
         """See `Hook.end`."""
-        duration_us = self._engine.now_us() - exchange.began_us
+        duration_us = max(self._engine.now_us() - exchange.began_us, 0)  # a user-supplied clock may step back
         decided = exchange.decided
         refusal: Decision | None = None
         decisions: list[Decision] = []
@@ -153,7 +153,6 @@ class Report(Hook):
         route = self._routes.label(exchange.scope)
         if refusal is not None and route == UNROUTED:
             route = label_of_refusal(refusal)
-        duration_us = max(duration_us, 0)  # a user-supplied clock may step back
         self._engine.observers.request(
             Outcome(decisions, refusal, decided.shadow_rules, route, status, ended, exchange.began_us, duration_us)
         )

@@ -236,11 +236,6 @@ class RateLimitMiddleware(FailsAtStartup):
         """Return the limits that operators can change."""
         return [one for bound in self.bound() for one in bound.named]
 
-    def names(self) -> set[str]:
-        """Return the names that users gave to rules, and to limits at endpoints that were requested so far."""
-        rules = (*self.rules, *[bound.rule for bound in list(self._at_endpoints)])
-        return {rule.name for rule in rules if rule.name is not None}
-
     def begin_anew(self) -> None:
         """Treat the next request like the first one: after a fork, a switch, or a change of an amount."""
         self._decided = frozenset()
@@ -276,7 +271,7 @@ class RateLimitMiddleware(FailsAtStartup):
             if not decision.allowed:
                 if not decided.has_left:
                     answer = await self.count_refusal(exchange, scope, decision)
-                    await self.refusals.send(decision, answer, exchange, exchange.receive, exchange.send)
+                    await self.refusals.send(decision, answer, exchange, exchange.receive)
             else:
                 if plan.is_websocket and decision.reason not in UNCOUNTED:
                     GuardedWebSocket(exchange, self._messages)

@@ -85,7 +85,9 @@ class Refusals:
         self._writer = middleware.header_writer
         self._exceeded: dict[tuple[str, str], int] = {}
 
-    async def send(self, decision: Decision, answer: Answer, exchange: Exchange, receive: Receive, send: Send) -> None:
+    async def send(
+        self, decision: Decision, answer: Answer, exchange: Exchange, receive: Receive, send: Send | None = None
+    ) -> None:
         """Answer a refused request.
 
         Args:
@@ -93,15 +95,19 @@ class Refusals:
             answer: The answer to send unless `on_refused` builds another.
             exchange: The request in this middleware.
             receive: Its receive channel.
-            send: Sends to the client.
+            send: The channel of an exception handler; None for a refusal by the middleware itself.
         """
         status, _, body, of_body, needed = answer
         scope, fields = exchange.scope, [*of_body, *needed]
         if scope["type"] == "websocket":
-            await _refuse_websocket(scope, send, status, body, fields)
+            await _refuse_websocket(scope, send or exchange.send, status, body, fields)
             return
         if self._on_refused is not None and await self._is_answered(decision, answer, exchange, receive, send):
             return
+        if send is None:  # no hook is for the status of this answer
+            send, exchange.status = exchange.send_on, status
+            if decision.readings:
+                decision.checks.rendered.append_to(fields, decision)
         await send({"type": "http.response.start", "status": status, "headers": fields})
         await send({"type": "http.response.body", "body": b"" if scope.get("method") == "HEAD" else body})
 
@@ -199,7 +205,7 @@ class Refusals:
         self._observers.emit(Event("refused", f"{key} was refused: {why}, {method} {path}", details))
 
     async def _is_answered(
-        self, decision: Decision, answer: Answer, exchange: Exchange, receive: Receive, send: Send
+        self, decision: Decision, answer: Answer, exchange: Exchange, receive: Receive, send: Send | None
     ) -> bool:
         """Send the answer of `on_refused`; return False if there is none, or it failed before anything was sent."""
         on_refused: Any = self._on_refused
@@ -210,7 +216,7 @@ class Refusals:
             made = on_refused(request_of(exchange.scope), shown)
             response = await made if isawaitable(made) else made
             if response is not None:
-                await response(exchange.scope, receive, send)
+                await response(exchange.scope, receive, send or exchange.send)
         except Exception as error:
             self._calls.report("on_refused", label_of_refusal(decision), error, "the client gets the default answer")
             if exchange.status:
