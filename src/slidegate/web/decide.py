@@ -69,14 +69,15 @@ class Decider:
             exchange.decided.exempt = (*exchange.decided.exempt, exchange.middleware)
         if not plan.limiting:
             return self._uncounted(plan, exchange.scope, client)
-        question = self._question(plan, exchange.scope if request is None else request.scope, client)
-        if request is not None:
-            left = _uncharged(_passed(exchange), question.checks)
-            if not left:
-                return plan.verdict
-            if left is not question.checks:
-                question = self._engine.prepare(left, question.subjects)
-        return self._engine.ask(question)
+        if request is None:
+            return self._engine.ask(self._question(plan, exchange.scope, client))
+        question = plan.questions.get(client.who)
+        if question is None:
+            question = self._question(plan, request.scope, client)
+        left = _uncharged(_passed(exchange), question.checks)
+        if left and left is not question.checks:
+            question = self._engine.prepare(left, question.subjects)
+        return self._engine.ask(question) if left else plan.verdict
 
     def subjects(self, scope: Scope, client: Client) -> Sequence[BanSubject]:
         """Return the keys and addresses whose bans apply to a request."""

@@ -20,7 +20,7 @@ from ..core.quotas import Quota
 from ..limiter import system_us
 
 if TYPE_CHECKING:
-    from .responses import Answer
+    from .responses import Problem
 
 HeaderStyle: TypeAlias = Literal["draft", "legacy"]
 HeaderStyles: TypeAlias = HeaderStyle | Sequence[HeaderStyle]
@@ -51,7 +51,7 @@ class Rendered:
         for bucket in buckets:
             for name in bucket.names:
                 self.names.append(unique_name(name, self.names))
-        self.answers: dict[object, Answer] = {}
+        self.answers: dict[object, Problem] = {}
         units = [bucket.unit for bucket in buckets for _ in bucket.limits]
         named = list(zip(self.names, self.limits, units, strict=True))
         self._policy: Field = b"ratelimit-policy", ", ".join([_policy_item(*one) for one in named]).encode()
@@ -191,7 +191,7 @@ def field_value(scope: Scope, name: bytes) -> str:
 def completed(headers: Iterable[Field], needed: Iterable[tuple[bytes, bytes]]) -> list[Field]:
     """Return header fields, with the missing ones of `needed` appended."""
     present = [*headers]
-    names = [field[0] for field in present]
+    names: Sequence[Any] = next(zip(*present, strict=False), ())
     missing = [field for field in needed if field[0] not in names]
     if not missing:
         return present

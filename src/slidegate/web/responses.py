@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
 
 Refused: TypeAlias = Callable[[Any, Decision], Response | Awaitable[Response | None] | None]
-Answer: TypeAlias = tuple[int, str, bytes, Fields, Fields]
-"""The default answer to a refused request: its status, a sentence with the reason, its body, the header fields of the
-body, and those that every answer to the request must have."""
+Problem: TypeAlias = tuple[int, str, bytes, Fields]
+"""Problem details: the status, a sentence with the reason, the body, and the header fields of the body."""
+Answer: TypeAlias = tuple[int, str, bytes, Fields, int | None]
+"""The default answer to a refused request: the same, and the seconds of Retry-After; None for none."""
 
 _TYPES: Final = "https://iana.org/assignments/http-problem-types#"
 _QUOTA: Final = "quota-exceeded"
@@ -58,6 +59,7 @@ POLICY_VIOLATION: Final = 1008
 TRY_AGAIN_LATER: Final = 1013
 """The close code of a websocket that exceeded a limit (IANA's registry of close codes)."""
 _NORMAL: Final = 1000
+_NO_STORE: Final = (b"cache-control", b"no-store")
 _CLOSED: Final = 403
 """The status that servers send for a close before the handshake is accepted."""
 
@@ -97,8 +99,8 @@ class Refusals:
             receive: Its receive channel.
             send: The channel of an exception handler; None for a refusal by the middleware itself.
         """
-        status, _, body, of_body, needed = answer
-        scope, fields = exchange.scope, [*of_body, *needed]
+        status, _, body, of_body, retry_after_s = answer
+        scope, fields = exchange.scope, [*of_body, *needed_fields(retry_after_s)]
         if scope["type"] == "websocket":
             await _refuse_websocket(scope, send or exchange.send, status, body, fields)
             return
@@ -118,16 +120,16 @@ class Refusals:
         waits = [reading[3] for reading in decision.readings]
         rendered = decision.checks.rendered or self._writer.render(decision)
         known = decision.reason, *map(bool, waits)
-        answer: Answer | None = rendered.answers.get(known)
-        if answer is None:
+        problem: Problem | None = rendered.answers.get(known)
+        if problem is None:
             limits = zip(rendered.names, rendered.limits, waits, strict=True)
             violated = [(name, limit) for name, limit, wait_us in limits if wait_us]
             too_large = decision.reason is Reason.TOO_LARGE
-            answer = remember(rendered.answers, known, _over_quota(violated, too_large=too_large), _MAX_RENDERED)
+            problem = remember(rendered.answers, known, _over_quota(violated, too_large=too_large), _MAX_RENDERED)
         wait_us = max(waits) if min(waits) >= 0 else -1  # neither `NEVER` nor `OPEN`
         if decision.at_least_us > 0:
             wait_us = decision.retry_after_us or wait_us
-        return answer if wait_us < 0 else _later(answer, wait_us)
+        return *problem, None if wait_us < 0 else ceil_s(wait_us)
 
     def _without_limit(self, decision: Decision) -> Answer:
         """Return the answer to a refusal by a ban, a list or a rule, or because the store is unavailable."""
@@ -137,19 +139,19 @@ class Refusals:
             policy = self._policies.get(ban.by) if ban.level else None  # a manual ban may carry the name of a policy
             status, names = (403, ()) if policy is None else (policy.status, (policy.name,))
             detail = "This client is banned." if wait_us is None else "This client is temporarily banned."
-            answer = _problem(_ABUSE, status, detail, names)
+            problem = _problem(_ABUSE, status, detail, names)
         elif decision.reason is Reason.UNAVAILABLE:
-            answer = _problem(
+            problem = _problem(
                 _CAPACITY, 503, "This service cannot count requests now; Retry-After says when to try again."
             )
             wait_us = wait_us or 0
         elif decision.status:  # of a rule
             detail = "This service does not accept such a request now."
             detail = detail if decision.status >= 500 else "Such requests are not accepted."
-            answer = _problem("", decision.status, detail, (decision.by,))
+            problem = _problem("", decision.status, detail, (decision.by,))
         else:
-            answer = _problem("", 403, "Requests from this address are not accepted.")
-        return answer if wait_us is None else _later(answer, wait_us)
+            problem = _problem("", 403, "Requests from this address are not accepted.")
+        return *problem, None if wait_us is None else ceil_s(wait_us)
 
     def report_exceeded(self, decision: Decision) -> None:
         """Emit the event ``exceeded`` for each key that has exceeded a limit, unless it did so within the last window.
@@ -211,7 +213,7 @@ class Refusals:
         on_refused: Any = self._on_refused
         shown = copy(decision)  # lists and rules give one object to all whom they refuse
         shown.status = answer[0]
-        exchange.complete(answer[4])
+        exchange.complete(needed_fields(answer[4]))
         try:
             made = on_refused(request_of(exchange.scope), shown)
             response = await made if isawaitable(made) else made
@@ -268,15 +270,15 @@ async def close_websocket(send: Send, code: int, reason: str = "") -> None:
         await send({**message, "code": _NORMAL})
 
 
-def _later(answer: Answer, wait_us: int) -> Answer:
-    status, detail, body, of_body, needed = answer
-    return status, detail, body, of_body, [*needed, (b"retry-after", b"%d" % ceil_s(wait_us))]
+def needed_fields(retry_after_s: int | None) -> Fields:
+    """Return the header fields that every answer to a refused request has."""
+    return [_NO_STORE] if retry_after_s is None else [_NO_STORE, (b"retry-after", b"%d" % retry_after_s)]
 
 
 @lru_cache(_MAX_RENDERED)
 def _problem(
     kind: str, status: int, detail: str, violated: tuple[str, ...] = (), *, unsatisfiable: bool = False
-) -> Answer:
+) -> Problem:
     """Render problem details. If `kind` is empty, the type is about:blank and the title is the status phrase."""
     phrases: dict[int, str] = {known.value: known.phrase for known in HTTPStatus}
     problem: dict[str, object] = {
@@ -292,10 +294,10 @@ def _problem(
     # Escape "<", so that the text cannot end a script element into which a page embeds it.
     body = json.dumps(problem).replace("<", "\\u003c").encode()
     of_body = [(b"content-type", b"application/problem+json"), (b"content-length", b"%d" % len(body))]
-    return status, detail, body, of_body, [(b"cache-control", b"no-store")]
+    return status, detail, body, of_body
 
 
-def _over_quota(violated: Sequence[tuple[str, AnyLimit]], *, too_large: bool) -> Answer:
+def _over_quota(violated: Sequence[tuple[str, AnyLimit]], *, too_large: bool) -> Problem:
     """Render the answer for exceeded limits, without Retry-After."""
     allowed = " and ".join(limit.said for _, limit in violated)
     if too_large:
