@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from starlette.applications import Starlette
+from starlette.convertors import StringConvertor
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Host, Mount, Route, compile_path
@@ -377,3 +378,13 @@ async def test_each_value_has_one_window_whatever_its_spelling(
     if served:
         await limiter.reset(path_param("v").of(served[0]))
         assert (await call(app, f"/x/{served[0]}")).status in (200, 404), "an operator names the value itself"
+
+
+async def test_a_rule_that_was_made_before_a_framework_changed_its_routers_knows_what_they_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FastHTML changes Starlette's pattern of a text when it is imported, perhaps after the rules."""
+    rule = Rule("/items/{id}", "1/hour")
+    monkeypatch.setattr(StringConvertor, "regex", "[^/]*")
+    app = RateLimitMiddleware(hello, rules=[rule])
+    assert await statuses(app, 2, "/items/") == [200, 429]

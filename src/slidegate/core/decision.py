@@ -59,6 +59,7 @@ class Bucket:
         unit: The unit that is counted, if not requests: ``"tokens"``.
         label: The name of the rule in stats; by default `name`.
         on_error: What decides while the store fails: "local", "allow" or "deny"; None for the limiter's own choice.
+        by: Who made it, compared by identity: another bucket may have the same name.
 
     Attributes:
         configured: The limits as given.
@@ -67,7 +68,18 @@ class Bucket:
         is_permit: Whether a charge is a permit, which a request holds until it ends, and not units of a window.
     """
 
-    __slots__ = ("configured", "count_denied", "is_permit", "label", "limits", "name", "names", "on_error", "unit")
+    __slots__ = (
+        "by",
+        "configured",
+        "count_denied",
+        "is_permit",
+        "label",
+        "limits",
+        "name",
+        "names",
+        "on_error",
+        "unit",
+    )
 
     def __init__(
         self,
@@ -79,6 +91,7 @@ class Bucket:
         unit: str | None = None,
         label: str | None = None,
         on_error: str | None = None,
+        by: object = None,
     ) -> None:
         self.name = name
         self.configured = limits
@@ -89,6 +102,7 @@ class Bucket:
         self.unit = unit
         self.label = name if label is None else label
         self.on_error = on_error
+        self.by = by
 
     def __getnewargs__(self) -> tuple[str, Sequence[AnyLimit]]:
         return self.name, self.limits

@@ -21,16 +21,14 @@ class Question(Sequence[Check]):
     Attributes:
         checks: The checks, as a tuple.
         subjects: The argument.
-        caller: Who asks it, if several callers share their decisions; stores do not read it.
         rendered: What the caller has computed from its checks; None until then. Stores do not read it.
     """
 
-    __slots__ = ("caller", "checks", "rendered", "subjects")
+    __slots__ = ("checks", "rendered", "subjects")
 
     def __init__(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> None:
         self.checks = tuple(checks)
         self.subjects = subjects
-        self.caller: Any = None
         self.rendered: Any = None
 
     def __getitem__(self, at: Any) -> Any:

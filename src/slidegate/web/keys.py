@@ -11,6 +11,7 @@ from abc import abstractmethod
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from time import monotonic
 from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -18,7 +19,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from ..core.errors import ConfigurationError, InvalidKey, quoted
-from ..core.logs import logger
+from ..core.logs import Throttle, logger
 from ..limiter import Limiter
 from ..limiter.keys import KeyOf
 from .file_watcher import FollowedFile
@@ -404,12 +405,16 @@ class _User(Key):
 
     identity = "user"
 
+    def __init__(self) -> None:
+        self._throttle = Throttle()
+
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         try:
             name = _name_of(_person(scope))
         except Exception:
             # A user object may query a database; its failure neither bypasses the limit nor causes a 500.
-            logger.exception("key `user`: reading the user failed, so the client's address is counted")
+            if self._throttle.left_out(None, monotonic()) is not None:
+                logger.exception("key `user`: reading the user failed, so the client's address is counted")
             name = ""
         if name:
             return limiter.key_for(f"user:{name}")

@@ -24,7 +24,7 @@ from ..limiter.named_limits import NamedLimit, named
 from .exchange import Hook
 from .hooks import hooks_of
 from .keys import Key, KeyFunction, PathParam, everyone, parts_of
-from .paths import ANY_PATH, PathIndex, PathReader, Texts, with_parameters
+from .paths import ANY_PATH, PathIndex, PathReader, RulePath, Texts, with_parameters
 from .rules import Limits, LimitsFunction, Rule
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class BoundRule:
     def __init__(self, rule: Rule, identity: str, paths: PathReader | None = None) -> None:
         self.rule = rule
         self.identity = identity
+        self._maker = object()
         self.counts = self._bucket(rule.limits) if rule.limits else None
         self.permits = None if rule.concurrency is None else self._permits(rule.concurrency)
         self.named = self._named()
@@ -124,6 +125,7 @@ class BoundRule:
             unit=rule.unit,
             label=rule.label,
             on_error=rule.on_error,
+            by=self._maker,
         )
 
     def _permits(self, concurrency: Concurrency) -> Bucket:
@@ -165,7 +167,7 @@ class BoundRule:
 
     def counts_in(self, bucket: Bucket) -> bool:
         """Return whether a bucket is that of its limits, and not of another rule of its name."""
-        return bucket is self.counts or any(bucket is one for one in self._by_limits.values())
+        return bucket.by is self._maker
 
     def buckets(self) -> list[Bucket]:
         """Return its buckets; if a function returns the limits, that of the fallback limits."""
@@ -276,7 +278,9 @@ class RuleSet:
             unique_id(rule.identity) if rule.name is None and rule.counts else prefix + rule.identity for rule in rules
         ]
         self._bound = [BoundRule(rule, identity, paths) for rule, identity in zip(rules, identities, strict=True)]
-        self._index = PathIndex([(path, index) for index, rule in enumerate(rules) for path in rule.rule_paths])
+        # Compiled anew: FastHTML, which may be imported after a rule was made, changes what texts routers take.
+        paths_of = ((RulePath(path.path), index) for index, rule in enumerate(rules) for path in rule.rule_paths)
+        self._index = PathIndex(paths_of)
         self._anywhere = {index for index, rule in enumerate(rules) if not rule.rule_paths}
         self._throttle = Throttle()
         self._by_request: dict[tuple[str, str, str, str], Plan] = {}
