@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slidegate.core import Limit, parse_duration_us, parse_limits
@@ -89,6 +89,7 @@ def test_a_written_set_reads_back_as_the_same(limits: list[Limit]) -> None:
     assert list(parse_limits("; ".join(map(str, limits)))) == limits
 
 
+@example(Limit(5, "1m"), Limit(5, "1m", name="api"))
 @given(any_limits(), any_limits())
 def test_equal_limits_hash_equal(one: Limit, other: Limit) -> None:
     again = Limit(one.amount, timedelta(microseconds=one.window_us), resolution=one.resolution, name=one.name)

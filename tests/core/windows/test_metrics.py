@@ -9,7 +9,7 @@ from collections import Counter
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slidegate.core import MetricSummary, MetricWindow
@@ -99,6 +99,7 @@ def is_close(read_us: float | None, exact_us: int | None) -> bool:
     return abs(read_us - exact_us) <= RELATIVE_ERROR * exact_us * (1 + 1e-9)
 
 
+@example(Program(2, 10, 0, 30, [Move(span_us, ["pass"], None) for span_us in (0, -10, -10)]))
 @given(programs())
 def test_a_window_is_a_plain_list_of_events_at_every_moment(made: Program) -> None:
     window, plain = MetricWindow(made.slices, made.slice_us, max_names=made.max_names), Events(made)

@@ -120,9 +120,7 @@ class MetricWindow:
             if number <= self._newest - self.slice_count:
                 self.dropped += 1
                 return
-            counted = self._slices.get(number)
-            if counted is None:
-                counted = self._open(number)
+            counted = self._slices.get(number) or self._open(number)
             counts = counted.events
             for event in events:
                 name = event if event in self._names else self._named(event)
