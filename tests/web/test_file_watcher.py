@@ -176,18 +176,6 @@ def followed(request: pytest.FixtureRequest, tmp_path: Path) -> Followed:
     return Followed(tmp_path, request.param)
 
 
-async def test_a_changed_file_takes_over_and_that_is_said_once(
-    followed: Followed, caplog: pytest.LogCaptureFixture
-) -> None:
-    followed.put(2)
-    with caplog.at_level(logging.INFO, "slidegate"):
-        for _ in range(3):
-            await followed.visit(followed.app)
-    assert await followed.at_work() == [2]
-    assert followed.said("reloaded")
-    assert [record.levelname for record in caplog.records] == ["INFO"]
-
-
 @pytest.mark.parametrize("how", ["<html>not found</html>", "", "it is gone", "its reader fails"])
 async def test_what_cannot_be_used_keeps_what_is_at_work_and_is_said_once(
     followed: Followed, how: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -218,22 +206,28 @@ async def test_what_cannot_be_used_keeps_what_is_at_work_and_is_said_once(
     assert followed.said("rejected", "reloaded")
 
 
-@pytest.mark.parametrize("renamed", [False, True])
-async def test_a_version_is_taken_when_it_was_the_same_twice_in_a_row(followed: Followed, renamed: bool) -> None:
+@pytest.mark.parametrize("how", ["written", "renamed", "linked"])
+async def test_a_version_is_taken_when_it_was_the_same_twice_in_a_row_and_that_is_said_once(
+    followed: Followed, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "slidegate")
     for version in (2, 3, 4):
         for turn in range(4):  # a writer that has not finished before the last
-            path = followed.put(version, "fresh" if renamed else "followed", "\n" * min(turn, 2))
-            if renamed:
+            fresh = followed.path.with_name(f"{version}.{turn}" if how == "linked" else "fresh")
+            path = followed.put(version, "followed" if how == "written" else fresh.name, "\n" * min(turn, 2))
+            if how == "linked":
+                path = followed.path.with_name("link")
+                path.symlink_to(fresh.name)
+            if how != "written":
                 path.replace(followed.path)
-            followed.clock.advance("1s")
-            await call(followed.app)
-            end_of_looks()
+            await followed.look(followed.app)
             assert await followed.at_work() == [version - 1]
-        followed.clock.advance("1s")
-        await call(followed.app)
-        end_of_looks()
-        assert await followed.at_work() == [version]
+        for _ in range(2):
+            await followed.look(followed.app)
+            assert await followed.at_work() == [version]
     assert followed.said(*["reloaded"] * 3)
+    lines = [record.levelname for record in caplog.records if "_reloaded" in record.getMessage()]
+    assert lines == ["INFO"] * 3
 
 
 async def test_a_version_that_is_replaced_once_it_was_read_is_not_put_to_work_and_the_next_one_is(
@@ -286,22 +280,11 @@ async def test_a_version_that_comes_once_the_first_one_was_read_is_not_missed(
 
 async def test_a_file_that_is_gone_at_one_look_alone_is_not_rejected(followed: Followed) -> None:
     followed.path.unlink()
-    followed.clock.advance("1s")
-    await call(followed.app)
-    end_of_looks()
+    await followed.look(followed.app)
     followed.put(2)
     await followed.visit(followed.app)
     assert await followed.at_work() == [2]
     assert followed.said("reloaded")
-
-
-async def test_a_link_that_leads_elsewhere_is_a_changed_file(followed: Followed) -> None:
-    followed.put(2, "next")
-    link = followed.path.with_name("link")
-    link.symlink_to("next")
-    link.replace(followed.path)
-    await followed.visit(followed.app)
-    assert await followed.at_work() == [2]
 
 
 async def test_between_two_checks_the_file_is_left_alone(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
