@@ -22,7 +22,7 @@ class Answer:
 
     @property
     def start(self) -> Message:
-        starts = [m for m in self.messages if m["type"] in ("http.response.start", "websocket.http.response.start")]
+        starts = [m for m in self.messages if m["type"].endswith(("http.response.start", "websocket.accept"))]
         assert len(starts) == 1, f"one response start expected, got {self.messages}"
         return starts[0]
 

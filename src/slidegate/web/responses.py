@@ -280,10 +280,10 @@ def _problem(
     kind: str, status: int, detail: str, violated: tuple[str, ...] = (), *, unsatisfiable: bool = False
 ) -> Problem:
     """Render problem details. If `kind` is empty, the type is about:blank and the title is the status phrase."""
-    phrases: dict[int, str] = {known.value: known.phrase for known in HTTPStatus}
+    phrase = next((known.phrase for known in HTTPStatus if known == status), "Request not accepted")
     problem: dict[str, object] = {
         "type": f"{_TYPES}{kind}" if kind else "about:blank",
-        "title": _TITLES[kind] if kind else phrases.get(status, "Request not accepted"),
+        "title": _TITLES[kind] if kind else phrase,
         "status": status,
         "detail": detail,
     }
