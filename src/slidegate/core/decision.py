@@ -68,18 +68,7 @@ class Bucket:
         is_permit: Whether a charge is a permit, which a request holds until it ends, and not units of a window.
     """
 
-    __slots__ = (
-        "by",
-        "configured",
-        "count_denied",
-        "is_permit",
-        "label",
-        "limits",
-        "name",
-        "names",
-        "on_error",
-        "unit",
-    )
+    __slots__ = "by", "configured", "count_denied", "is_permit", "label", "limits", "name", "names", "on_error", "unit"
 
     def __init__(
         self,
