@@ -15,7 +15,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Message, Scope
 
 from ..core.bans.ban import BanSubject
-from ..core.decision import Bucket, Check, Decision, Reason
+from ..core.decision import Check, Decision, Reason
 from ..core.memo import remember
 from ..core.question import Question
 from ..core.store import Event
@@ -23,6 +23,7 @@ from ..limiter.queues import Name, may_wait
 from .callbacks import request_of, whole_cost
 from .client_ip import Client, ClientAddress
 from .exchange import Exchange
+from .headers import windows_of
 from .keys import Key, parts_of
 from .rule_set import BoundRule, Met, Plan
 from .waiting import Peeked, refund
@@ -282,15 +283,10 @@ def _uncharged(earlier: Sequence[Sequence[Check]], checks: Sequence[Check]) -> S
         return checks
     charged = Counter[tuple[object, ...]]()
     for question in earlier:  # in which no window is twice
-        charged.update({_window(check): check[2] for check in question})
-    costs = [(check, charged.get(_window(check))) for check in checks]
+        charged.update({windows_of(check): check[2] for check in question})
+    costs = [(check, charged.get(windows_of(check))) for check in checks]
     left = [(check[0], check[1], check[2] - (cost or 0)) for check, cost in costs if cost is None or cost < check[2]]
     return checks if left == [*checks] else left
-
-
-def _window(check: Check) -> tuple[object, ...]:
-    bucket: Bucket = check[0]
-    return bucket.name, check[1], *[(limit.same_window, limit.amount) for limit in bucket.limits]
 
 
 def _peeked(exchange: Exchange, endpoint: HTTPConnection | None) -> Peeked:

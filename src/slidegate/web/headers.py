@@ -7,6 +7,7 @@ limits in the order of the rules. Everything but the current numbers is rendered
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from starlette.types import Message, Scope
@@ -16,7 +17,9 @@ from ..core.decision import Bucket, Check, Decision, ceil_s, unique_name
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
 from ..core.memo import remember
+from ..core.question import Question
 from ..core.quotas import Quota
+from ..core.ring import WindowState
 from ..limiter import system_us
 
 if TYPE_CHECKING:
@@ -31,6 +34,24 @@ Fields: TypeAlias = list[tuple[bytes, bytes]]
 
 MAX_FIELD: Final = 8_192
 """The most characters of a field that are read, counted from the right end, where trusted proxies append."""
+
+
+def windows_of(check: Check) -> tuple[object, ...]:
+    """Return what the checks of the same windows under the same limits have in common."""
+    bucket: Bucket = check[0]
+    return bucket.name, check[1], *[(limit.same_window, limit.amount) for limit in bucket.limits]
+
+
+def joined(decisions: Sequence[Decision]) -> Decision:
+    """Return the decisions about a request as one, in which no window is twice: the last reading of each counts."""
+    found: dict[object, tuple[Check, Sequence[WindowState]]] = {}
+    for decision in decisions:
+        readings = iter(decision.readings)
+        for check in decision.checks if decision.readings else ():
+            found[windows_of(check)] = check, [*islice(readings, len(check[0].limits))]
+    last, checks = decisions[-1], Question([check for check, _ in found.values()])
+    states = [state for _, read in found.values() for state in read]
+    return Decision(last.allowed, last.reason, last.now_us, checks, states)
 
 
 class Rendered:
@@ -138,18 +159,29 @@ class HeaderWriter:
             raise ConfigurationError(f"{expected}, not {quoted(style)}", "headers") from None
         self._rendered: dict[object, Rendered] = {}
 
-    def add(self, message: Message, decisions: Iterable[Decision]) -> Message:
+    def add(self, message: Message, decisions: Sequence[Decision]) -> Message:
         """Return the first message of a response with the fields of some decisions, behind those of the application.
 
         The result is a copy, because an application may send one prepared message several times.
         """
         message = message.copy()  # type: ignore[attr-defined]
         fields = message["headers"] = [*message.get("headers", ())]
-        for decision in decisions:
+        for decision in decisions if len(decisions) == 1 else self._distinct(decisions):
             if decision.readings:
                 rendered = decision.checks.rendered or self.render(decision)
                 rendered.append_to(fields, decision)
         return message
+
+    def _distinct(self, decisions: Iterable[Decision]) -> list[Decision]:
+        """Return the decisions of a middleware that name limits; as one, if a name is in two of them."""
+        naming = [decision for decision in decisions if decision.readings]
+        names: set[str] = set()
+        for decision in naming:
+            own = (decision.checks.rendered or self.render(decision)).names
+            if not names.isdisjoint(own):
+                return [joined(naming)]
+            names.update(own)
+        return naming
 
     def render(self, decision: Decision) -> Rendered:
         """Return what the answers to all requests with the checks of a decision have in common, and note it there."""
