@@ -28,8 +28,8 @@ from ..core.addresses import (
     address_key,
     format_network,
     is_unspecified,
+    network_of,
     parse_address,
-    parse_network,
     prefix_length,
 )
 from ..core.arguments import check_list
@@ -84,13 +84,16 @@ class ClientAddress(Key):
         self.prefixes = prefixes
         self.trusted = bool(hops or unix or len(networks))
         self.identity = f"client/{prefixes[4]}/{prefixes[6]}"
-        self._cut: dict[str, str] = {}
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """See `Key.find`. Without trusted proxies, the middleware's client is truncated to the prefixes of this key."""
         if self.trusted:
             return self.locate(scope)[0]
-        return self._cut.get(client_key) or remember(self._cut, client_key, self._cut_to_prefix(client_key))
+        network = network_of(client_key)
+        if network is None:
+            return client_key
+        version, first, last = network
+        return format_network(version, first, min(prefix_length(version, first, last), self.prefixes[version]))
 
     def of(self, address: str | bytes) -> KeyOf:
         """Return the key of an address, for the methods of a limiter: ``limiter.reset(client_ip().of("192.0.2.7"))``.
@@ -103,13 +106,6 @@ class ClientAddress(Key):
             raise InvalidKey(f'client_ip: expected an address, for example "192.0.2.7", not {quoted(address)}')
         text = address_key(*read, self.prefixes[4], self.prefixes[6])
         return KeyOf(self.identity, lambda keys: text, (read,))
-
-    def _cut_to_prefix(self, client_key: str) -> str:
-        try:
-            version, first, last = parse_network(client_key)
-        except ConfigurationError:
-            return client_key
-        return format_network(version, first, min(prefix_length(version, first, last), self.prefixes[version]))
 
     def locate(self, scope: Scope) -> tuple[str, Address | None]:
         """Return the client's key, and its address or None."""

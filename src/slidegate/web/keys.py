@@ -25,8 +25,7 @@ from ..limiter.keys import KeyOf
 from .file_watcher import FollowedFile
 from .paths import spelled_value
 
-_VALUE: Final = "text that is not empty"
-_OF_HEADER: Final = "a header's value, as one line of Latin-1 text or as the bytes on the wire"
+_OF_HEADER: Final = "a header's value that is not empty, as one line of Latin-1 text or as the bytes on the wire"
 _NO_HEADER: Final = re.compile(rb"[\r\n\0]")
 _PORT: Final = re.compile(rb":[0-9]*\Z")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -110,17 +109,28 @@ class Value(Key):
         kind: The kind of the value, for display.
         fallback: Another key; None for the client's address.
         read: Returns the value of a request, empty if there is none.
+        encode: Returns the same bytes for a value as the application reads it; empty or raises if there are none.
+        expected: Describes such a value.
 
     Attributes:
         fallback: Another key; None for the client's address.
     """
 
-    def __init__(self, kind: str, fallback: Key | None, read: Callable[[Scope], bytes]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        fallback: Key | None,
+        read: Callable[[Scope], bytes],
+        encode: Callable[[Any], bytes],
+        expected: str = "text that is not empty",
+    ) -> None:
         if fallback is not None and not isinstance(fallback, Key):
             source, _, _ = kind.partition(":")
             raise ConfigurationError(f"{source}: fallback must be a key such as client_ip(), not {quoted(fallback)}")
         self._kind = kind
         self._read = read
+        self._encode = encode
+        self._expected = expected
         self.fallback = fallback
         self.identity = kind if fallback is None else f"{kind}|{fallback.identity}"
 
@@ -141,16 +151,13 @@ class Value(Key):
         Raises:
             InvalidKey: No request can have this value.
         """
-        encoded = self._encoded(value)
+        try:
+            encoded = self._encode(value)
+        except (AttributeError, TypeError, ValueError):
+            encoded = b""
         if not encoded:
-            raise invalid(self._kind, _VALUE, value)
+            raise invalid(self._kind, self._expected, value)
         return KeyOf(self._kind, lambda keys: keys.digest(self._kind, encoded))
-
-    def _encoded(self, value: str | bytes) -> bytes:
-        """Return the bytes that are read from a request with this value."""
-        if not isinstance(value, str):
-            raise invalid(self._kind, _VALUE, value)
-        return utf8(value)
 
 
 def _credentials(value: bytes) -> bytes:
@@ -181,42 +188,6 @@ _NORMAL_FORMS: Final[dict[str, Callable[[bytes], bytes]]] = {
     "host": _host,
 }
 """The fields that have several spellings of one meaning (RFC 9110, sections 7.2 and 11.4)."""
-
-
-class _Header(Value):
-    """A key by a header field, in the form in which HTTP compares its values.
-
-    Args:
-        name: The name of the field, in lower case.
-        fallback: Another key; None for the client's address.
-    """
-
-    def __init__(self, name: str, fallback: Key | None) -> None:
-        super().__init__(f"header:{name}", fallback, self._first)
-        self._field = name.encode()
-        self._normal_form = _NORMAL_FORMS.get(name)
-
-    def _first(self, scope: Scope) -> bytes:
-        field = self._field
-        for name, value in scope["headers"]:
-            if name == field:
-                return self._normal(bytes(value))  # Starlette reads a bytearray as well
-        return b""
-
-    def _normal(self, wire: bytes) -> bytes:
-        """Return the value of a field without the blanks around it, which are not part of it."""
-        value = wire.strip(b" \t")
-        return self._normal_form(value) if value and self._normal_form else value
-
-    def _encoded(self, value: str | bytes) -> bytes:
-        """See `Value._encoded`."""
-        try:
-            wire = value.encode("latin-1") if isinstance(value, str) else value
-        except UnicodeEncodeError:
-            raise invalid(self._kind, _OF_HEADER, value) from None
-        if not isinstance(wire, bytes) or _NO_HEADER.search(wire):
-            raise invalid(self._kind, _OF_HEADER, value)
-        return self._normal(wire)
 
 
 class Combined(Key):
@@ -278,7 +249,20 @@ def header(name: str, *, fallback: Key | None = None) -> Value:
     Raises:
         ConfigurationError: The name has a character that is not allowed in header names, or the fallback is not a key.
     """
-    return _Header(check_token("header", name, "X-API-Key").lower(), fallback)
+    shown = check_token("header", name, "X-API-Key").lower()
+    field, normal_form = shown.encode(), _NORMAL_FORMS.get(shown, bytes)
+
+    def first(scope: Scope) -> bytes:
+        for name, value in scope["headers"]:
+            if name == field:
+                return normal_form(bytes(value).strip(b" \t"))  # Starlette reads a bytearray as well
+        return b""
+
+    def encode(value: str | bytes) -> bytes:
+        wire = value.encode("latin-1") if isinstance(value, str) else value
+        return b"" if _NO_HEADER.search(wire) else normal_form(wire.strip(b" \t"))
+
+    return Value(f"header:{shown}", fallback, first, encode, _OF_HEADER)
 
 
 def cookie(name: str, *, fallback: Key | None = None) -> Value:
@@ -296,7 +280,7 @@ def cookie(name: str, *, fallback: Key | None = None) -> Value:
         ConfigurationError: The name has a character that is not allowed in cookie names, or the fallback is not a key.
     """
     check_token("cookie", name, "device")
-    return Value(f"cookie:{name}", fallback, lambda scope: utf8(HTTPConnection(scope).cookies.get(name, "")))
+    return Value(f"cookie:{name}", fallback, lambda scope: utf8(HTTPConnection(scope).cookies.get(name, "")), utf8)
 
 
 def query(name: str, *, fallback: Key | None = None) -> Value:
@@ -310,7 +294,7 @@ def query(name: str, *, fallback: Key | None = None) -> Value:
         ConfigurationError: The name is empty or not printable, or the fallback is not a key.
     """
     check_parameter_name("query", name)
-    return Value(f"query:{name}", fallback, lambda scope: utf8(HTTPConnection(scope).query_params.get(name, "")))
+    return Value(f"query:{name}", fallback, lambda scope: utf8(HTTPConnection(scope).query_params.get(name, "")), utf8)
 
 
 class PathParam(Value):
@@ -325,13 +309,12 @@ class PathParam(Value):
     def __init__(self, name: str, fallback: Key | None) -> None:
         check_parameter_name("path_param", name)
         super().__init__(
-            f"path:{name}", fallback, lambda scope: utf8(spelled_value(scope.get("path_params", {}).get(name, "")))
+            f"path:{name}",
+            fallback,
+            lambda scope: utf8(spelled_value(scope.get("path_params", {}).get(name, ""))),
+            lambda value: utf8(spelled_value(value) if isinstance(value, (int, float, UUID)) else value),
         )
         self.name = name
-
-    def _encoded(self, value: str | bytes) -> bytes:
-        """See `Value._encoded`; numbers and UUIDs are converted to text as for a request."""
-        return super()._encoded(spelled_value(value) if isinstance(value, (int, float, UUID)) else value)
 
 
 def path_param(name: str, *, fallback: Key | None = None) -> Value:

@@ -42,17 +42,16 @@ MAX_ODD: Final = 2_048
 _ODD: Final = re.compile(r"//|/\.(?:/|\Z)")
 _SLASHES_AND_DOTS: Final = re.compile(r"/(?:\.?(?:/|\Z))+")
 _ASTRAY: Final = re.compile(r"\n|/\.\.(?:/|\Z)")
-_FOREIGN: Final = r"<[^/]*>|/:[A-Za-z_]|\\|\(.*[|].*\)|\[[^/]*\]|\.[*+]|\(\?|[$]$|/\^"
+_FOREIGN: Final = r"[{}]|<[^/]*>|/:[A-Za-z_]|\\|\(.*[|].*\)|\[[^/]*\]|\.[*+]|\(\?|[$]$|/\^"
 """How regular expressions and other libraries write a variable part."""
 _NO_PATHS: Final = (
     (
         _FOREIGN,
         "is not in Starlette's syntax, where {found!r} is literal text; write for example "
-        '"/items/{{id}}", "/items/{{id:int}}", "/api/{{rest:path}}" for a prefix, or a list such as ["/a", "/b"]',
+        '"/items/{{id:int}}", "/api/{{rest:path}}" for a prefix, or a list such as ["/a", "/b"]',
     ),
     ("[*]", 'is not in Starlette\'s syntax; write "{before}{{rest:path}}" for all paths below'),
-    ("[?]", "can never match: the query is not part of a path; write {before!r}"),
-    ("#", "can never match: the fragment is not part of a path; write {before!r}"),
+    ("[?#]", "can never match: a path has no query and no fragment; write {before!r}"),
     ("%[0-9A-Fa-f]{2}", "can never match: paths of requests are decoded first; write {decoded!r}"),
 )
 """What no path of a rule contains, and why."""
@@ -118,14 +117,12 @@ def _reachable(path: object) -> str:
     """Return a path if requests can have it: it must be decoded, without query, fragment and stray braces."""
     if not isinstance(path, str) or not path.startswith("/"):
         raise ConfigurationError(f'expected "*" or a path such as "/items/{{id}}", not {quoted(path)}', "path")
+    literal = PARAM_REGEX.sub(lambda found: "x" * len(found[0]), path)
     for pattern, problem in _NO_PATHS:
-        found = re.search(pattern, path)
+        found = re.search(pattern, literal)
         if found is not None:
             shown = problem.format(found=found[0], before=path[: found.start()], decoded=unquote(path))
             raise ConfigurationError(f"{quoted(path)} {shown}", "path")
-    if re.search(r"[{}]", PARAM_REGEX.sub("", path)):
-        expected = 'it has a brace without a parameter; write for example "/items/{id:int}"'
-        raise ConfigurationError(f"{quoted(path)} can never match: {expected}", "path")
     return path
 
 

@@ -14,7 +14,7 @@ from starlette.types import Scope
 from ..core.arguments import check_list
 from ..core.concurrency import Concurrency
 from ..core.decision import Bucket, Check, Decision, Reason, spelled, unique_name, wire_names
-from ..core.errors import ConfigurationError, quoted
+from ..core.errors import ConfigurationError
 from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import Throttle, logger
 from ..core.memo import MAX_PATHS, PATH_BYTES, remember
@@ -60,16 +60,12 @@ def all_rules(
         )
     listed: list[Rule] = check_list("rules", rules, 'a list such as [Rule("*", "100/minute")]', Rule)
     known: dict[str, Rule] = {}
-    for rule in listed:
-        other = known.get(rule.identity) if rule.counts else None
-        if other is not None:
-            paths = list(dict.fromkeys(other.paths + rule.paths))
-            advice = f"write one rule with the paths {quoted(paths)}, or give one of them another name"
-            if rule.name is None:
-                advice = 'give one of them a name, for example name="burst", or drop it'
-            raise ConfigurationError(f"{other!r} and {rule!r} would share one bucket; {advice}", "rules")
-        if rule.counts:
-            known[rule.identity] = rule
+    for rule in [one for one in listed if one.counts]:
+        if rule.identity in known:
+            both = f"{known[rule.identity]!r} and {rule!r}"
+            advice = 'give one of them another name, for example name="burst", or write one rule with all their paths'
+            raise ConfigurationError(f"{both} would share one bucket; {advice}", "rules")
+        known[rule.identity] = rule
     return listed if key is None else [rule.keyed(key) for rule in listed]
 
 
@@ -331,9 +327,9 @@ class RuleSet:
         for index in indexes:
             bound = self._bound[index]
             rule = bound.rule
-            counts = not rule.exempt and limits_kind(rule, kind, method)
-            ends = counts if rule.blocks else rule.final and _exempts(rule, kind, method, texts)
-            if counts or ends:
+            is_for = limits_kind(rule, kind, method)
+            ends = is_for if rule.blocks else rule.final and _ends(rule, kind, method, texts)
+            if ends or (is_for and not rule.exempt):
                 met.append((bound, ends))
             if ends and rule.when is None:
                 return met, True
@@ -370,24 +366,23 @@ class RuleSet:
         return counting if self._defaults is None else [*counting, *self._defaults.bound()]
 
 
-def limits_kind(rule: Rule, kind: str, method: object, *, is_exact: bool = False) -> bool:
-    """Return whether a rule is for a connection type and a method.
+def limits_kind(rule: Rule, kind: str, method: object) -> bool:
+    """Return whether a limit or a block is for a connection type and a method.
 
-    For limits the case of the method is ignored, and a method that is not text may be any method.
+    The case of the method is ignored, and a method that is not text may be any method.
     """
-    methods = rule.methods
-    is_in = methods is None or (isinstance(method, str) and method in methods)
-    if methods is not None and not is_in and not is_exact:
-        is_in = not isinstance(method, str) or method.lower().upper() in methods
-    return is_in and rule.connection in (None, kind)
+    known = method.lower().upper() if isinstance(method, str) else None
+    return rule.connection in (None, kind) and (rule.methods is None or known is None or known in rule.methods)
 
 
-def _exempts(rule: Rule, kind: str, method: object, texts: Texts) -> bool:
-    """Return whether an exempt or final rule ends the list for a request: every text of its path must match."""
-    if not rule.rule_paths:
-        return limits_kind(rule, kind, method, is_exact=True)
-    is_exact = bool(texts) and all(any(path.is_exactly(text) for path in rule.rule_paths) for text in texts)
-    return is_exact and limits_kind(rule, kind, method, is_exact=True)
+def _ends(rule: Rule, kind: str, method: object, texts: Texts) -> bool:
+    """Return whether an exempt or final rule is for exactly this type and method, and every text of the path."""
+    is_in = rule.methods is None or (isinstance(method, str) and method in rule.methods)
+    if not is_in or rule.connection not in (None, kind):
+        return False
+    return not rule.rule_paths or (
+        bool(texts) and all(any(path.is_exactly(text) for path in rule.rule_paths) for text in texts)
+    )
 
 
 def _is_preflight(scope: Scope) -> bool:

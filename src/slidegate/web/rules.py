@@ -173,8 +173,8 @@ class Rule:
         self.fair = self._checked_key(fair, "fair")
         self.on_error = None if on_error is None else check_on_error(on_error)
         self.name = None if name is None else check_name(name, "name")
-        self.label = label_of(self.paths, self.methods or ()) if name is None else name
-        """The name of the rule, else its paths, for display."""
+        self.label = label_of(sorted(self.paths), self.methods or ()) if name is None else name
+        """The name of the rule, else its methods and paths, for display."""
         self.status = 403 if status is None else check_whole(status, 400, 599, "status", "for example 503")
         self.action: Action = "shadow" if shadow else "block" if block else "limit"
 
@@ -250,10 +250,8 @@ class Rule:
 
     @property
     def identity(self) -> str:
-        """The owner of its counts in a store: its name, else its methods and paths."""
-        name = label_of(sorted(self.paths), self.methods or ()) if self.name is None else self.name
-        # A shadow rule has separate windows, even if it shares its name with another rule.
-        return name if self.action == "limit" else f"{name}:{self.action}"
+        """The owner of its counts in a store. A shadow rule has separate windows under the name of another rule."""
+        return self.label if self.action == "limit" else f"{self.label}:{self.action}"
 
     @property
     def counts(self) -> bool:
