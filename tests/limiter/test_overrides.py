@@ -21,7 +21,7 @@ from slidegate import ConfigurationError, Limiter, MemoryStore, Quota
 from slidegate.core import AnyLimit, Bucket, Concurrency, StoreUnavailable, parse_limits
 from slidegate.core.store import CHANGED_LIMITS, StatsRow
 from slidegate.httpx import LimitedTransport
-from slidegate.limiter import Override, overrides, rows
+from slidegate.limiter import Override, overrides
 from slidegate.limiter.inspect import BucketCaller
 from slidegate.limiter.named_limits import NamedLimit
 from slidegate.stores.lmdb import LmdbStore
@@ -178,7 +178,7 @@ async def test_any_name_and_text_is_refused_before_writing_or_in_effect_in_every
     for one in (first, others[0]):
         await one.changes.look()
         if name == "*":
-            assert not one.limiter.engine.is_on
+            assert not one.limiter.engine.counts
         else:
             assert one.known() == {name: made.limit}
             (own,) = [limit for limit in one.named if limit.name == name]
@@ -214,7 +214,7 @@ async def test_a_worker_writes_its_row_every_ten_seconds_and_at_once_if_it_has_o
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [100.0]
-    monkeypatch.setattr(rows, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(overrides, "monotonic", lambda: clock[0])
     for clock[0], written in ((100.0, 1), (109.9, 1), (110.0, 2), (110.5, 2)):
         await worker.changes.look()
         assert worker.rows.writes == written
@@ -238,8 +238,8 @@ UNREADABLE = [b"", b"\xff", b"[]", b"[" * 100_000, b'{"version": 2}']
 WORKER_ROW = {"version": 2, "secret": "", "limits": {"api": "10/1m"}, "fixed": {}}
 CHANGE_ROW = {"name": "calm", "limit": "6/minute", "by": "", "reason": "", "since_us": 0, "until_us": 2**51}
 ODD_ROWS = [
-    *[(rows.NUMBER, {**WORKER_ROW, **odd}) for odd in ({"version": 3}, {"limits": ["api", "10/1m"]})],
-    *[(rows.NUMBER, {**WORKER_ROW, "limits": {"api": odd}}) for odd in (["10/1m"], "10 a minute")],
+    *[(overrides.WORKER, {**WORKER_ROW, **odd}) for odd in ({"version": 3}, {"limits": ["api", "10/1m"]})],
+    *[(overrides.WORKER, {**WORKER_ROW, "limits": {"api": odd}}) for odd in (["10/1m"], "10 a minute")],
     *[(0, {**CHANGE_ROW, "limit": odd}) for odd in ("6 a minute", 6, "off")],
     *[(0, {**CHANGE_ROW, **odd}) for odd in ({"name": 7}, {"name": "*"}, {"later": 1})],
 ]
@@ -248,7 +248,7 @@ ODD_ROWS = [
 @pytest.mark.parametrize(
     ("number", "value"),
     [
-        *[(number, value) for number in (0, rows.NUMBER) for value in UNREADABLE],
+        *[(number, value) for number in (0, overrides.WORKER) for value in UNREADABLE],
         *[(number, json.dumps(row).encode()) for number, row in ODD_ROWS],
     ],
 )
@@ -257,7 +257,7 @@ async def test_a_row_that_cannot_be_read_is_no_worker_and_no_change(worker: Work
     assert await worker.limiter.workers() == []
     assert (await worker.change()).workers == 1
     assert worker.changed == {"api": 20}
-    assert worker.limiter.engine.is_on
+    assert worker.limiter.engine.counts
 
 
 # -- secrets -----------------------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ async def test_a_worker_reports_once_that_others_have_another_secret(own: str | 
     await first.changes.look()
     second = Worker(first.rows, secret=other)
     for _ in range(3):
-        second.limiter.engine.rows.due_s = 0.0
+        second.changes.due_s = 0.0
         await second.changes.look()
     differ = own != other
     assert second.kinds() == ["secret_differs"] * differ

@@ -78,7 +78,7 @@ class TestRowsOfAStoreWithoutSharedOnes(StatsContract):
 
     def make_store(self, clock: FakeClock) -> MemoryStore:
         store = MemoryStore(clock=clock)
-        store.shared_stats = Limiter(store).engine.rows._own
+        store.shared_stats = Limiter(store).engine.rows._stats
         return store
 
 

@@ -6,8 +6,7 @@ from ..core.bans.ban import MAX_KEY_BYTES
 from ..stores.system_clock import system_us
 from .inspect import KeyView
 from .limiter import Limiter, check_cost
-from .named_limits import Override
-from .rows import Worker
+from .overrides import Override, Worker
 
 __all__ = [
     "MAX_KEY_BYTES",

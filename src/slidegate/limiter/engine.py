@@ -59,7 +59,6 @@ class Engine:
     Attributes:
         networks: Those files.
         counting: Whether limits count and refuse. A test may turn that off for all limiters; see `all_limiters`.
-        is_on: Whether they do, as far as operators decide; see `switch`.
         per_process: Whether every process has separate counts.
         prepare: Returns a question in a form that the store answers faster; see `Store.prepare`.
         ask: Charges every check of such a question or none; its decision refers to the question. Not a coroutine, so a
@@ -113,7 +112,6 @@ class Engine:
         self.portal = Portal()
         self._owners: dict[str, WeakKeyDictionary[object, int]] = {}
         self._closed = False
-        self.is_on = True
         self.rebuild()
         all_engines.add(self)
 
@@ -225,7 +223,7 @@ class Engine:
         if not self._closed:
             for subscription in self.observers.subscriptions:
                 await subscription.end()
-            await self.rows.end()
+            await self.overrides.end()
 
     def forget(self) -> None:
         """Clear windows, bans and stats of a memory store. For tests.
@@ -237,23 +235,17 @@ class Engine:
                 self.store.reset_all()
             self.store.bans.forget_all()
             self.rows.forget()
-            self.overrides.forget()
+            self.overrides.take([])
             for subscription in self.observers.subscriptions:
                 subscription.forget()
 
     @property
     def counts(self) -> bool:
         """Whether limits count and refuse."""
-        return self.counting and self.is_on
-
-    def switch(self, *, on: bool) -> None:
-        """Switch all limits and middlewares on or off, as ``limiter.override("*", "off", "10m")`` does."""
-        self.is_on = on
-        self.rebuild()
-        self.restart_middlewares()
+        return self.counting and not self.overrides.is_off
 
     def restart_middlewares(self) -> None:
-        """Let all middlewares treat the next request like the first one: they then check whether they are on."""
+        """Let all middlewares treat the next request like the first one: they then check whether limits count."""
         for caller in self.callers.listed():
             if isinstance(caller, Guard):
                 caller.begin_anew()

@@ -31,10 +31,11 @@ from .engine import Engine
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .inspect import Guard, KeyView, inspect_key
 from .keys import AnyKey, KeyOf, Limits, keyed
-from .named_limits import NamedLimit, Override
+from .named_limits import NamedLimit
 from .observers import AnyObserver, Subscription
 from .operators import NetworkKey, check_ban, files_of, operators_of
-from .rows import Row, Worker
+from .overrides import Override, Worker
+from .rows import Row
 
 if TYPE_CHECKING:
     from .sync import SyncLimiter
@@ -474,7 +475,7 @@ class Limiter:
         Raises:
             StoreError: The store does not answer.
         """
-        return await self.engine.rows.others()
+        return await self.engine.overrides.others()
 
     async def now_us(self) -> int:
         """Return the time of the store in microseconds, the same for all workers that share it.

@@ -1,38 +1,103 @@
 """Overrides: temporary changes of a limit's amount at run time, for all workers that share a store.
 
-An override is a row of the store, and expires with it, see `rows`. Every worker reads these rows twice a second while
-it is asked anything, and changes the amounts of its limits of that name, see `AnyLimit.become`. Where an event loop
-runs, requests do not wait for that. During an outage, the last known overrides stay in effect until their end. In a
-store without rows, overrides apply to this process only.
+They are rows of the store, see `rows`, and expire with these. Of kind ``limits`` there are two numbers::
 
-The name ``*`` with the limit ``off`` switches all workers off, see `Engine.switch`.
+    0    digest of a limit's name    JSON: an `Override`
+    1    worker                      JSON: {"version": 2, "secret": "fingerprint#9f", "limits": {"api": "50/1m"}}
+
+A worker looks at the rows twice a second while it is asked anything. Each look sets the amounts of all its limits anew,
+see `AnyLimit.become`: that of the override of that name, or that in code. Where an event loop runs, requests do not
+wait for that. During an outage, the last known overrides stay in effect until their end. In a store without rows,
+overrides apply to this process only. The name ``*`` with the limit ``off`` switches all workers off.
+
+A worker writes its own row every ten seconds, kept for thirty: its limits by name, as configured, and why one cannot be
+changed. The secret is a digest of a constant that is keyed with it: it shows only whether two secrets are the same.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from hashlib import blake2b
 from time import monotonic
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from ..core.errors import ConfigurationError, StoreError
+from ..core.errors import ConfigurationError, StoreError, quoted
+from ..core.limits import check_name
 from ..core.logs import Throttle, logger
-from ..core.store import CHANGED_LIMITS, StatsRow
-from ..stores.forks import ProcessLock
+from ..core.store import CHANGED_LIMITS, Event, StatsRow
 from .aio import COMMAND_DEADLINE_S, in_background, on_asyncio
-from .named_limits import ALL, NamedLimit, Override, amount_in, checked, event_of, parse_one, unknown, unpacked
-from .rows import DEADLINE_S, Worker, worker_of
+from .named_limits import NamedLimit, amount_in, parse_one, unknown, written
 
 if TYPE_CHECKING:
     from .engine import Engine
 
+ALL: Final = "*"
+"""The name that stands for all limits, of all workers."""
+OFF: Final = "off"
 INTERVAL_US: Final = 500_000
 _LONGEST_LOOK_US: Final = 5_000_000
+_LOOK_DEADLINE_S: Final = 1.0
 _LOG_EVERY_S: Final = 600.0
+WORKER: Final = 1
+"""The number of the rows of workers."""
+_VERSION: Final = 2
+_WRITE_EVERY_S: Final = 10.0
+_KEPT_US: Final = 30_000_000
+_MAX_LIMITS: Final = 4_000
+"""The most limits in a worker's row; 100 bytes each are well below the largest row."""
+_UNREADABLE: Final = ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigurationError
+"""The errors of a row that cannot be parsed, for example one of a later version."""
 
-Changes: TypeAlias = dict[str, tuple[int, int, Override | None]]
+Changes: TypeAlias = dict[str, tuple[int, int, "Override | None"]]
 """The amounts of limits before and after a change, and the override that sets the latter, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A temporary change of a limit's amount.
+
+    Attributes:
+        name: The name of the limit in response headers; ``*`` if all workers are switched off.
+        limit: The limit that replaces the one in code: ``"50/1m"``; ``"off"`` with the name ``*``.
+        by: The person or program that changed it.
+        reason: The reason, for operators.
+        since_us: When it was changed, in microseconds of Unix time.
+        until_us: When it ends, in microseconds of Unix time.
+        workers: How many workers had this limit when this was returned; each applies a change within a second.
+    """
+
+    name: str
+    limit: str
+    by: str
+    reason: str
+    since_us: int
+    until_us: int
+    workers: int = field(default=0, compare=False)
+
+    @property
+    def since(self) -> datetime:
+        """When it was changed (UTC)."""
+        return datetime.fromtimestamp(self.since_us / 1_000_000, UTC)
+
+    @property
+    def until(self) -> datetime:
+        """When it ends (UTC)."""
+        return datetime.fromtimestamp(self.until_us / 1_000_000, UTC)
+
+
+class Worker(NamedTuple):
+    """A worker that has used the store within the last 30 seconds."""
+
+    limits: dict[str, str]
+    """Its limits as configured in code, by their names in response headers: ``{"api": "50/1m"}``."""
+    fixed: dict[str, str]
+    """Why some of them cannot be changed."""
+    same_secret: bool
+    """Whether its digests of API keys and similar values are those of this limiter."""
 
 
 class Overrides:
@@ -43,22 +108,23 @@ class Overrides:
 
     Attributes:
         known: The overrides in this process, by limit name, those included that no limit here takes.
+        due_s: When the row of this worker is to be written next; 0 for the next look, because its limits have changed.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.known: dict[str, Override] = {}
+        self.due_s = 0.0
         self._engine = engine
         self._rows = engine.rows
         self._next_us = self._begun = self._applied = 0
+        self._written_by = b""
+        self._has_differed = False
         self._throttle = Throttle(_LOG_EVERY_S)
-        self._lock = ProcessLock()
 
     def register(self, limits: Iterable[NamedLimit]) -> None:
         """Apply the overrides in effect to limits with which this process counts from now on."""
-        self._rows.due_s = 0.0
-        with self._lock:
-            changes = self._apply(limits)
-        self._wake(changes)
+        self.due_s = 0.0
+        self._apply(limits)
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
@@ -69,13 +135,15 @@ class Overrides:
             ConfigurationError: No worker has such a limit, or it cannot be changed to this; nothing is written.
             StoreError: The store does not answer.
         """
-        text = checked(name, limit)
+        text = _checked(name, limit)
         workers = await self._workers()
         having = _having(workers, name)
         if workers and not having:
             raise unknown(name, (other for one in workers for other in one.limits if other not in one.fixed))
         for worker in having if name != ALL else ():
-            amount_in(limit, name, parse_one(worker.limits[name]), worker.fixed.get(name, ""))
+            if name in worker.fixed:
+                raise ConfigurationError(f"limit {name!r}: {worker.fixed[name]}")
+            amount_in(limit, name, parse_one(worker.limits[name]))
         now_us = self._engine.unix_us()
         made = Override(name, text, by, reason, now_us, now_us + length_us)
         await self._write(made, length_us)
@@ -110,13 +178,25 @@ class Overrides:
         rows = await self._rows.read(CHANGED_LIMITS, 0, 0, deadline_s)
         if reading > self._applied:  # else a read that started later has already returned
             self._applied = reading
-            self._replace({one.name: one for row in rows if (one := unpacked(row.value)) is not None})
+            self.take([one for row in rows if (one := _override_in(row.value)) is not None])
 
-    def forget(self) -> None:
-        """Drop all overrides in this process. For tests."""
-        self._replace({})
+    async def others(self, deadline_s: float = COMMAND_DEADLINE_S) -> list[Worker]:
+        """Return the other workers; those of other versions are left out.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        rows = await self._rows.read(CHANGED_LIMITS, WORKER, WORKER, deadline_s)
+        secret = self._engine.keys.fingerprint
+        found = [_worker_in(row.value, secret) for row in rows if row.worker != self._rows.worker]
+        return [worker for worker in found if worker is not None]
 
     # -- looking -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_off(self) -> bool:
+        """Whether all workers are switched off."""
+        return ALL in self.known
 
     @property
     def may_change(self) -> bool:
@@ -137,44 +217,31 @@ class Overrides:
     async def look(self) -> None:
         """Refresh the overrides, and keep the row of this worker."""
         try:
-            await self.refresh(DEADLINE_S)
-            await self._rows.keep_own(self._engine.limits())
+            await self.refresh(_LOOK_DEADLINE_S)
+            await self._keep_own_row()
         except Exception as error:
             now_us = self._engine.unix_us()
-            self._replace({name: one for name, one in self.known.items() if one.until_us > now_us})
+            self.take(one for one in self.known.values() if one.until_us > now_us)
             if not isinstance(error, StoreError) and self._throttle.left_out(None, monotonic()) is not None:
                 logger.exception("changed limits cannot be read")
         finally:
             self._next_us = self._engine.now_us() + INTERVAL_US
 
-    # ------------------------------------------------------------------------------------------------------------------
-
-    async def _write(self, override: Override, kept_us: int) -> None:
-        digest = blake2b(override.name.encode(), digest_size=8).digest()
-        await self._rows.write(digest, StatsRow(CHANGED_LIMITS, 0, override.packed(), kept_us))
-        await self.refresh()
-
-    async def _workers(self) -> list[Worker]:
-        """Return all workers, this process included if it is one."""
-        is_worker = bool(self._engine.callers.listed())
-        return [worker_of(self._engine.limits())] * is_worker + await self._rows.others()
-
-    def _replace(self, found: dict[str, Override]) -> None:
-        """Replace the overrides in this process, and report the amounts that change."""
-        limits = self._engine.callers.limits()
-        with self._lock:
-            known, self.known = self.known, found
-            if known == found:
-                return
-            changes = self._apply(one for one in limits if known.get(one.name) != found.get(one.name))
-            if (ALL in found) is self._engine.is_on:
-                self._engine.switch(on=ALL not in found)
-                changes[ALL] = 0, 0, found.get(ALL)
+    def take(self, found: Iterable[Override]) -> None:
+        """Replace the overrides in this process by those found, and report the amounts that change."""
+        known, self.known = self.known, {one.name: one for one in found}
+        if not known and not self.known:
+            return
+        changes = self._apply(self._engine.callers.limits())
+        if (ALL in known) is not self.is_off:
+            changes[ALL] = 0, 0, self.known.get(ALL)
+            self._engine.restart_middlewares()
         self._engine.rebuild()
-        self._wake(changes)
         for name, (was, amount, applied) in changes.items():
-            event = event_of(name, was, amount, applied or known.get(name) or found[name], ended=applied is None)
-            self._engine.emit(event)
+            if override := applied or known.get(name) or self.known.get(name):
+                self._engine.emit(_event_of(name, was, amount, override, ended=applied is None))
+
+    # ------------------------------------------------------------------------------------------------------------------
 
     def _apply(self, limits: Iterable[NamedLimit]) -> Changes:
         """Set the amounts of limits, and log why an override does not apply to one; return what has changed."""
@@ -183,7 +250,7 @@ class Overrides:
             override, amount = self.known.get(one.name), one.configured.amount
             if override is not None and one.changeable:
                 try:
-                    amount = amount_in(override.limit, one.name, one.configured, "")
+                    amount = amount_in(override.limit, one.name, one.configured)
                 except ConfigurationError as error:
                     override = None
                     if self._throttle.left_out(str(error), monotonic()) is not None:
@@ -191,15 +258,114 @@ class Overrides:
             if amount != one.limit.amount:
                 changes[one.name] = one.limit.amount, amount, override
                 one.limit.become(amount)
-        return changes
-
-    def _wake(self, changes: Changes) -> None:
-        """Let waiting requests ask again, and middlewares read the amounts anew."""
-        if changes:
+        if changes:  # waiting requests ask again, and middlewares read the amounts anew
             self._engine.queues.wake()
             self._engine.restart_middlewares()
+        return changes
+
+    async def _write(self, override: Override, kept_us: int) -> None:
+        digest = blake2b(override.name.encode(), digest_size=8).digest()
+        await self._rows.write(digest, StatsRow(CHANGED_LIMITS, 0, json.dumps(asdict(override)).encode(), kept_us))
+        await self.refresh()
+
+    async def _workers(self) -> list[Worker]:
+        """Return all workers, this process included if it is one."""
+        is_worker = bool(self._engine.callers.listed())
+        return [_worker_of(self._engine.limits())] * is_worker + await self.others()
+
+    async def _keep_own_row(self) -> None:
+        """Write the row of this worker every ten seconds, and report once if other workers have another secret.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        worker = self._rows.worker  # another one in a child of `fork`
+        if not self._rows.is_shared or (monotonic() < self.due_s and self._written_by == worker):
+            return
+        self.due_s, self._written_by = monotonic() + _WRITE_EVERY_S, worker
+        own = _worker_of(self._engine.limits())
+        row = {"version": _VERSION, "secret": self._engine.keys.fingerprint, "limits": own.limits, "fixed": own.fixed}
+        value = json.dumps(row).encode()
+        await self._rows.write(worker, StatsRow(CHANGED_LIMITS, WORKER, value, _KEPT_US), _LOOK_DEADLINE_S)
+        others = await self.others(_LOOK_DEADLINE_S)
+        differing = sum(not other.same_secret for other in others)
+        if differing and not self._has_differed:
+            self._has_differed = True
+            message = (
+                f"{differing} of {len(others)} other workers on this store have another secret, so their digests of "
+                "API keys and similar values differ; set the same SLIDEGATE_SECRET, or secret=, for all"
+            )
+            self._engine.emit(Event("secret_differs", message, {"workers": differing}))
+
+    async def end(self) -> None:
+        """Delete the row of this worker, if it has written one; if the store does not answer, the row expires."""
+        worker, self._written_by = self._written_by, b""
+        if worker == self._rows.worker:
+            with suppress(StoreError):
+                await self._rows.write(worker, StatsRow(CHANGED_LIMITS, WORKER, b"", 0), _LOOK_DEADLINE_S)
+
+
+def _checked(name: str, limit: str) -> str:
+    """Return the text of a change in its canonical form.
+
+    Raises:
+        ConfigurationError: It is wrong, as far as that shows without the limits in code.
+    """
+    if name == ALL:
+        if limit != OFF:
+            raise ConfigurationError(f'limit "*": it stands for all limits and can only be "off", not {quoted(limit)}')
+        return OFF
+    if limit == OFF:
+        raise ConfigurationError(
+            f'limit {quoted(name)}: one limit cannot be "off"; the name "*" switches all of them off'
+        )
+    check_name(name, "limit name")
+    return written(parse_one(limit))
+
+
+def _override_in(value: bytes) -> Override | None:
+    """Return the override of a row; None if it cannot be parsed."""
+    with suppress(*_UNREADABLE):
+        found = Override(**json.loads(value))
+        _checked(found.name, found.limit)
+        return found
+    return None
+
+
+def _worker_in(value: bytes, secret: str) -> Worker | None:
+    """Return the worker of a row; None if it cannot be parsed."""
+    with suppress(*_UNREADABLE):
+        row = json.loads(value)
+        found = Worker(row["limits"], row["fixed"], row["secret"] == secret)
+        for text in found.limits.values():
+            parse_one(text)
+        return found if row["version"] == _VERSION else None
+    return None
+
+
+def _worker_of(limits: Iterable[NamedLimit]) -> Worker:
+    """Return what this process says of its limits; of equal names, of one that can be changed."""
+    known = {one.name: one for one in sorted(limits, key=lambda one: one.changeable)}
+    named = list(known.values())[:_MAX_LIMITS]
+    fixed = {one.name: one.fixed for one in named if one.fixed}
+    return Worker({one.name: written(one.configured) for one in named}, fixed, same_secret=True)
 
 
 def _having(workers: Iterable[Worker], name: str) -> list[Worker]:
     """Return the workers that have a limit; all of them have ``*``."""
     return [worker for worker in workers if name == ALL or name in worker.limits]
+
+
+def _event_of(name: str, was: int, amount: int, override: Override, *, ended: bool) -> Event:
+    """Return the event of a limit whose amount has changed with an override, or with its end."""
+    author = f"; changed by {override.by}" if override.by else ""
+    author += f": {override.reason}" if override.reason else ""
+    how = "again" if ended else f"until {override.until:%Y-%m-%dT%H:%M:%SZ}"
+    details = {"by": override.by, "reason": override.reason, "until": override.until}
+    if name == ALL and ended:
+        return Event("switched_on", "slidegate is on again", details)
+    if name == ALL:
+        return Event("switched_off", f"slidegate is off {how}: every request passes{author}", details)
+    message = f"limit {name!r} is {amount} {how}, and was {was}{author}"
+    details |= {"limit": name, "amount": amount, "was": was}
+    return Event("limit_restored" if ended else "limit_overridden", message, details)
