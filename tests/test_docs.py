@@ -25,7 +25,6 @@ from mmdb_writer import MMDBWriter
 from netaddr import IPSet
 from starlette.applications import Starlette
 
-import dev
 import slidegate
 import slidegate.core
 import slidegate.events
@@ -33,7 +32,7 @@ import slidegate.testing
 from scripts import make_reference
 from slidegate import RateLimitMiddleware
 
-from .pages.anchors import broken, links
+from .pages.anchors import broken
 from .pages.blocks import MARKED, SHELL, Block, blocks, missing
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,14 +129,6 @@ def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
     run_page(page.read_text("utf-8"), str(page), tmp_path, module)
 
 
-def test_every_command_of_dev_py_and_every_extra_that_a_page_names_is_there() -> None:
-    text = "\n".join(page.read_text("utf-8") for page in PAGES)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    named = re.findall(r"slidegate\[([\w,]+)\]", text)
-    assert {extra for names in named for extra in names.split(",")} <= {*project["optional-dependencies"]}
-    assert {*re.findall(r"python3 dev\.py ([a-z]+)", text)} <= {*dev.COMMANDS, *dev.STEPS}
-
-
 def read_json(code: str) -> Iterator[object]:
     """Yield the document of a block, or those of its lines."""
     try:
@@ -169,13 +160,6 @@ def test_data_on_the_page_is_what_it_says(page: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=page_name)
 def test_links_on_the_page_lead_somewhere(page: Path) -> None:
     assert broken(page) == []
-
-
-def test_the_skill_is_short_and_links_to_nothing() -> None:
-    text = SKILL.read_text("utf-8")
-    assert text.startswith("---\nname: slidegate\ndescription: ")
-    assert len(text.splitlines()) <= 250
-    assert links(text) == []
 
 
 def test_every_page_is_in_the_navigation_once() -> None:

@@ -13,7 +13,6 @@ from hatchling.metadata.core import ProjectMetadata
 from hatchling.plugin.manager import PluginManager
 
 import slidegate
-from scripts.index_page import absolute
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -123,13 +122,6 @@ def test_every_link_and_picture_of_the_readme_leads_to_a_file_from_an_index() ->
     names = {name.removeprefix(f"raw/{tag}/").removeprefix(f"blob/{tag}/") for name in files}
     assert [name for name in names if not (ROOT / name).is_file()] == []
     assert all(name.endswith((".png", ".svg")) for name in pictures)
-
-
-def test_what_looks_like_a_link_in_code_or_is_absolute_already_stays_as_it_is() -> None:
-    kept = 'see [a](https://example.com/a.md), [b](#b)\n\n```python\nrows[0](other)\nsrc="x.png"\n```\n'
-    assert absolute(kept, "https://example.com/r", "v1") == kept
-    mixed = '[a](a.md#b) ![p](p.svg) <img src="q.png">\n'
-    assert absolute(mixed, "R", "v1") == '[a](R/blob/v1/a.md#b) ![p](R/raw/v1/p.svg) <img src="R/raw/v1/q.png">\n'
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)

@@ -1,4 +1,4 @@
-"""The demo: the sample log, the replay and its checks, the command line, and the site on a real server."""
+"""The demo: the sample log and its replay, and the site on a real server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import itertools
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -30,29 +29,6 @@ SCANNERS = {"203.0.113.200", "198.51.100.150"}
 """The scanners in the sample."""
 
 
-def test_a_port_in_use_gives_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server((demo.HOST, 0)) as taken:
-        assert demo.main(["--port", str(taken.getsockname()[1])]) == 2
-    printed = capsys.readouterr()
-    assert printed.err.startswith("demo: ")
-    assert printed.err.count("\n") == 1
-    assert printed.out == "", "the port is tried before the replay"
-
-
-@pytest.mark.parametrize("text", [None, "no request\n"])
-def test_a_log_that_cannot_be_used_gives_one_line_and_exit_2(
-    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = tmp_path / "some.log"
-    if text is not None:
-        log.write_text(text)
-    assert demo.main(["--no-serve", "--log", str(log)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("demo: ")
-    assert said.count("\n") == 1
-    assert "some.log" in said
-
-
 async def test_the_sample_has_clients_with_each_outcome_and_every_wait_is_exact() -> None:
     clock = replay.LogClock()
     limiter = Limiter(MemoryStore(clock=clock))
@@ -65,15 +41,6 @@ async def test_the_sample_has_clients_with_each_outcome_and_every_wait_is_exact(
     stats = await Statistics.of(limiter).read("3h")
     assert stats.total.passed == sum(outcomes["admitted"] for outcomes in result.clients.values())
     assert sum(step.passed > 0 for step in stats.steps) >= 24, "the two hours of the log in steps of five minutes"
-
-
-def test_the_replay_ends_with_three_sentences_of_what_it_has_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert demo.main(["--no-serve"]) == 0
-    banned, limited, exact = capsys.readouterr().out.splitlines()[-3:]
-    assert banned.startswith("Banned: ")
-    assert all(f"{scanner} for path " in banned for scanner in SCANNERS)
-    assert "198.51.100.77 to 100/10s of api" in limited
-    assert re.fullmatch(r"All \d+ Retry-After values were exact to the microsecond\.", exact)
 
 
 @contextmanager
