@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,44 +21,32 @@ LIMIT = Limit(5, "1m")
 BUCKET = Bucket("api", [LIMIT], ["a"], count_denied=True, label="All", on_error="deny")
 BAN = Ban("192.0.2.1", "a reason", "flood", 1, 3, 90)
 CHECK: Check = (BUCKET, "192.0.2.1", 2)
-OF_BUCKET = ("name", "label", "limits", "names", "count_denied", "is_permit", "unit", "on_error")
-OF_DECISION = (
-    *("allowed", "reason", "now_us", "checks", "readings", "states", "retry_after_us"),
-    *("by", "ban", "status", "at_least_us"),
-)
 DECISION = Decision(False, Reason.LIMITED, 10, (CHECK,), ((5, 40, 20, 30),))
 
 
 WINDOW = MetricWindow(10, 100)
 WINDOW.record(0, "pass", rt_us=5)
-SUMMARY = WINDOW.read(0)
-SAMPLES: list[tuple[Any, tuple[str, ...]]] = [
-    (BUCKET, OF_BUCKET),
-    (DECISION, OF_DECISION),
-    (Decision(False, Reason.LIMITED, 10, (CHECK,), ((5, 40, 20, 30),), at_least_us=77), OF_DECISION),
-    (Decision(False, Reason.BLOCKED, 5, (CHECK,), by="a list"), OF_DECISION),
-    (Decision(False, Reason.BLOCKED, by="nobody", status=404), OF_DECISION),
-    (Decision(False, Reason.UNAVAILABLE, checks=(CHECK,), at_least_us=9), OF_DECISION),
-    (refused_by_ban(BAN, 5, (CHECK,)), OF_DECISION),
-    (SUMMARY, ("start_us", "span_us", "events", "rt")),
-    (Traffic(passed=3, refused=1), ("passed", "refused")),
-    (Worker("host:7:1f3a", "host", 7, 0.5), ("name", "host", "pid", "age_s")),
-    (
-        Stats(5, 0, Traffic(3), {"api": Traffic(3)}, {}, [Traffic(3)], []),
-        ("step_us", "rules", "routes", "total"),
-    ),
-    (MemoryStore().stats(), ("keys", "evictions", "shared_hits")),
-    (ConfigurationError("expected text", "limits"), ("args", "text", "option")),
-    (InvalidKey("key: expected text"), ("args", "text", "option")),
-]
-DESCRIBED = [
+SAMPLES: list[Any] = [
+    BUCKET,
+    DECISION,
+    Decision(False, Reason.LIMITED, 10, (CHECK,), ((5, 40, 20, 30),), at_least_us=77),
+    Decision(False, Reason.BLOCKED, 5, (CHECK,), by="a list"),
+    Decision(False, Reason.BLOCKED, by="nobody", status=404),
+    Decision(False, Reason.UNAVAILABLE, checks=(CHECK,), at_least_us=9),
+    refused_by_ban(BAN, 5, (CHECK,)),
+    WINDOW.read(0),
+    Traffic(passed=3, refused=1),
+    Worker("host:7:1f3a", "host", 7, 0.5),
+    Stats(5, 0, Traffic(3), {"api": Traffic(3)}, {}, [Traffic(3)], []),
+    MemoryStore().stats(),
+    ConfigurationError("expected text", "limits"),
+    InvalidKey("key: expected text"),
     Limit(5, "1m", name="burst", resolution=10),
     Quota("10/day", zone="UTC"),
     Networks(["10.0.0.0/8"]),
     Rule("/items/{id}", "5/minute", methods=["POST"], name="items"),
     MessageLimits("10/second"),
 ]
-"""What users write and may hand to another process."""
 MADE: dict[str, Callable[[Any], Any]] = {
     "BanPolicy": lambda kind: kind(after="20/10m", duration="1h"),
     "ConfigurationError": lambda kind: kind("expected text", "limits"),
@@ -85,21 +74,20 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def parts(value: object) -> dict[str, str]:
+    """Return all that a value says of itself."""
+    found = {name: getattr(value, name) for name in dir(value) if not name.startswith("_")}
+    said = {name: repr(part) for name, part in found.items() if not callable(part)} | {"": repr(value)}
+    return {name: re.sub(" at 0x[0-9a-f]+", "", text) for name, text in said.items()}
+
+
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("value", "names"), SAMPLES, ids=[type(value).__name__ for value, _ in SAMPLES])
-def test_a_copy_holds_what_the_original_holds(value: Any, names: tuple[str, ...], way: str) -> None:
+@pytest.mark.parametrize("value", SAMPLES, ids=[type(value).__name__ for value in SAMPLES])
+def test_a_copy_says_what_the_original_says(value: Any, way: str) -> None:
     twin = WAYS[way](value)
     assert type(twin) is type(value)
     assert twin is not value
-    assert repr([getattr(twin, name) for name in names]) == repr([getattr(value, name) for name in names])
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("value", DESCRIBED, ids=[type(value).__name__ for value in DESCRIBED])
-def test_a_copy_of_what_users_write_reads_as_the_original(value: Any, way: str) -> None:
-    twin = WAYS[way](value)
-    assert type(twin) is type(value)
-    assert repr(twin) == repr(value)
+    assert parts(twin) == parts(value)
 
 
 def test_a_copied_policy_reads_as_the_original() -> None:
