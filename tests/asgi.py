@@ -1,7 +1,5 @@
 """Send one ASGI request to an application, and keep every message that comes back."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field
 from typing import Any

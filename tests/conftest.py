@@ -1,7 +1,5 @@
 """What all tests share: how hard Hypothesis tries, random numbers that say where they come from, texts, servers."""
 
-from __future__ import annotations
-
 import logging
 import os
 import random

@@ -1,7 +1,5 @@
 """The table of docs/guides/metrics.md: what it promises of each kind of events."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

@@ -13,8 +13,6 @@ Nothing is reordered, and nothing is changed but by being left out at the end. `
 TLS to the client and plain text to the server. It runs in the event loop of the test.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

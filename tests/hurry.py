@@ -1,7 +1,5 @@
 """Threads that begin together, and take turns far more often than they do by themselves."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import time

@@ -1,7 +1,5 @@
 """Putting something in the place of a name wherever a package has imported it, whatever its files are called."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

@@ -1,7 +1,5 @@
 """Questions with several checks, as middlewares ask them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from slidegate import Decision, Limiter

@@ -3,8 +3,6 @@
 Each of the tests that use it failed in every one of some tens of runs in which the lock was taken away.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import time

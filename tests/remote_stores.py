@@ -1,7 +1,5 @@
 """Stores whose every answer goes through one method, which may come late, fail, or count questions."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +19,7 @@ def bans_answer(name: str) -> Callable[..., Any]:
 
 
 class RemoteBans(BanStore):
-    def __init__(self, store: RemoteStore) -> None:
+    def __init__(self, store: "RemoteStore") -> None:
         self.store = store
 
     find, strike, ban, unban, active, dump, load = map(  # type: ignore[assignment]

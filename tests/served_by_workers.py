@@ -3,8 +3,6 @@
 ``/`` and ``/item`` are limited and answer with the id of their worker.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

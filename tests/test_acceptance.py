@@ -1,7 +1,5 @@
 """The code that users write first, as the README shows it; the whole thing is in web/scenarios/readme.txt."""
 
-from __future__ import annotations
-
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 

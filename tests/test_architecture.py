@@ -3,8 +3,6 @@
 Every import counts, lazy ones inside functions and those under `TYPE_CHECKING` too.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterator

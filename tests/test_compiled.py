@@ -1,7 +1,5 @@
 """What a compiled wheel is made of, and which of the two runs: the source, or what was compiled from it."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import tomllib

@@ -1,7 +1,5 @@
 """Answers, limits and stats are copied and pickled whole: by worker processes, caches and tests of users."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re

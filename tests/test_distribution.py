@@ -1,7 +1,5 @@
 """Both files of a release: their contents, how they are built, and the wheel alone in an empty environment."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

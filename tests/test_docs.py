@@ -5,8 +5,6 @@
 * The commands of a bash or console block are run by tests/pages, which also says how blocks are marked (blocks.py).
 """
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import importlib

@@ -1,7 +1,5 @@
 """What holds for the checkout as a whole: its requirements, its versions, and no address of an index."""
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib

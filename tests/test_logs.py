@@ -1,7 +1,5 @@
 """Whatever a client sends or a function raises, a message in the log is one printable line."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Iterator

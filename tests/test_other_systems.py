@@ -1,7 +1,5 @@
 """What works where names and modules of POSIX are missing, as on Windows; here they are hidden from a new process."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

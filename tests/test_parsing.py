@@ -6,8 +6,6 @@ process, and only how it grows: eight times the text may take at most 32 times a
 room, and a half of what a quadratic reader takes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import itertools

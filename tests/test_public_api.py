@@ -1,7 +1,5 @@
 """What the package offers: the names, and what importing it costs."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

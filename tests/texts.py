@@ -4,8 +4,6 @@ A blank line and comments may stand between two entries. ``pytest --update`` wri
 read the diff before you commit it.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import re

@@ -1,7 +1,5 @@
 """An event loop whose time is a fake clock's: where nothing is left to do, the clock moves to the next timer."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Awaitable

@@ -1,7 +1,5 @@
 """Applications that workers of their own serve, and requests to them, each on a connection of its own."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

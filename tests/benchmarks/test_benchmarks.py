@@ -1,7 +1,5 @@
 """Each benchmark runs with small numbers and prints a table, and a request costs no more work than it should."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

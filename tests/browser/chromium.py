@@ -1,7 +1,5 @@
 """Finds Chromium. ``python -m tests.browser.chromium`` prints its path; it fails without one if CI=true."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

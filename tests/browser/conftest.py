@@ -1,7 +1,5 @@
 """One Chromium for all tests of this directory; its pages must not request other hosts or log errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Starts the site in separate processes, and sends requests with any client address."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

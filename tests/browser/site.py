@@ -4,8 +4,6 @@
 store. The client is the one that ``X-Forwarded-For`` names, so that a test can be anybody.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

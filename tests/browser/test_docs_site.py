@@ -1,7 +1,5 @@
 """The built documentation site in a browser, at the widths of a desk and a phone."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 The same with four workers on one host, with two servers on Redis, and in a browser that runs no scripts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack

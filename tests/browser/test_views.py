@@ -1,7 +1,5 @@
 """The dashboard in a browser: accessible and unclipped in light and dark, refreshed without disturbing its reader."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Derive a test class from `StoreContract`. It plays random programs to the store 
 folder beside this one.
 """
 
-from __future__ import annotations
-
 from .harness import StoreHarness
 from .store_contract import StoreContract
 

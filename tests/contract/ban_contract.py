@@ -1,7 +1,5 @@
 """The part of the store contract for bans: refusing, making, removing, dumping and loading them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

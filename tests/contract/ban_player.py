@@ -1,7 +1,5 @@
 """Plays random strikes, bans, times and restarts to a store and to the reference, and compares them after each move."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable
 from math import inf

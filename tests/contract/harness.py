@@ -1,7 +1,5 @@
 """The harness in which the tests of the store contract call a store."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence

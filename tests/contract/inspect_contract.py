@@ -1,7 +1,5 @@
 """The part of the store contract for inspecting windows and resetting all of them."""
 
-from __future__ import annotations
-
 from slidegate.core import Bucket, Concurrency
 
 from .harness import StoreHarness, bucket, with_store

@@ -1,7 +1,5 @@
 """The part of the store contract for permits, which limit the concurrent requests of a key."""
 
-from __future__ import annotations
-
 import random
 
 from slidegate.core import Bucket, Check, Concurrency, Decision, Reason

@@ -1,7 +1,5 @@
 """Plays a random program to a store and to the reference, and compares every decision."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The part of the store contract for processes that share a store."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor

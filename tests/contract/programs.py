@@ -1,7 +1,5 @@
 """Random programs of questions, times and changes of rules; `player` plays them to a store."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple, TypeAlias, TypeVar

@@ -1,7 +1,5 @@
 """The part of the store contract for prepared questions, which must be answered like their checks."""
 
-from __future__ import annotations
-
 import pickle
 
 from slidegate import MemoryStore

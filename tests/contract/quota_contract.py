@@ -3,8 +3,6 @@
 Random programs include quotas too; these tests cover cases that programs exclude or rarely reach.
 """
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from slidegate.core import Bucket, Quota, parse_limits

@@ -1,7 +1,5 @@
 """The part of the store contract for shared stats: rows that workers publish."""
 
-from __future__ import annotations
-
 from slidegate.core import StatsRow
 
 from .harness import StoreHarness, with_store

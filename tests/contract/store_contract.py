@@ -9,8 +9,6 @@ it. The methods of a store may return results or awaitables. Tests of abilities 
 `harness.ABILITIES` and `opener`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Amounts that change while they are counted by: the bound holds, and whoever has prepared a question learns of it."""
 
-from __future__ import annotations
-
 import pickle
 from threading import Thread
 

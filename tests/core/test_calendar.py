@@ -1,7 +1,5 @@
 """A period is the one that a calendar on the wall shows: checked against a slow model, day by day."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from zoneinfo import ZoneInfo

@@ -1,7 +1,5 @@
 """Concurrency limits and places, with time as a number."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Sequence

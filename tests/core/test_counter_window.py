@@ -1,7 +1,5 @@
 """Counts by the slice: the three readings of a window, checked against a plain list and by hand."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Decisions: one answer, from which everything else is read."""
 
-from __future__ import annotations
-
 import pytest
 
 from slidegate.core import NEVER, Bucket, Decision, Limit, Reason, parse_limits

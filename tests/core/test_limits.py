@@ -1,7 +1,5 @@
 """Limits: how they are written, what they mean, and what is refused."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

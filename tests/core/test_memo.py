@@ -1,7 +1,5 @@
 """A memo is bounded in entries and in bytes."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

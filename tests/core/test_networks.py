@@ -1,7 +1,5 @@
 """Addresses and networks: one spelling each, and what is in what."""
 
-from __future__ import annotations
-
 import ipaddress
 import pickle
 from collections.abc import Iterable

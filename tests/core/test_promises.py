@@ -3,8 +3,6 @@
 Every answer is compared with the reference by the contract of stores; here the promises are written down by themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 

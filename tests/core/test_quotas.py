@@ -1,7 +1,5 @@
 """A quota is written in few words, and a mistake in them says what to write instead."""
 
-from __future__ import annotations
-
 import pickle
 import zoneinfo
 from collections import Counter

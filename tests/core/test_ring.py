@@ -3,8 +3,6 @@
 What it decides is compared with the reference by the contract of stores, and held to the promises in `test_promises`.
 """
 
-from __future__ import annotations
-
 from struct import pack
 
 import pytest

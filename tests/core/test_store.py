@@ -1,7 +1,5 @@
 """What a store of one's own has from `Store`, and what it has to say itself."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """The containers of the example: their files fit together, and their application counts for both of its workers."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The demo: the sample log and its replay, and the site on a real server."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """The store of the example passes the store contract, and works with the middleware."""
 
-from __future__ import annotations
-
 import pytest
 
 import examples.own_store.__main__

@@ -8,8 +8,6 @@ over, how long the longest hit took, and by how much the event loop itself was l
 any wait. Wrong are hits that passed beyond a limit of 1,000 an hour, or in spite of a ban.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

@@ -1,7 +1,5 @@
 """The faults of LMDB: other workers of the host that die or stand still, a disk without room, a damaged file."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

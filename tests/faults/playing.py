@@ -1,7 +1,5 @@
 """A scene: tasks that hit a limiter without a break while its store has a fault, and what they went through."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence

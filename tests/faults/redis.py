@@ -1,7 +1,5 @@
 """The faults of Redis: servers, clusters and sentinels of their own, and the wire to them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -1,7 +1,5 @@
 """No fault of a store lets anybody past a limit or a ban."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The README's first screen and the page that continues it, typed command by command beside a fresh checkout."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """httpx2, a client with the interface of httpx, works with the transport too."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from typing import Any

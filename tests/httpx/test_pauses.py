@@ -1,7 +1,5 @@
 """Valid requests of servers to pause are parsed; invalid ones are ignored."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime

@@ -3,8 +3,6 @@
 Where a test is not about tasks or threads, it runs with a client that awaits and with one that blocks.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Reads an exposition with the parsers of Prometheus, as a scraping server does."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

@@ -4,8 +4,6 @@
 Nobody closes the limiter: the middleware ends its observers when the server ends.
 """
 
-from __future__ import annotations
-
 import os
 
 from starlette.applications import Starlette

@@ -1,7 +1,5 @@
 """The rows of several workers in one process, by a clock that tests set."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from slidegate import Limiter, MemoryStore

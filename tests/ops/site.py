@@ -1,7 +1,5 @@
 """An application behind a middleware, which metrics and statistics observe."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Grafana dashboard and the alerts of the docs, checked against the metrics of real traffic."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The metrics of one process: both exporters say what the middleware decided, and clients cannot create series."""
 
-from __future__ import annotations
-
 import random
 import string
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """What only Prometheus has: its exposition, registries, and the files that processes share."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Statistics of all workers: exact sums whichever write fails and whichever worker is killed; bounds; events."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -1,7 +1,5 @@
 """The middleware counts each request once, by rule and by route, whatever its outcome."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

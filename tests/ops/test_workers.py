@@ -1,7 +1,5 @@
 """Four real uvicorn workers on one store: their statistics and their metrics equal the counts of the client."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

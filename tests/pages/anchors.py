@@ -1,7 +1,5 @@
 """The places of a page that a link may name, as the site makes them."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

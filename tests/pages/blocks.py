@@ -7,8 +7,6 @@
 * ``<!-- varies: 60 | 1.2 s -->`` before an output names the parts of which only the shape has to be the same.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A server gets a free port in the place of the one that the page names, in what is typed and in what is said.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Every finding has its heading, and every page that the source names is there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -4,8 +4,6 @@ They find nothing of this machine but a few tools and Python, and what pages tak
 configuration, logs, a store.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The Python of the pages passes ``mypy --strict``: a reader who copies it gets no new errors."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -5,8 +5,6 @@ be counted exactly. The ladder of a policy includes only its own bans, not those
 imported. Time is Unix time.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The reference model of a store. Its windows are in `model_window` and `model_quota`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import NamedTuple
@@ -93,7 +91,7 @@ class Model:
             window.reset()
         return had_units
 
-    def _asked(self, checks: Sequence[Check], now_us: int) -> list[Ask]:
+    def _asked(self, checks: Sequence[Check], now_us: int) -> list["Ask"]:
         asked = [
             Ask(self._window(bucket, key, limit), limit.amount, cost, bucket.count_denied)
             for bucket, key, cost in checks

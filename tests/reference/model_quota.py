@@ -1,7 +1,5 @@
 """The reference model of a quota: the units of one period, identified by its end."""
 
-from __future__ import annotations
-
 from slidegate.core import Quota
 
 from .model_window import Answer

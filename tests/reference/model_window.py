@@ -13,8 +13,6 @@ stepped back are moved to now. A refund takes at most the units that are there u
 without units equals a new one.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 MAX_UNITS = 2**32 - 1

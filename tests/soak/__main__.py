@@ -9,8 +9,6 @@ answers that the clients saw are checked: no window held more than its limit, no
 may not have grown, nor have tasks or files left over. The exit code is 1 if a promise was broken.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import platform

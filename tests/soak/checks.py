@@ -5,8 +5,6 @@ what must have happened: requests whose whole span lies inside a window were dec
 wrongly, and the shorter the spans are, the less escapes it.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The workers of a soak: processes that share one listening socket, are killed at random, and are started again."""
 
-from __future__ import annotations
-
 import json
 import random
 import socket

@@ -1,7 +1,5 @@
 """What the clients of a soak saw, and the limits that they were promised."""
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 

@@ -1,7 +1,5 @@
 """One part of a soak: a crowd of workers on one store, its visitors, the faults, and the verdict."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import tempfile

@@ -1,7 +1,5 @@
 """A short soak: several uvicorn workers, kills, and every promise holds."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The clients of a soak: raw HTTP over kept connections, some of them greedy, some of them gone before the end."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

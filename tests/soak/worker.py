@@ -4,8 +4,6 @@
 file to which it writes a line about itself twice a second. It ends with the process that started it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

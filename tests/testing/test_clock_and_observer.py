@@ -1,7 +1,5 @@
 """The clock and the observer for tests, which must be right before other tests can rely on them."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta, timezone
 
 from slidegate.core import Event

@@ -1,7 +1,5 @@
 """The models of the store contract, worked out by hand, and what the contract finds in a wrong store."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

@@ -3,8 +3,6 @@
 What the plugin does is in plugin/cases.py.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

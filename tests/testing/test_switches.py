@@ -3,8 +3,6 @@
 What the fixtures do with them in a user's tests is in plugin/cases.py.
 """
 
-from __future__ import annotations
-
 import time
 from contextlib import ExitStack
 from typing import Any

@@ -1,7 +1,5 @@
 """What users write, for type checkers: nothing here is run, and every type is the one that readers are told."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 from typing import Literal, assert_type
 

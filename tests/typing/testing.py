@@ -1,7 +1,5 @@
 """What users write in tests of their applications, for type checkers: nothing here is run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """One limit at each place where one may stand: in a rule of the middleware, or at an endpoint in each of its forms."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

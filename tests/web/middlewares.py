@@ -1,7 +1,5 @@
 """What tests of several rooms ask about a middleware and cannot see in its answers."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Sequence

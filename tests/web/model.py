@@ -4,8 +4,6 @@
 and workers that share a store. It knows no time but whole days: a window is full until it is over.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace

@@ -1,7 +1,5 @@
 """Files that say whose networks are, as makers of such files write them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

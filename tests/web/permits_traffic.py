@@ -1,7 +1,5 @@
 """Random traffic against concurrency limits, over any store: the application itself counts who is under way."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter

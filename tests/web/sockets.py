@@ -1,7 +1,5 @@
 """The client of a websocket behind a server that keeps ASGI's rules, and an application that only listens."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -55,7 +53,7 @@ class Client:
         elif message["type"] == "websocket.close":
             self.coming.put_nowait({"type": "websocket.disconnect", "code": 1006})
 
-    async def run(self, app: ASGIApp) -> Client:
+    async def run(self, app: ASGIApp) -> "Client":
         await app(self.scope, self.coming.get, self.send)
         return self
 

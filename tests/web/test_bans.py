@@ -1,7 +1,5 @@
 """Who keeps abusing is shut out, by what they do; and whoever is refused is told when it is let in again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

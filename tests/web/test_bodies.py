@@ -1,7 +1,5 @@
 """Functions of a limit at an endpoint may read the body in any way, and the endpoint reads it again in any way."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any

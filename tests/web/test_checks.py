@@ -1,7 +1,5 @@
 """What looks wrong at start-up or in the first requests is said once, with a code."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """The configuration file: what can be written, what each mistake is answered with, and what goes before what."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any

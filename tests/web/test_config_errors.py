@@ -1,7 +1,5 @@
 """A file with any mistake is read or refused with its place; file_messages.txt has an example for each key."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

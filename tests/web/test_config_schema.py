@@ -1,7 +1,5 @@
 """The JSON Schema for editors says what the validator says."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Costs that are known only afterwards: an estimate is replaced once, on every store, whoever leaves; and debts."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Coroutine

@@ -1,7 +1,5 @@
 """Whatever is behind the middleware or around it: requests are served and counted, and nothing raises, ever."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from functools import partial
@@ -212,7 +210,7 @@ class Endless:
     looks = 0
 
     @property
-    def app(self) -> Endless:
+    def app(self) -> "Endless":
         Endless.looks += 1
         if Endless.looks > 50_000:
             raise Stuck

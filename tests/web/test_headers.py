@@ -1,7 +1,5 @@
 """RateLimit and RateLimit-Policy name each limit once, and never tell of more units than a limit has."""
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import suppress
 from random import Random

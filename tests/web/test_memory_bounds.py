@@ -1,7 +1,5 @@
 """What a client can make the middleware remember is bounded in bytes, whatever the client may choose the text of."""
 
-from __future__ import annotations
-
 import gc
 import random
 import sys

@@ -1,7 +1,5 @@
 """What cannot work is refused where it is written: messages.txt has each message whole, as its user reads it."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable

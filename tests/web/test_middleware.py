@@ -1,7 +1,5 @@
 """The middleware as a piece of ASGI: what it judges, what it leaves alone, and how middlewares stack."""
 
-from __future__ import annotations
-
 import contextvars
 from pathlib import Path
 from typing import Any

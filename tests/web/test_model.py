@@ -1,7 +1,5 @@
 """Middlewares around each other and limits at an endpoint decide, count and tell as the model does, in every worker."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

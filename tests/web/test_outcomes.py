@@ -1,7 +1,5 @@
 """What observers hear of a request: its outcome, once, when its last byte is out, and one event if it is refused."""
 
-from __future__ import annotations
-
 from asyncio import CancelledError
 from contextlib import suppress
 from typing import Any

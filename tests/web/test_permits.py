@@ -1,7 +1,5 @@
 """Never more requests are under way than a limit allows, whatever becomes of them, and every permit comes back."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the middleware learns of routes: those added while it runs, those with a pattern of their own, and circles."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A rule's own `on_error` decides about it when the store fails, beside what the limiter was made with."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which requests a rule is about, and which limits: plans, quotas, and limits that nobody passes."""
 
-from __future__ import annotations
-
 from itertools import permutations
 from typing import Any
 

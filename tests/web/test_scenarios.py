@@ -28,8 +28,6 @@ A scenario begins with ``site``, or with ``everywhere``, which is one limit in e
     > sleep 4s                                time goes by for those that wait
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

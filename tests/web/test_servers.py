@@ -1,7 +1,5 @@
 """Limits at endpoints and on messages behind real servers on loopback."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct

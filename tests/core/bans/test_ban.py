@@ -1,7 +1,5 @@
 """A ban: its end, the networks that it is of, and how keys and reasons are spelled."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from ipaddress import IPv4Address, IPv4Network
 

@@ -1,7 +1,5 @@
 """What a ban policy is made of, and what it says about values that cannot work."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

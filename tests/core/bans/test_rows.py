@@ -1,7 +1,5 @@
 """Bans as rows: an export has their fields as they are, and is read again at any time."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

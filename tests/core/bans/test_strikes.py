@@ -1,7 +1,5 @@
 """The law of bans: strikes in a ring, the ladder, forgiving."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pytest

@@ -1,7 +1,5 @@
 """Whom a policy may ban by itself."""
 
-from __future__ import annotations
-
 import pytest
 
 from slidegate.core import Networks

@@ -1,7 +1,5 @@
 """What a window of slices holds, as a list of everything that was accepted; and times at which clocks step."""
 
-from __future__ import annotations
-
 from typing import Generic, TypeVar
 
 from hypothesis import strategies as st

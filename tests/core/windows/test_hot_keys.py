@@ -1,7 +1,5 @@
 """Hot keys: what is promised about error, memory and calls, on random streams in virtual time."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import NamedTuple
 

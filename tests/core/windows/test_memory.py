@@ -1,7 +1,5 @@
 """Windows, totals and hot keys take no more memory the longer they count, or the more names and keys come."""
 
-from __future__ import annotations
-
 import sys
 import tracemalloc
 from collections.abc import Callable

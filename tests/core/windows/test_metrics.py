@@ -1,7 +1,5 @@
 """The window that tells what happened: against a plain list of events, at every moment and over threads."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

@@ -1,7 +1,5 @@
 """Totals over several windows: against a plain list of amounts, at every moment, to the last unit."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import pytest

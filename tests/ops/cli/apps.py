@@ -1,7 +1,5 @@
 """Applications with the mistakes that `slidegate check` finds, and one without."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

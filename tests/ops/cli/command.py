@@ -1,7 +1,5 @@
 """The command in this process and as a process of its own, and the stores that it is used with."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The command and the stores that it is tested with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

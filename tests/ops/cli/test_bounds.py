@@ -1,7 +1,5 @@
 """What `slidegate explain LIMITS` says of limits, against greedy clients on real windows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 

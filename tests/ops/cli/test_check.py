@@ -1,7 +1,5 @@
 """`slidegate check`: middlewares are found wherever they are; what it says is in the transcripts."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The command itself: subcommands, options, exit codes, output streams and texts."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

@@ -1,7 +1,5 @@
 """``slidegate simulate`` and ``slidegate suggest``: numbers that are right; their texts are in the transcripts."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Commands and stores: what is no store stays as it is, reading writes nothing, and many bans are listed once."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable

@@ -4,8 +4,6 @@ A transcript has ``$ slidegate ...`` and a few programs of its own, such as ``$ 
 ``<`` is stdin. Lines of stderr begin with ``! ``, and an exit code other than 0 stands in the last line.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import shlex

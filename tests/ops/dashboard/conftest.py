@@ -1,7 +1,5 @@
 """A site with a dashboard, and its clock."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

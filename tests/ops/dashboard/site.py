@@ -1,7 +1,5 @@
 """An application behind a middleware, with a dashboard; browsers and scripts that use it; and what a page contains."""
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
 from html.parser import HTMLParser
@@ -98,7 +96,7 @@ class Site:
         place: dict[str, Any] = {"query_string": query.encode(), "client": ("192.0.2.1", 99)}
         return await call(self.app, f"/slidegate/{path}", method, body, headers=sent, **place)
 
-    async def page(self, path: str = "") -> Page:
+    async def page(self, path: str = "") -> "Page":
         answer = await self.get(path)
         assert answer.status == 200, answer.body
         return Page(answer)

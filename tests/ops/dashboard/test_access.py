@@ -1,7 +1,5 @@
 """Only users read and change; changes come from pages of the same origin; every response has security headers."""
 
-from __future__ import annotations
-
 import json
 import logging
 import socket

@@ -1,7 +1,5 @@
 """What the dashboard reads and changes: sums, snapshots, keys of any characters, and whatever else is sent."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

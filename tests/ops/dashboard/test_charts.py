@@ -1,7 +1,5 @@
 """Charts are well-formed, stay inside their place, and show the numbers that they are made of."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from typing import Any

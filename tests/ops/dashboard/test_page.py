@@ -1,7 +1,5 @@
 """Pages: charts, sizes, the policy that browsers enforce, texts of clients as text, secrets, and numbers."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The dashboard as users and scripts see it: what pages show, forms do and the API answers, line by line."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

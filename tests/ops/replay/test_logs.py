@@ -1,7 +1,5 @@
 """The samples of all formats contain the same requests; odd lines and files are counted, and never raise."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

@@ -1,7 +1,5 @@
 """A replay decides as the live middleware does at the same times."""
 
-from __future__ import annotations
-
 import asyncio
 from itertools import accumulate
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Busiest moments are those of the log, and refusals those of the real limiter."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """The access logs that uvicorn, hypercorn and granian really write are read."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

@@ -4,8 +4,6 @@ The application and its limiter are made at import, and each test but the first 
 something behind.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
