@@ -1,4 +1,4 @@
-"""What holds for the checkout as a whole: its requirements, its versions, and no address of an index."""
+"""What holds for the checkout as a whole: its version, its links, and no address of an index."""
 
 import os
 import re
@@ -15,11 +15,7 @@ import slidegate
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PROJECT = PYPROJECT["project"]
-REQUIREMENTS = ROOT / "requirements"
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-SETS = ("use", "build", "develop")
-LOCKS = [REQUIREMENTS / f"{name}.txt" for name in (*SETS, "uv")]
-PIN = re.compile(r"(?P<name>[a-z0-9][a-z0-9-]*)==(?P<version>[\w.]+)(?: ; .+?)?(?: --hash=sha256:[0-9a-f]{64})+")
 # Spelt so that this file does not find itself.
 FORBIDDEN = {
     "package index": re.compile(r"pypi[.]org|pythonhosted[.]org|npmjs[.]|--(?:extra-)?index[-]url|--find[-]links"),
@@ -44,58 +40,10 @@ def finds(text: str) -> list[str]:
     return [f"{what}: {found[0]}" for what, pattern in FORBIDDEN.items() if (found := pattern.search(text))]
 
 
-def requirements(path: Path) -> list[str]:
-    lines = [line for line in path.read_text("utf-8").splitlines() if not line.lstrip().startswith("#")]
-    return re.sub(r"\s*\\\s*", " ", "\n".join(lines)).splitlines()
-
-
-def pins(name: str) -> set[tuple[str, str]]:
-    """Return what a set pins, and its version; markers may differ from set to set."""
-    matches = map(PIN.fullmatch, requirements(REQUIREMENTS / f"{name}.txt"))
-    return {(found["name"], found["version"]) for found in matches if found}
-
-
-def names(lines: list[str]) -> set[str]:
-    """Return the distributions that requirement lines ask for."""
-    found = (re.match(r"[A-Za-z0-9][\w.-]*", line) for line in lines)
-    return {match[0].lower() for match in found if match}
-
-
 def test_no_file_names_a_package_index_or_a_path_of_one_machine() -> None:
     found = {path.relative_to(ROOT).as_posix(): finds(path.read_text("utf-8", "replace")) for path in text_files()}
     assert {path: what for path, what in found.items() if what} == {}
     assert {"dev.py", "README.md", ".ci/run", "requirements/develop.txt"} <= set(found)
-
-
-@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
-def test_every_requirement_of_a_set_is_pinned_with_hashes(path: Path) -> None:
-    assert [line for line in requirements(path) if not PIN.fullmatch(line)] == []
-    asked = path.with_suffix(".in").read_text("utf-8").splitlines()
-    assert names(asked) <= {name for name, _ in pins(path.stem)}
-    assert requirements(path)
-
-
-def test_there_are_three_sets_and_each_has_what_it_is_for() -> None:
-    assert sorted(REQUIREMENTS.glob("*.txt")) == sorted(LOCKS)
-    for name in SETS:
-        assert names(PROJECT["dependencies"]) <= {pin for pin, _ in pins(name)}
-    assert pins("use") | pins("build") <= pins("develop"), "one environment serves demo, tests and builds"
-    extras = [line for name, lines in PROJECT["optional-dependencies"].items() if name != "all" for line in lines]
-    assert names(extras) <= {pin for pin, _ in pins("develop")}
-
-
-def test_a_compiled_wheel_is_made_of_requirements_with_hashes_alone() -> None:
-    config = PYPROJECT["tool"]["cibuildwheel"]
-    asked = [
-        *PYPROJECT["build-system"]["requires"],
-        *PYPROJECT["tool"]["hatch"]["build"]["hooks"]["custom"]["requires"],
-    ]
-    assert names(asked) <= {name for name, _ in pins("build")}
-    assert "--no-isolation" in config["build-frontend"]["args"]
-    assert config["dependency-versions"] == {"file": "requirements/build.txt"}
-    for step, name in (("before-build", "build"), ("before-test", "develop")):
-        flags = "--no-deps --no-build --require-hashes"
-        assert config[step] == f"uv pip install {flags} -r {{project}}/requirements/{name}.txt"
 
 
 def test_the_version_stands_in_one_place_and_is_that_of_the_changelog() -> None:

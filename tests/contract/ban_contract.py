@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from slidegate import BanPolicy
 from slidegate.core import Ban, ConfigurationError, Reason
 from slidegate.testing import FakeClock
 
@@ -116,26 +115,6 @@ class BansContract:
         made = [ban for bans in await in_threads(strike) for ban in bans]
         assert store.heard.kinds == ["banned"]
         assert [ban.level for ban in made] == [1]
-
-    @with_store()
-    async def test_a_ban_clears_the_strikes_of_its_own_policy_alone(self, store: StoreHarness) -> None:
-        one, two = (BanPolicy("2/1h", "10m", name=name) for name in ("one", "two"))
-        assert await store.strike("user:eve", 1, two) is None
-        made = await store.strike("user:eve", 2, one)
-        assert (made and made.by) == "one"
-        store.clock.advance("10m")
-        assert await store.strike("user:eve", 1, one) is None
-        made = await store.strike("user:eve", 1, two)
-        assert (made and made.by) == "two"
-
-    @with_store()
-    async def test_strikes_count_where_a_shorter_ban_has_replaced_that_of_the_policy(self, store: StoreHarness) -> None:
-        assert await store.strike("user:eve", 3)
-        await store.ban("user:eve", SECOND_US)
-        store.clock.advance("1s")
-        assert await store.strike("user:eve", 2) is None
-        made = await store.strike("user:eve")
-        assert (made and made.level) == 2
 
     @with_store()
     async def test_resets_let_strikes_and_levels_stay(self, store: StoreHarness) -> None:

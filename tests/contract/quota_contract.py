@@ -39,10 +39,3 @@ class QuotasContract:
         assert not await store.hit((plan(Quota("40/month")), "ann", 1))
         for other in (Quota("50/month", starts=2), Quota("50/month", zone="Asia/Tokyo"), Quota("50/week")):
             assert (await store.peek((plan(other), "ann", 0))).remaining == 50
-
-    @with_store()
-    async def test_quotas_are_shown_with_the_end_of_their_period(self, store: StoreHarness) -> None:
-        store.clock.set(datetime(2101, 5, 5, 12, tzinfo=UTC))
-        await store.hit((plan(Quota("100/day")), "ann", 30))
-        (view,) = await store.views("ann", plan(Quota("100/day")))
-        assert (view.used, view.more_after_us, view.reset_after_us) == (30, DAY_US // 2, DAY_US // 2)

@@ -31,20 +31,6 @@ def test_a_concurrency_limit_is_a_number_or_its_text(amount: int | str) -> None:
     assert copy.copy(named) == pickle.loads(pickle.dumps(named)) == named
 
 
-def test_permits_are_taken_up_to_the_amount_and_free_when_given_back() -> None:
-    counter, window, states = Concurrency(2).counter_by(int), b"", []
-    for _ in range(3):
-        window, state = counter.spend(window, 0, 1)
-        states.append(state)
-    assert states == [(1, 0, 0, 0), (2, 0, 0, 0), (2, 0, 0, OPEN)]
-    assert counter.spend(window, 0, 3)[1] == (2, 0, 0, NEVER)
-    assert counter.remove(window, 0, 0, 0) is None
-    free = counter.remove(window, 0, 0, 2)
-    assert free == b""
-    assert counter.remove(free, 0, 0, 1) is None
-    assert counter.spend(free, 10**15, 0)[1] == (0, 0, 0, 0), "a cost of nothing passes where a permit is free"
-
-
 def test_in_one_process_no_time_frees_a_permit() -> None:
     limit = Concurrency(2)
     counter = limit.counter_by(int)

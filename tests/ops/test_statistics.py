@@ -7,17 +7,23 @@ import os
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.routing import Route
+from starlette.testclient import TestClient
 
-from slidegate import ConfigurationError, Limit, Limiter, StoreError, everyone
+from slidegate import ConfigurationError, Limit, Limiter, RateLimitMiddleware, StoreError, everyone
 from slidegate.core import Bucket, Decision, Reason
 from slidegate.core.windows.histogram import BUCKETS
 from slidegate.events import Event, Outcome
@@ -39,6 +45,7 @@ from slidegate.ops.statistics import (
 )
 from slidegate.testing import RecordingObserver
 
+from ..asgi import page
 from ..racing import THREADS, race
 from ..virtual_time import VirtualTime, turns_during
 from .shared_rows import SharedRows, worker_of
@@ -507,6 +514,31 @@ async def test_an_end_that_the_store_does_not_answer_is_logged(
     rows.is_failing = True
     await limiter.close()
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_the_end_of_a_server_writes_the_last_statistics(rows: SharedRows, statistics: Statistics) -> None:
+    limiter, _ = worker_of(rows)
+    middleware = Middleware(RateLimitMiddleware, limits="100/minute", limiter=limiter)
+    with TestClient(Starlette(routes=[Route("/item", page)], middleware=[middleware])) as client:
+        client.get("/item")
+        assert {kind for kind, _, _ in rows.rows} == {"limits"}, "no statistics yet, but the row of the worker"
+    found = asyncio.run(statistics.read())
+    assert (found.total.passed, len(found.workers)) == (1, 1)
+
+
+def test_an_application_that_closes_its_limiter_logs_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    limiter = Limiter.from_url(f"lmdb://{tmp_path / 'counts'}")
+    Statistics.of(limiter)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await limiter.close()
+
+    middleware = Middleware(RateLimitMiddleware, limits="100/minute", limiter=limiter)
+    with TestClient(Starlette(routes=[Route("/item", page)], middleware=[middleware], lifespan=lifespan)) as client:
+        client.get("/item")
+    assert caplog.messages == []
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """A rule's own `on_error` decides about it when the store fails, beside what the limiter was made with."""
 
-from itertools import product
 from typing import Any
 
 import pytest
@@ -14,21 +13,6 @@ from ..remote_stores import SickStore
 
 WORDS = ("local", "allow", "deny")
 AMOUNTS = (2, 3)
-
-
-@pytest.mark.parametrize(("whole", "first", "second"), list(product(WORDS, (None, *WORDS), (None, *WORDS))))
-async def test_the_strictest_of_the_rules_of_one_request_decides(whole: Any, first: Any, second: Any) -> None:
-    store = SickStore(FakeClock(1_000_000_000))
-    store.error = StoreUnavailable("gone")
-    rules = [
-        Rule("*", f"{amount}/hour", on_error=own, name=f"rule{amount}")
-        for amount, own in zip(AMOUNTS, (first, second), strict=True)
-    ]
-    app = RateLimitMiddleware(hello, rules=rules, limiter=Limiter(store, deadline="60s", on_error=whole))
-    choices = [first or whole, second or whole]
-    passing = min(AMOUNTS) if "local" in choices else 4
-    expected = [503] * 4 if "deny" in choices else [200] * passing + [429] * (4 - passing)
-    assert [(await call(app)).status for _ in range(4)] == expected
 
 
 @pytest.mark.parametrize("shadow", [False, True])

@@ -6,12 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate import MemoryStore
-from slidegate.core import Event
 from slidegate.core.bans.policy import MAX_EXACT, BanPolicy
 from slidegate.core.bans.strikes import LATEST_US, Level, next_ban
 from slidegate.core.ring import entries
-from slidegate.testing import FakeClock
 
 SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
@@ -65,19 +62,6 @@ def test_many_strikes_ban_at_most_a_slice_late(amount: int, blows: list[Blow], n
             struck, plain, now_us = Struck(struck.policy), [], now_us + SECOND_US
 
 
-@given(
-    st.integers(1, 64),
-    st.lists(st.builds(Blow, st.sampled_from([0, 1, MINUTE_US - 1, MINUTE_US]), st.integers(1, 9)), max_size=60),
-)
-def test_few_strikes_ban_exactly_also_where_no_ban_could_be_made(amount: int, blows: list[Blow]) -> None:
-    struck, plain, now_us = Struck(BanPolicy(f"{amount}/minute")), list[tuple[int, int]](), 0
-    for pause_us, weight in blows:
-        now_us += pause_us
-        plain.append((now_us, weight))
-        in_window = sum(weight for at_us, weight in plain if at_us > now_us - MINUTE_US)
-        assert struck.strike(now_us, weight) is (in_window >= amount)
-
-
 @pytest.mark.parametrize("amount", [3, 64, 100])
 @given(st.lists(st.builds(Blow, st.integers(-(10**9), 10**9), st.integers(1, 3)), max_size=60))
 def test_no_step_of_the_clock_bans_too_early(amount: int, blows: list[Blow]) -> None:
@@ -126,15 +110,3 @@ def test_a_high_level_has_an_end_that_every_store_can_write() -> None:
     policy = BanPolicy("1/minute", "400d", forgive="400d")
     _, level = next_ban(policy, "ann", "why", Level(10**6, 0, LATEST_US), 0)
     assert level.over_us == LATEST_US
-
-
-def test_a_shadow_policy_counts_nothing_until_its_ban_would_have_ended() -> None:
-    shadow, real = BanPolicy("1/minute", "10m", shadow=True), BanPolicy("1/minute", "10m")
-    clock, events = FakeClock(10**12), list[Event]()
-    store = MemoryStore(clock=clock)
-    store.observe(events.append)
-    for wait_us in (0, 10 * MINUTE_US - 1, 1):
-        clock.advance(us=wait_us)
-        assert store.bans.strike(shadow, "ann", 1, "why") is None
-    assert [event.details["ban_level"] for event in events] == [1, 2]
-    assert store.bans.strike(real, "ann", 1, "why") is not None, "the policy that bans now has made none"

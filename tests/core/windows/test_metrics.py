@@ -179,11 +179,6 @@ def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing() -> None
     assert window.dropped == 0
 
 
-def test_sums_of_nothing_and_below_are_merged_like_any_other() -> None:
-    some, others = MetricSummary(0, 10, {"units": -3, "debt": 2}), MetricSummary(0, 10, {"units": 1, "debt": -2})
-    assert MetricSummary.merged([some, others]).events == {"units": -2, "debt": 0}
-
-
 @pytest.mark.parametrize(("share", "rank"), [(0, 1), (0.01, 1), (0.55, 55), (0.95, 95), (0.951, 96), (1, 100)])
 def test_a_quantile_is_the_nearest_rank(share: float, rank: int) -> None:
     times, alone = ResponseTimes(), ResponseTimes()
@@ -191,10 +186,3 @@ def test_a_quantile_is_the_nearest_rank(share: float, rank: int) -> None:
         times.count_one(time_us)
     alone.count_one(BOUNDS_US[rank])
     assert times.quantile(share) == alone.quantile(1)
-
-
-def test_the_shortest_time_of_several_counts_is_that_of_all() -> None:
-    times = ResponseTimes()
-    for time_us in (5, 9, 7, 3, 8):
-        times.count_one(time_us)
-    assert (times.min_us, times.count, times.sum_us) == (3, 5, 32)

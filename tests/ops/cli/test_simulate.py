@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import random
 import re
 import shlex
@@ -20,8 +19,6 @@ from slidegate import RateLimitMiddleware
 from ...asgi import hello
 from .command import ROOT, Command, killed_if_it_hangs, start
 
-REAL_LOGS = sorted(Path(os.environ.get("SLIDEGATE_DATA", ".")).glob("logs/*"))
-"""Real access logs, in the folder ``logs`` of SLIDEGATE_DATA, for those who have some."""
 APP = ("--app", "tests.ops.cli.apps:shop")
 Found = Callable[..., Any]
 
@@ -131,35 +128,9 @@ def test_no_text_of_a_log_becomes_configuration(log: Path, slidegate: Command) -
     assert [set(rule) for rule in tomllib.loads(texts[1])["rules"]] == [{"path", "limits", "shadow"}]
 
 
-def test_suggested_limits_are_twice_the_largest_of_few_clients(log: Path, found: Found) -> None:
-    log.write_text(busy_log(8))
-    (everything,) = found("suggest", str(log))["routes"]
-    most = {row["window"]: row["most"] for row in everything["busiest"]}
-    limits = dict(reversed(limit.split("/")) for limit in everything["suggested"]["limits"].split("; "))
-    assert {window: int(amount) for window, amount in limits.items()}.items() <= {
-        window: 2 * amount for window, amount in most.items()
-    }.items()
-    assert (everything["suggested"]["clients"], everything["suggested"]["requests"]) == (0, 0)
-
-
 @pytest.mark.parametrize("command", [("simulate", "--limit", "20/minute"), ("suggest",)], ids=lambda words: words[0])
 def test_20_000_lines_take_a_few_seconds(command: Sequence[str], log: Path, found: Found) -> None:
     log.write_text("".join(line(n / 6, f"192.0.2.{n * n % 251}", f"/{n % 97}") for n in range(20_000)))
     start = time.process_time()
     assert found(*command, str(log))["requests"] == 20_000
     assert time.process_time() - start < 8  # a quarter of it where nothing else runs
-
-
-@pytest.mark.skipif(not REAL_LOGS, reason="needs real access logs: SLIDEGATE_DATA")
-@pytest.mark.parametrize("path", REAL_LOGS, ids=lambda path: path.name)
-def test_real_logs_are_read_and_decided(path: Path, slidegate: Command, found: Found) -> None:
-    if "malformed" in path.name:
-        assert "is an HTTP request" in slidegate("suggest", str(path)).err
-        return
-    result = found("simulate", str(path), "--limit", "30/minute")
-    assert result["passed"] + result["refused"] == result["requests"] > 0
-    assert result["refused_clients"] <= result["clients"] < result["requests"]
-    measured = found("suggest", str(path))
-    assert (measured["requests"], measured["clients"]) == (result["requests"], result["clients"])
-    (everything,) = measured["routes"]
-    assert everything["suggested"]["clients"] <= measured["clients"] // 1_000
