@@ -189,16 +189,17 @@ def excluding(rule: dict[str, Any]) -> dict[str, Any]:
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a configuration file."""
-    beside = [name for names in config.BESIDE.values() for name in names]
+    beside_kind = {kind: [*inspect.signature(make).parameters][1:] for kind, make in config.MAKERS.items()}
+    beside = [name for names in beside_kind.values() for name in names]
     ways = [["mcp_tool", "validated"], ["network"]]
-    keys, conditions = [*dict.fromkeys([*config.BESIDE, *beside])], ["mcp_tool", "validated", "network", "is_in"]
+    keys, conditions = [*dict.fromkeys([*config.MAKERS, *beside])], ["mcp_tool", "validated", "network", "is_in"]
     rule = [name for name in inspect.signature(Rule).parameters if name not in ("cost_max", "fallback_limits")]
     policy = [name for name in inspect.signature(BanPolicy).parameters if name != "name"]
     tables = {
         "Rule": excluding(table(Rule, rule)),
         "Ban": table(BanPolicy, policy),
         "Client": table(client_ip),
-        "Key": named(keys, [way(keys, [kind], also) for kind, also in config.BESIDE.items()]),
+        "Key": named(keys, [way(keys, [kind], also) for kind, also in beside_kind.items()]),
         "Condition": named(conditions, [way(conditions, [*one, "is_in"]) for one in ways]),
         "Quota": table(Quota, ("quota", "zone", "starts", "name"), quota="text"),
         "Messages": table(MessageLimits),

@@ -56,7 +56,7 @@ _LIMITING: Final = frozenset({"limits", "rules", "default_limits", "bans"})
 _DEEP: Final = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _WORDS: Final[Mapping[str, keys.Key | None]] = {"client": None, "everyone": keys.everyone, "user": keys.user}
-_MAKERS: Final[Mapping[str, Callable[..., keys.Key]]] = {
+MAKERS: Final[Mapping[str, Callable[..., keys.Key]]] = {
     **keys.SENT_BY_NAME,
     "path_param": keys.path_param,
     "client": lambda client: client,
@@ -64,10 +64,7 @@ _MAKERS: Final[Mapping[str, Callable[..., keys.Key]]] = {
     "mcp_tool": lambda tools, validated=False: mcp_tool(*tools, validated=validated),
     "network": key_by,
 }
-BESIDE: Final[Mapping[str, tuple[str, ...]]] = {
-    kind: tuple([*signature(make).parameters][1:]) for kind, make in _MAKERS.items()
-}
-"""What the table of a key can name, each with what may stand beside it."""
+"""What the table of a key can name, each with what makes the key; its other arguments may stand beside it."""
 CONDITIONS: Final = ("mcp_tool", "network")
 """The keys of which a rule can have a condition."""
 _MMDB: Final = 'for example "GeoLite2-ASN.mmdb"'
@@ -254,10 +251,10 @@ class ConfigReader:
             return _WORDS[given]
         if not isinstance(given, dict):
             raise ConfigurationError(f"{_KEY}, not {quoted(given)}{closest(str(given), _WORDS)}")
-        kinds = [name for name in given if name in BESIDE]
+        kinds = [name for name in given if name in MAKERS]
         if len(kinds) != 1:
-            raise ConfigurationError(f"expected one of {', '.join(BESIDE)}, not {quoted(given)}")
-        return self._made(_MAKERS[kinds[0]], given, kinds[0])
+            raise ConfigurationError(f"expected one of {', '.join(MAKERS)}, not {quoted(given)}")
+        return self._made(MAKERS[kinds[0]], given, kinds[0])
 
     def _key_or_client(self, given: Any) -> keys.Key:
         return self._key(given) or self._client

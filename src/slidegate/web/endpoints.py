@@ -300,7 +300,7 @@ def _place_of(endpoint: Any) -> tuple[str, bool]:
 async def _refusal(exchange: Exchange, connection: HTTPConnection, decision: Decision) -> Exception:
     """Refuse a request, and return the exception to raise for it."""
     scope = connection.scope
-    answer = await exchange.middleware.count_refusal(exchange, scope, decision)
+    answer = await exchange.middleware.refusals.count(exchange, scope, decision)
     if scope["type"] == "websocket" and (exchange.status or not takes_answer(scope)):
         return WebSocketException(TRY_AGAIN_LATER if exchange.status else POLICY_VIOLATION, TOO_MANY)
     exchange.complete(needed_fields(answer[4]))

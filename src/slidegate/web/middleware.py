@@ -3,8 +3,8 @@
 The constructor validates the options and creates the parts; no per-request state lives on the instance. `__call__`
 finds the plan of a request (`rule_set.py`), and the question that was prepared for its client under this plan; the
 limiter answers it. Without such a question `decide.py` decides. An `Exchange` (`exchange.py`) records the decision, and
-its `send` adds the header fields (`headers.py`) to the first message of the response and calls the hooks (`hooks.py`,
-`outcomes.py`). A refused request strikes, is reported and answered (`responses.py`).
+its `send` adds the header fields (`headers.py`) to the first message of the response and calls the hooks (`hooks.py`).
+A refused request strikes, is reported and answered (`responses.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .headers import HeaderStyles, HeaderWriter
 from .hooks import Report
 from .keys import Key, KeyFunction, files_asked
 from .lists import FollowedList, followed, networks_of
-from .responses import Answer, Refusals, Refused
+from .responses import Refusals, Refused
 from .routes import RouteLabels
 from .rule_set import BoundRule, Plan, RuleSet, all_rules
 from .rules import Limits, LimitsFunction, Rule
@@ -97,7 +97,8 @@ class RateLimitMiddleware(FailsAtStartup):
         rule_set: Its rules with their buckets, and what is known of requests that match the same ones.
         clients: Determines the clients of requests.
         decider: Decides requests.
-        refusals: Answers refused requests.
+        routes: Determines the routes of requests for observers.
+        refusals: Counts, reports and answers refused requests.
         header_writer: Writes its header fields.
         findings: Probable mistakes found at start-up or in the first requests. Each is logged once.
         file: The configuration file that its options come from; None if there is none.
@@ -144,8 +145,8 @@ class RateLimitMiddleware(FailsAtStartup):
         self.calls = UserCallbacks()
         self._engine = self.limiter.engine
         self._observers = self._engine.observers
-        self._routes = RouteLabels()
-        self._report = Report(self._engine, self._routes)
+        self.routes = RouteLabels()
+        self._report = Report(self._engine, self.routes)
         self._lists = {"blocklist": followed("blocklist", blocklist), "allowlist": followed("allowlist", allowlist)}
         in_files = [listed for listed in self._lists.values() if isinstance(listed, FollowedList)]
         files: Sequence[FollowedList | NetworkLookup] = (*in_files, *self._engine.networks)
@@ -270,7 +271,7 @@ class RateLimitMiddleware(FailsAtStartup):
             decided.append((self, decision))
             if not decision.allowed:
                 if not decided.has_left:
-                    answer = await self.count_refusal(exchange, scope, decision)
+                    answer = await self.refusals.count(exchange, scope, decision)
                     await self.refusals.send(decision, answer, exchange, exchange.receive)
             else:
                 if plan.is_websocket and decision.reason not in UNCOUNTED:
@@ -283,29 +284,6 @@ class RateLimitMiddleware(FailsAtStartup):
             raise
         finally:
             scope[EXCHANGE_KEY] = outer  # the exchange refers to the scope
-
-    async def count_refusal(self, exchange: Exchange, scope: Scope, decision: Decision) -> Answer:
-        """Strike for a refusal by a limit, and report the refusal.
-
-        Args:
-            exchange: The request.
-            scope: Its scope in the middleware or at the endpoint that refuses.
-            decision: The refusal.
-
-        Returns:
-            The answer to the refusal, whose retry-after from now on includes a ban that it has caused.
-        """
-        is_news = not (exchange.is_refused or exchange.status or exchange.decided.has_left)
-        exchange.is_refused = True
-        if is_news and self.signals.on_refusal and decision.readings and not exchange.decided.is_exempt_from(self):
-            bans = await self.signals.strike_for("refused", scope, exchange)
-            decision.at_least_us = max(
-                [ban.until_us - ban.since_us for ban in bans if ban.until_us is not None], default=0
-            )
-        answer = self.refusals.answer(decision)
-        if is_news and self._observers.wants("exceeded"):
-            self.refusals.report(scope, decision, self._routes.label(scope), answer[0])
-        return answer
 
     def plan_of_endpoint(self, bound: BoundRule) -> Plan:
         """Return the plan for a limit at an endpoint."""

@@ -65,7 +65,7 @@ _CLOSED: Final = 403
 
 
 class Refusals:
-    """Answers the requests that a middleware refuses, and reports them to the observers of its limiter.
+    """Counts, reports and answers the requests that a middleware refuses.
 
     Args:
         middleware: The middleware.
@@ -83,9 +83,33 @@ class Refusals:
         self._clients = middleware.clients
         self._on_refused = on_refused
         self._calls = middleware.calls
-        self._policies = middleware.signals.policies
+        self._signals = middleware.signals
+        self._routes = middleware.routes
         self._writer = middleware.header_writer
         self._exceeded: dict[tuple[str, str], int] = {}
+
+    async def count(self, exchange: Exchange, scope: Scope, decision: Decision) -> Answer:
+        """Strike for a refusal by a limit, and report the refusal.
+
+        Args:
+            exchange: The request in this middleware.
+            scope: Its scope in the middleware or at the endpoint that refuses.
+            decision: The refusal.
+
+        Returns:
+            The answer to the refusal, whose retry-after from now on includes a ban that it has caused.
+        """
+        decided, signals = exchange.decided, self._signals
+        is_news = not (exchange.is_refused or exchange.status or decided.has_left)
+        exchange.is_refused = True
+        if is_news and signals.on_refusal and decision.readings and not decided.is_exempt_from(exchange.middleware):
+            bans = await signals.strike_for("refused", scope, exchange)
+            lengths = [ban.until_us - ban.since_us for ban in bans if ban.until_us is not None]
+            decision.at_least_us = max(lengths, default=0)
+        answer = self.answer(decision)
+        if is_news and self._observers.wants("exceeded"):
+            self._report(scope, decision, answer[0])
+        return answer
 
     async def send(
         self, decision: Decision, answer: Answer, exchange: Exchange, receive: Receive, send: Send | None = None
@@ -136,7 +160,7 @@ class Refusals:
         wait_us = decision.retry_after_us
         ban = decision.ban
         if ban is not None:  # the answer contains only that fact and the end of the ban
-            policy = self._policies.get(ban.by) if ban.level else None  # a manual ban may carry the name of a policy
+            policy = self._signals.policies.get(ban.by) if ban.level else None  # one by hand may carry its name
             status, names = (403, ()) if policy is None else (policy.status, (policy.name,))
             detail = "This client is banned." if wait_us is None else "This client is temporarily banned."
             problem = _problem(_ABUSE, status, detail, names)
@@ -171,21 +195,14 @@ class Refusals:
                 message = f"{key} has exceeded {limit} under {label!r}"
                 self._observers.emit(Event("exceeded", message, {"key": key, "rule": label, "limit": limit}))
 
-    def report(self, scope: Scope, refusal: Decision, route: str, status: int) -> None:
-        """Report a refused request to the observers.
-
-        Args:
-            scope: Its scope.
-            refusal: The decision.
-            route: The route that it has reached; `UNROUTED` if it was refused before.
-            status: The status of the default answer; `on_refused` may send another.
-        """
+    def _report(self, scope: Scope, refusal: Decision, status: int) -> None:
+        """Report a refused request to the observers, with the status of the default answer."""
         self.report_exceeded(refusal)
         if not self._observers.wants("refused"):
             return
         client = self._clients.find(scope).key
         state, ban, wait_us = refusal.binding, refusal.ban, refusal.retry_after_us
-        label = label_of_refusal(refusal)
+        label, route = label_of_refusal(refusal), self._routes.label(scope)
         rule, by = (label, "") if state is not None or refusal.status else ("", refusal.by)
         key = state.key if state is not None else client if ban is None else ban.key
         method = escaped(str(scope.get("method", _HANDSHAKE)), _MAX_METHOD)
