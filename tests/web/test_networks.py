@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Callable
 from ipaddress import ip_address, ip_network
@@ -89,33 +88,24 @@ async def test_a_file_of_ipv4_alone_knows_no_address_of_ipv6(tmp_path: Path) -> 
 
 
 async def test_another_version_takes_over_and_one_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
-    clock, heard = FollowedFiles(tmp_path).clock, RecordingObserver()
-    path = written(tmp_path / "asn.mmdb", {"8.8.8.0/24": OTHER})
-    found = network(path)
-    limiter = Limiter(networks=[found], observers=[heard])
+    files = FollowedFiles(tmp_path)
+    records = OTHER, TENCENT, {"country": {"iso_code": "NL"}}
+    other, banned, country = (written(tmp_path / "made", {"8.8.8.0/24": one}).read_bytes() for one in records)
+    limiter = Limiter(networks=[network(files.write("asn.mmdb", other))], observers=[files.heard])
     app = RateLimitMiddleware(hello, limits="100/hour", limiter=limiter)
     await limiter.ban("asn:132203", "1d")
 
-    async def visit() -> int:
-        for _ in range(2):
-            clock.advance("1s")
-            await call(app, client=("8.8.8.8", 1))
-            end_of_looks()
+    async def status(content: bytes) -> int:
+        files.write("asn.mmdb", content)
+        await files.visit(app)
         return (await call(app, client=("8.8.8.8", 1))).status
 
-    assert await visit() == 200
-    written(path, {"8.8.8.0/24": TENCENT})
-    assert await visit() == 403
-    for content in (b"", b"no database", path.read_bytes()[:-200], path.read_bytes()[:60]):
-        path.write_bytes(content)
-        os.utime(path, ns=(clock(), clock()))
-        assert await visit() == 403
-    written(path, {"8.8.8.0/24": {"country": {"iso_code": "NL"}}})
-    assert await visit() == 403, "a file without operators takes the place of none that has them"
-    kinds = [kind for kind in heard.kinds if kind.startswith("list_")]
-    assert kinds == ["list_reloaded", *["list_rejected"] * 5]
-    written(path, {"8.8.8.0/24": OTHER})
-    assert await visit() == 200
+    assert [await status(content) for content in (other, banned)] == [200, 403]
+    for content in (b"", b"no database", banned[:-200], banned[:60], country):
+        assert await status(content) == 403, "nor does a file without operators take the place of one that has them"
+    kinds = [kind for kind in files.heard.kinds if kind.startswith("list_")]
+    assert kinds == ["list_reloaded", "list_reloaded", *["list_rejected"] * 5]
+    assert await status(other) == 200
 
 
 PLACES: dict[str, Callable[[Network], dict[str, Any]]] = {
@@ -145,9 +135,8 @@ async def greet(request: Any) -> PlainTextResponse:
 
 @pytest.mark.parametrize("place", PLACES)
 async def test_observers_hear_once_of_another_version_wherever_the_network_stands(tmp_path: Path, place: str) -> None:
-    clock, heard = FollowedFiles(tmp_path).clock, RecordingObserver()
-    path = written(tmp_path / "asn.mmdb", {"8.8.8.0/24": OTHER})
-    found = network(path)
+    files, heard = FollowedFiles(tmp_path), RecordingObserver()
+    found = network(written(tmp_path / "asn.mmdb", {"8.8.8.0/24": OTHER}))
     options = {"app": hello, "limiter": Limiter(), **PLACES[place](found)}
     options["limiter"].observe(heard)
     app = RateLimitMiddleware(**options)
@@ -155,10 +144,9 @@ async def test_observers_hear_once_of_another_version_wherever_the_network_stand
     assert (await call(app, client=("8.8.8.8", 1))).status == 200
 
     def changed(content: bytes) -> list[str]:
-        path.write_bytes(content)
-        os.utime(path, ns=(clock(), clock()))
+        files.write("asn.mmdb", content)
         for _ in range(2):
-            clock.advance("1s")
+            files.clock.advance("1s")
             found.file.find("8.8.8.8")
             end_of_looks()
         return [kind for kind in heard.kinds if kind.startswith("list_")]
