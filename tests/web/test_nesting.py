@@ -31,6 +31,7 @@ from slidegate import (
 from slidegate.testing import FakeClock
 
 from ..asgi import call, hello, page, statuses
+from .middlewares import Listener
 
 # -- a refusal further in that somebody catches ------------------------------------------------------------------------
 
@@ -122,8 +123,8 @@ ASKED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("how", ASKED)
 @given(pauses=st.lists(st.lists(st.sampled_from([1, 10, 30, 60]), max_size=4), max_size=8))
 async def test_a_refused_request_that_asks_again_is_decided_again(at: str, how: str, pauses: list[list[int]]) -> None:
-    patient, spent = Patient(), list[int]()
-    limiter = Limiter(MemoryStore(clock=patient.clock))
+    patient, spent, ear = Patient(), list[int](), Listener()
+    limiter = Limiter(MemoryStore(clock=patient.clock), observers=[ear])
     below = (
         patient.at_endpoint(**ASKED[how]) if at == "endpoint" else patient.around_a_middleware(limiter, **ASKED[how])
     )
@@ -141,6 +142,7 @@ async def test_a_refused_request_that_asks_again_is_decided_again(at: str, how: 
         answer = await call(app)
         assert patient.admitted == expected
         assert answer.status == (200 if expected[-1] else 429)
+        assert ear.outcomes[-1].ended == ("success" if expected[-1] else "refused")
         shown = answer.headers["ratelimit-policy"].split(", ")
         assert len(shown) == 2, "an earlier refusal is not shown beside the decision that follows it"
 
