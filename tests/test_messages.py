@@ -1,5 +1,6 @@
 """What cannot work is refused where it is written: messages.txt has each message whole, as its user reads it."""
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
@@ -28,11 +29,12 @@ TOKEN = "token-for-tests-0123456789abcdef"
 NAMES = {
     **{known.__name__: known for known in KNOWN},
     "TOKEN": TOKEN,
+    "run": asyncio.run,
     "HEAD": {"slidegate": "bans", "version": 4},
     "ROW": {"key": "user:eve", "reason": "", "by": "ann", "level": 0, "since_us": 0, "until_us": None},
 }
 WORDS = "expected|example|name each|write|did you mean|use |keep|needs|shorter|unknown|is no|cannot be|there are no|"
-WORDS += "give |remove|call it|do not|has no|could never|must be|cannot read"
+WORDS += "create it|has only|give |remove|call it|do not|has no|could never|must be|cannot read"
 
 
 def message_of(expression: str, names: Mapping[str, object] = NAMES) -> str:

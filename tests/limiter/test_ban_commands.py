@@ -149,35 +149,6 @@ async def test_no_network_wider_than_any_that_is_given_out_is_banned_by_hand(
             assert (await made.ban(network, "1h")).key == network
 
 
-NO_KEYS = ["010.8.8.8", "1.2.3", "2130706433", "192.0.2.7:80", " 192.0.2.7", "::/0", "", None, 5]
-NO_LENGTHS = [0, -1, None, "0s", "-1h", "forever", "", True, float("inf"), "401d", [5]]
-NO_WEIGHTS = [0, -1, 1.5, True, "1", 2**31]
-NO_POLICIES = [None, "20/10m", BanPolicy]
-REFUSED: list[tuple[Callable[[Limiter, Any], Any], list[Any], str]] = [
-    (lambda limiter, key: limiter.ban(key, "1h"), NO_KEYS, "ban: "),
-    (lambda limiter, key: limiter.unban(key), NO_KEYS, "ban: "),
-    (lambda limiter, key: limiter.banned(key), NO_KEYS, "ban: "),
-    (lambda limiter, key: limiter.strike(key, POLICY), NO_KEYS, "ban: "),
-    (lambda limiter, some: limiter.ban("ann", some), NO_LENGTHS, "ban: duration: .*(for example|permanent)"),
-    (lambda limiter, some: limiter.strike("ann", POLICY, some), NO_WEIGHTS, "strike: weight: .*for example 1"),
-    (
-        lambda limiter, some: limiter.strike("ann", some),
-        NO_POLICIES,
-        "strike: expected a policy such as .*, not",
-    ),
-]
-
-
-@pytest.mark.parametrize(("ask", "values", "said"), REFUSED)
-async def test_what_cannot_be_is_named_and_bans_nobody(
-    limiter: Limiter, ask: Any, values: list[Any], said: str
-) -> None:
-    for value in values:
-        with pytest.raises(ConfigurationError, match=said):
-            await ask(limiter, value)
-    assert await keys(limiter) == []
-
-
 async def test_a_ban_refuses_until_it_ends_or_is_taken_back(limiter: Limiter, clock: FakeClock) -> None:
     ban = await limiter.ban("203.0.113.7", "1h", reason="manual")
     assert (ban.key, ban.reason, ban.by, ban.level) == ("203.0.113.7", "manual", "manual", 0)
@@ -342,25 +313,6 @@ async def test_a_readable_value_is_refused_and_not_repeated(
         assert f"no request is counted as '{source}:{name}" in str(refused.value)
         assert f'{source.replace("path", "path_param")}("{name}' in str(refused.value)
     assert [ban async for ban in limiter.bans()] == []
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("header:X-API-Key", 'write header("X-API-Key").of(VALUE), or header:X-API-Key with the value beside it'),
-        ("header:x-api-key:k-bob", 'header("x-api-key").of(VALUE)'),
-        ("X-API-Key: k-bob", 'header("X-API-Key").of(VALUE)'),
-        ("Authorization: Bearer k-bob", 'header("Authorization").of(VALUE)'),
-        ("cookie:device", 'cookie("device").of(VALUE)'),
-        ("query:", 'query("token").of(VALUE)'),
-        (f"header:X-API-Key#{'a' * 32}", 'header("X-API-Key").of(VALUE)'),
-    ],
-)
-async def test_what_operators_type_is_answered_with_what_to_write(typed: str, said: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        await Limiter().ban(typed, "1h")
-    assert said in str(refused.value)
-    assert "k-bob" not in str(refused.value)
 
 
 async def test_keys_of_other_kinds_are_free() -> None:

@@ -11,13 +11,14 @@ from typing import Any
 import anyio
 import pytest
 
-from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, RateLimitMiddleware
+from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, MemoryStore, RateLimitMiddleware
 from slidegate.core import Reason
 from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Bucket, Check, Decision
 from slidegate.core.errors import StoreUnavailable
-from slidegate.limiter import breaker
+from slidegate.limiter import breaker, failover
 from slidegate.stores.redis import RedisStore
+from slidegate.stores.shared import DEFAULT_MAX_KEYS
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import call, hello
@@ -350,11 +351,17 @@ async def test_after_an_outage_the_store_decides_alone_and_units_go_back_where_t
     assert spent() == [1, 2]
 
 
-async def test_the_memory_of_what_was_counted_here_is_let_go_of_when_its_windows_are_over() -> None:
+async def test_the_memory_of_what_is_counted_here_is_bounded_and_let_go_of_when_its_windows_are_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert Ward("local").safe.local.max_keys == DEFAULT_MAX_KEYS
+    monkeypatch.setattr(failover, "MemoryStore", partial(MemoryStore, max_keys=800))
     ward = Ward("local", inline=True)
     await ward.fail()
     for number in range(1_000):
         await ward.limiter.hit(f"client:{number}", "3/minute")
+    assert ward.safe.local.stats().keys == 800
+    assert ward.heard.kinds == ["store_failed", "keys_shared"], "others are counted in shared cells"
     ward.store.error = None
     for _ in range(100):
         ward.clock.advance("2m")

@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.core.errors import StoreUnavailable
 from slidegate.events import Event, Observer
 from slidegate.stores.lmdb import LmdbStore
@@ -107,25 +107,6 @@ def test_a_forked_child_is_another_worker() -> None:
     assert os.read(read, 8) != limiter.engine.rows.worker
     os.close(read)
     os.close(write)
-
-
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        (
-            ("Stats", 0, b"", 1),
-            "row: expected a kind of up to 40 of a-z, 0-9, - and _, for example \"stats\", not 'Stats'",
-        ),
-        (("s", -1, b"", 1), "row: number: expected a whole number"),
-        (("s", 0, "text", 1), "row: expected at most 1,048,576 bytes, for example b'...', not 'text'"),
-        (("s", 0, bytes((1 << 20) + 1), 1), "not 1,048,577 bytes"),
-        (("s", 0, b"", -1), "row: kept_us: expected a whole number"),
-    ],
-)
-async def test_a_wrong_row_is_refused_where_it_is_written(row: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        await Limiter().keep_row(*row)
-    assert said in str(refused.value)
 
 
 # -- the end of an observer --------------------------------------------------------------------------------------------

@@ -110,6 +110,8 @@ async def test_a_client_of_any_settings_is_one_to_connect_as(server: RedisServer
         await store.bans.ban("user:eve", None, "", "ann")
         assert [ban.key for ban in await store.bans.active()] == ["user:eve"]
         await store.close()
+        assert await given.ping(), "it stays open"
+        await given.connection_pool.disconnect()
 
 
 @needs_redis

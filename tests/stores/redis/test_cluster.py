@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from slidegate import Limiter
-from slidegate.core import Bucket, Reason, StoreUnavailable, parse_limits
+from slidegate.core import Reason
 
-from ...contract.player import settle
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis, until
-from .stores import PLENTY_S, eventually, store_at
+from .stores import eventually
 from .test_processes import most_in_any
 from .worker import Orders, at_work
 
@@ -66,30 +65,6 @@ async def test_all_keys_of_a_prefix_are_on_one_node_and_each_has_its_own_limit(
     left = [(await limiter.peek(f"user:{number}", "3/hour")).reason for number in range(CLIENTS)]
     assert left == [Reason.LIMITED] * CLIENTS
     assert sorted(len(server.command("KEYS", "*:w:*")) for server in cluster.masters) == [0, 0, CLIENTS]
-
-
-async def test_a_request_that_cannot_be_sent_takes_none_of_its_turn_with_it(cluster: RedisCluster) -> None:
-    """A key that no store is ever given, in a turn with requests of others."""
-    asked = Bucket("three", parse_limits("3/hour"))
-    async with store_at(cluster) as store:
-        await settle(store.hit(((asked, "warm", 1),)))
-        keys = ["user:1", "\ud800", "user:2"]
-        async with asyncio.timeout(PLENTY_S):
-            hits = (settle(store.hit(((asked, key, 1),))) for key in keys)
-            one, failed, two = await asyncio.gather(*hits, return_exceptions=True)
-    assert one.allowed
-    assert two.allowed
-    assert isinstance(failed, StoreUnavailable)
-    assert failed.concerns == "key", "it says nothing about a node"
-
-
-async def test_a_moved_slot_takes_its_counts_along(cluster: RedisCluster, limiter: Limiter) -> None:
-    assert (await limiter.hit("key", "3/hour")).remaining == 2
-    slot, owner, other = home_of(cluster)
-    cluster.move_slot(slot, other)
-    assert (await limiter.hit("key", "3/hour")).remaining == 1
-    cluster.move_slot(slot, owner)
-    assert (await limiter.hit("key", "3/hour")).remaining == 0
 
 
 async def test_a_slot_on_its_way_counts_every_hit_once(cluster: RedisCluster, limiter: Limiter) -> None:

@@ -18,13 +18,12 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from slidegate import BanPolicy, Decision, Limiter, MemoryStore, RateLimitMiddleware, Rule, StoreError
+from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Rule, StoreError
 from slidegate.core import Bucket, Check, Reason, StoreUnavailable, parse_limits
 from slidegate.limiter import breaker, failover
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_SENDERS
-from slidegate.stores.shared import DEFAULT_MAX_KEYS
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import RecordingObserver
 
 from ...asgi import PEER, call, hello
 from ...contract.player import settle
@@ -305,47 +304,6 @@ async def test_no_answer_is_mixed_up_when_requests_are_given_up_and_replies_are_
     assert place.proxy.accepted > 1, "there were cuts"
     assert 20 * waves < askers.answered < 200 * waves
     await store.close()
-
-
-@pytest.mark.all
-@pytest.mark.parametrize(
-    ("most", "clients"),
-    [(10_000, 10_500), *(pytest.param(100_000, many, marks=pytest.mark.deep) for many in (105_000, 1_000_000))],
-)
-async def test_the_fallback_is_bounded_and_let_go_of_after_recovery(
-    most: int, clients: int, place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert DEFAULT_MAX_KEYS == 100_000
-    if most < DEFAULT_MAX_KEYS:
-        monkeypatch.setattr(failover, "MemoryStore", partial(MemoryStore, max_keys=most))
-    clock, heard = FakeClock(), RecordingObserver(without=["refused"])
-    store = RedisStore(place.url)
-    safe = failover.Failover(store, int(DEADLINE_S * 1_000_000), "local", heard, clock)
-    await place.proxy.refuse()
-    for _ in range(breaker.FAILURES_TO_OPEN):
-        await within_slack(safe.ask(store.prepare([(BUCKET, "key", 1)])))
-    allowed = 0
-    for number in range(clients):
-        decision = safe.ask(store.prepare([(BUCKET, f"client:{number}", 1)]))
-        assert isinstance(decision, Decision), "nobody waits for a store that is left alone"
-        allowed += decision.allowed
-    assert allowed >= most
-    assert "keys_shared" in heard.kinds, "it counts beyond its bound in shared cells"
-    assert safe.local.stats().keys == most
-    await place.proxy.accept()
-    async with asyncio.timeout(10 * SLACK_S):
-        while "store_recovered" not in heard.kinds:
-            clock.advance(us=breaker.OPEN_US)
-            await within_slack(safe.ask(store.prepare([(BUCKET, "key", 1)])))
-    while safe.local.stats().keys:
-        clock.advance(us=2 * 3_600_000_000)
-        await within_slack(safe.ask(store.prepare([(BUCKET, "key", 1)])))
-    await store.close()
-
-
-async def within_slack(answer: Decision | Awaitable[Decision]) -> Decision:
-    async with asyncio.timeout(DEADLINE_S + SLACK_S):
-        return answer if isinstance(answer, Decision) else await answer
 
 
 async def test_requests_that_end_during_an_outage_hold_no_places_after_it(place: Place) -> None:

@@ -353,41 +353,6 @@ async def test_keys_are_digests_unless_asked_otherwise(server: RedisServer) -> N
         assert ":w:user:ann" in kept(server, readable)
 
 
-async def test_a_question_of_several_keys_on_a_cluster_is_charged_on_all_or_on_none(cluster: RedisCluster) -> None:
-    tight, wide = bucket("5/hour", "tight"), bucket("100/hour", "wide")
-    async with store_at(cluster) as store:
-        both = ((tight, "user:ann", 1), (wide, "everyone", 1))
-        decisions = await asyncio.gather(*(settle(store.hit(both)) for _ in range(20)))
-        admitted = [decision for decision in decisions if decision.allowed]
-        assert len(admitted) <= 5
-        while (last := await settle(store.hit(both))).allowed:
-            admitted.append(last)
-        assert len(admitted) == 5
-        assert (await settle(store.peek(((wide, "everyone", 0),)))).remaining == 95
-        assert [state.rule for state in last.violated] == ["tight"]
-        assert [spent for spent, *_ in last.readings] == [5, 5], "what was handed back is not told as spent"
-        for decision in admitted:
-            assert await settle(store.refund(decision.take_back())) is True
-            assert await settle(store.refund(decision.take_back())) is False
-        assert (await settle(store.peek(((tight, "user:ann", 0),)))).remaining == 5
-
-
-async def test_a_refusal_of_several_keys_counts_where_that_is_asked_for(cluster: RedisCluster) -> None:
-    counting = bucket("3/hour", "tight", count_denied=True)
-    async with store_at(cluster, clock=FakeClock(10**15)) as store:
-        both = ((counting, "user:ann", 1), (usual("100/hour"), "everyone", 1))
-        answers = [await settle(store.hit(both)) for _ in range(5)]
-        assert [answer.allowed for answer in answers] == [True] * 3 + [False] * 2
-        looked = await settle(store.peek(((counting, "user:ann", 0),)))
-        assert looked.readings[0][0] == 5  # three that passed, and two that were refused
-        assert (await settle(store.peek(((usual("100/hour"), "everyone", 0),)))).remaining == 97
-        peeked = await settle(store.peek(both))
-        assert (peeked.reason, list(peeked.reservations)) == (Reason.LIMITED, [])
-        owed = await settle(store.charge(both))
-        assert owed.allowed
-        assert await settle(store.refund(owed.take_back())) is True
-
-
 @pytest.mark.parametrize("what", ["hit", "charge"])
 async def test_a_question_of_several_keys_that_fails_at_one_of_them_charges_none(
     what: str, cluster: RedisCluster
@@ -399,17 +364,6 @@ async def test_a_question_of_several_keys_that_fails_at_one_of_them_charges_none
         with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
             await settle(getattr(store, what)([(wide, key, 1) for key in ("user:ann", "user:bob", "user:bad")]))
         assert {(await hit(store, key, wide, 0)).remaining for key in ("user:ann", "user:bob")} == {1_000}
-
-
-async def test_what_is_given_up_before_it_went_is_not_charged(server: RedisServer) -> None:
-    async with store_at(server) as store:
-        await hit(store, "ann", "100/minute")
-        tasks = [asyncio.create_task(hit(store, "ann", "100/minute")) for _ in range(10)]
-        await asyncio.sleep(0)  # they wait for the end of the turn
-        for task in tasks[1:]:
-            task.cancel()
-        assert (await tasks[0]).allowed
-        assert (await hit(store, "ann", "100/minute", 0)).remaining == 98
 
 
 async def test_an_ordinary_refusal_writes_nothing(server: RedisServer) -> None:
@@ -432,28 +386,6 @@ async def test_the_user_of_the_page_may_do_all_that_a_store_offers(server: Redis
         answer = await settle(ask())
         assert answer or name not in ("read", "active"), name
     await store.close()
-
-
-async def test_a_banned_key_refuses_a_question_of_several_keys(cluster: RedisCluster) -> None:
-    async with workers_at(cluster, 2) as (store, other):
-        both = ((usual("100/hour"), "user:ann", 1), (usual("100/hour"), "everyone", 1))
-        assert await settle(store.hit(both))
-        await other.bans.ban("user:ann", None, "", "ann")
-        await store.bans.find(())
-        assert (await settle(store.hit(both))).reason is Reason.BANNED
-        assert (await settle(store.peek(both))).reason is Reason.BANNED
-        assert (await hit(store, "everyone", "100/hour", 0)).remaining == 99
-
-
-@pytest.mark.parametrize("protocol", [2, 3])
-async def test_the_client_of_a_user_says_where_to_connect_and_stays_open(server: RedisServer, protocol: int) -> None:
-    async with Redis.from_url(server.url, decode_responses=True, protocol=protocol) as client:
-        store = RedisStore(client, prefix=fresh_prefix(), timeout=PLENTY_S)
-        assert (await hit(store, "ann")).remaining == 4
-        await store.bans.ban("user:eve", None, "", "ann")
-        assert [ban.key for ban in await store.bans.active()] == ["user:eve"]
-        await store.close()
-        assert await client.ping()
 
 
 async def test_a_connection_is_made_as_the_client_says(server: RedisServer) -> None:
