@@ -14,22 +14,25 @@ from slidegate.core.addresses import parse_address, parse_network
 from slidegate.core.bans.ban import ban_key, clean_reason
 from slidegate.core.bans.rows import from_rows
 from slidegate.dashboard import Dashboard
+from slidegate.events import Observer
 from slidegate.httpx import LimitedTransport, SyncLimitedTransport
 from slidegate.ops.replay import AccessLogs
 from slidegate.ops.statistics import Statistics
 from slidegate.otel import OtelMetrics
 from slidegate.prometheus import PrometheusMetrics
-from slidegate.testing import FakeClock, limits_clock
+from slidegate.testing import FakeClock, RecordingObserver, limits_clock
 
 KNOWN = [BanPolicy, Limit, Limiter, MemoryStore, Networks, Quota, parse_limits, Concurrency, HotKeys, MetricWindow]
 KNOWN += [RollingTotals, parse_address, parse_network, ban_key, clean_reason, from_rows, Dashboard, LimitedTransport]
 KNOWN += [SyncLimitedTransport, AccessLogs, Statistics, OtelMetrics, PrometheusMetrics, FakeClock, limits_clock]
-KNOWN += [datetime, timedelta, CounterWindow]
+KNOWN += [datetime, timedelta, CounterWindow, Observer, RecordingObserver]
 TOKEN = "token-for-tests-0123456789abcdef"
 NAMES = {
     **{known.__name__: known for known in KNOWN},
     "TOKEN": TOKEN,
     "run": asyncio.run,
+    "sleep": asyncio.sleep,
+    "HEADER": '{"slidegate": "bans", "version": 4}',
     "HEAD": {"slidegate": "bans", "version": 4},
     "ROW": {"key": "user:eve", "reason": "", "by": "ann", "level": 0, "since_us": 0, "until_us": None},
 }

@@ -242,38 +242,6 @@ def test_the_first_request_of_a_worker_begins_to_look_and_its_end_stops_it(
     run(backend, main)
 
 
-def test_under_trio_another_run_looks_again_and_a_look_that_fails_ends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(overrides, "INTERVAL_US", 5_000)
-    limiter = Limiter(LmdbStore(tmp_path), deadline="20s")
-    app = guarded(limiter, Rule("*", "5/minute", name="api"))
-    shared: Any = limiter.store.shared_stats
-    read, failures = shared.read, 0
-
-    def failing_read(*of: Any) -> Any:
-        nonlocal failures
-        failures += 1
-        raise ValueError("a fault")
-
-    async def fail() -> None:
-        shared.read = failing_read
-        assert await passed(app, 1) == 1
-        while failures < 3:
-            await anyio.sleep(0.005)
-            await limiter.hit("nobody", "5/minute")
-
-    async def look() -> None:
-        shared.read = read
-        assert await passed(app, 1) == 1
-        await change(Limiter(LmdbStore(tmp_path), deadline="20s"), "api", "2/minute")
-        await becomes(app, 2)
-
-    run("trio", fail)
-    assert caplog.text.count("changed limits cannot be read") == 1
-    run("trio", look)
-
-
 @pytest.mark.parametrize("kind", SHARED)
 async def test_the_start_of_the_server_begins_it_too(workers: Workers) -> None:
     await change(workers.limiter(), "api", "1/minute")

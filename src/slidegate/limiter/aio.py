@@ -36,18 +36,8 @@ def on_asyncio() -> bool:
 
 def on_loop() -> bool:
     """Return whether an event loop, of asyncio or trio, runs in this thread."""
-    return on_asyncio() or on_trio()
-
-
-def on_trio() -> bool:
-    """Return whether trio runs in this thread."""
-    if "trio" not in sys.modules:
-        return False
-    try:
-        sys.modules["trio"].lowlevel.current_trio_token()
-    except RuntimeError:
-        return False
-    return True
+    trio = sys.modules.get("trio")
+    return on_asyncio() or (trio is not None and trio.lowlevel.in_trio_run())
 
 
 async def let_others_run() -> None:

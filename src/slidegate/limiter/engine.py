@@ -221,8 +221,7 @@ class Engine:
     async def end(self) -> None:
         """Let observers and overrides finish, because the application ends or the limiter is being closed."""
         if not self._closed:
-            for subscription in self.observers.subscriptions:
-                await subscription.end()
+            await self.observers.end()
             await self.overrides.end()
 
     def forget(self) -> None:
@@ -236,8 +235,7 @@ class Engine:
             self.store.bans.forget_all()
             self.rows.forget()
             self.overrides.take([])
-            for subscription in self.observers.subscriptions:
-                subscription.forget()
+            self.observers.forget()
 
     @property
     def counts(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import date
 from inspect import iscoroutine, iscoroutinefunction
 from time import monotonic
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias
 
 from ..core.arguments import check_list, check_takes
 from ..core.decision import Decision, Reason
@@ -24,30 +24,24 @@ FAILURE_EVERY_S: Final = 10.0
 """The least time between two tracebacks of a failing observer, which may fail at every refusal of a flood."""
 LINE_EVERY_S: Final = 1.0
 """The least time between two log lines of the same kind and rule."""
-LOGGED_WHERE_MADE: Final = frozenset({"list_reloaded", "list_rejected", "config_reloaded", "config_rejected"})
-"""Kinds that are logged where they are emitted: several limiters may follow one file."""
-_LEVELS: Final = {
-    **dict.fromkeys(("refused", "exceeded", "shadow_refused", "pause_ignored", "pause_unshared"), logging.INFO),
-    "store_failed": logging.ERROR,
-}
-"""The level in the log of each kind that is not a warning."""
 _MAX_VALUE: Final = 256
 
 
-KINDS: Final = (
-    *("refused", "exceeded", "shadow_refused", "banned", "unbanned", "shadow_banned", "bans_full", "strikes_dropped"),
-    *("limit_overridden", "limit_restored"),
-    *("switched_off", "switched_on", "secret_differs"),
-    *("store_failed", "store_recovered", "store_late", "store_error", "store_reset", "store_evicts"),
-    *("counts_restarted", "store_doubtful"),
-    *("keys_shared", "map_full"),
-    *("list_reloaded", "list_rejected", "config_reloaded", "config_rejected"),
-    *("pause_ignored", "pause_unshared", "series_full"),
-)
+LEVELS: Final[dict[str, int]] = {
+    **dict.fromkeys(("refused", "exceeded", "shadow_refused", "pause_ignored", "pause_unshared"), logging.INFO),
+    **dict.fromkeys(("banned", "unbanned", "shadow_banned", "bans_full", "strikes_dropped"), logging.WARNING),
+    **dict.fromkeys(("limit_overridden", "limit_restored", "switched_off", "switched_on"), logging.WARNING),
+    **dict.fromkeys(("store_recovered", "store_late", "store_error", "store_reset", "store_evicts"), logging.WARNING),
+    **dict.fromkeys(("counts_restarted", "store_doubtful", "secret_differs"), logging.WARNING),
+    **dict.fromkeys(("keys_shared", "map_full", "series_full"), logging.WARNING),
+    "store_failed": logging.ERROR,
+    # Logged where they are emitted, because several limiters may follow one file.
+    **dict.fromkeys(("list_reloaded", "list_rejected", "config_reloaded", "config_rejected"), logging.NOTSET),
+}
+"""The level of each kind in the log."""
+KINDS: Final = tuple(LEVELS)
 """All kinds of events; docs/guides/metrics.md describes when each is emitted, and its details."""
 
-
-T = TypeVar("T")
 
 Ended: TypeAlias = Literal["refused", "success", "exception", "cancelled"]
 
@@ -102,9 +96,8 @@ class Outcome:
 
 def outcome_of_question(decision: Decision, now_us: int) -> Outcome:
     """Return the outcome of a call of the limiter without HTTP, made at `now_us`."""
-    if decision.allowed:
-        return Outcome((decision,), None, (), None, 0, "success", now_us, 0)
-    return Outcome((decision,), decision, (), None, 0, "refused", now_us, 0)
+    refusal = None if decision.allowed else decision
+    return Outcome((decision,), refusal, (), None, 0, "success" if decision.allowed else "refused", now_us, 0)
 
 
 def refusing_rules(refusal: Decision) -> tuple[str, ...]:
@@ -160,26 +153,23 @@ class Subscription:
 
     def __init__(self, observer: AnyObserver, hub: ObserverHub) -> None:
         self.observer: Final[Any] = observer
-        event, self.request = _own(observer, "event"), _own(observer, "request")
-        if event is None and self.request is None and callable(observer):
-            event = observer
+        event, self.request = _own(observer, "event", "event"), _own(observer, "request", "outcome")
+        if event is None and self.request is None and callable(observer) and not isinstance(observer, type):
+            event = _checked(observer, "event")
         self.event: Final = event
-        if isinstance(observer, type) or (event is None and self.request is None):
+        if event is None and self.request is None:
             raise ConfigurationError(
                 "observers: expected functions of an event, or objects with a method event(event) or request(outcome), "
                 f"not {quoted(observer)}"
             )
-        _check_method(event, "event")
-        _check_method(self.request, "outcome")
         self._hub = hub
-        self._ends: Final = observer if isinstance(observer, Observer) else Observer()
         self._throttle = Throttle(FAILURE_EVERY_S)
 
     def remove(self) -> None:
         """Stop calling the observer. A second call does nothing."""
         self._hub.remove(self)
 
-    def call(self, method: Callable[[T], object], what: T) -> None:
+    def call(self, method: Callable[[Any], object], what: object) -> None:
         """Call a method of the observer, and log its exceptions."""
         try:
             answer = method(what)
@@ -187,42 +177,30 @@ class Subscription:
                 answer.close()
                 raise TypeError("it returned a coroutine, which nothing awaits; observers are not async")
         except Exception as error:
-            self._log(error)
+            self.log(error)
 
-    async def end(self) -> None:
-        """Await its method `end`, and log its exceptions."""
-        try:
-            await self._ends.end()
-        except Exception as error:
-            self._log(error)
-
-    def forget(self) -> None:
-        """Call its method `forget`."""
-        self._ends.forget()
-
-    def _log(self, error: Exception) -> None:
+    def log(self, error: Exception) -> None:
+        """Log an exception of the observer."""
         left_out = self._throttle.left_out(None, monotonic())
         if left_out is not None:
             more = f", {left_out} times more since the last report" if left_out else ""
             logger.error("observer %r failed%s", self.observer, more, exc_info=error)
 
 
-def _own(observer: AnyObserver, name: str) -> Callable[..., Any] | None:
+def _own(observer: AnyObserver, name: str, takes: str) -> Callable[..., Any] | None:
     """Return a method that an observer defines itself; None if it does not."""
-    method = getattr(observer, name, None)
+    method = None if isinstance(observer, type) else getattr(observer, name, None)
     is_own = callable(method) and getattr(method, "__func__", method) is not getattr(Observer, name)
-    return method if is_own else None
+    return _checked(method, takes) if is_own else None
 
 
-def _check_method(method: Callable[..., object] | None, takes: str) -> None:
-    if method is None:
-        return
+def _checked(method: Any, takes: str) -> Callable[..., Any]:
     if iscoroutinefunction(method) or iscoroutinefunction(getattr(method, "__call__", None)):  # noqa: B004
         raise ConfigurationError(
             f"observers: expected a plain function, not the coroutine function {method!r}; to run one in an event "
             "loop, write lambda event: asyncio.run_coroutine_threadsafe(work(event), loop)"
         )
-    check_takes("observers", method, takes)
+    return check_takes("observers", method, takes)  # type: ignore[no-any-return]
 
 
 def listed_observers(observers: Iterable[AnyObserver]) -> tuple[AnyObserver, ...]:
@@ -281,8 +259,8 @@ class ObserverHub:
 
         A record has the fields `kind` and `details`, for structlog and JSON formatters.
         """
-        level = _LEVELS.get(event.kind, logging.WARNING)
-        if event.kind in LOGGED_WHERE_MADE or not logger.isEnabledFor(level):
+        level = LEVELS.get(event.kind, logging.WARNING)
+        if level == logging.NOTSET or not logger.isEnabledFor(level):
             return
         rule = event.details.get("rule") or event.details.get("by")
         left_out = self._throttle.left_out(f"{event.kind} under {rule}" if rule else event.kind, monotonic())
@@ -296,6 +274,21 @@ class ObserverHub:
         """Pass an outcome to the observers of requests."""
         for subscription, method in self._requests:
             subscription.call(method, outcome)
+
+    async def end(self) -> None:
+        """Await the method `end` of observers, and log its exceptions."""
+        for subscription in self.subscriptions:
+            if isinstance(subscription.observer, Observer):
+                try:
+                    await subscription.observer.end()
+                except Exception as error:
+                    subscription.log(error)
+
+    def forget(self) -> None:
+        """Call the method `forget` of observers."""
+        for subscription in self.subscriptions:
+            if isinstance(subscription.observer, Observer):
+                subscription.observer.forget()
 
     def _set(self, subscriptions: tuple[Subscription, ...]) -> None:
         self.subscriptions = subscriptions
