@@ -1,6 +1,5 @@
 """Starts the site in separate processes, and sends requests with any client address."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,9 +19,8 @@ PATIENCE_S: Final = 60
 
 class Site:
     def __init__(self, store: str = "memory://", workers: int = 1) -> None:
-        command = [sys.executable, "-m", "tests.browser.site", str(workers)]
-        environment = {**os.environ, "SITE_STORE": store}
-        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", "tests.browser.site", store, str(workers)]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         # The line is printed at startup; a process that fails closes the pipe.
         port = self.process.stdout.readline().strip()
         assert port, "the server did not start; it says why above"

@@ -1,32 +1,31 @@
 """An application with a dashboard, served by uvicorn on a port that the system chooses.
 
-``python -m tests.browser.site WORKERS`` prints the port and serves until SIGTERM. ``SITE_STORE`` is the address of the
-store. The client is the one that ``X-Forwarded-For`` names, so that a test can be anybody.
+``python -m tests.browser.site STORE WORKERS`` prints the port and serves until SIGTERM. The client is the one that
+``X-Forwarded-For`` names, so that a test can be anybody.
 """
 
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
 import anyio
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
-from uvicorn.supervisors import Multiprocess
 
 from slidegate import BanPolicy, Limiter, Networks, RateLimitMiddleware, Rule, client_ip, everyone, header
 from slidegate.dashboard import Dashboard
+
+from ..served_by_workers import serve
 
 TOKEN: Final = "a-token-for-tests-alone"
 AMOUNT: Final = 30
 """The limit of a client in ten minutes, a window longer than any test."""
 
-limiter = Limiter.from_url(os.environ.get("SITE_STORE", "memory://"), deadline="30s")
+limiter = Limiter.from_url(os.environ.get("STORE", "memory://"), deadline="30s")
 behind = client_ip(trusted=["127.0.0.0/8"])
 
 
@@ -74,17 +73,9 @@ app.add_middleware(
 )
 
 
-def main(workers: int) -> None:
-    place = socket.socket()
-    place.bind(("127.0.0.1", 0))
-    config = uvicorn.Config("tests.browser.site:app", workers=workers, log_level="warning", lifespan="on")
-    sys.stdout.write(f"{place.getsockname()[1]}\n")
-    sys.stdout.flush()
-    if workers > 1:
-        Multiprocess(config, sockets=[place]).run()
-    else:
-        uvicorn.Server(config).run(sockets=[place])
+def make() -> Starlette:
+    return app
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    serve(f"{__spec__.name}:make", int(sys.argv[2]))

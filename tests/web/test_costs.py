@@ -2,9 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,27 +13,15 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from slidegate import BanPolicy, Limiter, MemoryStore, Quota, RateLimitMiddleware, Rule, everyone, settle
-from slidegate.stores.lmdb import LmdbStore
+from slidegate import BanPolicy, Limiter, Quota, RateLimitMiddleware, Rule, everyone, settle
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, Answer, call, hello
-from ..redis_servers import BOUND_S, RedisServer
+from ..redis_servers import AT_REDIS, BOUND_S
 from ..remote_stores import RemoteStore
-from ..stores.redis.stores import store_at
 
 AMOUNT = 10_000
 WINDOWS = ("10000/hour; 1000000/day", Quota("10000/year"), "10000/hour")
-
-
-@asynccontextmanager
-async def limiter_on(kind: str, path: Path, server: RedisServer) -> AsyncIterator[Limiter]:
-    if kind == "redis":
-        async with store_at(server) as store:
-            yield Limiter(store, deadline="30s")
-        return
-    async with Limiter(MemoryStore() if kind == "memory" else LmdbStore(path / "store"), deadline="30s") as limiter:
-        yield limiter
 
 
 def estimated(request: Request) -> int:
@@ -90,11 +77,9 @@ class Model:
 
 
 @pytest.mark.parametrize("limits", WINDOWS, ids=str)
-@pytest.mark.parametrize("kind", ["memory", "lmdb", "redis"])
-async def test_what_was_used_is_what_is_counted(
-    kind: str, limits: Any, tmp_path: Path, server: RedisServer, rng: random.Random
-) -> None:
-    async with limiter_on(kind, tmp_path, server) as limiter:
+@pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
+async def test_what_was_used_is_what_is_counted(url: str, limits: Any, rng: random.Random) -> None:
+    async with Limiter.from_url(url, deadline="30s") as limiter:
         model, expected = Model(limiter, tokens(limits)), 0
         for _ in range(40):
             estimate, used = rng.randint(0, 120), [rng.randint(0, 150) for _ in range(rng.choice([0, 1, 1, 1, 2]))]

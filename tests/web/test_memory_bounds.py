@@ -4,7 +4,6 @@ import gc
 import random
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -30,7 +29,6 @@ from slidegate import (
     query,
 )
 from slidegate.core.memo import MEMO_BYTES, MEMO_SIZE, remember
-from slidegate.stores.lmdb import LmdbStore
 
 from ..asgi import hello, page, scope_of, send_scope
 
@@ -106,12 +104,10 @@ def made(limiter: Limiter) -> RateLimitMiddleware:
     return RateLimitMiddleware(app, limiter=limiter, rules=rules, client=client_ip(["10.0.0.0/8"]), bans=bans)
 
 
-@pytest.mark.parametrize("store", ["memory", "lmdb"])
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
 @pytest.mark.parametrize("choice", CHOICES)
-async def test_no_text_of_a_client_is_remembered_at_its_length(
-    choice: str, store: str, tmp_path: Path, rng: random.Random
-) -> None:
-    async with Limiter(MemoryStore() if store == "memory" else LmdbStore(tmp_path)) as limiter:
+async def test_no_text_of_a_client_is_remembered_at_its_length(choice: str, url: str, rng: random.Random) -> None:
+    async with Limiter.from_url(url) as limiter:
         app = made(limiter)
         await send_scope(app, scope_of())
         before = text_held(app)
