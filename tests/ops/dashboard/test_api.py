@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from slidegate import Limiter, Quota, RateLimitMiddleware, Rule
+from slidegate import Limiter, RateLimitMiddleware, Rule
 from slidegate.dashboard import Dashboard
 from slidegate.ops.dashboard.fields import WINDOWS
 
@@ -126,17 +126,6 @@ async def test_64_kib_of_a_key_are_digested_or_refused_and_never_shown(site: Sit
     assert status == 400
     assert len(found["error"]) < 400
     assert (await site.ask("PUT", "bans", {"key": long, "duration": "1h"}))[0] == 413
-
-
-async def test_every_kind_of_limit_is_changed_by_its_amount_alone() -> None:
-    rule = Rule("*", ["9/minute", Quota("10/day")], concurrency=4, name="plan")
-    site = Site(middleware={"rules": [rule]})
-    for one in (await read(site, "limits"))["limits"]:
-        change = {"name": one["name"], "limit": "7", "duration": "2h"}
-        status, made = await site.ask("PUT", "limits", change)
-        assert status == 200, made
-    amounts = [one["amount"] for one in (await read(site, "limits"))["limits"]]
-    assert amounts == [7, 7, 7]
 
 
 async def test_field_that_is_repeated_is_refused(site: Site) -> None:

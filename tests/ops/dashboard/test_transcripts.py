@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, Networks, RateLimitMiddleware, Rule, __version__
+from slidegate import BanPolicy, Networks, Quota, RateLimitMiddleware, Rule, __version__
 from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock
 
@@ -51,6 +51,9 @@ class Visitor:
 
     def _site_shadow(self) -> dict[str, Any]:
         return {"bans": BanPolicy("3/10m", "1h", name="harsh", shadow=True)}
+
+    def _site_plan(self) -> dict[str, Any]:
+        return {"rules": [Rule("*", ["9/minute", Quota("10/day")], concurrency=4, name="plan")]}
 
     def _site_kinds(self) -> dict[str, Any]:
         (self.home / "bad.netset").write_text("203.0.113.128/25\n198.51.100.0/24\n")

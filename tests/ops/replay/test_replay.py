@@ -2,7 +2,6 @@
 
 import asyncio
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,23 +168,6 @@ def test_limits_of_each_route_use_the_routes_of_the_application() -> None:
     paths = ("/a/1", "/sub/b", "/free", "/a/2", "/sub/b", "/free", "/none", "/nope")
     results = play(Replay([middleware]), *(record(0, path=path) for path in paths))
     assert [result.allowed for result in results] == [True, True, True, False, False, True, True, False]
-
-
-def test_waits_and_permits_of_a_file_are_left_out_and_named(tmp_path: Path) -> None:
-    file = tmp_path / "slidegate.toml"
-    file.write_text(
-        'store = "redis://192.0.2.1:1/0"\ndeadline = "20ms"\nclient = { ipv4_prefix = 24 }\n'
-        '[[rules]]\npath = "*"\nlimits = "1/10s"\nwait = "5s"\nname = "slow"\nconcurrency = 1\n'
-    )
-    middleware = RateLimitMiddleware.from_file(hello, file, store="memory://")
-    replay = Replay([middleware.app])
-    assert replay.unwaited == ["slow"]
-    results = play(replay, record(0), record(8, "192.0.2.8"), record(10.1))
-    assert [(result.client, result.allowed) for result in results] == [
-        ("192.0.2.0/24", True),
-        ("192.0.2.0/24", False),
-        ("192.0.2.0/24", True),
-    ]
 
 
 def test_limits_of_each_route_count_by_the_key_of_the_middleware() -> None:

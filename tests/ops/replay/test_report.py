@@ -9,7 +9,7 @@ from fastapi import APIRouter, FastAPI
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slidegate import BanPolicy, Limit, Networks, RateLimitMiddleware, Rule, client_ip, parse_limits
+from slidegate import Limit, RateLimitMiddleware, Rule, client_ip, parse_limits
 from slidegate.ops.replay import AccessRecord, Measured, Replay, Simulated
 from slidegate.ops.replay.replay import checks_of
 from slidegate.ops.replay.report import WINDOWS, Measure, peak, quantile
@@ -107,29 +107,6 @@ def test_counts_of_a_simulation_are_those_of_its_requests(gaps: list[AccessRecor
             bucket.label == name for outcome in outcomes for bucket, _, _ in checks_of(outcome)
         )
         assert row["refused_clients"] <= row["refused"]
-
-
-def test_each_kind_of_refusal_has_its_row() -> None:
-    rules = [Rule("/no", block=True), Rule("*", "2/minute"), Rule("*", "1/minute", shadow=True, name="stricter")]
-    bans = [BanPolicy("2/10m", "1h", name="abuse"), BanPolicy("1/10m", "1h", name="soft", shadow=True)]
-    replay = Replay.of(rules=rules, bans=bans, blocklist=Networks(["198.51.100.1"]))
-    simulated = added(
-        Simulated(replay),
-        record(0, "198.51.100.1"),
-        record(0, "192.0.2.8", "/no"),
-        *(record(second) for second in range(6)),
-        record(7, "192.0.2.9"),
-    )
-    rows = {(row["kind"], row["rule"]): tuple(row.values())[2:] for row in simulated.value()["rules"]}
-    assert rows == {
-        ("list", "blocklist"): (0, 1, 1),
-        ("block", "/no"): (0, 1, 1),
-        ("limit", "default"): (5, 2, 1),
-        ("shadow", "stricter"): (0, 1, 1),
-        ("ban", "abuse"): (0, 2, 1),
-        ("shadow ban", "soft"): (0, 0, 1),
-    }
-    assert simulated.value()["most_refused"][0] == {"client": "192.0.2.7", "requests": 6, "refused": 4}
 
 
 def test_exempt_requests_are_not_measured() -> None:
