@@ -20,6 +20,7 @@ from slidegate.core import Concurrency
 from slidegate.web.reload import FileOptions, ReloadingMiddleware
 
 from ..asgi import PEER, call, hello, statuses
+from .network_files import operators
 
 EVERYTHING = Path(__file__).resolve().parents[2] / "examples" / "slidegate.toml"
 
@@ -80,9 +81,6 @@ def test_a_ban_policy_is_the_same_from_a_file_and_in_code() -> None:
 
 
 def test_a_file_of_networks_is_opened_once_for_bans_keys_and_conditions(file: Path) -> None:
-    pytest.importorskip("mmdb_writer")
-    from .network_files import operators
-
     operators(file.parent)
     rules = "".join(
         f'[[rules]]\npath = "/{number}"\nlimits = "9/hour"\nkey = {{ network = "asn.mmdb" }}\n'

@@ -28,7 +28,6 @@ from slidegate import (
     path_param,
     query,
 )
-from slidegate.core.memo import MEMO_BYTES, MEMO_SIZE, remember
 
 from ..asgi import hello, page, scope_of, send_scope
 
@@ -140,18 +139,6 @@ async def test_however_many_values_clients_choose_few_of_them_are_remembered() -
     windows = set(reached(limiter.store))
     remembered = [one for key, one in reached(middleware).items() if key not in windows]
     assert 100 < max(len(one) for one in remembered if isinstance(one, (dict, list, set))) <= 4_096
-
-
-def test_a_memo_weighs_no_more_than_it_says() -> None:
-    memo: dict[Any, None] = {}
-    for number in range(3 * MEMO_SIZE):
-        remember(memo, ("GET", f"{number}".ljust(number % 2_000, "x")), None)
-        remember(memo, f"{number}".ljust(number % 2_000, "\N{PILE OF POO}"), None)
-        remember(memo, (1, b"x", str(number).encode() * (number % 300)), None)
-    assert memo
-    assert len(memo) <= MEMO_SIZE
-    assert text_held(memo) <= MEMO_SIZE * MEMO_BYTES
-    assert all(text_held(asked) <= MEMO_BYTES for asked in memo)
 
 
 async def test_paths_of_all_kinds_of_requests_share_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
