@@ -1,11 +1,12 @@
 """A memo is bounded in entries and in bytes."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slidegate.core.memo import key_bytes, remember
 
 
+@example([*range(200)], 128)
 @given(st.lists(st.integers(0, 500), max_size=400), st.integers(1, 300))
 def test_a_full_memo_gives_up_a_few_of_its_oldest_entries(keys: list[int], max_size: int) -> None:
     memo: dict[int, int] = {}
@@ -13,6 +14,7 @@ def test_a_full_memo_gives_up_a_few_of_its_oldest_entries(keys: list[int], max_s
         before = list(memo)
         assert remember(memo, key, -key, max_size) == -key
         gone = len(before) + 1 - len(memo)
+        assert len(memo) <= max_size
         assert gone <= 1 + max_size // 64
         assert gone == 0 or len(before) == max_size
         assert memo == {one: -one for one in [*before[gone:], key]}
