@@ -76,6 +76,8 @@ class Exchange:
     """The status of the response; 0 before its first message."""
     own: tuple[Decision, ...] = ()
     """The decisions of this middleware: about its rules, then about limits at endpoints within."""
+    has_several = False
+    """Whether several of these may name limits."""
     observed: tuple[Sequence[Check], ...] = ()
     """The checks of shadow rules, of each rule by itself."""
     client: Client | None = None
@@ -116,10 +118,17 @@ class Exchange:
 
     def record(self, decision: Decision) -> None:
         """Record a decision of this middleware. Fields show no refusal after which the request was decided again."""
-        if self.own and not self.own[-1].allowed:
-            self.own = self.own[:-1]
+        if self.own:
+            if not self.own[-1].allowed:
+                self.own = self.own[:-1]
+            elif self.own[-1].readings:
+                self.has_several = True
         self.own = (*self.own, decision)
         self.decided.append((self.middleware, decision))
+
+    def _naming(self) -> Sequence[Decision]:
+        """Return the decisions that the fields show; several may name one limit."""
+        return self.middleware.header_writer.distinct(self.own)
 
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message of the response. Not a coroutine function: most messages need no await of their own."""
@@ -133,7 +142,7 @@ class Exchange:
             for hook in self.hooks:
                 if hook.starts:
                     return self._start(message)
-            message = self.middleware.header_writer.add(message, self.own)
+            message = self.middleware.header_writer.add(message, self._naming() if self.has_several else self.own)
         elif kind == "websocket.close":
             self.status = _CLOSED
             return self._start(message)
@@ -147,7 +156,7 @@ class Exchange:
         """Call the hooks for the status, which may change what the fields say, then send the first message."""
         await self._call_starts(self.status)
         if message["type"] in _STARTS:
-            message = self.middleware.header_writer.add(message, self.own)
+            message = self.middleware.header_writer.add(message, self._naming() if self.has_several else self.own)
         await (self.end(None, message) if message["type"].endswith(_LASTS) else self.send_on(message))
 
     async def _call_starts(self, status: Any) -> None:

@@ -159,22 +159,24 @@ class HeaderWriter:
             raise ConfigurationError(f"{expected}, not {quoted(style)}", "headers") from None
         self._rendered: dict[object, Rendered] = {}
 
-    def add(self, message: Message, decisions: Sequence[Decision]) -> Message:
+    def add(self, message: Message, decisions: Iterable[Decision]) -> Message:
         """Return the first message of a response with the fields of some decisions, behind those of the application.
 
         The result is a copy, because an application may send one prepared message several times.
         """
         message = message.copy()  # type: ignore[attr-defined]
         fields = message["headers"] = [*message.get("headers", ())]
-        for decision in decisions if len(decisions) == 1 else self._distinct(decisions):
+        for decision in decisions:
             if decision.readings:
                 rendered = decision.checks.rendered or self.render(decision)
                 rendered.append_to(fields, decision)
         return message
 
-    def _distinct(self, decisions: Iterable[Decision]) -> list[Decision]:
-        """Return the decisions of a middleware that name limits; as one, if a name is in two of them."""
+    def distinct(self, decisions: Iterable[Decision]) -> Sequence[Decision]:
+        """Return those of several decisions that name limits; as one, if a name is in two of them."""
         naming = [decision for decision in decisions if decision.readings]
+        if len(naming) < 2:
+            return naming
         names: set[str] = set()
         for decision in naming:
             own = (decision.checks.rendered or self.render(decision)).names
