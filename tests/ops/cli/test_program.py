@@ -136,6 +136,21 @@ def test_no_mutated_argument_causes_a_traceback(lmdb_store: str, data: st.DataOb
 UNITS_US = {"us": 1, "ms": 1_000, "s": 10**6, "min": 60 * 10**6, "h": 3_600 * 10**6, "d": 86_400 * 10**6}
 
 
+@pytest.mark.parametrize(
+    ("span_us", "text"),
+    [
+        (0, "0 us"),
+        (1_350_000_000, "22 min 30 s"),
+        (1_500_000, "1.5 s"),
+        (999_950, "1 s"),
+        (59_999_999, "1 min"),
+        (86_400_000_001, "1 d 1 min"),
+    ],
+)
+def test_spans_are_written_in_the_units_that_people_use(span_us: int, text: str) -> None:
+    assert span_of(span_us) == text
+
+
 @given(st.integers(0, 400 * UNITS_US["d"]) | st.integers(0, UNITS_US["min"]))
 def test_a_span_never_says_less_than_the_exact_wait_and_little_more(span_us: int) -> None:
     words = span_of(span_us).split()
