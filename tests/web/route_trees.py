@@ -85,6 +85,7 @@ class Tree:
         mixed: Whether a segment may hold something beside a parameter.
         dots: Whether spellings name the directory of the files behind two dots.
         shared: The handlers that are one function with a limit of its own.
+        endpoints: The functions and classes of handlers by their names.
         serves_files: Whether something in it serves files, to which a final slash is none.
     """
 
@@ -94,6 +95,7 @@ class Tree:
     mixed: bool = False
     dots: bool = False
     handlers: dict[str, Handler] = field(default_factory=dict)
+    endpoints: dict[str, Any] = field(default_factory=dict)
     served: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     app: Any = None
     parameters: int = 0
@@ -243,6 +245,7 @@ class Tree:
             self.served.append((name, dict(request.path_params)))
             return Response()
 
+        self.endpoints[name] = page
         return page
 
     def _api(self, name: str) -> Any:
@@ -250,10 +253,13 @@ class Tree:
             self.served.append((name, dict(request.path_params)))
             return ""
 
+        self.endpoints[name] = page
         return page
 
     def _class(self, name: str) -> Any:
-        return type("Endpoint", (HTTPEndpoint,), {"get": _method(self._page(name)), "post": _method(self._page(name))})
+        methods = {method: _method(self._page(name)) for method in ("get", "post")}
+        self.endpoints[name] = type("Endpoint", (HTTPEndpoint,), methods)
+        return self.endpoints[name]
 
     def _socket(self, name: str) -> Any:
         async def socket(websocket: WebSocket) -> None:

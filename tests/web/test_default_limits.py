@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,14 +19,14 @@ from starlette.routing import Host, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
+from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware
 from slidegate.testing import FakeClock
 
 from ..asgi import call, hello, page, scope_of, send_scope, statuses
 from .limited import wrapping
 from .middlewares import charged
-from .route_trees import Tree
-from .test_route_trees import ask
+from .route_trees import PLENTY, Tree
+from .test_route_trees import ROOTS, ask
 
 
 async def other(request: Any) -> PlainTextResponse:
@@ -188,89 +186,40 @@ async def test_what_fails_before_a_limit_at_the_endpoint_is_counted_by_the_defau
 # -- no mix of spellings gets more requests to a route than one spelling does ------------------------------------------
 
 
-AMOUNT = 3
-REQUESTS = 40
-"""How many requests fall into one window."""
-
-
-@dataclass
-class MarkedTree(Tree):
-    """A tree in which some endpoints are exempt.
-
-    Attributes:
-        exempt: Their names.
-    """
-
-    exempt: set[str] = field(default_factory=set)
-
-    def _marked(self, name: str, endpoint: Any) -> Any:
-        self.exempt.discard(name)
-        if self.random.random() < 0.25:
-            self.exempt.add(name)
-            RateLimit.exempt(endpoint)
-        return endpoint
-
-    def _page(self, name: str) -> Any:
-        return self._marked(name, super()._page(name))
-
-    def _api(self, name: str) -> Any:
-        return self._marked(name, super()._api(name))
-
-    def _class(self, name: str) -> Any:
-        return self._marked(name, super()._class(name))
-
-
-async def found_paths(tree: MarkedTree, random: Random, app: ASGIApp) -> list[str]:
-    """Return ordinary paths that reach a route which is not exempt."""
-    open_middleware = RateLimitMiddleware(app, rules=[Rule("/nothing/here", "1/minute")], headers=None)
-    paths = []
-    for _ in range(60):
-        path = tree.spelling(0)
-        await ask(open_middleware, tree, random, path, "", ["GET"])
-        if any(name not in tree.exempt for name, _ in tree.served):
-            paths.append(path)
-    return paths
-
-
-async def search(seed: int, directory: Path, windows: int) -> int:
-    """Look for a window in which a route served more requests than its limit; say how often routes were full."""
+async def search(seed: int, directory: Path) -> int:
+    """Return how many requests were counted at routes, after a check that all of one route had one bucket."""
     random = Random(seed)
-    tree = MarkedTree(random, directory)
-    clock = FakeClock()
-    paths = await found_paths(tree, random, tree.app)
-    app = RateLimitMiddleware(
-        tree.app, default_limits=f"{AMOUNT}/minute", limiter=Limiter(MemoryStore(clock=clock)), headers=None
-    )
-    full = 0
-    for _ in range(windows if paths else 0):
-        served: Counter[str] = Counter()
-        # Few paths in a window, or no route would be asked for more often than its limit.
-        some = random.choices(paths, k=2)
-        for _ in range(REQUESTS):
-            path = random.choice(some)
-            for _ in range(random.choice([0, 0, 0, 1, 1, 1, 2])):
-                path = tree._changed(path)
-            root_path = random.choice(["", "", "", "", "", "", "/api", "/v1"])
-            if root_path and random.random() < 0.6:
-                path = root_path + path
-            await ask(app, tree, random, path, root_path, ["GET", "GET", "POST", "HEAD", "post"])
-            served.update({name for name, _ in tree.served})
-            over = [name for name in served if served[name] > AMOUNT and name not in tree.exempt]
-            assert not over, f"path {path!r}, root {root_path!r}: {[tree.handlers[name] for name in over]}"
-        full += sum(count == AMOUNT for count in served.values())
-        clock.advance("61s")
-    return full
+    tree = Tree(random, directory)
+    exempt = {name for name in tree.endpoints if random.random() < 0.25}
+    for name in exempt:
+        RateLimit.exempt(tree.endpoints[name])
+    app = RateLimitMiddleware(tree.app, default_limits=PLENTY)
+    # Few paths, so that each is asked for again, below another root and at another host.
+    spellings = [random.choice(ROOTS) + tree.spelling(random.choice([0, 1, 2])) for _ in range(30)]
+    buckets: dict[str, list[str]] = {}
+    ran = 0
+    for _ in range(150):
+        path, root = random.choice(spellings), random.choice(ROOTS)
+        *_, charged = await ask(app, tree, random, path, root)
+        found = [label for label, _ in charged if label.startswith("per-route ")]
+        for name in {name for name, _ in tree.served} - exempt:
+            ran += 1
+            own = buckets.setdefault(name, found)
+            assert found == own, (path, root, tree.handlers[name])
+            assert len(found) == 1, (path, root, tree.handlers[name])
+            assert found != ["per-route *"], (path, root, tree.handlers[name])
+    return ran
 
 
-@pytest.mark.parametrize(("trees", "windows"), [(10, 8), pytest.param(200, 200, marks=pytest.mark.deep)])
-def test_no_mix_of_spellings_gets_more_requests_to_a_route(trees: int, windows: int, directory: Path) -> None:
-    full = 0
+@pytest.mark.parametrize("trees", [20, pytest.param(2_000, marks=pytest.mark.deep)])
+def test_a_route_has_one_bucket_however_paths_are_spelled(trees: int, directory: Path) -> None:
+    ran = 0
 
     @settings(max_examples=trees, deadline=None)
     @given(st.integers(0, 2**32 - 1))
     def look(seed: int) -> None:
-        nonlocal full
-        full += asyncio.run(search(seed, directory, windows))
+        nonlocal ran
+        ran += asyncio.run(search(seed, directory))
 
     look()
-    assert full > trees
+    assert ran > 10 * trees
