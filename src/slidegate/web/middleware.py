@@ -97,7 +97,7 @@ class RateLimitMiddleware(FailsAtStartup):
         rule_set: Its rules with their buckets, and what is known of requests that match the same ones.
         clients: Determines the clients of requests.
         decider: Decides requests.
-        routes: Determines the routes of requests for observers.
+        route_labels: Determines the routes of requests for observers.
         refusals: Counts, reports and answers refused requests.
         header_writer: Writes its header fields.
         findings: Probable mistakes found at start-up or in the first requests. Each is logged once.
@@ -145,8 +145,8 @@ class RateLimitMiddleware(FailsAtStartup):
         self.calls = UserCallbacks()
         self._engine = self.limiter.engine
         self._observers = self._engine.observers
-        self.routes = RouteLabels()
-        self._report = Report(self._engine, self.routes)
+        self.route_labels = RouteLabels()  # not `routes`: applications have those
+        self._report = Report(self._engine, self.route_labels)
         self._lists = {"blocklist": followed("blocklist", blocklist), "allowlist": followed("allowlist", allowlist)}
         in_files = [listed for listed in self._lists.values() if isinstance(listed, FollowedList)]
         files: Sequence[FollowedList | NetworkLookup] = (*in_files, *self._engine.networks)

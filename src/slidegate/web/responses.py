@@ -84,7 +84,7 @@ class Refusals:
         self._on_refused = on_refused
         self._calls = middleware.calls
         self._signals = middleware.signals
-        self._routes = middleware.routes
+        self._routes = middleware.route_labels
         self._writer = middleware.header_writer
         self._exceeded: dict[tuple[str, str], int] = {}
 
