@@ -94,6 +94,15 @@ async def test_a_worker_writes_its_own_rows_and_reads_those_of_all(tmp_path: Pat
         await worker.close()
 
 
+async def test_rows_of_a_memory_store_that_have_ended_take_no_room(clock: FakeClock) -> None:
+    limiter = Limiter(MemoryStore(clock=clock))
+    for number in range(9):
+        await limiter.keep_row("notes", number, b"", SECOND_US)
+        clock.advance("1s")
+    rows: Any = limiter.engine.rows._stats
+    assert len(rows.rows) == 1
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
 def test_a_forked_child_is_another_worker() -> None:

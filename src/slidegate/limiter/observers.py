@@ -35,7 +35,7 @@ LEVELS: Final[dict[str, int]] = {
     **dict.fromkeys(("counts_restarted", "store_doubtful", "secret_differs"), logging.WARNING),
     **dict.fromkeys(("keys_shared", "map_full", "series_full"), logging.WARNING),
     "store_failed": logging.ERROR,
-    # Logged where they are emitted, because several limiters may follow one file.
+    # No logger is enabled for this level. They are logged where they are emitted: several limiters may follow one file.
     **dict.fromkeys(("list_reloaded", "list_rejected", "config_reloaded", "config_rejected"), logging.NOTSET),
 }
 """The level of each kind in the log."""
@@ -260,7 +260,7 @@ class ObserverHub:
         A record has the fields `kind` and `details`, for structlog and JSON formatters.
         """
         level = LEVELS.get(event.kind, logging.WARNING)
-        if level == logging.NOTSET or not logger.isEnabledFor(level):
+        if not logger.isEnabledFor(level):
             return
         rule = event.details.get("rule") or event.details.get("by")
         left_out = self._throttle.left_out(f"{event.kind} under {rule}" if rule else event.kind, monotonic())
