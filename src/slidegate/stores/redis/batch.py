@@ -43,8 +43,9 @@ Ask: TypeAlias = Callable[..., Awaitable[Any]]
 _TIME: Final = Struct("<q")
 NEWS_S: Final = 1.0
 """How often to poll for changes: the bans of networks, and the identity of the data."""
-MAX_IN_CALL: Final = 64
-"""A request takes the server about 13 us, and a call blocks its other clients."""
+MAX_IN_CALL: Final = 32
+"""A request takes the server about 13 us, and a call blocks its other clients. Of 64 requests, the server decides half
+while this process reads the answers to the others."""
 MAX_SENDERS: Final = 4
 
 
