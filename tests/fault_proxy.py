@@ -17,7 +17,8 @@ import asyncio
 import socket
 import ssl
 import struct
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final, Self
 
 HOST: Final = "127.0.0.1"
@@ -133,6 +134,17 @@ class FaultProxy:
                 self._left = None
                 self.drop()
                 return
+
+
+@asynccontextmanager
+async def in_front_of(nodes: Sequence[Any]) -> AsyncIterator[list[FaultProxy]]:
+    """Put a proxy before each node of a `fronted` cluster, at the port that the node tells clients."""
+    async with AsyncExitStack() as stack:
+        proxies = [FaultProxy(node.port) for node in nodes]
+        for node, proxy in zip(nodes, proxies, strict=True):
+            proxy.port = node.front
+            await stack.enter_async_context(proxy)
+        yield proxies
 
 
 async def stop_listening(server: asyncio.Server) -> None:

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from ..fault_proxy import FaultProxy
+from ..fault_proxy import FaultProxy, in_front_of
 from ..redis_servers import RedisCluster, RedisServer, ReplicaPair, Sentinel, until
 from .playing import STOPPED_S, Scene, SceneMaker
 
@@ -61,11 +61,7 @@ def connections_that_are_reset(late_s: float) -> SceneMaker:
 @asynccontextmanager
 async def a_cluster_whose_connections_are_reset() -> AsyncIterator[Scene]:
     with RedisCluster(fronted=True) as cluster:
-        async with AsyncExitStack() as stack:
-            proxies = [FaultProxy(server.port) for server in cluster.servers]
-            for server, proxy in zip(cluster.servers, proxies, strict=True):
-                proxy.port = server.front or 0
-                await stack.enter_async_context(proxy)
+        async with in_front_of(cluster.servers) as proxies:
             hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
             yield Scene(f"redis+cluster://{hosts}", lambda: resets(proxies, LATE_S, LATE_S))
 

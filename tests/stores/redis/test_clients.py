@@ -22,7 +22,7 @@ from slidegate.testing import RecordingObserver
 
 from ...contract.harness import bucket
 from ...contract.player import settle
-from ...fault_proxy import FaultProxy, stop_listening
+from ...fault_proxy import FaultProxy, in_front_of, stop_listening
 from ...redis_servers import RedisCluster as ClusterServers
 from ...redis_servers import RedisServer, ReplicaPair, Sentinel, needs_redis
 from .stores import PLENTY_S, fresh_prefix, store_at
@@ -170,17 +170,10 @@ async def behind_a_sentinel() -> AsyncIterator[tuple[str, RedisServer, FaultProx
 @asynccontextmanager
 async def on_a_cluster() -> AsyncIterator[tuple[str, RedisServer, FaultProxy]]:
     with ClusterServers(fronted=True) as cluster:
-        proxies = [FaultProxy(server.port) for server in cluster.servers]
-        for each, proxy in zip(cluster.servers, proxies, strict=True):
-            proxy.port = each.front or 0
-            await proxy.accept()
         keeper = cluster.owner(cluster.slot_of("slidegate"))
-        try:
+        async with in_front_of(cluster.servers) as proxies:
             ports = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
             yield f"redis+cluster://{ports}", keeper, proxies[cluster.servers.index(keeper)]  # type: ignore[arg-type]
-        finally:
-            for proxy in proxies:
-                await proxy.__aexit__()
 
 
 @needs_redis

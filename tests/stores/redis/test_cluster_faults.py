@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Final
 
 import pytest
@@ -18,7 +18,7 @@ from slidegate.core import Reason
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
 
-from ...fault_proxy import FaultProxy
+from ...fault_proxy import FaultProxy, in_front_of
 from ...redis_servers import RedisCluster, RedisServer, needs_redis
 from .stores import eventually
 
@@ -54,13 +54,9 @@ class Scene:
 
 @pytest.fixture
 async def scene(nodes: RedisCluster) -> AsyncIterator[Scene]:
-    async with AsyncExitStack() as stack:
-        proxies = [FaultProxy(server.port) for server in nodes.servers]
-        for server, proxy in zip(nodes.servers, proxies, strict=True):
-            server.command("FLUSHALL")
-            assert server.front is not None
-            proxy.port = server.front
-            await stack.enter_async_context(proxy)
+    for server in nodes.servers:
+        server.command("FLUSHALL")
+    async with in_front_of(nodes.servers) as proxies:
         yield Scene(nodes, proxies)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Rule, StoreError
-from slidegate.core import Bucket, Check, Reason, StoreUnavailable, parse_limits
+from slidegate.core import Bucket, Check, Event, Reason, StoreUnavailable, parse_limits
 from slidegate.limiter import breaker, failover
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_SENDERS
@@ -29,7 +30,7 @@ from ...asgi import PEER, call, hello
 from ...contract.player import settle
 from ...fault_proxy import FaultProxy
 from ...questions import hit_all
-from ...redis_servers import ReplicaPair, needs_redis
+from ...redis_servers import BOUND_S, RedisServer, ReplicaPair, free_port, needs_redis
 from .faults import FAULTS, Place
 from .stores import eventually, fresh_prefix, struck
 
@@ -44,13 +45,17 @@ LIMIT = f"{AMOUNT}/hour"
 QUICKEST = "half-open sockets"
 """The fault that every run shows; `dev.py test --all` shows the others."""
 SECRET = b"s" * 32
+NOBODY = 1
+"""A port at which nobody listens."""
 BUCKET = Bucket("hit", parse_limits(LIMIT))
 
 
 class Site:
-    def __init__(self, url: str, on_error: failover.OnError, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(
+        self, url: str, on_error: failover.OnError, deadline_s: float = DEADLINE_S, prefix: str | None = None
+    ) -> None:
         self.heard, self.deadline_s = RecordingObserver(without=["refused"]), deadline_s
-        self.store = RedisStore(url, prefix=fresh_prefix(), timeout=deadline_s)
+        self.store = RedisStore(url, prefix=prefix or fresh_prefix(), timeout=deadline_s)
         self.limiter = Limiter(
             self.store, secret=SECRET, deadline=deadline_s, on_error=on_error, observers=[self.heard]
         )
@@ -114,6 +119,50 @@ async def test_a_fault_has_its_stated_outcome_and_ends_with_its_cause(
     for site in (*sites.values(), late):
         await site.recovered()
         assert await site.hits(AMOUNT + 1, "new") == [PASSED] * AMOUNT + [LIMITED]
+
+
+# -- Redis comes later than the application ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hung() -> Iterator[int]:
+    """A port where connections are taken, and nobody ever answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("address", ["redis://{}/0", "redis+cluster://{}", "redis+sentinel://{}/mymaster/0"])
+@pytest.mark.parametrize("where", ["closed", "hung"])
+@pytest.mark.parametrize("on_error", OUTCOMES)
+async def test_a_limiter_is_made_at_once_and_its_first_requests_are_answered(
+    where: str, on_error: failover.OnError, address: str, hung: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(address.format(f"127.0.0.1:{hung if where == 'hung' else free_port()}"), on_error)
+    async with site.limiter:
+        assert site.heard.kinds == []
+        assert await site.hits(AMOUNT + 2) == OUTCOMES[on_error]
+        assert site.heard.kinds == ["store_failed"]
+    assert {record.name for record in caplog.records} == {"slidegate"}, "asyncio would log a task that failed"
+
+
+def test_to_make_a_limiter_asks_nobody() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        Site(f"redis://127.0.0.1:{listener.getsockname()[1]}/0", "local")
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+async def test_commands_say_that_the_store_is_not_there() -> None:
+    async with Site(f"redis://127.0.0.1:{free_port()}/0", "local").limiter as limiter:
+        with pytest.raises(StoreUnavailable):
+            [line async for line in limiter.export_bans()]
+        for command in (limiter.ban("ann", "1h"), limiter.import_bans([]), limiter.reset("a long key " * 30)):
+            with pytest.raises(StoreError):
+                await command
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["refused connection", "half-open sockets", "OOM", "NOPERM"])
@@ -236,6 +285,59 @@ async def test_strikes_on_a_connection_that_is_cut_are_never_counted_twice(lost:
                 await asyncio.sleep(0.1)
         assert answered <= await struck(site.store, policy, PEER) <= sent, "never a ban on fewer than it takes"
         assert await site.store.bans.strike(policy, PEER, 40 - answered, "why")
+
+
+async def honeypot(server: RedisServer, on_error: failover.OnError, prefix: str, number: int, weight: int) -> int:
+    """Return the status of the request whose strike bans its client, and after whose strike the wire is cut."""
+    client = f"198.51.100.{number}", 1234
+    policy = BanPolicy("3/hour", "1h", signals={"/trap": weight})
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(FaultProxy(server.port))
+        site = Site(f"redis://127.0.0.1:{proxy.port}/0", on_error, PLENTY_S, prefix)
+        limiter = await stack.enter_async_context(site.limiter)
+        app = RateLimitMiddleware(hello, limits="100/minute", limiter=limiter, bans=policy)
+        for _ in range(2 if weight == 1 else 0):
+            assert (await call(app, "/trap", client=client)).status == 200
+
+        def cut_when_banned(event: Event) -> None:
+            if event.kind == "banned":
+                proxy.target = NOBODY
+                proxy.drop()
+
+        limiter.observe(cut_when_banned)
+        return (await call(app, "/trap", client=client)).status
+
+
+@pytest.mark.parametrize("weight", [1, 3], ids=["third strike", "one strike"])
+@pytest.mark.parametrize("on_error", OUTCOMES)
+async def test_a_strike_that_bans_refuses_its_own_request_though_the_wire_is_cut_after_it(
+    on_error: failover.OnError, weight: int, server: RedisServer
+) -> None:
+    prefix = fresh_prefix()
+    async with asyncio.timeout(BOUND_S):
+        asked = (honeypot(server, on_error, prefix, number, weight) for number in range(20))
+        assert await asyncio.gather(*asked) == [403] * 20
+        async with Site(server.url, on_error, PLENTY_S, prefix).limiter as well:
+            assert len([ban async for ban in well.bans()]) == 20, "all of them were banned in Redis"
+
+
+async def test_a_strike_that_bans_says_so_while_the_one_before_is_on_its_way(place: Place) -> None:
+    policy = BanPolicy("3/hour", "1h")
+    store = RedisStore(place.url, prefix=fresh_prefix(), timeout=BOUND_S)
+    async with asyncio.timeout(BOUND_S):
+        assert await store.bans.strike(policy, "user:eve", 1, "") is None
+        await store.bans.find(("user:eve",))  # from here on nothing is on its way
+        place.proxy.freeze()
+        sent = place.proxy.requests
+        second = asyncio.ensure_future(store.bans.strike(policy, "user:eve", 1, ""))
+        while place.proxy.requests == sent:  # noqa: ASYNC110 - it is sent a moment later
+            await asyncio.sleep(0.01)
+        third = asyncio.ensure_future(store.bans.strike(policy, "user:eve", 1, ""))
+        await asyncio.sleep(0)
+        place.proxy.thaw()
+        assert await second is None
+        assert await third is not None
+    await store.close()
 
 
 class Askers:
