@@ -338,19 +338,6 @@ class Room:
         return tasks
 
 
-async def test_clients_that_have_left_make_room_before_a_full_queue_refuses_anybody() -> None:
-    room = Room(1)
-    await room.begin("in")
-    dropped = await room.begin(*["attacker"] * 100, is_gone=lambda: True)
-    (honest,) = await room.begin("honest")
-    assert not honest.done(), "it waits"
-    assert all(task.done() and not task.result() for task in dropped[:-16])
-    await room.release()
-    await turns(60)
-    assert honest.result().reason is Reason.WAITED
-    assert room.store.permits_held() == 1
-
-
 async def test_a_request_that_joins_a_queue_asks_nothing_and_is_refused_with_the_limits_of_the_rule() -> None:
     room = Room(1)
     await room.begin("in", "first", wait_max=1)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slidegate.core import Bucket, Decision, Quota, StoreUnavailable, parse_limits
-from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
 from ..contract.harness import bucket
@@ -27,20 +25,6 @@ HERE = pytest.mark.parametrize("kind", ["memory", "lmdb"])
 
 async def hit(store: Any, key: str = "ann") -> Decision:
     return await settle(store.hit(((PLAN, key, 1),)))
-
-
-async def test_lmdb_keeps_a_quota_over_a_restart(tmp_path: Path) -> None:
-    ticks, wall = FakeClock(7), FakeClock(MIDNIGHT_US + HOUR_US)
-    for left in (4, 3, 2):
-        store = LmdbStore(tmp_path, clock=ticks, wall_clock=wall)
-        assert (await hit(store)).remaining == left
-        store.close()
-        ticks.advance("1s")
-        wall.advance("1h")
-    wall.set(MIDNIGHT_US + 24 * HOUR_US)
-    store = LmdbStore(tmp_path, clock=ticks, wall_clock=wall)
-    assert ((await hit(store)).remaining, (await hit(store)).reset_after_us) == (4, 24 * HOUR_US)
-    store.close()
 
 
 @HERE

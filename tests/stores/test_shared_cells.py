@@ -49,27 +49,6 @@ def hit(store: Any, *checks: Check) -> Decision:
     return decision
 
 
-def left(store: Any, check: Check) -> int | None:
-    """Charge, which has to pass, and return what is left."""
-    decision = hit(store, check)
-    assert decision
-    return decision.remaining
-
-
-def with_room_again(small: Small, *before: Check) -> tuple[Any, FakeClock, list[Decision]]:
-    """Return a store with room for one key, after `before` was charged in the cell, nine seconds ago."""
-    clock = FakeClock(10**12)
-    store = small(clock, 1)
-    assert hit(store, (bucket("1/s", "other"), "first", 1))  # the only key of its own
-    decisions = [hit(store, check) for check in before]
-    for _ in range(6):
-        clock.advance(us=1_100_000)
-        hit(store)
-    clock.set(10**12 + 9 * SECOND_US)
-    assert (store.stats().keys, store.stats().shared_hits) == (0, len(before))
-    return store, clock, decisions
-
-
 @pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
 def test_what_a_flood_leaves_behind_is_gone_after_two_windows(
     small: Small, monkeypatch: pytest.MonkeyPatch, rng: random.Random
@@ -92,23 +71,6 @@ def test_what_a_flood_leaves_behind_is_gone_after_two_windows(
     assert refused[:2] == [0, 0]
     assert refused[2] + refused[3] > 0, "the flood did nothing, so this shows nothing"
     assert refused[5:] == [0] * 10, refused
-
-
-@pytest.mark.parametrize("limits", ["2/10s", "70/10s @7"])
-def test_the_wait_is_exact_beside_a_stranger_in_the_cell(small: Small, limits: str) -> None:
-    clock = FakeClock(10**12)
-    store, asked = small(clock, 1), bucket(limits)
-    amount = asked.limits[0].amount
-    assert hit(store, (asked, "ann", amount))
-    clock.advance("9s")
-    assert hit(store, (asked, "stranger", amount))  # in the cell that ann would be counted in
-    refused = hit(store, (asked, "ann", 1))
-    assert refused.retry_after_us is not None
-    clock.advance(us=refused.retry_after_us - 1)
-    assert not hit(store, (asked, "ann", 1))
-    clock.advance(us=1)
-    assert store.peek(((asked, "ann", 1),)).allowed
-    assert hit(store, (asked, "ann", 1)), "its window was let go of before it was looked up"
 
 
 @dataclass(eq=False)
@@ -207,45 +169,3 @@ def test_nobody_passes_a_bound_whatever_happens_between_cells_and_windows(
         store = small(clock, rng.choice((1, 1, 2, 3, 8)))
         Traffic(store, clock, Choices(rng.randbytes(rng.choice((60, 300, 600))))).run()
         store.close()
-
-
-@pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
-def test_a_key_that_has_moved_is_counted_by_itself(small: Small) -> None:
-    asked = bucket("4/10s")
-    store, clock, _ = with_room_again(small, (asked, "ann", 1), (asked, "bob", 2))
-    assert left(store, (asked, "ann", 1)) == 0
-    assert store.stats().keys == 1
-    assert left(store, (asked, "eve", 1)) == 0  # in the cell, where there is no sign of ann's second unit
-    clock.advance("1s")
-    assert left(store, (asked, "ann", 3)) == 0
-    assert left(store, (asked, "eve", 3)) == 0
-
-
-@pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
-def test_a_refund_after_the_move_frees_the_unit_in_the_copy_of_its_key(small: Small) -> None:
-    asked = bucket("4/10s")
-    store, clock, (ann, bob) = with_room_again(small, (asked, "ann", 2), (asked, "bob", 2))
-    assert not hit(store, (asked, "ann", 1))  # moves
-    assert store.refund(bob.take_back()) is True
-    assert not hit(store, (asked, "ann", 1)), "a copy keeps what others spent until it ages out"
-    assert store.refund(ann.take_back()) is True
-    assert store.refund(ann.take_back()) is False
-    assert left(store, (asked, "ann", 2)) == 0
-    assert left(store, (asked, "eve", 2)) == 0  # in the cell, where ann's units stay until they leave
-    clock.advance("1s")
-    assert left(store, (asked, "eve", 2)) == 0
-
-
-def test_the_wait_is_exact_beside_a_stranger_where_another_limit_says_it(small: Small) -> None:
-    clock = FakeClock(10**12)
-    store, short, long = small(clock, 2), bucket("4/10s", "short"), bucket("1/12s", "long")
-    assert hit(store, (short, "ann", 4))
-    assert hit(store, (long, "ann", 1))
-    clock.advance("5s")
-    assert hit(store, (short, "stranger", 4))  # in the cell that ann would be counted in
-    both = (short, "ann", 1), (long, "ann", 1)
-    assert hit(store, *both).retry_after_us == 7 * SECOND_US
-    clock.advance(us=7 * SECOND_US - 1)
-    assert not hit(store, *both)
-    clock.advance(us=1)
-    assert hit(store, *both), "the window that was empty was let go of when the other limit refused"

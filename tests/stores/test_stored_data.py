@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, header
-from slidegate.ops.cli import run
 from slidegate.testing import FakeClock
 
 DATA = Path(__file__).with_name("data")
@@ -34,12 +32,6 @@ BANS: dict[str, tuple[str, str, int, int | None]] = {
     "user:42": ("bob", "chargebacks", 0, None),
     "user:mallory": ("scanner", "asked for /.env", 1, 30),
 }
-
-
-def listed(store: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
-    assert run(["bans", "list", "--store", store, "--json"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    return {row["key"].partition("#")[0] for row in rows}
 
 
 async def bans_of(limiter: Limiter) -> dict[str, tuple[str, str, int, int | None]]:
@@ -78,33 +70,3 @@ def test_a_file_of_layout_2_ends_the_start_and_says_how_its_bans_are_taken_along
     ):
         Limiter.from_url(f"lmdb://{tmp_path}", on_error=on_error)
     assert (tmp_path / "data.mdb").read_bytes().startswith((DATA / "data.mdb").read_bytes())
-
-
-def test_what_is_exported_again_is_what_was_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = f"lmdb://{tmp_path}/first", f"lmdb://{tmp_path}/second"
-
-    async def exported() -> list[str]:
-        async with Limiter.from_url(first) as limiter:
-            await limiter.import_bans((DATA / "bans.jsonl").read_text().splitlines())
-            return [line async for line in limiter.export_bans()]
-
-    async def imported(lines: list[str]) -> int:
-        async with Limiter.from_url(second) as limiter:
-            return await limiter.import_bans(lines)
-
-    lines = asyncio.run(exported())
-    assert asyncio.run(imported(lines)) == len(lines) - 1
-    assert listed(second, capsys) == listed(first, capsys)
-
-
-@pytest.mark.parametrize("words", [("list",), ("remove", "192.0.2.7"), ("add", "192.0.2.1", "--for", "1h")])
-def test_the_command_leaves_a_file_of_layout_2_alone_and_names_the_way_out(
-    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "data.mdb").write_bytes((DATA / "data.mdb").read_bytes())
-    assert run(["bans", *words, "--store", f"lmdb://{tmp_path}"]) != 0
-    told = " ".join(capsys.readouterr().err.split())
-    assert "contains data.mdb of another program or an earlier slidegate" in told
-    assert "`limiter.export_bans()` with the version that wrote it" in told
-    assert (tmp_path / "data.mdb").read_bytes().startswith((DATA / "data.mdb").read_bytes())
-    assert not list(tmp_path.glob("*corrupt*")), "it is in order, so it is not set aside"

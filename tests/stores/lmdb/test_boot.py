@@ -81,9 +81,15 @@ def test_on_macos_the_boot_id_is_that_of_the_session(said: str, known: bool, mon
 
 
 def test_a_restart_of_the_workers_forgets_nothing(machine: Machine) -> None:
-    machine.store().hit(ASKED)
-    assert machine.restart("1").hit(ASKED).remaining == 3
+    store, twice = machine.store(), BanPolicy("2/minute", "10m")
+    store.hit(ASKED)
+    store.bans.ban("user:eve", None, "by request", "ann")
+    assert store.bans.strike(twice, "user:bob", 1, "why") is None
+    store = machine.restart("1")
+    assert store.hit(ASKED).remaining == 3
     assert machine.heard.kinds == []
+    assert store.bans.strike(twice, "user:bob", 1, "why").level == 1
+    assert [ban.key for ban in store.bans.active()] == ["user:bob", "user:eve"]
 
 
 def test_after_a_reboot_windows_begin_anew_and_bans_levels_and_quotas_go_on(machine: Machine) -> None:

@@ -334,22 +334,6 @@ async def test_a_closed_store_opens_its_files_no_more_and_leaves_its_path_to_oth
     assert files_open_in(path) == []
 
 
-def test_what_was_counted_and_banned_outlives_the_store(tmp_path: Path) -> None:
-    policy = BanPolicy("3/minute", "10m")
-    store = LmdbStore(tmp_path / "lmdb", **SMALL)
-    fill(store, [1] * 3, "5/hour")
-    store.bans.ban("user:eve", None, "by request", "ann")
-    for _ in range(2):
-        store.bans.strike(policy, "user:bob", 1, "refused")
-    store.close()
-    store = LmdbStore(tmp_path / "lmdb", **SMALL)
-    assert fill(store, [1] * 3, "5/hour") == [True, True, False]
-    assert [ban.key for ban in store.bans.active()] == ["user:eve"]
-    assert store.bans.strike(policy, "user:bob", 1, "refused")
-    assert [ban.key for ban in store.bans.active()] == ["user:bob", "user:eve"]
-    store.close()
-
-
 def test_a_file_with_more_keys_than_it_may_have_now_takes_no_further_ones(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / "lmdb", max_keys=9, **SMALL)
     fill(store, range(3))

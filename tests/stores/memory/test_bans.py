@@ -195,24 +195,6 @@ def test_that_there_is_no_room_is_told_once_a_minute(kind: str) -> None:
     assert told[0].message.endswith(f"raise {most}")
 
 
-def test_the_wall_clock_alone_moves_the_ends_of_bans() -> None:
-    scene = Scene()
-    until_us = scene.wall.now_us + 600 * SECOND_US
-    scene.bans.ban("ann", 600 * SECOND_US, "", "eve")
-    rows = scene.rows()
-    scene.clock.advance("1d")
-    assert scene.hit("ann").retry_after_us == 600 * SECOND_US
-    scene.wall.advance(us=-DAY_US)
-    assert scene.hit("ann").retry_after_us == 600 * SECOND_US + DAY_US
-    scene.wall.set(until_us)
-    assert scene.hit("ann")
-    for now_us, left_us in ((until_us - DAY_US, DAY_US), (until_us - 1, 1), (until_us, None)):
-        after = Scene(now_us=0)
-        after.wall.set(now_us)
-        assert after.bans.load(rows) == (left_us is not None)
-        assert after.hit("ann").retry_after_us == (left_us or 0)
-
-
 def test_the_garbage_collector_walks_no_bans_or_strikes() -> None:
     scene = Scene(10_000)
     before = tracked_below(scene.bans.rows, scene.store._tables)

@@ -49,21 +49,6 @@ async def hit(store: RedisStore, key: str, *subjects: BanSubject) -> Decision:
     return await settle(store.hit(((PLENTY, key, 1),), subjects))
 
 
-@pytest.mark.parametrize("after", [3, 20])
-async def test_strikes_are_forgotten_by_an_unban(server: RedisServer, after: int) -> None:
-    policy = BanPolicy(f"{after}/hour", "1h", name="p")
-    async with workers_at(server, 1) as (one,):
-        assert await one.bans.strike(policy, "user:bob", 1, "") is None
-        for _ in range(3):
-            for _ in range(after - 1):
-                assert await one.bans.strike(policy, "user:eve", 1, "") is None
-            assert await one.bans.unban("user:eve", "ann")
-        for _ in range(after - 1):
-            assert await one.bans.strike(policy, "user:eve", 1, "") is None
-        assert await one.bans.strike(policy, "user:eve", 1, "")
-        assert await one.bans.strike(policy, "user:bob", after - 1, ""), "strikes of others are not forgotten"
-
-
 async def test_requests_are_decided_while_bans_change_with_each(server: RedisServer) -> None:
     async with FaultProxy(server.port) as proxy, workers_at(server, 1) as (one,):
         proxy.delay_s = 0.003
