@@ -1,7 +1,5 @@
 """What users do with bans."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import random

@@ -1,7 +1,5 @@
 """A limiter that was closed answers no question any more, whatever store it has and whatever `on_error` is."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Awaitable, Callable

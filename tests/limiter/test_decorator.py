@@ -1,7 +1,5 @@
 """Limits around functions and blocks: who is refused, who waits, and that the function stays what it was."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import inspect

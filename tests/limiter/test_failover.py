@@ -1,7 +1,5 @@
 """A sick store never hangs the application: every question has a deadline, and what happens then is chosen."""
 
-from __future__ import annotations
-
 import asyncio
 import weakref
 from collections.abc import Sequence

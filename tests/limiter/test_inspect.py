@@ -1,7 +1,5 @@
 """Looking at one customer: which rules are asked, how many at a time, and in whose words."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from typing import Any

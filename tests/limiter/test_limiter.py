@@ -1,7 +1,5 @@
 """The limiter: keys, addresses of stores, and the words around a store."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import AsyncIterator
 from hashlib import blake2b

@@ -1,7 +1,5 @@
 """Observers hear events and outcomes in the thread where they happen; the log hears of all events."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from dataclasses import FrozenInstanceError

@@ -1,7 +1,5 @@
 """What is an outage of a store, and what is not: played on a fake clock, against a model, and at several rates."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

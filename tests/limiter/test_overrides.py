@@ -1,7 +1,5 @@
 """Changed limits without a middleware: what is refused, what a store keeps, and what applies while it is away."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable

@@ -1,7 +1,5 @@
 """The event loop for threads: when it starts and ends, and callers that leave before their answer came."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

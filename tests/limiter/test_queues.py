@@ -1,7 +1,5 @@
 """Requests that wait for room: in which order, for how long, how many, and what becomes of those that leave."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

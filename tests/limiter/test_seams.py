@@ -1,7 +1,5 @@
 """What tools read of a limiter: its middlewares and limits, rows for all workers, the store's time and state."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

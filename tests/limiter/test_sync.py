@@ -1,7 +1,5 @@
 """A limiter in threads without an event loop: it decides as everywhere else, keeps the bound and its deadlines."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import random

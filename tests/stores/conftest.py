@@ -1,7 +1,5 @@
 """Stores of each kind, and servers that tests of stores share. A test that stops or fills a server starts its own."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path

@@ -8,8 +8,6 @@ It keeps the number of its requests under way in a byte of the file BOARD, from 
 is handed back. So the sum of the bytes of all workers is never more than the permits that are taken.
 """
 
-from __future__ import annotations
-
 import asyncio
 import mmap
 import random

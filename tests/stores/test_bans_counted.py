@@ -1,7 +1,5 @@
 """How many bans are in force: counted without a look at each of them, and as many as `max_bans` says."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """A request is refused by the longest of the bans that hold it, whatever networks and keys are banned beside it."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from typing import Any

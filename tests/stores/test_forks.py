@@ -1,7 +1,5 @@
 """A child of fork waits for no thread that it does not have, and begins anew where it has to."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Redis and Valkey by address: every form reaches a real server, and no message shows a password."""
 
-from __future__ import annotations
-
 import inspect
 import shutil
 import ssl

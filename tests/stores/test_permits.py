@@ -1,7 +1,5 @@
 """Places of concurrency limits over several workers: who holds them, how a lease is renewed, and how they come back."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

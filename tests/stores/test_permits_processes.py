@@ -1,7 +1,5 @@
 """Places over real processes that are killed and stopped: never more than there are, and they come back."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator

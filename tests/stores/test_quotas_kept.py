@@ -1,7 +1,5 @@
 """Counts of quotas outlive the processes and servers that made them, go by the right clock, and share cells."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

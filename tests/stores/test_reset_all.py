@@ -1,7 +1,5 @@
 """Resets while threads count, of shared cells, and of one prefix alone."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """Shared cells: what a flood leaves behind, and that nobody passes a bound on the way from a cell to a window."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable

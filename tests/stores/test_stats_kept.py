@@ -1,7 +1,5 @@
 """Rows of stats in stores: they leave nothing behind, and lie where a cluster finds them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What an earlier slidegate has written: exported bans are read, and an LMDB file is refused. See data/README.md."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A store reads its clock once nobody else can decide: who was stopped before that never decides by an old time."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Bans are in Unix time in every store: they move with the wall clock, from store to store, and outlive a reboot."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Memory, LMDB and Redis pass the whole contract. Where the same code answers over
 processes, random programs of windows and of bans find what is different there.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A store of which every other call is answered by another process, on the same environment."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
@@ -44,7 +42,7 @@ class Remote:
 def decides(name: str) -> Callable[..., Any]:
     """Return a method that asks whose turn it is for a decision."""
 
-    def method(self: TwoProcesses, checks: Any, *more: Any) -> Any:
+    def method(self: "TwoProcesses", checks: Any, *more: Any) -> Any:
         answer = self.turn("store", name, checks, *more)
         if isinstance(answer, tuple):  # from over there, where the buckets are others
             answer, reservations = answer
@@ -69,7 +67,7 @@ def stays(name: str) -> Callable[..., Any]:
 class _Bans(BanStore):
     """The bans of both."""
 
-    def __init__(self, both: TwoProcesses) -> None:
+    def __init__(self, both: "TwoProcesses") -> None:
         self.both = both
 
     strike, ban, unban, load = map(stays, ("strike", "ban", "unban", "load"))  # type: ignore[assignment]

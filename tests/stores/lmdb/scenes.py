@@ -3,8 +3,6 @@
 Run as ``python -m tests.stores.lmdb.scenes NAME PATH [NUMBER ...]``; what was seen is printed as one line of JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

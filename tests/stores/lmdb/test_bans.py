@@ -1,7 +1,5 @@
 """Bans in the rows of an LMDB file: looked up by every request of every process, and swept when they are over."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """A file for each start of the machine: what a restart of it forgets, what it keeps, and whose file is deleted when."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands of operators beside a process that writes: they have more time than requests, whoever asks in between."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

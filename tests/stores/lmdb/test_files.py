@@ -1,7 +1,5 @@
 """Opening an LMDB environment: files that are damaged, foreign, too new, or not ours to write."""
 
-from __future__ import annotations
-
 import math
 import os
 import random
@@ -346,7 +344,7 @@ class Faulty:
         found = getattr(self.inner, name)
         return self._counted(found, name) if callable(found) else found
 
-    def __enter__(self) -> Faulty:
+    def __enter__(self) -> "Faulty":
         self.inner.__enter__()
         return self
 

@@ -1,7 +1,5 @@
 """The journal: what was acknowledged is there after a reboot, whatever happened to process, disk and file."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

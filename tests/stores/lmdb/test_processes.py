@@ -1,7 +1,5 @@
 """The LMDB store with several processes: exact together, whoever is killed or stopped, and when."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The LMDB store: the contract in one process and over two, and when a transaction takes place."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import itertools

@@ -1,7 +1,5 @@
 """Bans in the memory store: how much it keeps, its two clocks, threads, and what it tells."""
 
-from __future__ import annotations
-
 import gc
 import json
 import tracemalloc

@@ -1,7 +1,5 @@
 """Debts and refusals that count in the memory store: bounds, and memory."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections import defaultdict
 

@@ -4,8 +4,6 @@ CPython takes integers modulo 2**61 - 1 for their hash, and an IPv6 network of 4
 equal by it. A dictionary of such keys is as slow as a list.
 """
 
-from __future__ import annotations
-
 import gc
 import types
 from collections import Counter

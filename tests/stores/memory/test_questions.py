@@ -1,7 +1,5 @@
 """Prepared questions of a memory store find their windows and keep none of them; what is held is what is counted."""
 
-from __future__ import annotations
-
 import gc
 import random
 import tracemalloc

@@ -1,7 +1,5 @@
 """Short scenes that a memory store has to play right. Random programs seldom come to where they lead."""
 
-from __future__ import annotations
-
 from slidegate import MemoryStore
 from slidegate.core import parse_duration_us
 from slidegate.testing import FakeClock

@@ -1,7 +1,5 @@
 """The memory store: the contract, threads, and how little it keeps."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import sys

@@ -1,7 +1,5 @@
 """What tests of a sick Redis share: a server of their own, and limiters that try it again soon."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Faults of Redis, done to a real server and the wire to it, and put right afterwards."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress

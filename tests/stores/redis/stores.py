@@ -1,7 +1,5 @@
 """Stores at a server: each scene has a prefix of its own, and time that only a hang uses up."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

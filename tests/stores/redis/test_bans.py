@@ -1,7 +1,5 @@
 """Bans in Redis as requests meet them: they are decided by what stands there, whatever a worker holds."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable

@@ -1,7 +1,5 @@
 """The clients of a store connect as the user's does, notice what has ended, and never send anything twice."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """A cluster: one node has all keys of a prefix, their slot moves, and the node dies."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 

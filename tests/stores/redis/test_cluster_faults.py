@@ -3,8 +3,6 @@
 Every node is reached through a proxy, and tells clients the proxy's port.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator

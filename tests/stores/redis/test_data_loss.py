@@ -1,7 +1,5 @@
 """Redis loses its data, or parts of it: workers notice, say so, and count anew."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 

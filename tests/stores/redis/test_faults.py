@@ -4,8 +4,6 @@ Every fault is real: a stopped or killed process, a full memory, a proxy that cu
 of its second here, so that recovery does not take the tests' time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import random

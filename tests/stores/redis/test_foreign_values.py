@@ -1,7 +1,5 @@
 """What else may stand in Redis: values of others at keys of ours, and a key with thousands of windows."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 

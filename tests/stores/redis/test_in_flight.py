@@ -1,7 +1,5 @@
 """Several calls at the same time: what is decided and known while the first is answered and the next is not."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import deque

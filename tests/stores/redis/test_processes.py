@@ -3,8 +3,6 @@
 What was admitted is known from the store's own times, taken together from all processes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

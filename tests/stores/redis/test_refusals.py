@@ -1,7 +1,5 @@
 """The known refusals, which all event loops of a process share."""
 
-from __future__ import annotations
-
 import time
 from itertools import count
 from time import monotonic_ns

@@ -1,7 +1,5 @@
 """What a store makes of a server that answers nonsense, and of being closed amid everything."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable

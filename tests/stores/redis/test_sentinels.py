@@ -1,7 +1,5 @@
 """Sentinels: any of them may be dead, hang or be out of date, and the master is found."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """The store for many hosts, on real servers: the contract, and what only this store has to hold."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

@@ -1,7 +1,5 @@
 """Every later version reads the bans, levels and quotas that are in Redis; windows begin anew in another layout."""
 
-from __future__ import annotations
-
 import pytest
 
 from slidegate import BanPolicy, Limiter, Quota

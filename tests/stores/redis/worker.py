@@ -4,8 +4,6 @@ It reads its orders, a JSON object, from the first line of its input, says "read
 prints the store's times of the requests that were admitted, as a JSON list.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess
