@@ -228,16 +228,6 @@ async def test_a_strike_without_an_answer_is_not_the_answer_that_nobody_is_banne
             await ward.limiter.strike("ann", trap)
 
 
-async def test_denied_is_503_and_no_abuse_of_the_client() -> None:
-    ward = Ward("deny")
-    ward.fall_ill()
-    bans = BanPolicy("1/1h", signals={"refused": 1})
-    answer = await call(RateLimitMiddleware(hello, limits="100/hour", limiter=ward.limiter, bans=bans))
-    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-    assert b"#temporary-reduced-capacity" in answer.body
-    assert await ward.limiter.engine.find_ban(("203.0.113.9",)) is None
-
-
 async def test_an_answer_to_what_was_asked_before_an_outage_does_not_end_it() -> None:
     ward = Ward("allow")
     (made, asked) = answers_later(ward), asyncio.create_task(ward.limiter.hit("ann", "3/hour"))

@@ -1,12 +1,16 @@
-"""Looking at one customer: which rules are asked, how many at a time, and in whose words."""
+"""What is read of a limiter: a customer's windows, middlewares and limits, rows for all workers, its store's state."""
 
 import gc
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.routing import Route
+from starlette.testclient import TestClient
 
 from slidegate import (
     Limiter,
@@ -18,11 +22,15 @@ from slidegate import (
     Rule,
 )
 from slidegate.core import Concurrency
+from slidegate.core.errors import StoreUnavailable
+from slidegate.events import Event, Observer
 from slidegate.limiter.inspect import TOGETHER
+from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, hello, page
-from ..remote_stores import RemoteStore
+from ..contract.stats_contract import StatsContract
+from ..remote_stores import RemoteStore, SickStore
 
 
 def labels(view: Any) -> list[tuple[str, int]]:
@@ -101,3 +109,151 @@ async def test_a_thousand_rules_are_asked_a_part_at_a_time_and_the_rest_is_count
     view = await limiter.inspect("ann", rules)
     assert (len(view.windows), max(sizes)) == (5 * TOGETHER + 5, TOGETHER)
     assert labels(view) == [("rule_0", 1)]
+
+
+# -- what tools read of a limiter --------------------------------------------------------------------------------------
+
+
+SECOND_US = 1_000_000
+
+
+async def no_app(*_: Any) -> None:
+    """Answer nothing."""
+
+
+# -- middlewares and limits --------------------------------------------------------------------------------------------
+
+
+async def test_limits_are_listed_as_configured_and_in_force() -> None:
+    limiter = Limiter()
+    rules = [
+        Rule("*", "5/minute; 50/hour", name="api"),
+        Rule("/new", "2/minute", shadow=True),
+        Rule("/ok", exempt=True),
+    ]
+    middleware = RateLimitMiddleware(no_app, rules=rules, limiter=limiter)
+    api = [one for one in limiter.limits() if one.rule == "api"]
+    await limiter.override(api[0].name, "7/minute", "1m")
+    found = {(one.rule, str(one.limit), str(one.configured), one.changeable, one.shadow) for one in limiter.limits()}
+    assert found == {
+        ("api", "7/1m", "5/1m", True, False),
+        ("api", "50/1h", "50/1h", True, False),
+        ("/new", "2/1m", "2/1m", True, True),
+    }
+    assert len({one.name for one in limiter.limits()}) == 3
+    await limiter.restore(api[0].name)
+    assert {str(one.limit) for one in limiter.limits() if one.name == api[0].name} == {"5/1m"}
+    assert middleware.limiter is limiter
+
+
+# -- the state of the store --------------------------------------------------------------------------------------------
+
+
+async def test_a_failing_store_is_reported() -> None:
+    store: Any = SickStore(FakeClock())
+    limiter = Limiter(store, deadline="20ms", on_error="allow")
+    store.error = StoreUnavailable("away")
+    assert (limiter.is_failing, limiter.failures, limiter.deadline_us, limiter.on_error) == (False, 0, 20_000, "allow")
+    assert [(await limiter.hit("k", "5/minute")).allowed for _ in range(3)] == [True] * 3
+    assert (limiter.is_failing, limiter.failures) == (True, 3)
+
+
+async def test_a_memory_store_neither_fails_nor_has_a_deadline() -> None:
+    limiter = Limiter()
+    assert (limiter.is_failing, limiter.failures, limiter.deadline_us, limiter.on_error) == (False, 0, None, None)
+    assert limiter.queued == 0
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+class TestRowsOfAStoreWithoutSharedOnes(StatsContract):
+    """They are kept by the limiter."""
+
+    def make_store(self, clock: FakeClock) -> MemoryStore:
+        store = MemoryStore(clock=clock)
+        store.shared_stats = Limiter(store).engine.rows._stats
+        return store
+
+
+async def test_a_worker_writes_its_own_rows_and_reads_those_of_all(tmp_path: Path) -> None:
+    workers = [Limiter(LmdbStore(tmp_path)), Limiter(LmdbStore(tmp_path)), Limiter()]
+    for worker, value in zip(workers, (b"one", b"two", b"three"), strict=True):
+        await worker.keep_row("notes", 7, value, 60 * SECOND_US)
+    found = [{(row.number, row.worker, row.value) for row in await worker.rows("notes", 0, 9)} for worker in workers]
+    names = [worker.engine.rows.worker for worker in workers]
+    shared = {(7, names[0], b"one"), (7, names[1], b"two")}
+    assert found == [shared, shared, {(7, names[2], b"three")}]
+    for worker in workers:
+        await worker.close()
+
+
+async def test_rows_of_a_memory_store_that_have_ended_take_no_room(clock: FakeClock) -> None:
+    limiter = Limiter(MemoryStore(clock=clock))
+    for number in range(9):
+        await limiter.keep_row("notes", number, b"", SECOND_US)
+        clock.advance("1s")
+    rows: Any = limiter.engine.rows._stats
+    assert len(rows.rows) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
+def test_a_forked_child_is_another_worker() -> None:
+    limiter = Limiter()
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(write, limiter.engine.rows.worker)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 8) != limiter.engine.rows.worker
+    os.close(read)
+    os.close(write)
+
+
+# -- the end of an observer --------------------------------------------------------------------------------------------
+
+
+class Watcher(Observer):
+    """Records when the limiter calls `end` and `forget`."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def event(self, event: Event, /) -> None:
+        """Receive an event."""
+
+    async def end(self) -> None:
+        """Record the end, and fail."""
+        self.calls.append("end")
+        raise RuntimeError("nothing may depend on an observer")
+
+    def forget(self) -> None:
+        """Record it."""
+        self.calls.append("forget")
+
+
+def test_an_observer_ends_with_the_application_and_with_the_limiter(caplog: pytest.LogCaptureFixture) -> None:
+    limiter, watcher = Limiter(), Watcher()
+    limiter.observe(watcher)
+    app = Starlette(middleware=[Middleware(RateLimitMiddleware, limits="5/minute", limiter=limiter)])
+    with TestClient(app):
+        assert watcher.calls == []
+    assert watcher.calls == ["end"]
+    limiter.sync.close()
+    assert watcher.calls == ["end", "end"]
+    assert "nothing may depend on an observer" in caplog.text
+
+
+async def test_a_reset_reaches_observers_that_derive_from_observer_alone() -> None:
+    class Foreign:
+        event = Watcher.event
+
+        def forget(self) -> None:
+            raise AssertionError("its own method of that name is nothing of ours")
+
+    limiter, watcher = Limiter(observers=[Foreign()]), Watcher()
+    limiter.observe(watcher)
+    limiter.engine.forget()
+    assert watcher.calls == ["forget"]

@@ -142,18 +142,22 @@ async def test_renewed_places_stay_taken_and_those_of_a_worker_that_is_gone_come
     assert (await take(other)).allowed, "the first is gone, it renews no more"
 
 
-async def test_a_worker_that_was_stopped_for_too_long_counts_what_it_has_again(crew: Workers) -> None:
-    stopped, other = crew.hire(), crew.hire()
+@pytest.mark.parametrize("how", ["renewal", "question"])
+async def test_a_worker_that_was_stopped_for_too_long_counts_what_it_has_again(crew: Workers, how: str) -> None:
+    stopped, other, third = (crew.hire() for _ in range(3))
     old = [await take(stopped), await take(stopped)]
     crew.clock.advance(us=LEASE_US)
     taken = await take(other)
     assert taken.allowed, "nobody renewed the permits of the first"
-    await renew(stopped)
+    if how == "renewal":
+        await renew(stopped)
+    else:
+        assert not await take(stopped), "its own two"
     assert stopped.permits_held() == 2
-    refused = await take(other)
+    refused = await take(third)
     assert (refused.reason, refused.states[0].remaining) == (Reason.LIMITED, 0), "three have one of two"
     assert await leave(other, taken) == [True]
-    assert not await take(stopped), "its own two"
+    assert not await take(third), "the first has both of them, as it said"
     assert await leave(stopped, *old) == [True, True]
     again = [await take(other), await take(stopped), await take(other)]
     assert [bool(decision) for decision in again] == [True, True, False]
@@ -165,6 +169,7 @@ async def test_a_question_of_a_worker_that_was_stopped_counts_what_it_has(crew: 
     old = [await take(stopped), await take(stopped)]
     crew.clock.advance(us=LEASE_US)
     assert not await take(stopped), "it has two, and knows it"
+    assert not await take(other), "what has just ended is written again"
     assert await leave(stopped, old[0]) == [True]
     mine = await take(other)
     assert mine.allowed, "the other permit"
@@ -297,27 +302,6 @@ def test_without_an_event_loop_questions_renew_all_permits(in_file: Workers) -> 
         assert take_now(holds, "bob").allowed
         assert not take_now(other)
     assert all(decision.allowed for decision in held)
-
-
-async def test_a_refused_question_writes_what_its_worker_has(crew: Workers) -> None:
-    stopped, other, third = (crew.hire() for _ in range(3))
-    held = [await take(stopped), await take(stopped)]
-    crew.clock.advance(us=LEASE_US)
-    mine = await take(other)
-    assert mine.allowed
-    assert not await take(stopped)
-    assert await leave(other, mine) == [True]
-    assert not await take(third), "the first has both of them, as it said"
-    assert await leave(stopped, *held) == [True, True]
-
-
-async def test_what_has_just_ended_is_written_again_by_its_worker(crew: Workers) -> None:
-    holds, other = crew.hire(), crew.hire()
-    held = [await take(holds), await take(holds)]
-    crew.clock.advance(us=LEASE_US)
-    assert not await take(holds)
-    assert not await take(other)
-    assert await leave(holds, *held) == [True, True]
 
 
 async def test_a_question_without_a_cost_needs_a_free_permit(crew: Workers) -> None:

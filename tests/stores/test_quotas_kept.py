@@ -1,15 +1,19 @@
-"""Counts of quotas outlive the processes and servers that made them, go by the right clock, and share cells."""
+"""Quotas and rows of stats outlive those who made them, go by the right clock, and leave nothing behind."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slidegate.core import Bucket, Decision, Quota, StoreUnavailable, parse_limits
+from slidegate.core import Bucket, Decision, Quota, StatsRow, StoreUnavailable, parse_limits
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.lmdb.transaction import Transaction
+from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock
 
 from ..contract.harness import bucket
 from ..contract.player import settle
-from ..redis_servers import RedisServer, needs_redis
+from ..redis_servers import RedisCluster, RedisServer, needs_redis
 from .conftest import Opened
 from .redis.stores import store_at
 
@@ -86,3 +90,102 @@ async def test_keys_that_find_no_room_are_held_to_a_quota_in_a_shared_cell(opene
     clock.advance(us=24 * HOUR_US)
     assert await settle(store.refund(charged[1].take_back())) is False
     assert (await hit(store, "bob")).remaining == 4
+
+
+# -- rows of stats -----------------------------------------------------------------------------------------------------
+
+
+MINUTE_US = 60_000_000
+ASKED = ((Bucket("rule", parse_limits("1000/hour")), "ann", 1),)
+ANN, BOB = b"ann00000", b"bob00000"
+
+
+def rows(count: int, size: int, first: int = 0, kept_us: int = MINUTE_US) -> list[StatsRow]:
+    return [StatsRow("5s", number, bytes(size), kept_us) for number in range(first, first + count)]
+
+
+def entries(store: LmdbStore) -> int:
+    answers = store._transactions.write([(Transaction.look, (lambda own: own.txn.stat(own.dbs.stats)["entries"],))])
+    assert answers is not None
+    return int(answers[0])
+
+
+async def test_rows_that_are_over_go_by_other_writes_alone(tmp_path: Path) -> None:
+    clock = FakeClock()
+    store = LmdbStore(tmp_path / "lmdb", clock=clock)
+    for first in range(0, 300, 100):
+        await settle(store.shared_stats.write(ANN, rows(100, 20_000, first)))
+        clock.advance("10s")
+    assert entries(store) == 300
+    clock.advance("35s")
+    for _ in range(100):
+        assert (await settle(store.hit(ASKED))).allowed
+        clock.advance("100ms")
+    assert entries(store) == 100, "those of which the minute is over"
+    await settle(store.shared_stats.write(ANN, rows(1, 3, 299)))
+    clock.advance("55s")
+    for _ in range(20):
+        assert (await settle(store.hit(ASKED))).allowed
+        clock.advance("100ms")
+    assert entries(store) == 1, "a row that is written again is kept for longer"
+    store.close()
+
+
+async def test_stats_leave_a_full_file_alone(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "lmdb", max_map_size=2**20)
+    for number in range(100_000):
+        if store._env.room.fullness:
+            break
+        await settle(store.hit(((ASKED[0][0], f"user:{number}", 1),)))
+    with pytest.raises(StoreUnavailable, match="no room"):
+        await settle(store.shared_stats.write(ANN, rows(2, 4_096)))
+    await settle(store.shared_stats.write(ANN, [StatsRow("limits", 0, b"off", MINUTE_US)]))
+    assert await settle(store.shared_stats.read("limits", 0, 0)) == [(0, ANN, b"off")], "an operator's change has room"
+    assert (await settle(store.hit(ASKED))).allowed
+    store.close()
+
+
+async def test_rows_outlive_the_process_and_are_those_of_all_stores_on_a_path(tmp_path: Path) -> None:
+    first, second = LmdbStore(tmp_path / "lmdb"), LmdbStore(tmp_path / "lmdb")
+    await settle(first.shared_stats.write(ANN, rows(1, 3)))
+    assert second.shared_stats.read("5s", 0, 0) == [(0, ANN, bytes(3))]
+    first.close()
+    second.close()
+    third = LmdbStore(tmp_path / "lmdb")
+    assert third.shared_stats.read("5s", 0, 0) == [(0, ANN, bytes(3))]
+    third.close()
+
+
+async def redis_rows(store: RedisStore) -> None:
+    await store.shared_stats.write(ANN, [*rows(2, 5, 7), StatsRow("workers", 0, b"ann", MINUTE_US)])
+    assert sorted(await store.shared_stats.read("5s", 0, 40)) == [(7, ANN, bytes(5)), (8, ANN, bytes(5))]
+    now_us = await store.shared_stats.time()
+    assert now_us > 1_600_000_000_000_000
+    assert await store.shared_stats.read("5s", 9, 400) == []
+
+
+@needs_redis
+async def test_every_key_of_stats_has_a_time_to_live_and_one_prefix(server: RedisServer) -> None:
+    async with store_at(server, prefix="ttl") as store:
+        await redis_rows(store)
+        keys = server.command("KEYS", "{ttl}:10:bans:rows:*")
+        assert len(keys) == 3
+        for key in keys:
+            assert MINUTE_US // 1_000 - 30_000 < server.command("PTTL", key) <= MINUTE_US // 1_000 + 1_002
+
+
+@needs_redis
+async def test_the_list_of_workers_forgets_the_dead_while_others_write(server: RedisServer) -> None:
+    clock = FakeClock(1_700_000_000_000_000)
+    async with store_at(server, prefix="dead", clock=clock) as store:
+        for number in range(50):
+            await store.shared_stats.write(b"%08d" % number, [StatsRow("workers", 0, b"x", MINUTE_US)])
+            clock.advance(us=MINUTE_US // 4)
+        assert server.command("HLEN", "{dead}:10:bans:rows:workers:0") == 4
+        assert len(await store.shared_stats.read("workers", 0, 0)) == 3
+
+
+@needs_redis
+async def test_a_cluster_keeps_stats_where_the_bans_are(cluster: RedisCluster) -> None:
+    async with store_at(cluster) as store:
+        await redis_rows(store)
