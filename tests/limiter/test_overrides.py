@@ -26,7 +26,7 @@ from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..ops.shared_rows import SharedRows
-from ..redis_servers import needs_redis
+from ..redis_servers import AT_REDIS
 from ..virtual_time import turns
 
 HOUR_US = 3_600_000_000
@@ -300,20 +300,14 @@ def test_a_thread_without_an_event_loop_looks_when_it_asks(tmp_path: Path, monke
 # -- off ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["memory", "lmdb", pytest.param("redis", marks=needs_redis)])
-async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Limiter, Limiter]]:
+@pytest.fixture
+async def pair(kind: str, url: str) -> AsyncIterator[tuple[Limiter, Limiter]]:
     """A limiter that counts, and one from which limits are changed; with a memory store they are the same."""
-    if request.param == "memory":
-        limiter = Limiter()
-        yield limiter, limiter
-        return
-    url = f"lmdb://{tmp_path}/store"
-    if request.param == "redis":
-        url = f"{request.getfixturevalue('server').url}?prefix={tmp_path.name}"
     async with Limiter.from_url(url, deadline="20s") as first, Limiter.from_url(url, deadline="20s") as second:
-        yield first, second
+        yield (first, first if kind == "memory" else second)
 
 
+@pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
 async def test_off_lets_everything_pass_counts_nothing_and_is_reported_once(
     pair: tuple[Limiter, Limiter], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -398,20 +398,6 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
     assert [bool(decision) for decision in taken] == [True, True, False]
 
 
-async def test_a_permit_for_a_request_that_was_given_up_is_handed_back(at_server: Workers) -> None:
-    store, other = at_server.hire(), at_server.hire()
-    await settle(store.peek(((TWO, "ann", 1),)))  # connects
-    task = asyncio.ensure_future(take(store))
-    await asyncio.sleep(0)  # it is on its way
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await settle(store.peek(((TWO, "ann", 1),)))  # answered behind it
-    decisions = [await take(other), await take(other)]
-    assert [bool(decision) for decision in decisions] == [True, True]
-    assert store.permits_held() == 0
-
-
 @needs_redis
 async def test_permits_are_written_again_after_a_server_has_lost_them() -> None:
     with RedisServer() as server:
@@ -506,27 +492,6 @@ def test_a_transaction_that_fails_takes_and_leaves_nothing(
 
 
 @needs_redis
-async def test_permits_move_with_their_slot(cluster: RedisCluster) -> None:
-    crew = Workers(cluster)
-    holds, other = crew.hire(readable=True), crew.hire(readable=True)
-    held = [await take(holds), await take(holds)]
-    (name,) = {name for server in cluster.masters for name in server.command("KEYS", f"{{{crew.prefix}}}:w:*")}
-    slot = cluster.slot_of(name)
-    owner = cluster.owner(slot)
-    target = next(server for server in cluster.masters if server is not owner)
-    cluster.move_slot(slot, target)
-    assert not await take(other)
-    await renew(holds)
-    crew.clock.advance(us=LEASE_US - 1)
-    await renew(holds)
-    crew.clock.advance(us=LEASE_US - 1)
-    assert not await take(other)
-    assert await leave(holds, *held) == [True, True]
-    cluster.move_slot(slot, owner)
-    await crew.close()
-
-
-@needs_redis
 async def test_all_permits_of_a_worker_are_renewed_in_a_few_calls(server: RedisServer) -> None:
     crew = Workers(server)
     holds = crew.hire()
@@ -593,17 +558,6 @@ def test_a_row_without_permits_is_renewed_once_more() -> None:
     del charge
     assert (held.rows(), held.count(), bool(held)) == (["row"], 0, True)
     assert (held.units("row"), held.rows(), bool(held)) == (0, [], False)
-
-
-def test_a_child_goes_by_a_name_of_its_own() -> None:
-    held = HeldPermits(LEASE_US)
-    name, charge = held.worker, Reservation(0, 0, (TWO, "ann", 1), [0], [1])
-    held.add(b"row", charge)
-    child = os.fork()
-    if not child:
-        os._exit(10 + (held.worker == name) + 2 * held.count())
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 10
-    assert (held.worker, held.count(), held.units(b"row")) == (name, 1, 1)
 
 
 def test_a_file_does_not_grow_by_places_that_were_handed_back(in_file: Workers) -> None:

@@ -267,24 +267,28 @@ async def test_a_worker_knows_bans_of_networks_at_its_first_answer(
         assert {decision.reason for decision in await asyncio.gather(*asked)} == {Reason.BANNED}
 
 
+BOTH: Final = (*HELD, (usual("10/hour"), "user:ann", 1))
+
+
+async def nothing_is_left(store: RedisStore) -> bool:
+    """Tell whether nothing is charged or taken but what is asked about."""
+    looked = await settle(store.peek(BOTH))
+    return [spent for spent, *_ in looked.readings] == [1, 1]
+
+
 @pytest.mark.parametrize("given_up_after", [*range(20), *range(20, 90, 5)])
 async def test_a_request_that_is_given_up_leaves_nothing_charged_or_taken(
     given_up_after: int, server: RedisServer
 ) -> None:
     """At any turn of the loop: before it is sent, on its way, and in the turn in which its answer comes."""
-    checks = (*HELD, (usual("10/hour"), "user:ann", 1))
     async with store_at(server, permit_lease="5m") as store, Limiter(store, deadline="60s", on_error="deny") as limiter:
-        asked = asyncio.create_task(hit_all(limiter, checks))
+        asked = asyncio.create_task(hit_all(limiter, BOTH))
         await turns(given_up_after)
         asked.cancel()
         with suppress(asyncio.CancelledError):
             await limiter.refund(await asked)  # it was there before
 
-        async def nothing_is_left() -> bool:
-            looked = await settle(store.peek(checks))
-            return [spent for spent, *_ in looked.readings] == [1, 1]  # with those that are asked about
-
-        await eventually(nothing_is_left)
+        await eventually(partial(nothing_is_left, store))
 
 
 async def is_answered(store: RedisStore) -> bool:
@@ -293,21 +297,16 @@ async def is_answered(store: RedisStore) -> bool:
 
 
 async def test_an_answer_that_comes_too_late_leaves_nothing_charged_or_taken(server: RedisServer) -> None:
-    checks = (*HELD, (usual("10/hour"), "user:ann", 1))
     async with FaultProxy(server.port) as proxy:
         store = RedisStore(f"redis://127.0.0.1:{proxy.port}", prefix=fresh_prefix(), permit_lease="5m")
         limiter = Limiter(store, deadline="50ms", on_error="deny")
         await eventually(partial(is_answered, store))
         proxy.delay_s = 0.1
-        late = await asyncio.gather(*(hit_all(limiter, checks) for _ in range(5)))
+        late = await asyncio.gather(*(hit_all(limiter, BOTH) for _ in range(5)))
         assert {decision.reason for decision in late} == {Reason.UNAVAILABLE}
         proxy.delay_s = 0.0
 
-        async def nothing_is_left() -> bool:
-            looked = await settle(store.peek(checks))
-            return [spent for spent, *_ in looked.readings] == [1, 1]  # with those that are asked about
-
-        await eventually(nothing_is_left)
+        await eventually(partial(nothing_is_left, store))
         await limiter.close()
 
 
