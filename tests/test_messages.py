@@ -1,12 +1,15 @@
 """What cannot work is refused where it is written: messages.txt has each message whole, as its user reads it."""
 
+import ast
 import asyncio
+import os
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
 
 from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, MemoryStore, Networks, Quota, parse_limits
 from slidegate.core import Concurrency, CounterWindow, HotKeys, MetricWindow, RollingTotals
@@ -29,6 +32,9 @@ KNOWN += [datetime, timedelta, CounterWindow, Observer, RecordingObserver]
 TOKEN = "token-for-tests-0123456789abcdef"
 NAMES = {
     **{known.__name__: known for known in KNOWN},
+    "ast": ast,
+    "os": os,
+    "Request": Request,
     "TOKEN": TOKEN,
     "run": asyncio.run,
     "sleep": asyncio.sleep,

@@ -6,7 +6,7 @@ import inspect
 import pickle
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import anyio
@@ -185,39 +185,6 @@ def test_a_refusal_carries_its_decision_also_from_process_to_process(limiter: Li
     copy = pickle.loads(pickle.dumps(refused.value))
     assert (str(copy), copy.retry_after_s) == (str(refused.value), 10.0)
     assert copy.decision.states == refused.value.decision.states
-
-
-def generator() -> Iterator[int]:
-    yield 1
-
-
-async def async_generator() -> AsyncIterator[int]:
-    yield 1
-
-
-async def async_key() -> str:
-    return "all"
-
-
-@pytest.mark.parametrize(
-    ("options", "function", "message"),
-    [
-        ({}, generator, "generator"),
-        ({}, async_generator, "generator"),
-        ({}, KeyError, "expected a function"),
-        ({}, classmethod(one), "below @classmethod"),
-        ({}, 5, "expected a function"),
-        ({"key": 5}, one, "key: expected text"),
-        ({"key": async_key}, one, "a plain function"),
-        ({"key": KeyError}, one, "a plain function"),
-        ({"cost": 6}, one, "cost: expected a whole number from 0 to 5"),
-        ({"wait": "0s"}, one, "wait: expected 1us to "),
-        ({"rule": "a:b"}, one, "rule: "),
-    ],
-)
-def test_what_cannot_work_is_refused_where_it_is_written(options: Any, function: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        Limiter().limited("5/second", **{"key": "all", **options})(function)
 
 
 def test_a_call_whose_arguments_the_key_function_does_not_take_fails_and_does_not_run() -> None:
