@@ -16,6 +16,7 @@ from redis.credentials import UsernamePasswordCredentialProvider
 from slidegate import BanPolicy, Limiter
 from slidegate.core import Bucket, Concurrency, Decision, Reason, StoreUnavailable, parse_limits
 from slidegate.stores.redis import RedisStore
+from slidegate.stores.redis.batch import MAX_IN_CALL
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract import StoreContract
@@ -225,7 +226,7 @@ async def test_strikes_share_calls_as_hits_do_and_a_ban_is_one_call_more(server:
             assert (made.level, made.reason) == (1, "why")
 
         await hit(store, "warm")
-        assert await counted(server, flood) == 2
+        assert await counted(server, flood) == -(-99 // MAX_IN_CALL)
         assert await counted(server, ban) == 2
         assert heard.kinds == ["banned"]
 
