@@ -244,6 +244,15 @@ async def test_a_refusal_is_remembered_while_units_of_others_are_handed_back(sto
     assert again.result().reason is Reason.LIMITED
 
 
+@pytest.mark.parametrize("how", ["hit", "charge"])
+async def test_a_refusal_is_not_remembered_past_what_is_spent_after_it(store: RedisStore, how: str) -> None:
+    assert await ask(store, "ann", FIVE, 3)
+    for spent in (3, 5):
+        refused = await ask(store, "ann", FIVE, 4)
+        assert (refused.allowed, refused.readings[0][0]) == (False, spent)
+        await settle(getattr(store, how)(((FIVE, "ann", 2),)))
+
+
 async def test_a_refusal_by_a_ban_is_not_remembered_past_its_unban(store: RedisStore, held: Held) -> None:
     await held.answer(asyncio.ensure_future(store.bans.ban("eve", None, "", "ann")))
     refused = ask(store, "eve")
