@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from itertools import count
-from typing import Any, ClassVar, Final, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, NoReturn, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Check, Decision, Reason
-from ..core.errors import ConfigurationError, StoreUnavailable
+from ..core.errors import ConfigurationError
 from ..core.reservation import Reservation
 from ..core.store import Clock, Store, closed
 from ..stores.memory.store import MemoryStore
@@ -190,7 +190,7 @@ class Engine:
             StoreError: The store does not answer.
         """
         if self._closed:
-            raise _closed(self.store)
+            self._refuse()
         self.store.keep_deadline(min(deadline_s, COMMAND_DEADLINE_S))
         return await within(ask(), deadline_s)
 
@@ -249,14 +249,17 @@ class Engine:
                 caller.begin_anew()
 
     def rebuild(self) -> None:
-        """Set what answers: the store; while nothing counts, `_NoLimits`; after `close`, `_Closed`."""
+        """Set what answers: the store; while nothing counts, or after `close`, an `_Instead`."""
         self._backend: Any = self.failover or self.store
         self._bans: Any = self.failover or self.store.bans
         if not self.counts:
-            self._backend = self._bans = _NoLimits()
+            self._backend = self._bans = _Instead(lambda *_: Decision(True, Reason.EXEMPT), lambda *_: None)
         elif self._closed:
-            self._backend = self._bans = _Closed(self.store)
+            self._backend = self._bans = _Instead(self._refuse, self._refuse)
         self.ask: Ask = self._look_and_ask if self.overrides.may_change and not self._closed else self._backend.ask
+
+    def _refuse(self, *question: object) -> NoReturn:
+        raise closed(f"the limiter on {self.store!r}")
 
     def _look_and_ask(self, question: Any) -> Decision | Awaitable[Decision]:
         """Answer as the store does, after a look for changed limits if it is due."""
@@ -280,30 +283,14 @@ def _steady_clock() -> Clock:
     return lambda: SYSTEM.monotonic_ns() // _NS_PER_US + ahead_us
 
 
-class _NoLimits:
-    """Answers in place of a store while nothing counts: exempts every question, and bans nobody."""
+class _Instead:
+    """Answers in place of a store.
 
-    def ask(self, *question: object) -> Decision:
-        return Decision(True, Reason.EXEMPT)
+    Args:
+        ask: Answers a question about limits.
+        find: Answers one about bans.
+    """
 
-    def find(self, *question: object) -> None:
-        return None
-
-    peek = charge = ask
-    strike = find
-
-
-class _Closed:
-    """Answers in place of the store of a closed limiter: raises."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def ask(self, *question: object) -> Decision:
-        raise _closed(self._store)
-
-    peek = charge = find = strike = ask
-
-
-def _closed(store: Store) -> StoreUnavailable:
-    return closed(f"the limiter on {store!r}")
+    def __init__(self, ask: Callable[..., Decision], find: Callable[..., None]) -> None:
+        self.ask = self.peek = self.charge = ask
+        self.find = self.strike = find
