@@ -17,8 +17,6 @@ where there is no Redis) and `VALKEY`, None where there is none. A test that nee
 ``python -m tests.redis_servers`` says which programs there are. It fails if there is none and CI=true.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import random

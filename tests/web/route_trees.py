@@ -4,8 +4,6 @@ Every handler notes that it ran and what the routers found for its parameters. S
 its own, which path a request had for the routers that really served it.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A middleware that cannot be made ends the start of its server, and lets nothing pass where none asks for a start."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Whose request it is, when proxies stand in between."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable

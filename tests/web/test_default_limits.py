@@ -1,7 +1,5 @@
 """`default_limits`: each route by itself; exemptions and limits at the endpoint take the place of defaults."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from random import Random

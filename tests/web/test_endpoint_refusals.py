@@ -1,7 +1,5 @@
 """What a client gets that a limit at an endpoint refuses: the application answers, the middleware completes it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

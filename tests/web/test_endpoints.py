@@ -1,7 +1,5 @@
 """Limits at endpoints: every way to put one there, and whose count it charges, each shown by real requests."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from collections.abc import Callable, Iterable

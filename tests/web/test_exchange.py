@@ -4,8 +4,6 @@ Servers take lists for tuples, any kind of bytes for bytes, and whatever is true
 Compiled code checks the types that it declares, so what comes from others has to be declared as what it may be.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import weakref

@@ -1,7 +1,5 @@
 """Permits that are shared fairly go to the tenant that holds the fewest, and a full queue makes room for others."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random

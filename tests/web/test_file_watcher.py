@@ -1,7 +1,5 @@
 """A file is read whole or not at all, and a changed one takes over without a request or a count lost."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """Whom a rule counts: clients by address, and what requests say; and the key of a value, made without a request."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from pathlib import Path

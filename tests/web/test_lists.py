@@ -1,7 +1,5 @@
 """Networks in files: which one holds an address, how lines are read, and how a changed file takes over."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import ipaddress

@@ -1,7 +1,5 @@
 """Tools of MCP servers are counted by header fields, and a field that lies, is repeated or left out buys nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from base64 import b64encode

@@ -1,7 +1,5 @@
 """Limits that meet on the way of one request: one window is charged once, and all others stay charged."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path

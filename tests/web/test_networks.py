@@ -1,7 +1,5 @@
 """Clients by network: addresses of one operator or one country share limits, conditions and bans."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Limits that are changed while an application runs: what is counted, by whom it is taken, and when it is over."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The work for one request grows neither with its path nor, for one never seen, with the number of routes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

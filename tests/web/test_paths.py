@@ -1,7 +1,5 @@
 """A limit on a path counts whatever a router or pydantic takes for it, and an exemption only its own text."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import product

@@ -1,7 +1,5 @@
 """Behind random trees of routes, whatever reaches a limited handler was charged, however its path was spelt."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -158,7 +156,7 @@ class Judge:
         self.limiter = Limiter()
         self.app = RateLimitMiddleware(self.tree.app, rules=self.rules, limiter=self.limiter)
 
-    async def judge(self, spellings: int) -> Judge:
+    async def judge(self, spellings: int) -> "Judge":
         tree, random = self.tree, self.tree.random
         for _ in range(spellings):
             path, root = tree.spelling(random.choice([0, 1, None])), random.choice(ROOTS)

@@ -1,7 +1,5 @@
 """A request that may wait stands in line instead of being refused."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Generator
 from contextlib import suppress

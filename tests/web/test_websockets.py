@@ -1,7 +1,5 @@
 """Websockets: refused at the handshake, closed at a limit of messages, and closed when their client is banned."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from typing import Any
