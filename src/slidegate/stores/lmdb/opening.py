@@ -34,18 +34,19 @@ _NAME: Final = re.compile(r"counts-(\d+)-\w+\.mdb")
 _READY: Final = b"ready"
 """The key of the identity of the gate behind which the file is used, written when it has all of the journal."""
 _AT_ONCE: Final = 500
+NEW_MAP_SIZE: Final = 2**30
 
 
 class Options(NamedTuple):
     """The options of an environment; all stores of a process that share it have to use the same.
 
     Attributes:
-        max_map_size: The size of a new map, in bytes. An existing file keeps its own, or is made larger by a process
-            that is alone.
+        max_map_size: The size of a new map, in bytes; by default `NEW_MAP_SIZE`. An existing file keeps its own, or is
+            made so large by a process that is alone. A tool does not know it, so by default nothing is made larger.
         read_only: Whether nothing is created or written.
     """
 
-    max_map_size: int
+    max_map_size: int | None
     read_only: bool = False
 
 
@@ -149,7 +150,8 @@ def _mapped(name: Path, options: Options, *, alone: bool, create: bool = False) 
         status = os.fstat(file)
         check_kind(name, status)
         # With 0, LMDB takes the size that is written in the file; a smaller one would cut the file off.
-        size = max(options.max_map_size, status.st_size) if alone and not options.read_only else 0
+        wanted = (NEW_MAP_SIZE if create else 0) if options.max_map_size is None else options.max_map_size
+        size = max(wanted, status.st_size) if wanted and alone and not options.read_only else 0
         fixed: Any = {"subdir": False, "lock": False, "sync": False, "metasync": False, "max_spare_txns": 0}
         through_map = CAN_TAKE and not options.read_only
         environment: Any = lmdb.open(

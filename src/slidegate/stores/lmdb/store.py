@@ -48,7 +48,6 @@ from .opening import Options
 from .stats import LmdbSharedStats
 from .transaction import Settings, Transaction, Transactions
 
-DEFAULT_MAX_MAP_SIZE: Final = 2**30
 MIN_MAP_SIZE: Final = 2**20
 MAX_MAP_SIZE: Final = 2**40
 
@@ -84,8 +83,9 @@ class LmdbStore(Store):
 
     Args:
         path: A directory on a local disk, used only by slidegate; it is created if its parent exists.
-        max_map_size: The largest size of the file in bytes, 1 MiB to 1 TiB. It takes disk space as it needs it. An
-            existing file keeps its size, or is made larger by a process that starts while no other runs.
+        max_map_size: The largest size of the file in bytes, 1 MiB to 1 TiB; by default 1 GiB for a new file. It takes
+            disk space as it needs it. An existing file keeps its size, or is made so large by a process that starts
+            while no other runs.
         max_keys: The most windows. Beyond it, further keys share cells, as in memory; strikes of further keys are not
             counted.
         max_bans: The most bans in force, and the most levels of bans that have ended (one for each key and policy).
@@ -109,7 +109,7 @@ class LmdbStore(Store):
         self,
         path: str | PathLike[str],
         *,
-        max_map_size: int = DEFAULT_MAX_MAP_SIZE,
+        max_map_size: int | None = None,
         max_keys: int = DEFAULT_MAX_KEYS,
         max_bans: int = DEFAULT_MAX_BANS,
         permit_lease: str | float | timedelta = DEFAULT_PERMIT_LEASE,
@@ -117,7 +117,8 @@ class LmdbStore(Store):
         clock: Clock | None = None,
         wall_clock: Clock | None = None,
     ) -> None:
-        check_whole(max_map_size, MIN_MAP_SIZE, MAX_MAP_SIZE, "max_map_size", "for example 2**30")
+        if max_map_size is not None:
+            check_whole(max_map_size, MIN_MAP_SIZE, MAX_MAP_SIZE, "max_map_size", "for example 2**30")
         check_whole(max_keys, 1, 10**12, "max_keys", "for example 100_000")
         check_whole(max_bans, 1, 10**12, "max_bans", "for example 100_000")
         check_clock("clock", clock)
