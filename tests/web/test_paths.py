@@ -373,7 +373,9 @@ async def test_a_rule_that_was_made_before_a_framework_changed_its_routers_knows
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """FastHTML changes Starlette's pattern of a text when it is imported, perhaps after the rules."""
-    rule = Rule("/items/{id}", "1/hour")
+    rule, exempt = Rule("/items/{id}", "1/hour"), Rule("/items/{id}", exempt=True)
     monkeypatch.setattr(StringConvertor, "regex", "[^/]*")
     app = RateLimitMiddleware(hello, rules=[rule])
     assert await statuses(app, 2, "/items/") == [200, 429]
+    app = RateLimitMiddleware(hello, rules=[exempt, Rule("*", "1/hour", name="all")])
+    assert await statuses(app, 2, "/items/") == [200, 200]

@@ -85,6 +85,7 @@ class BoundRule:
         named: The limits by their names in header fields; operators can change them while this object exists.
         key: The built-in key; None for the client's address.
         key_function: The user's key function, if the rule has one.
+        paths: Its paths, as the routers of this application match them.
         cost: The fixed cost; 1 if a function returns it.
         cost_function: The user's cost function, if the rule has one.
         asks: Whether its limits, key, cost or condition come from a function of the user's, or requests wait.
@@ -107,7 +108,9 @@ class BoundRule:
         self.by_client = not self.asks and (self.key is None or self.key is everyone)
         parts = [part for key in (rule.key, rule.fair) for part in parts_of(key)] if paths is not None else []
         self._parameters = {part.name for part in parts if isinstance(part, PathParam)}
-        self._paths = paths
+        self._reader = paths
+        # Compiled anew: FastHTML, which may be imported after a rule was made, changes what texts routers take.
+        self.paths = tuple([RulePath(path.path) for path in rule.rule_paths])
         self._by_limits: dict[object, Bucket] = {}
         self._preflights: BoundRule | None = None
 
@@ -148,9 +151,9 @@ class BoundRule:
 
     def routed(self, scope: Scope) -> Scope:
         """Return the scope of a request with the path parameters by which the rule counts."""
-        if not self._parameters or self._paths is None:
+        if not self._parameters or self._reader is None:
             return scope
-        return with_parameters(scope, self._parameters, self.rule.rule_paths, self._paths)
+        return with_parameters(scope, self._parameters, self.paths, self._reader)
 
     def key_of(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """Return the key of a request, without calling the user's function."""
@@ -274,10 +277,8 @@ class RuleSet:
             unique_id(rule.identity) if rule.name is None and rule.counts else prefix + rule.identity for rule in rules
         ]
         self._bound = [BoundRule(rule, identity, paths) for rule, identity in zip(rules, identities, strict=True)]
-        # Compiled anew: FastHTML, which may be imported after a rule was made, changes what texts routers take.
-        paths_of = ((RulePath(path.path), index) for index, rule in enumerate(rules) for path in rule.rule_paths)
-        self._index = PathIndex(paths_of)
-        self._anywhere = {index for index, rule in enumerate(rules) if not rule.rule_paths}
+        self._index = PathIndex([(path, index) for index, bound in enumerate(self._bound) for path in bound.paths])
+        self._anywhere = {index for index, bound in enumerate(self._bound) if not bound.paths}
         self._throttle = Throttle()
         self._by_request: dict[tuple[str, str, str, str], Plan] = {}
         self._plans: dict[object, Plan] = {}
@@ -328,7 +329,7 @@ class RuleSet:
             bound = self._bound[index]
             rule = bound.rule
             is_for = limits_kind(rule, kind, method)
-            ends = is_for if rule.blocks else rule.final and _ends(rule, kind, method, texts)
+            ends = is_for if rule.blocks else rule.final and _ends(bound, kind, method, texts)
             if ends or (is_for and not rule.exempt):
                 met.append((bound, ends))
             if ends and rule.when is None:
@@ -375,13 +376,14 @@ def limits_kind(rule: Rule, kind: str, method: object) -> bool:
     return rule.connection in (None, kind) and (rule.methods is None or known is None or known in rule.methods)
 
 
-def _ends(rule: Rule, kind: str, method: object, texts: Texts) -> bool:
+def _ends(bound: BoundRule, kind: str, method: object, texts: Texts) -> bool:
     """Return whether an exempt or final rule is for exactly this type and method, and every text of the path."""
+    rule = bound.rule
     is_in = rule.methods is None or (isinstance(method, str) and method in rule.methods)
     if not is_in or rule.connection not in (None, kind):
         return False
-    return not rule.rule_paths or (
-        bool(texts) and all(any(path.is_exactly(text) for path in rule.rule_paths) for text in texts)
+    return not bound.paths or (
+        bool(texts) and all(any(path.is_exactly(text) for path in bound.paths) for text in texts)
     )
 
 
