@@ -203,12 +203,12 @@ class Packing:
 
     def permits_row(self, bucket: Bucket, key: str) -> PermitsRow:
         """Return the names of the hash and of the field with the permits of a key."""
-        return self.name_of(key), _field(bucket.name, *bucket.limits[0].same_window, LAYOUT)
+        return self.name_of(key), _window_field(bucket, bucket.limits[0])
 
     def _plan(self, bucket: Bucket, limit: AnyLimit, key: str, held: HeldPermits | None) -> bytes:
         """Pack a limit; the fields that a ring uses for lengths have the boundaries of the periods of a quota."""
         if isinstance(limit, Limit):
-            field = _field(bucket.name, *limit.same_window, LAYOUT)
+            field = _window_field(bucket, limit)
             return _PLAN.pack(field, *limit.counter.terms, 0, limit.resolution, bucket.count_denied)
         if isinstance(limit, Quota):
             field, periods = _field(bucket.name, *limit.same_window), limit.period_at(self._unix_us())
@@ -224,13 +224,17 @@ def _permits_plan(row: PermitsRow, amount: int, held: HeldPermits) -> bytes:
 
 @lru_cache(MEMO_SIZE)
 def _field(*identity: object) -> bytes:
-    """Return the hash field of a window, by its rule, its own identity, which has no amount, and `LAYOUT`."""
     return blake2b("\n".join(map(str, identity)).encode(), digest_size=8).digest()
+
+
+def _window_field(bucket: Bucket, limit: AnyLimit) -> bytes:
+    """Return the hash field of a window or of permits; it does not depend on the amount."""
+    return _field(bucket.name, *limit.same_window, LAYOUT)
 
 
 def strikes_field(policy: BanPolicy) -> bytes:
     """Return the hash field of the strikes of a key under a policy."""
-    return _field(policy.strikes.name, *policy.strikes.limits[0].same_window, LAYOUT)
+    return _window_field(policy.strikes, policy.strikes.limits[0])
 
 
 def level_field(policy: BanPolicy) -> bytes:
