@@ -150,8 +150,8 @@ def _mapped(name: Path, options: Options, *, alone: bool, create: bool = False) 
         status = os.fstat(file)
         check_kind(name, status)
         # With 0, LMDB takes the size that is written in the file; a smaller one would cut the file off.
-        wanted = (NEW_MAP_SIZE if create else 0) if options.max_map_size is None else options.max_map_size
-        size = max(wanted, status.st_size) if wanted and alone and not options.read_only else 0
+        asked = options.max_map_size or (NEW_MAP_SIZE if create else 0)
+        size = max(asked, status.st_size) if asked and alone and not options.read_only else 0
         fixed: Any = {"subdir": False, "lock": False, "sync": False, "metasync": False, "max_spare_txns": 0}
         through_map = CAN_TAKE and not options.read_only
         environment: Any = lmdb.open(
