@@ -313,9 +313,8 @@ class Limiter:
                 or a network wider than an IPv4 /8 or an IPv6 /19; the duration is invalid; or 1,000 networks are banned
                 already.
         """
-        length_us = None if duration == PERMANENT else parse_duration_us(duration, "ban: duration")
-        if length_us is not None and length_us > MAX_WINDOW_US:
-            raise ConfigurationError(f'ban: duration: expected at most 400 days or "permanent", not {quoted(duration)}')
+        what = f'ban: duration (or "{PERMANENT}")'
+        length_us = None if duration == PERMANENT else parse_duration_us(duration, what, 1, MAX_WINDOW_US, "1h")
         if not isinstance(key, KeyOf):
             check_ban(key, self.engine.networks)
         known, why, who = self._ban_key(key), clean_reason(reason), clean_reason(by)
