@@ -204,4 +204,5 @@ def test_the_garbage_collector_walks_no_bans_or_strikes() -> None:
     for number in range(0, 3_000, 2):
         scene.bans.unban(f"user:{number}", "eve")
     assert len(list(scene.bans.active())) == 3_000
-    assert (tracked_below(scene.bans.rows, scene.store._tables) - before).total() < 100
+    # From CPython 3.14 on it walks every dict, also one of bytes alone: there are a few for each shard.
+    assert (tracked_below(scene.bans.rows, scene.store._tables) - before).total() < 300
