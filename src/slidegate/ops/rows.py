@@ -1,4 +1,4 @@
-"""Bans, changed limits and windows as JSON shows them, in commands and in the dashboard, and the keys that both take.
+"""Bans, changed limits and windows as JSON shows them, in commands and in the dashboard; and spans and keys of both.
 
 Names end in their unit: `_at` is Unix time in seconds, `_s` seconds.
 """
@@ -42,6 +42,19 @@ def row_of_window(view: LimitState, *, shadow: bool) -> dict[str, Any]:
         "more_after_s": view.more_after_us / _S,
         "reset_after_s": view.reset_after_us / _S,
     }
+
+
+def span_of(span_s: float) -> str:
+    """Return a length of time in its two largest units, rounded up: ``22 min 30 s``, ``1.5 s``."""
+    span_us = round(span_s * _S)
+    step_us = 100_000 if span_s < 60 else _S if span_s < 3_600 else 60 * _S if span_s < 86_400 else 3_600 * _S
+    rest_us = -(-span_us // step_us) * step_us
+    parts = []
+    for unit, unit_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        count, rest_us = divmod(rest_us, unit_s * _S)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join([*parts, f"{rest_us / _S:g} s"] if rest_us or not parts else parts)
 
 
 def named(values: object, *names: str) -> dict[str, Any]:

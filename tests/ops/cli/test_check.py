@@ -113,7 +113,7 @@ def test_startup_that_never_ends_is_an_error(slidegate: Command, monkeypatch: py
     monkeypatch.setattr(check, "START_TIMEOUT_S", 0.01)
     ended = slidegate("check", "tests.ops.cli.apps:stuck")
     assert ended.code == 1
-    assert "startup took longer" in ended.err
+    assert "startup failed: it took longer" in ended.err
 
 
 def test_an_application_on_one_host_is_told_which_windows_a_reboot_forgets(

@@ -7,16 +7,12 @@ import re
 import shlex
 import subprocess
 import time
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slidegate import RateLimitMiddleware
-
-from ...asgi import hello
 from .command import ROOT, Command, killed_if_it_hangs, start
 
 APP = ("--app", "tests.ops.cli.apps:shop")
@@ -95,37 +91,22 @@ def test_the_page_shows_what_the_command_prints(command: str, log: Path, slidega
     assert slidegate(command, str(log), *shlex.split(shown[1])).out == shown[2]
 
 
-def test_the_suggested_file_refuses_as_many_as_it_says(
-    log: Path, tmp_path: Path, slidegate: Command, found: Found, monkeypatch: pytest.MonkeyPatch
+def test_suggested_limits_refuse_as_many_as_it_says(
+    log: Path, tmp_path: Path, found: Found, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.write_text(busy_log(7))
     monkeypatch.setattr("slidegate.ops.replay.report.QUANTILES", (0.5, 0.6))
     monkeypatch.setattr("slidegate.ops.replay.report.HEADROOM", 1)  # so that there are clients to refuse
-    routes = found("suggest", str(log), *APP)["routes"]
-    expected = [row["suggested"] for row in routes if row["route"] != "(no route)"]
-    text = slidegate("suggest", str(log), *APP, "--toml").out
-    for is_shadow, pasted in ((True, text), (False, text.replace("shadow = true", "shadow = false"))):
+    routes = [row for row in found("suggest", str(log), *APP)["routes"] if row["route"] != "(no route)"]
+    assert len(routes) == 2
+    for route in routes:
+        path = route["route"].partition(" ")[2] or "*"
+        suggested = route["suggested"]
         file = tmp_path / "slidegate.toml"
-        file.write_text(pasted)
-        middleware = RateLimitMiddleware.from_file(hello, file).app
-        assert [rule.action for rule in middleware.rules] == ["shadow" if is_shadow else "limit"] * 2
-        result = found("simulate", str(log), "--rules", str(file))
-        assert (result["refused"] == 0) is is_shadow
-        if is_shadow:
-            refused = [(row["refused_clients"], row["refused"]) for row in result["rules"]]
-            assert refused == [(row["clients"], row["requests"]) for row in expected]
-            assert min(clients for clients, _ in refused) > 0
-
-
-def test_no_text_of_a_log_becomes_configuration(log: Path, slidegate: Command) -> None:
-    odd = {"remote_addr": "192.0.2.7", "status": 200, "request_method": "GET", "msec": 1_772_532_000}
-    uris = ('/%22%0Aexempt = true#\x7f\u202e"\\', '/\n[[rules]]\npath = "*"\nexempt = true\x1b[2J')
-    log.write_text("".join(json.dumps({**odd, "request_uri": uri}) + "\n" for uri in uris))
-    texts = [slidegate("suggest", str(log), *options).out for options in ((), ("--toml",))]
-    for text in texts:
-        assert "\x1b" not in text
-        assert "exempt" not in text
-    assert [set(rule) for rule in tomllib.loads(texts[1])["rules"]] == [{"path", "limits", "shadow"}]
+        file.write_text(f'rules = [{{path = "{path}", limits = "{suggested["limits"]}", shadow = true}}]')
+        (rule,) = found("simulate", str(log), "--rules", str(file))["rules"]
+        assert (rule["refused_clients"], rule["refused"]) == (suggested["clients"], suggested["requests"])
+        assert rule["refused_clients"] > 0
 
 
 @pytest.mark.parametrize("command", [("simulate", "--limit", "20/minute"), ("suggest",)], ids=lambda words: words[0])

@@ -98,4 +98,4 @@ def test_ctrl_c_ends_with_130(lmdb_url: str) -> None:
         assert json.loads(process.stdout.readline())["key"]  # the process blocks until the pipe is read
         process.send_signal(signal.SIGINT)
         err = process.stderr.read()
-    assert (process.returncode, err) == (130, b"")
+    assert (process.returncode, err) == (130, b"\n")

@@ -176,10 +176,10 @@ async def test_dashboard_without_a_middleware_shows_empty_views(site: Site) -> N
         (ms(0.8581), "0.858 ms"),
         (ms(1_500), "1,500 ms"),
         (ms(12_345), "12.3 s"),
-        (span(0.2), "0 s"),
+        (span(0.2), "0.2 s"),
         (span(-5), "0 s"),
-        (span(3_661), "1 h 1 min"),
-        (span(90_061), "1 d 1 h"),
+        (span(3_661), "1 h 2 min"),
+        (span(90_061), "1 d 2 h"),
         (span(None), NOTHING),
     ],
 )

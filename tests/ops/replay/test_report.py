@@ -133,10 +133,6 @@ def test_the_routes_of_an_application_are_measured() -> None:
     paths = ("/api/items/1", "/api/items/2", "/api/files/a", "/api/files/a/b", "/wp-login.php")
     measured = added(Measured(app=app), *(record(0, path=path) for path in paths))
     measures = measured.measures()
-    assert [(one.label, one.path, one.methods) for one in measures] == [
-        ("all", "*", []),
-        ("GET,PUT /api/items/{id}", "/api/items/{id}", ["GET", "PUT"]),
-        ("GET /api/files/{path}", "/api/files/{path}", ["GET"]),
-        ("(no route)", "", []),
-    ]
+    labels = ["all", "GET,PUT /api/items/{id}", "GET /api/files/{path}", "(no route)"]
+    assert [one.label for one in measures] == labels
     assert [one.value()["requests"] for one in measures] == [5, 2, 2, 1]

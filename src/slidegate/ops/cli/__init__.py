@@ -21,12 +21,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        from .main import program
-
-        program.main(arguments, prog_name="slidegate")
+        from . import bans, check, explain, limits, simulate  # noqa: F401  each adds its commands to the program
+        from .main import run_program
     except ModuleNotFoundError as error:  # the extra is missing or incomplete
         sys.stderr.write(f'slidegate: the command needs the package {error.name}: pip install "slidegate[cli]"\n')
         return 1
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 1
-    return 0
+    return run_program(arguments)

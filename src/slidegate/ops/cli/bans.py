@@ -14,6 +14,7 @@ from .main import (
     ask,
     key_of,
     note,
+    program,
     show,
     table,
     time_of,
@@ -28,7 +29,7 @@ from .main import (
 _COLUMNS: Final = ("key", "until", "by", "level", "reason")
 
 
-@click.group()
+@program.group()
 def bans() -> None:
     """List, add and remove bans.
 

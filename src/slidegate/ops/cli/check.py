@@ -11,8 +11,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -25,7 +24,7 @@ from starlette.types import ASGIApp, Message
 
 from ... import ConfigurationError, Limit, Limiter, RateLimitMiddleware, StoreError
 from ...events import Finding
-from .main import STORE_VARIABLE, ask, failed, middleware_of, note, one_line, show, with_json
+from .main import STORE_VARIABLE, ask, middleware_of, note, one_line, program, show, with_json
 
 CODES: Final = {
     "SG201": "the application has no middleware",
@@ -43,7 +42,7 @@ _OUTSIDE: Final = (type, ModuleType, FrameType, CodeType, str, bytes, int, float
 """Types whose objects lead out of an application, or to nothing."""
 
 
-@click.command()
+@program.command()
 @click.argument("target")
 @click.option("--factory", is_flag=True, help="TARGET names a function that returns the application.")
 @click.option("--app-dir", default="", metavar="DIRECTORY", help="The directory of the module.")
@@ -64,14 +63,11 @@ def check(ctx: click.Context, target: str, factory: bool, app_dir: str, as_json:
         raise click.BadParameter(
             f"{target!r} is not a configuration file; expected an application as module:app, did you mean {meant!r}?"
         )
-    try:
-        if is_file:
-            found = _about_file(Path(target))
-        else:
-            sys.path.insert(0, app_dir)
-            found = asyncio.run(_about_app(imported(target, factory=factory)))
-    except ConfigurationError as error:
-        raise failed(error) from error
+    if is_file:
+        found = _about_file(Path(target))
+    else:
+        sys.path.insert(0, app_dir)
+        found = asyncio.run(_about_app(imported(target, factory=factory)))
     findings = list(dict.fromkeys(found))  # several middlewares may report the same finding
     rows = [finding._asdict() for finding in findings]
     show(as_json, rows, map(str, findings) if findings else ["Nothing was found."])
@@ -103,17 +99,56 @@ def imported(name: str, *, factory: bool) -> ASGIApp:
 
 
 async def _about_app(app: ASGIApp) -> list[Finding]:
-    async with _started(app):
-        middlewares = middlewares_in(app)
-        findings = [finding for middleware in middlewares for finding in middleware.findings]
-        for limiter in dict.fromkeys(middleware.limiter for middleware in middlewares):
-            try:
-                await limiter.now_us()
-            except StoreError as error:
-                findings += _about_error(f"{limiter.store!r} does not answer", error)
-        for middleware in middlewares:
-            if type(middleware.limiter.store).__name__ == "LmdbStore":  # its module needs the extra
-                _note_what_a_reboot_forgets(middleware)
+    """Return the findings about an application after its startup; it need not support a lifespan.
+
+    Raises:
+        click.ClickException: It is no ASGI application, or its startup fails or takes too long.
+    """
+    found: list[Finding] | None = None
+    failure = ""
+    phases = iter(("startup", "shutdown"))
+
+    async def receive() -> Message:
+        nonlocal found
+        phase = next(phases)
+        if phase == "shutdown":
+            found = await _findings_in(app)
+        return {"type": f"lifespan.{phase}"}
+
+    async def send(message: Message) -> None:
+        nonlocal failure
+        if message["type"] == "lifespan.startup.failed":
+            # Starlette sends a whole traceback: indented frames, then the exception.
+            failure = re.split(r"^ .*\n", message.get("message", ""), flags=re.MULTILINE)[-1] or "no reason is given"
+
+    scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
+    try:
+        running = app(scope, receive, send)
+    except TypeError as error:
+        raise click.ClickException(f"{app!r} is not an ASGI application: {one_line(error)}") from error
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await running
+    except TimeoutError:
+        failure = failure or f"it took longer than {START_TIMEOUT_S:g} s"
+    except Exception:  # of an application that knows no lifespan
+        pass
+    if failure:
+        raise click.ClickException(f"the application's startup failed: {' '.join(failure.split())}")
+    return await _findings_in(app) if found is None else found
+
+
+async def _findings_in(app: ASGIApp) -> list[Finding]:
+    middlewares = middlewares_in(app)
+    findings = [finding for middleware in middlewares for finding in middleware.findings]
+    for limiter in dict.fromkeys(middleware.limiter for middleware in middlewares):
+        try:
+            await limiter.now_us()
+        except StoreError as error:
+            findings += _about_error(f"{limiter.store!r} does not answer", error)
+    for middleware in middlewares:
+        if type(middleware.limiter.store).__name__ == "LmdbStore":  # its module needs the extra
+            _note_what_a_reboot_forgets(middleware)
     if not middlewares:
         findings = [
             Finding(
@@ -136,7 +171,11 @@ def middlewares_in(app: ASGIApp) -> list[RateLimitMiddleware]:
     for thing in objects:
         if isinstance(thing, Starlette) and thing.middleware_stack is None:
             # A mounted application gets no lifespan, so it would build its stack at its first request.
-            thing.middleware_stack = _built(thing)
+            try:
+                thing.middleware_stack = thing.build_middleware_stack()
+            except Exception as error:
+                message = f"{type(error).__name__}: {one_line(error)}"
+                raise click.ClickException(f"the middlewares of an application cannot be built: {message}") from error
         for below in _held_by(thing) if len(objects) < MAX_WALKED else ():
             if id(below) not in seen and not isinstance(below, _OUTSIDE):
                 seen.add(id(below))
@@ -144,61 +183,10 @@ def middlewares_in(app: ASGIApp) -> list[RateLimitMiddleware]:
     return [thing for thing in objects if isinstance(thing, RateLimitMiddleware)]
 
 
-def _built(app: Starlette) -> ASGIApp:
-    try:
-        return app.build_middleware_stack()
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        message = f"{type(error).__name__}: {one_line(error)}"
-        raise click.ClickException(f"the middleware of a mounted application cannot be built: {message}") from error
-
-
 def _held_by(thing: object) -> Iterable[object]:
     if isinstance(thing, FunctionType):  # without its globals, which lead everywhere
         return (*(thing.__closure__ or ()), *(thing.__defaults__ or ()), thing.__dict__)
     return gc.get_referents(thing)
-
-
-@asynccontextmanager
-async def _started(app: ASGIApp) -> AsyncIterator[None]:
-    """Run the lifespan of an application around a block; an application need not support it.
-
-    Raises:
-        click.ClickException: The startup fails or times out.
-    """
-    sent: asyncio.Queue[Message] = asyncio.Queue()
-    received: asyncio.Queue[Message] = asyncio.Queue()
-    scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
-    try:
-        running = asyncio.ensure_future(app(scope, received.get, sent.put))
-    except TypeError as error:
-        raise click.ClickException(f"{app!r} is not an ASGI application: {one_line(error)}") from error
-    running.add_done_callback(lambda _: sent.put_nowait({"type": "ended"}))
-    try:
-        received.put_nowait({"type": "lifespan.startup"})
-        await _answer(sent, "startup")
-        yield
-        if not running.done():
-            received.put_nowait({"type": "lifespan.shutdown"})
-            await _answer(sent, "shutdown")
-    finally:
-        running.cancel()
-        with suppress(BaseException):
-            await running
-
-
-async def _answer(sent: asyncio.Queue[Message], phase: str) -> None:
-    """Wait until the application reports the end of a phase, or has itself ended."""
-    try:
-        async with asyncio.timeout(START_TIMEOUT_S):
-            message = await sent.get()
-    except TimeoutError as error:
-        raise click.ClickException(f"the application's {phase} took longer than {START_TIMEOUT_S:g} s") from error
-    if message["type"].endswith(".failed"):
-        # Starlette sends a whole traceback: indented frames, then the exception.
-        error_line = re.split(r"^ .*\n", message.get("message", ""), flags=re.MULTILINE)[-1]
-        raise failed(ConfigurationError(f"the application's {phase} failed: {error_line}"))
 
 
 # -- files and stores --------------------------------------------------------------------------------------------------

@@ -9,12 +9,12 @@ import click
 from ... import Limiter
 from ...core.errors import closest
 from ..rows import row_of_change
-from .main import ask, note, show, table, time_of, with_author, with_json, with_reason, with_span, with_store
+from .main import ask, note, program, show, table, time_of, with_author, with_json, with_reason, with_span, with_store
 
 _COLUMNS: Final = ("name", "limit", "until", "workers", "by", "reason")
 
 
-@click.group()
+@program.group()
 def limits() -> None:
     """List, set and restore limits while the application runs, or switch all of them off.
 

@@ -1,4 +1,4 @@
-"""The group of all subcommands, and what they share: output, errors and the store.
+"""The group of all commands, and what they share: output, errors and the store.
 
 Results go to stdout, notes and errors to stderr. Control characters are escaped here for all commands, because
 untrusted text, such as a path in a log, must not control the terminal. Commands that only read open the store
@@ -9,15 +9,15 @@ no application uses.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from getpass import getuser
-from importlib import import_module
 from os import PathLike
 from typing import Any, Final, TypeVar
 
@@ -30,22 +30,15 @@ from ... import (
     RateLimitMiddleware,
     SlidegateError,
     StoreError,
+    __version__,
 )
+from ...core import compiled
 from ...core.logs import escaped, logger, written
 from ..rows import KEYED
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-COMMANDS: Final = {
-    "check": "check",
-    "explain": "explain",
-    "bans": "bans",
-    "limits": "limits",
-    "simulate": "simulate",
-    "suggest": "simulate",
-}
-"""Each subcommand, and the module of this package that defines it under its name."""
 STORE_VARIABLE: Final = "SLIDEGATE_STORE"
 DEADLINE: Final = "10s"
 """A command can wait longer than a request, and must not fall back to local decisions."""
@@ -55,84 +48,38 @@ INTERRUPTED: Final = 130
 """The exit code after Ctrl-C."""
 
 
-class Program(click.Group):
-    """Imports a subcommand only when it is called, so that none loads the dependencies of others."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = getattr(import_module(f".{COMMANDS[cmd_name]}", __package__), cmd_name)
-        return command
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments before the subcommand."""
-        with _printable_errors():
-            return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run a subcommand, and convert errors to click's.
-
-        Raises:
-            click.UsageError: An argument is invalid; exit code 2.
-            click.ClickException: Any other error of the library or the system; exit code 1.
-            click.exceptions.Exit: Ctrl-C was pressed; exit code 130.
-        """
-        level = logger.logger.level
-        logger.setLevel(logging.CRITICAL + 1)  # commands report findings and errors themselves
-        try:
-            with _printable_errors():
-                return super().invoke(ctx)
-        except BrokenPipeError:
-            raise  # click exits silently if the reader of the output has closed it, as with `| head`
-        except ConfigurationError as error:
-            raise click.UsageError(one_line(error)) from error
-        except (SlidegateError, OSError) as error:
-            _discard_unwritten()
-            raise failed(error) from error
-        except KeyboardInterrupt:
-            raise click.exceptions.Exit(INTERRUPTED) from None
-        finally:
-            logger.setLevel(level)
-
-
-@contextmanager
-def _printable_errors() -> Iterator[None]:
-    """Escape the arguments that click quotes in its errors."""
-    try:
-        yield
-    except click.ClickException as error:
-        text = error.format_message()
-        if text.replace("\n", "").isprintable():
-            raise
-        if isinstance(error, click.UsageError):
-            raise click.UsageError(escaped(text), error.ctx) from error
-        raise click.ClickException(escaped(text)) from error
-
-
-def _discard_unwritten() -> None:
-    """Discard output that a full disk rejects; otherwise the interpreter flushes again at exit, and fails with 120."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _version() -> str:
-    package = import_module("slidegate")
-    return f"{package.__version__} ({'compiled' if package.__compiled__ else 'interpreted'})"
-
-
-@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(_version(), message="%(prog)s %(version)s")
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(f"{__version__} ({'compiled' if compiled else 'interpreted'})", message="%(prog)s %(version)s")
 def program() -> None:
     """Tools for sliding-window rate limits: test limits before they are enabled, and operate them afterwards.
 
     \b
-    Example: slidegate explain "5/minute; 50/hour"
+    Example: slidegate check main:app
     """
+
+
+def run_program(arguments: Sequence[str] | None) -> int:
+    """Run a command, show its error, and return its exit code."""
+    level = logger.logger.level
+    logger.setLevel(logging.CRITICAL + 1)  # commands report findings and errors themselves
+    try:
+        code: int = program.main(arguments, prog_name="slidegate", standalone_mode=False) or 0
+        return code
+    except click.Abort:
+        return INTERRUPTED
+    except click.ClickException as error:
+        shown = error
+    except ConfigurationError as error:
+        shown = click.UsageError(one_line(error))
+    except (SlidegateError, OSError) as error:
+        shown = click.ClickException(one_line(error))
+    finally:
+        logger.setLevel(level)
+    text = io.StringIO()
+    shown.show(text)
+    for line in text.getvalue().splitlines():
+        note(line)  # click quotes arguments
+    return shown.exit_code
 
 
 # -- output ------------------------------------------------------------------------------------------------------------
@@ -174,45 +121,12 @@ def time_of(unix_s: float) -> str:
     return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%dT%H:%M:%S}Z"
 
 
-_S: Final = 1_000_000
-_MIN: Final = 60 * _S
-_H: Final = 60 * _MIN
-_UNITS: Final = (("d", 24 * _H), ("h", _H), ("min", _MIN), ("s", _S))
-
-
-def span_of(span_us: int) -> str:
-    """Return a span of time for people, rounded up: ``22 min 30 s``, ``1.5 s``, ``20 ms``.
-
-    Args:
-        span_us: The span in microseconds, 0 or more. The text never says less, and at most a tenth more.
-    """
-    if span_us < 1_000:
-        return f"{span_us} us"
-    tenths_ms, tenths_s = -(-span_us // 100), -(-span_us // 100_000)
-    if tenths_ms < 10_000:
-        return f"{tenths_ms / 10:g} ms"
-    if tenths_s < 600:
-        return f"{tenths_s / 10:g} s"
-    step_us = _S if span_us <= _H else _MIN
-    rest_us, parts = -(-span_us // step_us) * step_us, []
-    for unit, unit_us in _UNITS:
-        count, rest_us = divmod(rest_us, unit_us)
-        if count:
-            parts.append(f"{count} {unit}")
-    return " ".join(parts)
-
-
 def one_line(error: BaseException) -> str:
     """Return the message of an error as one printable line; for an `OSError`, with the file name."""
     text = written(error, str)
     if isinstance(error, OSError) and error.strerror:
         text = f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
     return escaped(" ".join(text.split()))
-
-
-def failed(error: BaseException) -> click.ClickException:
-    """Return the exception that ends a command with exit code 1 and the message of `error`."""
-    return click.ClickException(one_line(error))
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------
@@ -274,21 +188,15 @@ def key_of(key: str, value: str | None) -> Any:
 # -- the store ---------------------------------------------------------------------------------------------------------
 
 
-def _store_option(*, required: bool) -> Callable[[F], F]:
-    return click.option(
-        "--store",
-        metavar="URL",
-        envvar=STORE_VARIABLE,
-        show_envvar=True,
-        required=required,
-        help="The store, for example lmdb:///var/lib/app/slidegate or redis://localhost:6379/0.",
-    )
-
-
-with_store = _store_option(required=True)
+with_store = click.option(
+    "--store",
+    metavar="URL",
+    envvar=STORE_VARIABLE,
+    show_envvar=True,
+    required=True,
+    help="The store, for example lmdb:///var/lib/app/slidegate or redis://localhost:6379/0.",
+)
 """Adds the option ``--store`` to a command."""
-with_optional_store = _store_option(required=False)
-"""Adds the option ``--store`` to a command that may need no store."""
 
 
 def ask(url: str, work: Callable[[Limiter], Awaitable[T]], *, writes: bool = False) -> T:
@@ -333,15 +241,8 @@ def _limiter_on(url: str, writes: bool) -> Limiter:
 
 
 def middleware_of(path: str | PathLike[str]) -> RateLimitMiddleware:
-    """Return the middleware of a configuration file, on a memory store; its application is never called.
-
-    Raises:
-        click.ClickException: The file is invalid.
-    """
-    try:
-        return RateLimitMiddleware.from_file(no_app, path, store="memory://").app
-    except ConfigurationError as error:
-        raise failed(error) from error
+    """Return the middleware of a configuration file, on a memory store; its application is never called."""
+    return RateLimitMiddleware.from_file(no_app, path, store="memory://").app
 
 
 async def no_app(*_: Any) -> None:

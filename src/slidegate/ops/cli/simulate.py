@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +10,12 @@ from typing import Any, Final
 
 import click
 
-from ... import ConfigurationError, RateLimitMiddleware
+from ... import RateLimitMiddleware
 from ..replay import AccessLogs, Measured, Replay, Simulated
 from ..replay.logs import NO_TIME, PRESETS
-from ..replay.report import Measure
+from ..rows import span_of
 from .check import imported, middlewares_in
-from .main import failed, middleware_of, note, show, span_of, table, time_of, with_json
+from .main import middleware_of, note, program, show, table, time_of, with_json
 
 MANY_REQUESTS: Final = 100
 """The number of requests from which on the number of clients tells whether they are clients."""
@@ -34,7 +33,6 @@ _ADD_A_TIME: Final = (
 _NOTHING_AROUND: Final = (
     "the application has no RateLimitMiddleware around all of its routes; write its rules to a file for --rules"
 )
-_SHADOW: Final = "shadow = true  # reports and never refuses; delete this line to enforce the limits"
 
 
 def with_logs(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,7 +47,7 @@ def with_logs(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command()
+@program.command()
 @with_logs
 @click.option("--rules", metavar="FILE", help="A configuration file.")
 @click.option("--limit", metavar="LIMITS", help='The limits of each client: "60/minute; 1000/hour".')
@@ -100,68 +98,47 @@ def _simulated_text(value: dict[str, Any]) -> Iterator[str]:
         yield from ("", "Refused most often", *table(("client", "requests", "refused"), value["most_refused"]))
 
 
-@click.command()
+@program.command()
 @with_logs
-@click.option("--toml", "as_toml", is_flag=True, help="Write only the suggested limits, as a configuration file.")
 @with_json
-def suggest(log: tuple[str, ...], app: str | None, as_toml: bool, as_json: bool, **formats: str | None) -> None:
+def suggest(log: tuple[str, ...], app: str | None, as_json: bool, **formats: str | None) -> None:
     """Show how busy clients were, and what limits would have refused.
 
     For all requests, and for each route of an application (--app): the busiest ten seconds, minute and hour of each
-    client, as quantiles over all clients, and what a few round numbers would have refused. LOG may be compressed with
-    gzip; - is stdin.
+    client, as quantiles over all clients, and what a few round numbers would have refused. The suggested limits are
+    twice what 99.9 % of the clients did not exceed. LOG may be compressed with gzip; - is stdin.
 
     \b
-    Example: slidegate suggest access.log --toml > slidegate.toml
+    Example: slidegate suggest access.log
     """
     logs = _logs_in(log, formats)
     served = None if app is None else _application(app)
     measured = Measured(served, None if served is None else next(iter(_middlewares_around(served)), None))
     _read(logs, measured)
-    measures = [(measure, measure.value()) for measure in measured.measures()]
     times_us = measured.clients.values()
-    span = span_of(max(times[-1] for times in times_us) - min(times[0] for times in times_us))
+    span = span_of((max(times[-1] for times in times_us) - min(times[0] for times in times_us)) / 1_000_000)
     headline = f"{measured.requests:,} requests of {len(measured.clients):,} clients in {span}"
-    toml = _toml(headline, measures)
-    found = {
-        "requests": measured.requests,
-        "clients": len(measured.clients),
-        "routes": [value for _, value in measures],
-    }
-    show(as_json, [found], toml if as_toml else (headline, *_suggested_text(measures), "", *toml))
+    routes = [measure.value() for measure in measured.measures()]
+    found = {"requests": measured.requests, "clients": len(measured.clients), "routes": routes}
+    show(as_json, [found], [headline, *_suggested_text(routes)])
 
 
-def _suggested_text(measures: Sequence[tuple[Measure, dict[str, Any]]]) -> Iterator[str]:
-    for _, value in measures:
-        yield from ("", f"{value['route']}: {value['requests']:,} requests of {value['clients']:,} clients", "")
-        yield from table(tuple(value["busiest"][0]), value["busiest"])
+def _suggested_text(routes: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for route in routes:
+        yield from ("", f"{route['route']}: {route['requests']:,} requests of {route['clients']:,} clients", "")
+        yield from (*table(tuple(route["busiest"][0]), route["busiest"]), "")
         rows = [
             {
                 "limit": row["limits"],
-                "would refuse clients": _part(row["clients"], value["clients"]),
-                "requests": _part(row["requests"], value["requests"]),
+                "would refuse clients": _part(row["clients"], route["clients"]),
+                "requests": _part(row["requests"], route["requests"]),
             }
-            for row in value["would_refuse"]
+            for row in route["would_refuse"]
         ]
-        yield from ("", *table(("limit", "would refuse clients", "requests"), rows))
-
-
-def _toml(headline: str, measures: Sequence[tuple[Measure, dict[str, Any]]]) -> Iterator[str]:
-    """Yield a configuration file with the suggested limits, in shadow."""
-    yield f"# {headline}."
-    yield "# Each limit is twice what 99.9 % of the clients did not exceed; below 1,000 clients, twice the largest."
-    for measure, value in measures:
-        found = value["suggested"]
-        yield from ("", f"# Would have refused {found['clients']:,} of {value['clients']:,} clients.")
-        if "{" in measure.path:
-            yield "# If one of its parameters contains slashes, add the type: {name:path}"
-        if not measure.path:
-            yield f"# {measure.label} has no path that a rule can name; its limits would be {found['limits']}"
-            continue
-        yield from ("[[rules]]", f"path = {json.dumps(measure.path)}")
-        if measure.methods:
-            yield f"methods = {json.dumps(measure.methods)}"
-        yield from (f'limits = "{found["limits"]}"', _SHADOW)
+        yield from (*table(("limit", "would refuse clients", "requests"), rows), "")
+        suggested = route["suggested"]
+        refused = f"{suggested['clients']:,} of {route['clients']:,} clients"
+        yield f"Suggested: {suggested['limits']}; this would have refused {refused}."
 
 
 def _part(part: int, whole: int) -> str:
@@ -208,10 +185,7 @@ def _read(logs: AccessLogs, target: Simulated | Measured) -> None:
             if record.method:
                 await target.add(record)
 
-    try:
-        asyncio.run(read())
-    except ConfigurationError as error:
-        raise failed(error) from error
+    asyncio.run(read())
     _check(logs, target)
 
 

@@ -17,6 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from ... import ConfigurationError, MemoryStore, StoreError, __version__
 from ...core import compiled
 from ...core.logs import escaped, written
+from ..rows import span_of
 from . import charts
 from .charts import NOTHING
 from .fields import WINDOWS
@@ -68,11 +69,7 @@ def ms(value: float | None) -> str:
 
 def span(seconds: float | None) -> str:
     """Return a length of time in its two largest units."""
-    if seconds is None:
-        return NOTHING
-    days, rest = divmod(round(max(seconds, 0)), 86_400)
-    parts = [(days, "d"), (rest // 3_600, "h"), (rest % 3_600 // 60, "min"), (rest % 60, "s")]
-    return " ".join([f"{number} {unit}" for number, unit in parts if number][:2]) or "0 s"
+    return NOTHING if seconds is None else span_of(max(seconds, 0))
 
 
 def moment(at: float | None) -> Markup | str:

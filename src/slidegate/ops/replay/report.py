@@ -193,16 +193,11 @@ class Measure:
 
     Attributes:
         label: The label to show.
-        path: The path of a rule for these requests, without the types of parameters; empty if there is none.
-        methods: The methods of such a rule; empty for all.
         peaks: The most requests of each client within each of `WINDOWS`, sorted.
     """
 
     def __init__(self, label: str, times_us: Mapping[str, Sequence[int]]) -> None:
         self.label = "(no route)" if label == _NO_ROUTE else label
-        methods, _, path = label.partition(" ")
-        self.path = "*" if label == ALL else path
-        self.methods = methods.split(",") if path and methods != "*" else []
         self.peaks = {name: sorted(peak(times, us) for times in times_us.values()) for name, us in WINDOWS.items()}
         self._times_us = list(times_us.values())
 
