@@ -1,7 +1,6 @@
 """The client of a websocket behind a server that keeps ASGI's rules, and an application that only listens."""
 
 import asyncio
-from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -58,6 +57,11 @@ class Client:
         return self
 
     @property
+    def received(self) -> list[Message]:
+        """What the application has received after the handshake."""
+        return self.scope.get("received", [])  # type: ignore[no-any-return]
+
+    @property
     def kinds(self) -> list[str]:
         """What the server has sent, without the part that all names share."""
         return [message["type"].removeprefix("websocket.") for message in self.came]
@@ -67,30 +71,10 @@ class Client:
         return [(m["code"], m.get("reason", "")) for m in self.came if m["type"] == "websocket.close"]
 
 
-class Listener:
-    """An application that accepts, and keeps what it receives until the connection ends.
-
-    Attributes:
-        received: What came over the last connection after its handshake.
-        sends: The `send` of the last connection of each client, by address.
-    """
-
-    def __init__(self) -> None:
-        self.received: list[Message] = []
-        self.sends: dict[str, Send] = {}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        received = self.received = []
-        self.sends[scope["client"][0]] = send
-        await receive()
-        await send({"type": "websocket.accept"})
-        while not received or received[-1]["type"] == "websocket.receive":
-            received.append(await receive())
-        scope["state"] = {"ended": received[-1]}
-
-
-async def opened(app: Any, *clients: Client) -> list[asyncio.Task[Client]]:
-    tasks = [asyncio.create_task(client.run(app)) for client in clients]
-    for client in clients:
-        await client.accepted.wait()
-    return tasks
+async def listening(scope: Scope, receive: Receive, send: Send) -> None:
+    """Accept, and keep what comes until the connection ends, for the `Client` whose scope it is."""
+    scope["received"], scope["send"] = [], send
+    await receive()
+    await send({"type": "websocket.accept"})
+    while not scope["received"] or scope["received"][-1]["type"] == "websocket.receive":
+        scope["received"].append(await receive())

@@ -20,6 +20,7 @@ A scenario begins with ``site``, or with ``everywhere``, which is one limit in e
     > look                                    two looks at files that are followed
     > SOCKET /a                               a handshake; DENIAL where the server can send a whole answer
     > talk sends=12                           a websocket over which the client sends so many messages; strict=yes
+    > open A client=192.0.2.1                 one that stays open: `say A 3` sends messages, `hear A` gets one
     > GET /a times=5 show=retry-after         the same five times, and a field of the last answer
     > +30s                                    time goes by, or back
     > outage                                  the store of a `site remote=True` fails, until it `recovers`
@@ -120,7 +121,7 @@ class Stage:
         self.names = {**NAMES, "__name__": __name__, "asn": operators(directory), "country": countries(directory)}
         self.clock = FakeClock(1_800_000_000_000_000)
         self.heard, self.log = Listener(without=["store_late"]), Log()
-        self.remote, self.listener = SickStore(self.clock), sockets.Listener()
+        self.remote, self.sockets = SickStore(self.clock), dict[str, sockets.Client]()
         self.limiter = self._limiter()
         self.options: dict[str, Any] = {}
         self.rules: list[Rule] = []
@@ -132,7 +133,7 @@ class Stage:
         self.files.clock = self.clock
         self._app: Any = None
         virtual.clock, self.began_s = self.clock, virtual.passed_s
-        self.tasks: list[asyncio.Task[None]] = []
+        self.tasks: list[asyncio.Task[Any]] = []
         self.ended: list[tuple[float, int, str]] = []
         self.is_slow = False
         self.under_way: list[tuple[str, asyncio.Event]] = []
@@ -188,7 +189,7 @@ class Stage:
         if scope["type"] == "http":
             await (await self._answer(Request(scope)))(scope, receive, send)
         elif status == "talks":
-            await self.listener(scope, receive, send)
+            await sockets.listening(scope, receive, send)
         elif status == "200":
             await send({"type": "websocket.accept"})
         elif scope["extensions"]:
@@ -326,12 +327,37 @@ class Stage:
     async def _talk(self, *words: str) -> str:
         """Return how many messages the application has received, its end, and how the middleware has closed."""
         given = dict(word.split("=", 1) for word in words)
-        messages = *sockets.texts(int(given["sends"])), sockets.BYE
-        client = sockets.Client(*messages, address=given.get("client", PEER), strict="strict" in given)
-        await client.run(self.app)
-        closed = [f", closed with {code}: {reason}" for code, reason in client.closes]
-        *received, end = self.listener.received
-        return f"{len(received)} received, then a disconnect with {end['code']}{''.join(closed)}"
+        await self._open("talk", *words)
+        await self._say("talk", given["sends"])
+        self.sockets["talk"].coming.put_nowait(sockets.BYE)
+        await turns()
+        return self._heard("talk")
+
+    async def _open(self, name: str, *words: str) -> None:
+        given = dict(word.split("=", 1) for word in words)
+        client = self.sockets[name] = sockets.Client(address=given.get("client", PEER), strict="strict" in given)
+        self.tasks.append(asyncio.create_task(client.run(self.app)))
+        await turns()
+
+    async def _say(self, name: str, count: str = "1") -> str:
+        for text in sockets.texts(int(count)):
+            self.sockets[name].coming.put_nowait(text)
+        await turns(50)
+        return self._heard(name)
+
+    async def _hear(self, name: str) -> str:
+        try:
+            await self.sockets[name].scope["send"]({"type": "websocket.send", "text": "hi"})
+        except OSError as error:
+            return f"OSError: {error}"
+        return self._heard(name)
+
+    def _heard(self, name: str) -> str:
+        client = self.sockets[name]
+        texts = [message for message in client.received if message["type"] == "websocket.receive"]
+        ends = [f", then a disconnect with {message['code']}" for message in client.received[len(texts) :]]
+        closes = [f", closed with {code}: {reason}" for code, reason in client.closes]
+        return f"{len(texts)} received{''.join((*ends, *closes))}"
 
     async def _come(self, *words: str) -> None:
         """Begin requests, each when the one before is under way, waits or is answered."""
