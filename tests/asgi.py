@@ -75,21 +75,30 @@ def scope_of(
     return scope
 
 
-async def send_scope(app: ASGIApp, scope: Scope, body: bytes = b"", *, leaves_after: int = sys.maxsize) -> Answer:
+async def send_scope(
+    app: ASGIApp,
+    scope: Scope,
+    body: bytes = b"",
+    *,
+    more_body: bool = False,
+    leaves: anyio.Event | None = None,
+    leaves_after: int = sys.maxsize,
+) -> Answer:
     """Send a request with its body in one piece, or a handshake.
 
-    A client stays connected after it, or leaves when some messages have come.
+    A client stays connected after it, or leaves at an event, or when some messages have come.
     """
     answer = Answer()
-    first: Message = {"type": "http.request", "body": body, "more_body": False}
+    first: Message = {"type": "http.request", "body": body, "more_body": more_body}
     if scope["type"] == "websocket":
         first = {"type": "websocket.connect"}
 
     async def receive() -> Message:
         answer.receives += 1
-        if answer.receives > 1:
-            await anyio.sleep_forever()
-        return first
+        if answer.receives == 1:
+            return first
+        await (leaves or anyio.Event()).wait()
+        return {"type": f"{scope['type']}.disconnect"}
 
     async def send(message: Message) -> None:
         if len(answer.messages) == leaves_after:

@@ -70,12 +70,12 @@ class SlowStore(RemoteStore):
 
 
 class SickStore(RemoteStore):
-    """A store that answers late, or not, or with an error, as it is told; `inline` at once."""
+    """A store that answers late, or when it `goes_on`, or with an error, as it is told; `inline` at once."""
 
     def __init__(self, clock: FakeClock, *, inline: bool = False) -> None:
         super().__init__(clock)
         self.error: BaseException | None = None
-        self.hangs = False
+        self.hangs, self.goes_on = False, asyncio.Event()
         self.inline = inline
         self.asked = 0
 
@@ -90,7 +90,7 @@ class SickStore(RemoteStore):
     async def later(self, question: Callable[..., Any], *arguments: Any) -> Any:
         await asyncio.sleep(0)
         if self.hangs:
-            await asyncio.Event().wait()
+            await self.goes_on.wait()
         if self.error is not None:
             raise self.error
         return question(*arguments)

@@ -2,8 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,12 +11,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from slidegate import BanPolicy, Limiter, Quota, RateLimitMiddleware, Rule, everyone, settle
-from slidegate.testing import FakeClock
+from slidegate import Limiter, Quota, RateLimitMiddleware, Rule, everyone, settle
 
-from ..asgi import PEER, Answer, call, hello
-from ..redis_servers import AT_REDIS, BOUND_S
-from ..remote_stores import RemoteStore
+from ..asgi import Answer, call, hello
+from ..redis_servers import AT_REDIS
 
 AMOUNT = 10_000
 WINDOWS = ("10000/hour; 1000000/day", Quota("10000/year"), "10000/hour")
@@ -88,56 +84,3 @@ async def test_what_was_used_is_what_is_counted(url: str, limits: Any, rng: rand
             assert model.settled == [True, False][: len(used)], "a request is settled once"
             expected += used[0] if used else estimate
             assert await model.spent() == expected
-
-
-class Slow(RemoteStore):
-    """A store that hands back, charges and strikes only when it is let: as one does to which the way is long."""
-
-    def __init__(self) -> None:
-        super().__init__(FakeClock())
-        self.began, self.open = asyncio.Event(), asyncio.Event()
-
-    async def later(self, question: Any, *arguments: Any) -> Any:
-        self.began.set()
-        await self.open.wait()
-        return question(*arguments)
-
-    def answer(self, question: Any, *arguments: Any) -> Any:
-        slow = question in (self.inner.refund, self.inner.charge, self.inner.bans.strike)
-        return self.later(question, *arguments) if slow else question(*arguments)
-
-
-async def cancelled_at_its_end(store: Slow, request: Coroutine[Any, Any, Any]) -> None:
-    """Cancel a request while the store is asked what follows from its end, and wait until all that follows is done."""
-    tasks = asyncio.all_tasks()
-    task = asyncio.ensure_future(request)
-    async with asyncio.timeout(BOUND_S):
-        await store.began.wait()
-        task.cancel()
-        await asyncio.sleep(0)
-        store.open.set()
-        with suppress(asyncio.CancelledError):
-            await task
-        while others := asyncio.all_tasks() - tasks:  # what goes on without the request
-            await asyncio.wait(others)
-
-
-@pytest.mark.parametrize("used", [20, 80])
-async def test_what_is_settled_is_carried_out_though_the_request_is_cancelled(used: int) -> None:
-    store = Slow()
-    model = Model(Limiter(store, deadline="30s"))
-    await cancelled_at_its_end(store, model.ask(50, used))
-    assert await model.spent() == used
-
-
-NOT_COUNTED: dict[str, Any] = {"rules": [Rule("*", "9/hour", name="all", count_if=lambda status: status == 401)]}
-STRUCK: dict[str, Any] = {"rules": [], "bans": BanPolicy("1/10m", "1h", signals={200: 1})}
-
-
-@pytest.mark.parametrize("options", [NOT_COUNTED, STRUCK], ids=["a hand-back by status", "a strike"])
-async def test_what_follows_from_a_status_is_carried_out_though_the_request_is_cancelled(options: Any) -> None:
-    store = Slow()
-    app = RateLimitMiddleware(hello, limiter=Limiter(store, deadline="20s"), **options)
-    await cancelled_at_its_end(store, call(app))
-    decision = await Limiter(store.inner).peek(PEER, "9/hour", 0, rule="all")
-    assert (decision.remaining, decision.ban is None) == ((None, False) if options is STRUCK else (9, True))

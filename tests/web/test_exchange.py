@@ -17,29 +17,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slidegate import (
     BanPolicy,
-    Decision,
     Limiter,
     MemoryStore,
     Networks,
-    RateLimit,
-    RateLimitExceeded,
     RateLimitMiddleware,
     Rule,
     everyone,
-    rate_limit_exceeded,
     settle,
 )
-from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
+from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
 from ..virtual_time import turns
 
 OURS: Final = {b"ratelimit", b"ratelimit-policy", b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"}
@@ -324,27 +319,3 @@ async def test_what_an_application_sends_after_its_end_goes_to_the_server_as_it_
         await kept[0](late)
         assert late == before
     assert server.scope["sent"] == ["http.response.start", *["http.response.body"] * 2, "http.response.start"]
-
-
-async def test_a_client_that_leaves_while_its_refusal_is_made_is_recorded_as_refused() -> None:
-    """The refusal is that of a limit at an endpoint, and no message of it has gone out."""
-    made = asyncio.Event()
-
-    async def slow(request: HTTPConnection, decision: Decision) -> Response:
-        made.set()
-        await asyncio.Event().wait()
-        raise AssertionError("nobody sets the event")
-
-    limiter = Limiter()
-    inner = Starlette(routes=[Route("/", RateLimit("1/hour", name="own")(page))])
-    inner.add_exception_handler(RateLimitExceeded, rate_limit_exceeded)
-    app = RateLimitMiddleware(inner, rules=[], limiter=limiter, on_refused=slow)
-    statistics = Statistics.of(limiter)
-    assert await statuses(app, 1) == [200]
-    task = asyncio.ensure_future(call(app))
-    await made.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    total = (await statistics.read("5m")).total
-    assert (total.passed, total.refused) == (1, 1)

@@ -9,12 +9,9 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
-from slidegate.core import Bucket, Concurrency
-from slidegate.testing import FakeClock
 
-from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
+from ..asgi import call, hello, scope_of, send_scope, statuses
 from ..redis_servers import AT_REDIS, BOUND_S, needs_redis
-from ..virtual_time import VirtualTime, turns
 from .permits_traffic import AMOUNTS, play
 
 
@@ -86,34 +83,3 @@ async def test_a_permit_is_held_until_the_last_byte(end: str) -> None:
     middleware = RateLimitMiddleware(app, limiter=Limiter(store), rules=[Rule("*", concurrency=1)])
     await send_scope(middleware, scope_of(type=messages[0]["type"].partition(".")[0]))
     assert seen == held
-
-
-async def test_a_request_that_is_cancelled_while_a_rule_looks_on_holds_no_permit() -> None:
-    async def slow(request: Any) -> str:
-        await anyio.sleep_forever()
-        raise AssertionError("it never ends")
-
-    rules = [Rule("*", concurrency=1, name="held"), Rule("*", "1/hour", shadow=True, key=slow)]
-    inner = RateLimitMiddleware(hello, rules=rules, limiter=Limiter())
-    for app in (inner, RateLimitMiddleware(inner, limits="9/hour")):
-        task = asyncio.ensure_future(call(app))
-        await turns()
-        assert inner.limiter.store.permits_held() == 1
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert inner.limiter.store.permits_held() == 0
-
-
-async def test_a_place_that_comes_back_elsewhere_is_found_by_asking_again() -> None:
-    virtual, store = VirtualTime(), MemoryStore(clock=FakeClock())
-    middleware = RateLimitMiddleware(
-        hello, limiter=Limiter(store), rules=[Rule("*", concurrency=1, wait="20s", name="one")]
-    )
-    held = store.hit([(Bucket("one", (Concurrency(1),)), PEER, 1)])
-    waiting = asyncio.create_task(call(middleware))
-    await asyncio.sleep(5.05)
-    assert not waiting.done()
-    store.refund(held.take_back())  # by another process, which calls nobody here
-    assert (await waiting).status == 200
-    assert virtual.passed_s == pytest.approx(5.2, abs=0.01)
-    assert store.permits_held() == 0

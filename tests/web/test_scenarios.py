@@ -23,8 +23,9 @@ A scenario begins with ``site``, or with ``everywhere``, which is one limit in e
     > open A client=192.0.2.1                 one that stays open: `say A 3` sends messages, `hear A` gets one
     > GET /a times=5 show=retry-after         the same five times, and a field of the last answer
     > +30s                                    time goes by, or back
-    > outage                                  the store of a `site remote=True` fails, until it `recovers`
+    > outage                                  the store of a `site remote=True` fails, or `stalls`, until it `recovers`
     > come GET /a times=3                     requests that may wait; `ended` and `all` say when each is answered
+    > leave 1                                 the second of their clients leaves, or its server cancels it: `cancel 1`
     > slow                                    those that come stay under way, until they `end`
     > sleep 4s                                time goes by for those that wait
 """
@@ -40,6 +41,7 @@ from itertools import cycle, groupby
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from fastapi import Depends, FastAPI
 from fastapi.exception_handlers import http_exception_handler
@@ -78,7 +80,11 @@ SCENARIOS = Path(__file__).with_name("scenarios")
 PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "GET"}
 NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "other": True}
 NAMES |= {"Text": PlainTextResponse, "fails": fails, "fails_later": written(fails, "later")}
-NAMES |= {"later": lambda value: asyncio.sleep(0, value), "http_exception_handler": http_exception_handler}
+NAMES |= {
+    "never": lambda *given: asyncio.Event().wait(),
+    "later": lambda value: asyncio.sleep(0, value),
+    "http_exception_handler": http_exception_handler,
+}
 RAISED: dict[str, Exception] = {"raises": RuntimeError("no"), "left": ClientDisconnect()}
 METHODS_SENT = {*METHODS, "DELETE", "OPTIONS", "FOO", "get", "post", "SOCKET", "DENIAL", "PREFLIGHT"}
 
@@ -134,6 +140,7 @@ class Stage:
         self._app: Any = None
         virtual.clock, self.began_s = self.clock, virtual.passed_s
         self.tasks: list[asyncio.Task[Any]] = []
+        self.gone: list[anyio.Event] = []
         self.ended: list[tuple[float, int, str]] = []
         self.is_slow = False
         self.under_way: list[tuple[str, asyncio.Event]] = []
@@ -364,12 +371,28 @@ class Stage:
         _, scopes = self._scopes(*words)
         for scope in scopes:
             scope["comes"] = True
+            self.gone.append(anyio.Event())
             self.tasks.append(asyncio.create_task(self._visit(len(self.tasks), scope)))
             await turns(50)
 
     async def _visit(self, number: int, scope: Scope) -> None:
-        status = self._status(await send_scope(self.app, scope, leaves_after=scope.pop("leaves_after")))
+        more_body = any(name == b"x-more" for name, _ in scope["headers"])
+        how = {"more_body": more_body, "leaves": self.gone[number], "leaves_after": scope.pop("leaves_after")}
+        try:
+            status = self._status(await send_scope(self.app, scope, **how))
+        except asyncio.CancelledError:
+            status = "cancelled"
         self.ended.append((round(self.virtual.passed_s - self.began_s, 6), number, status))
+
+    async def _leave(self, *numbers: str) -> None:
+        for number in numbers:
+            self.gone[int(number)].set()
+        await turns(50)
+
+    async def _cancel(self, *numbers: str) -> None:
+        for number in numbers:
+            self.tasks[int(number)].cancel()
+        await turns(50)
 
     async def _sleep(self, span: str) -> None:
         await asyncio.sleep(read_span_us(span, "sleep", "4s") / 1_000_000)
@@ -397,6 +420,8 @@ class Stage:
         return " ".join(tenant for tenant, _ in self.under_way) or "none"
 
     def _status(self, given: Answer) -> str:
+        if not given.messages:
+            return "nothing"
         kind = given.messages[0]["type"].removeprefix("websocket.")
         return kind if kind in ("accept", "close") else str(given.status)
 
@@ -467,11 +492,11 @@ class Stage:
         )
 
     def _outcomes(self) -> str:
-        said = [
-            f"{one.reason} by {', '.join(one.rules) or 'none'}, {one.route}, {one.status}, {one.ended}"
-            + (f", shadows {', '.join(one.shadow_rules)}" if one.shadow_rules else "")
-            for one in self.heard.outcomes
-        ]
+        said = []
+        for one in self.heard.outcomes:
+            reason, rules = one.reason if one.decisions else "undecided", ", ".join(one.rules) or "none"
+            shadows = f", shadows {', '.join(one.shadow_rules)}" if one.shadow_rules else ""
+            said.append(f"{reason} by {rules}, {one.route}, {one.status}, {one.ended}{shadows}")
         self.heard.outcomes.clear()
         return "\n".join(said)
 
@@ -484,8 +509,13 @@ class Stage:
     def _outage(self, said: str = "gone") -> None:
         self.remote.error = StoreUnavailable(said)
 
-    def _recovers(self) -> None:
-        self.remote.error = None
+    def _stalls(self) -> None:
+        self.remote.hangs = True
+
+    async def _recovers(self) -> None:
+        self.remote.error, self.remote.hangs = None, False
+        self.remote.goes_on.set()
+        await turns(50)
 
     def _permits(self) -> str:
         return str(self.limiter.store.permits_held())

@@ -13,15 +13,14 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, everyone
+from slidegate import ConfigurationError, Limiter, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 from slidegate.web.waiting import Peeked
 
-from ..asgi import PEER, Slow, call, hello, scope_of, statuses
-from ..remote_stores import RemoteStore, SickStore, SlowStore
+from ..asgi import call, scope_of, statuses
+from ..remote_stores import SickStore, SlowStore
 from ..virtual_time import VirtualTime, turns
-from .limited import AT, limited, middleware_of
-from .middlewares import Listener
+from .limited import limited, middleware_of
 
 
 @pytest.fixture
@@ -97,21 +96,6 @@ async def test_a_server_that_loses_messages_when_a_read_is_cancelled_loses_none(
     assert [(server.heard, server.lost) for server in servers] == [(b"ab", 0)] * 4
 
 
-async def test_a_clock_that_steps_back_while_a_request_waits_lets_nobody_in_too_early() -> None:
-    ahead_us = 0
-    virtual = VirtualTime()
-    limiter = Limiter(MemoryStore(clock=lambda: virtual.clock() + ahead_us))
-    app = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", "2/100s", wait="200s", name="slow")])
-    assert await statuses(app, 2) == [200, 200]
-    ahead_us = 99_800_000
-    waiting = asyncio.create_task(call(app))
-    await turns()
-    ahead_us = 10_000_000  # by the store's time the first two leave in 90 s
-    done, _ = await asyncio.wait([waiting], timeout=5)
-    waiting.cancel()
-    assert not done, "three within 100 s of the store's time"
-
-
 @pytest.mark.parametrize("at", ["rule", "decorator"])
 async def test_an_exception_of_the_store_while_a_request_waits_comes_as_it_is(at: str, virtual: VirtualTime) -> None:
     store = SickStore(virtual.clock, inline=True)
@@ -122,40 +106,6 @@ async def test_an_exception_of_the_store_while_a_request_waits_comes_as_it_is(at
     store.error = ConfigurationError("no such store")
     with pytest.raises(ConfigurationError, match="no such store"):
         await waiting
-
-
-async def test_a_client_that_leaves_in_the_middle_of_its_body_stands_in_line_no_more(virtual: VirtualTime) -> None:
-    rule = Rule("*", "1/10s", wait="1h", wait_max=1)
-    app = RateLimitMiddleware(hello, limiter=Limiter(MemoryStore(clock=virtual.clock)), rules=[rule])
-    assert await statuses(app, 1) == [200]
-    messages = channel({"type": "http.request", "body": b"a", "more_body": True}, {"type": "http.disconnect"})
-    waiting = asyncio.create_task(app(scope_of("/", "POST"), messages, send_nothing))
-    await turns()
-    assert await statuses(app, 1) == [200]
-    assert waiting.done()
-
-
-async def test_a_client_that_leaves_while_the_store_admits_its_request_is_charged_nothing(virtual: VirtualTime) -> None:
-    store, answers, gone = RemoteStore(virtual.clock), asyncio.Event(), asyncio.Event()
-
-    async def later(question: Any, *arguments: Any) -> Any:
-        await answers.wait()
-        return question(*arguments)
-
-    store.answer = later  # type: ignore[method-assign]
-    limiter = Limiter(store, deadline="60s")
-    app = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", "1/10s", wait="1h", name="slow")])
-    answers.set()
-    assert await statuses(app, 1) == [200]
-    waiting = asyncio.create_task(app(scope_of(), channel(*_body(b""), last=gone), send_nothing))
-    await asyncio.sleep(1)
-    answers.clear()
-    await asyncio.sleep(10)
-    gone.set()
-    await turns()
-    answers.set()
-    await waiting
-    assert (await limiter.peek(PEER, "1/10s", rule="slow")).allowed
 
 
 class Underway:
@@ -200,39 +150,6 @@ async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back
     assert store.permits_held() == 0
 
 
-async def test_a_request_that_waits_for_a_permit_goes_on_as_soon_as_one_is_returned(virtual: VirtualTime) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await asyncio.sleep(0.05)
-        await hello(scope, receive, send)
-
-    limiter = Limiter(MemoryStore(clock=virtual.clock))
-    middleware = RateLimitMiddleware(app, limiter=limiter, rules=[Rule("*", concurrency=1, wait="5s")])
-    assert [one.status for one in await asyncio.gather(*(call(middleware) for _ in range(3)))] == [200] * 3
-    assert virtual.passed_s == pytest.approx(0.15)
-
-
-@pytest.mark.parametrize("cancelled", [False, True])
-@pytest.mark.parametrize("at", AT)
-async def test_a_client_that_leaves_while_it_waits_is_charged_nothing(
-    virtual: VirtualTime, at: str, cancelled: bool
-) -> None:
-    ear = Listener()
-    limiter = Limiter(MemoryStore(clock=virtual.clock), observers=[ear])
-    middleware = limited(at, "1/10s", limiter=limiter, wait="1h", name="slow")
-    assert await statuses(middleware, 1) == [200]
-    gone = asyncio.Event()
-    waiting = asyncio.ensure_future(middleware(scope_of(), channel(*_body(b""), last=gone), send_nothing))
-    await asyncio.sleep(1)
-    assert not waiting.done()
-    _ = waiting.cancel() if cancelled else gone.set()
-    (ended,) = await asyncio.wait_for(asyncio.gather(waiting, return_exceptions=True), 60)
-    assert isinstance(ended, asyncio.CancelledError) if cancelled else ended is None
-    if at == "rule":
-        assert [(one.allowed, one.ended) for one in ear.outcomes] == [(True, "success"), (False, "cancelled")]
-    await asyncio.sleep(9)
-    assert (await limiter.peek(PEER, "1/10s", 0, rule="slow")).remaining == 1
-
-
 @pytest.mark.parametrize("again", [False, True])
 async def test_a_body_is_there_after_two_limits_waited_at_once(again: bool) -> None:
     """Also where one of them was given a request of its own, made of the same channel."""
@@ -248,29 +165,6 @@ async def test_a_body_is_there_after_two_limits_waited_at_once(again: bool) -> N
     posts = (middleware(scope_of(method="POST"), server.receive, server.send) for server in servers)
     await asyncio.wait_for(asyncio.gather(*posts), 60)
     assert [server.heard for server in servers] == [b"ab", b"ab"]
-
-
-async def test_connections_that_were_opened_and_dropped_keep_nobody_out(virtual: VirtualTime) -> None:
-    slow = Slow()
-    limiter = Limiter(MemoryStore(clock=virtual.clock))
-    app = RateLimitMiddleware(slow, limiter=limiter, rules=[Rule("*", concurrency=1, key=everyone, wait="30s")])
-    first = asyncio.create_task(call(app))
-    await turns()
-    dropped = asyncio.Event()
-    attack = [
-        asyncio.create_task(app(scope_of(), channel(*_body(b""), last=dropped), lambda message: asyncio.sleep(0)))
-        for _ in range(100)
-    ]
-    await turns()
-    dropped.set()
-    await turns()
-    second = asyncio.create_task(call(app))
-    await turns()
-    assert not second.done(), "it waits"
-    slow.goes_on.set()
-    assert [(await one).status for one in (first, second)] == [200, 200]
-    await asyncio.gather(*attack)
-    assert limiter.store.permits_held() == 0
 
 
 def _body(*pieces: bytes) -> list[Message]:
