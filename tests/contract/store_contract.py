@@ -70,6 +70,9 @@ KNOWN: Final = {
     "a look before the clock steps back changes no refund": _known(
         [Look(((0, "ann", 1),)), Step(-10 * SECOND_US), _ask(1), Refund(0)], "1/10s"
     ),
+    "a refusal from before a step back of the clock is not repeated": _known(
+        [_ask(1), _ask(1), Step(-1), Step(1), _ask(1)], "1/10s"
+    ),
     **{
         f"a reset finds the last unit after the amount {before} has become {after}": _known(
             [

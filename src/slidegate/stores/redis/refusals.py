@@ -51,6 +51,7 @@ class Refusals:
         self.known: dict[Hashable, KnownRefusal] = {}  # by question; those by bans by keys and addresses
         self._changed_ns: dict[tuple[str, str], int] = {}  # when this process last changed a window, by bucket and key
         self._all_changed_ns = 0  # the same of all that are not in it
+        self._latest_us = 0  # by the local clock of the store, which never steps back outside of tests
 
     def find(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the known refusal of a question; None if there is none.
@@ -59,6 +60,10 @@ class Refusals:
             checks: The question.
             subjects: The keys and addresses whose bans refuse it.
         """
+        now_us = self._time.local_us()
+        if now_us < self._latest_us:  # a test has set its clock back, which moves what is in windows
+            self.change_all()
+        self._latest_us = now_us
         found = self._of(tuple(subjects))
         if found is not None and found.decision.ban is not None:
             return refused_by_ban(found.decision.ban, self._now_us(found), checks)
@@ -85,7 +90,7 @@ class Refusals:
             lasts_us = leaves_us - decision.now_us
         is_real, now_us = self._time.is_real, decision.now_us
         sent_us, known_us = (asked_ns // 1_000, self._time.local_us()) if is_real else (now_us, now_us)
-        ends_us = sent_us + min(lasts_us, TRUST_US)
+        ends_us, self._latest_us = sent_us + min(lasts_us, TRUST_US), known_us
         known = KnownRefusal(decision, asked_ns, known_us, ends_us, () if by_ban else _amounts(checks))
         remember(self.known, tuple(subjects) if by_ban else checks, known)
 
