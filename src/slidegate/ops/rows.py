@@ -62,6 +62,32 @@ def named(values: object, *names: str) -> dict[str, Any]:
     return {name: getattr(values, name) for name in names}
 
 
+def key_of(key: str, value: str | None = None) -> Any:
+    """Return the key for a limiter.
+
+    Args:
+        key: An address, a network or another key; ``header:NAME``, ``cookie:NAME`` and ``query:NAME`` need a value.
+        value: The value that the client sends.
+
+    Raises:
+        ConfigurationError: The key needs a value and has none, or takes none, or no request can have this value.
+    """
+    kind, _, name = key.partition(":")
+    source = KEYED.get(kind.lower()) if name and "#" not in name else None
+    if source is not None and value is not None:
+        return source(name).of(value)
+    if value is not None:
+        raise ConfigurationError(
+            f"expected a key such as header:X-API-Key, cookie:device or query:token beside it, not {key!a}", "value"
+        )
+    if source is not None:
+        raise ConfigurationError(
+            f"{key!a} names no client without its value; pass that as well (--value - reads it from stdin), or the key "
+            f'as the dashboard shows it, for example "{key}#1f3a..."'
+        )
+    return key
+
+
 def check_key(key: str) -> None:
     """Check a key that somebody has typed: the ban of a mistyped address would never match a client.
 

@@ -15,7 +15,7 @@ from starlette.types import Message
 
 from slidegate import Limiter, SlidegateError
 from slidegate.dashboard import Dashboard
-from slidegate.ops.dashboard.app import MAX_BODY, MAX_DELAYED
+from slidegate.ops.dashboard.app import MAX_BODY
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...asgi import Answer, call, scope_of, send_scope
@@ -72,24 +72,6 @@ async def test_anything_else_opens_nothing_and_is_answered_after_250_ms(fields: 
     headers = [(b"host", HOST.encode()), *((b"authorization", field.encode("latin-1")) for field in fields)]
     assert (await call(site.app, "/slidegate/", headers=headers)).status == 401
     assert time.passed_s == pytest.approx(0.25, abs=0.001)
-
-
-async def test_few_wrong_tokens_wait_at_a_time_and_a_valid_one_never(site: Site) -> None:
-    time = VirtualTime(site.clock)
-    answers: list[int] = []
-
-    async def guess() -> None:
-        answers.append((await site.get("", authorization=f"Bearer {WRONG}")).status)
-
-    async with anyio.create_task_group() as group:
-        for _ in range(MAX_DELAYED + 10):
-            group.start_soon(guess)
-        await anyio.lowlevel.checkpoint()
-        assert (await site.get("api/bans")).status == 200
-        assert time.passed_s < 0.25
-    assert sorted(answers) == [401] * MAX_DELAYED + [429] * 10
-    await guess()
-    assert answers[-1] == 401, "the others have ended"
 
 
 async def test_wrong_tokens_are_logged_once_a_minute_and_never_as_they_are(
@@ -265,7 +247,9 @@ def test_server_that_serves_the_dashboard_alone_starts_and_stops(site: Site) -> 
 
 async def test_websocket_is_refused(site: Site) -> None:
     scope = scope_of("/", type="websocket", headers={"host": HOST})
-    assert (await send_scope(site.dashboard, scope)).messages == [{"type": "websocket.close", "code": 1008}]
+    assert (await send_scope(site.dashboard, scope)).messages == [
+        {"type": "websocket.close", "code": 1000, "reason": ""}
+    ]
 
 
 @pytest.mark.parametrize("root", ["", "/slidegate", "/a/b/c"])
@@ -311,7 +295,7 @@ async def test_a_failed_store_is_reported_without_its_password(
         shown += [(answer.start, answer.body) for answer in [*views, *answers]]
     for view in views:
         assert view.status == 200
-        assert "The store does not answer. Each process counts by itself until it does." in view.body.decode()
+        assert 'The store does not answer, and requests are decided by <code>on_error="local"' in view.body.decode()
     for answer in answers:
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert "The store does not answer" in json.loads(answer.body)["error"]
@@ -321,7 +305,7 @@ async def test_a_failed_store_is_reported_without_its_password(
         assert TOKEN not in f"{found} {found!r}"
 
 
-async def test_failure_shows_a_number_and_the_log_says_why(
+async def test_failure_says_nothing_of_its_cause_and_the_log_says_why(
     site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*given: Any, **more: Any) -> None:
@@ -331,8 +315,8 @@ async def test_failure_shows_a_number_and_the_log_says_why(
     for path in ("api/limits", "configuration"):
         answer = await site.get(path)
         assert answer.status == 500
-        number = answer.body.decode().partition("under ")[2][:16]
-        assert number in caplog.text
+        assert "redis://user" in caplog.text
+        caplog.clear()
         for text in (b"s3cret", b"Traceback", b"Runtime"):
             assert text not in answer.body
         check_fields(answer)

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from slidegate import Limiter, RateLimitMiddleware, Rule
 from slidegate.dashboard import Dashboard
-from slidegate.ops.dashboard.fields import WINDOWS
+from slidegate.ops.dashboard.service import WINDOWS
 
 from .site import HOSTILE, NOW_US, TOKEN, Site
 
@@ -94,7 +94,6 @@ async def test_bans_are_listed_newest_first_and_found_by_a_text(site: Site) -> N
     starts = [ban["since_at"] for ban in found["bans"]]
     assert starts == sorted(starts, reverse=True)
     assert len({ban["key"] for ban in found["bans"]}) == found["total"] == 30
-    assert (await read(site, "bans", limit="4"))["bans"] == found["bans"][:4]
     for text, count in (("EVEN", 15), ("policy 3", 6), ("user:07", 1), ("nothing", 0)):
         some = await read(site, "bans", q=text)
         assert (len(some["bans"]), some["matching"], some["total"]) == (count, count, 30)
@@ -123,14 +122,8 @@ async def test_64_kib_of_a_key_are_digested_or_refused_and_never_shown(site: Sit
     assert "header:x-api-key#" in page
     assert "kkkk" not in page
     status, found = await site.ask("PUT", "bans", {"key": long[:60_000], "duration": "1h"})
-    assert status == 400
-    assert len(found["error"]) < 400
+    assert (status, found["key"][:5], len(found["key"])) == (200, "long#", 37)
     assert (await site.ask("PUT", "bans", {"key": long, "duration": "1h"}))[0] == 413
-
-
-async def test_field_that_is_repeated_is_refused(site: Site) -> None:
-    answer = await site.get("api/bans?limit=1&limit=2")
-    assert (answer.status, answer.body) == (400, b'{"error": "a field is given more than once; give it once"}')
 
 
 JSON = st.recursive(
@@ -139,8 +132,8 @@ JSON = st.recursive(
     max_leaves=5,
 )
 TYPE = {"Content-Type": "application/json"}
-NAMES = ["window", "key", "kind", "name", "value", "duration", "reason", "force", "limit", "q"]
-VALUES = st.sampled_from(["1h", "5m", "0", "1", "203.0.113.7", "user:42", "header", "all"]) | st.text(max_size=9)
+NAMES = ["window", "key", "name", "value", "duration", "reason", "limit", "q"]
+VALUES = st.sampled_from(["1h", "5m", "0", "1", "203.0.113.7", "user:42", "header:X-A", "all"]) | st.text(max_size=9)
 
 
 def test_whatever_is_sent_gets_an_answer_or_a_sentence() -> None:
@@ -161,7 +154,7 @@ def test_whatever_is_sent_gets_an_answer_or_a_sentence() -> None:
             sent: Callable[..., Any] = client.request
             more = {"content": json.dumps(body), "headers": TYPE} if method == "PUT" else {"params": query}
             answer = sent(method, f"/ops/dashboard/api/{name}", **more)
-            assert answer.status_code in (200, 400, 404, 409), answer.text
+            assert answer.status_code in (200, 400, 404), answer.text
             assert answer.headers["content-type"] == "application/json"
             assert (answer.status_code == 200) == ("error" not in answer.json())
             if answer.status_code != 200:

@@ -9,10 +9,9 @@ import click
 
 from ... import Limiter
 from ...core import Ban
-from ..rows import check_key, row_of_ban
+from ..rows import check_key, key_of, row_of_ban
 from .main import (
     ask,
-    key_of,
     note,
     program,
     show,

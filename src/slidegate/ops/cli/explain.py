@@ -9,11 +9,10 @@ from typing import Any, Final
 import click
 
 from ... import ConfigurationError, Limiter, RateLimitMiddleware, Rule
-from ..rows import row_of_ban, row_of_window, span_of
+from ..rows import key_of, row_of_ban, row_of_window, span_of
 from .bans import end_of
 from .main import (
     ask,
-    key_of,
     middleware_of,
     no_app,
     note,

@@ -34,7 +34,6 @@ from ... import (
 )
 from ...core import compiled
 from ...core.logs import escaped, logger, written
-from ..rows import KEYED
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -150,39 +149,23 @@ with_author = click.option(
 """Adds the option ``--by`` to a command."""
 with_reason = click.option("--reason", default="", metavar="TEXT", help="For operators; clients do not see it.")
 """Adds the option ``--reason`` to a command."""
+
+
+def _typed(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Return a value, read from stdin for ``-``: every user of the machine can read the arguments of a process."""
+    if value == "-":
+        return "" if sys.stdin is None else sys.stdin.readline(_MAX_VALUE).rstrip("\r\n")
+    return value
+
+
 with_value = click.option(
     "--value",
     metavar="TEXT",
+    callback=_typed,
     help="The value that the client sends, if KEY is header:NAME, cookie:NAME or query:NAME; - reads it from stdin, so "
     "that other users of the machine cannot see it.",
 )
-"""Adds the option ``--value`` to a command; pass it to `key_of`."""
-
-
-def key_of(key: str, value: str | None) -> Any:
-    """Return the key for a limiter from the arguments KEY and ``--value``.
-
-    Raises:
-        ConfigurationError: The key needs a value and has none, or takes none, or no request can have this value.
-    """
-    kind, _, name = key.partition(":")
-    is_digest = "#" in name
-    source = KEYED.get(kind.lower()) if name and not is_digest else None
-    if value is None:
-        if source is not None:
-            raise ConfigurationError(
-                f"{key!r} names no client without its value; write --value - and type it, or pass the key as the "
-                f'dashboard shows it, for example "{key}#1f3a..."'
-            )
-        return key
-    if source is None:
-        raise ConfigurationError(
-            f"--value: expected a KEY such as header:X-API-Key, cookie:device or query:token, not {key!r}"
-        )
-    if value == "-":
-        # Every user of the machine can read the arguments of a process.
-        value = "" if sys.stdin is None else sys.stdin.readline(_MAX_VALUE).rstrip("\r\n")
-    return source(name).of(value)
+"""Adds the option ``--value`` to a command."""
 
 
 # -- the store ---------------------------------------------------------------------------------------------------------

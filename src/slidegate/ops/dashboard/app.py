@@ -19,6 +19,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 import anyio
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Router
@@ -29,7 +30,7 @@ from ...core.arguments import check_flag, names_checked
 from ...core.errors import closest, quoted
 from ...core.logs import Throttle, escaped, logger
 from .page import Page
-from .service import Problem, Sender, Service, problem_of
+from .service import Service, problem_of
 
 SECURITY_HEADERS: Final = {
     "cache-control": "no-store",
@@ -49,7 +50,6 @@ MIN_TOKEN: Final = 16
 MAX_TOKEN: Final = 512
 MAX_BODY: Final = 65_536
 WRONG_TOKEN_S: Final = 0.25
-MAX_DELAYED: Final = 64
 READ_ONLY: Final = "This dashboard only shows; it was made with changes=False."
 MAKE_ONE: Final = 'python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
 _TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -86,77 +86,73 @@ class Dashboard:
         self._service = Service(limiter)
         self._page = Page(self._service, changes=changes)
         self._files = static_files()
-        self._delayed = 0
         self._throttle = Throttle()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] == "lifespan":
+        if scope["type"] != "http":
             await Router()(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1008})
-        else:
-            request, path = Request(scope, receive), path_below(scope)
-            try:
-                response = await self._respond(request, path)
-            except ClientDisconnect:
-                return
-            except Exception as error:
-                problem = problem_of(error)
-                in_json = path.startswith("/api/")
-                response = json_response({"error": str(problem)}) if in_json else self._page.problem(path, problem)
-                response.status_code = problem.status
-                response.headers.update(problem.headers)
-            response.headers.update(SECURITY_HEADERS)
-            if request.method == "HEAD":
-                response.body = b""
-            await response(scope, receive, send)
+            return
+        request, path = Request(scope, receive), path_below(scope)
+        try:
+            response = await self._respond(request, path)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            problem = problem_of(error)
+            in_json = path.startswith("/api/")
+            response = json_response({"error": problem.detail}) if in_json else self._page.problem(path, problem)
+            response.status_code = problem.status_code
+            response.headers.update(problem.headers or {})
+        response.headers.update(SECURITY_HEADERS)
+        if request.method == "HEAD":
+            response.body = b""
+        await response(scope, receive, send)
 
     async def _respond(self, request: Request, path: str) -> Response:
-        sender = Sender(await self._identify(request), request.scope)
+        user = await self._identify(request)
         if request.method not in _READ and not may_change(request):
-            raise Problem(
+            raise HTTPException(
                 403, "A change needs a bearer token, Sec-Fetch-Site: same-origin, or an Origin equal to the Host."
             )
         if path.startswith("/api/"):
-            return await self._call(request, path.removeprefix("/api/"), sender)
+            return await self._call(request, path.removeprefix("/api/"), user)
         if not path:
             return RedirectResponse(f"{request.scope.get('root_path', '')}/")
         if request.method == "POST":
-            form = _pairs(parse_qsl((await read_body(request, _FORM)).decode(errors="replace"), keep_blank_values=True))
+            form = dict(parse_qsl((await read_body(request, _FORM)).decode(errors="replace"), keep_blank_values=True))
             if not self._changes and form.get("do") != "find":
-                raise Problem(403, READ_ONLY)
-            return await self._page.submit(path[1:], form, sender)
+                raise HTTPException(403, READ_ONLY)
+            return await self._page.submit(path[1:], form, user)
         if request.method not in _READ:
-            raise Problem(405, "Expected GET or POST.", {"allow": "GET, HEAD, POST"})
+            raise HTTPException(405, "Expected GET or POST.", {"allow": "GET, HEAD, POST"})
         if path in self._files:
             body, media_type = self._files[path]
             return Response(body, media_type=media_type)
-        return await self._page.show(path[1:], _pairs(request.query_params.multi_items()), sender)
+        return await self._page.show(path[1:], request.query_params)
 
-    async def _call(self, request: Request, name: str, sender: Sender) -> Response:
+    async def _call(self, request: Request, name: str, user: str) -> Response:
         """Return the response of an operation of the API."""
         method = "GET" if request.method == "HEAD" else request.method
         operations = self._service.operations
         allowed = [one for one, other in operations if other == name]
         if not allowed:
             names = {other for _, other in operations}
-            raise Problem(404, f"There is no api/{escaped(name, 80)}{closest(name, names)}")
+            raise HTTPException(404, f"There is no api/{escaped(name, 80)}{closest(name, names)}")
         if method not in allowed:
-            raise Problem(405, f"Expected {', '.join(allowed)}.", {"allow": ", ".join([*allowed, "HEAD"])})
+            raise HTTPException(405, f"Expected {', '.join(allowed)}.", {"allow": ", ".join([*allowed, "HEAD"])})
         if method != "GET" and not self._changes:
-            raise Problem(403, READ_ONLY)
-        fields: Any = _pairs(request.query_params.multi_items())
-        if method in ("PUT", "POST"):
-            fields = _decoded(await read_body(request, _JSON))
-        return json_response(await operations[method, name](fields, sender))
+            raise HTTPException(403, READ_ONLY)
+        has_body = method in ("PUT", "POST")
+        fields = _decoded(await read_body(request, _JSON)) if has_body else dict(request.query_params)
+        return json_response(await self._service.call(method, name, fields, user))
 
     async def _identify(self, request: Request) -> str:
         """Return the name of the user who sends a request.
 
         Raises:
-            Problem: The request carries no valid token.
+            HTTPException: The request carries no valid token. To a wrong one the answer is late, so that guessing takes
+                long.
         """
         fields = request.headers.getlist("authorization")
         name, token = _credentials(fields[0]) if len(fields) == 1 else ("", "")
@@ -165,25 +161,11 @@ class Dashboard:
             return user
         text = "A token is required."
         if fields:
-            await self._delay()
             text = "The token is wrong."
-        raise Problem(401, text, {"www-authenticate": 'Basic realm="slidegate", charset="UTF-8"'})
-
-    async def _delay(self) -> None:
-        """Delay the answer to a wrong token, so that guessing takes long; a valid token never waits.
-
-        Raises:
-            Problem: Too many are delayed already.
-        """
-        if (left_out := self._throttle.left_out("token", time.monotonic())) is not None:
-            logger.warning("the dashboard has received a wrong token; %s more since the last such line", left_out)
-        if self._delayed >= MAX_DELAYED:
-            raise Problem(429, "Too many wrong tokens arrive at this moment.", {"retry-after": "1"})
-        self._delayed += 1
-        try:
+            if (left_out := self._throttle.left_out("token", time.monotonic())) is not None:
+                logger.warning("the dashboard has received a wrong token; %s more since the last such line", left_out)
             await anyio.sleep(WRONG_TOKEN_S)
-        finally:
-            self._delayed -= 1
+        raise HTTPException(401, text, {"www-authenticate": 'Basic realm="slidegate", charset="UTF-8"'})
 
 
 def may_change(request: Request) -> bool:
@@ -203,17 +185,17 @@ async def read_body(request: Request, media_type: str) -> bytes:
     """Return the body of a request.
 
     Raises:
-        Problem: It is too large or has another type.
+        HTTPException: It is too large or has another type.
         ClientDisconnect: The client disconnected.
     """
     # A page of another origin can send a form without a preflight request, but not JSON.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != media_type:
-        raise Problem(415, f"Expected a body of the type {media_type}.")
+        raise HTTPException(415, f"Expected a body of the type {media_type}.")
     body = b""
     async for part in request.stream():
         body += part
         if len(body) > MAX_BODY:
-            raise Problem(413, f"Expected a body of at most {MAX_BODY} bytes.")
+            raise HTTPException(413, f"Expected a body of at most {MAX_BODY} bytes.")
     return body
 
 
@@ -267,28 +249,16 @@ def _credentials(field: str) -> tuple[str, str]:
     return name, token
 
 
-def _pairs(pairs: list[tuple[str, str]]) -> dict[str, str]:
-    """Return the fields of a query or a form.
-
-    Raises:
-        ConfigurationError: A field is repeated.
-    """
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ConfigurationError("a field is given more than once; give it once")
-    return found
-
-
 def _decoded(body: bytes) -> dict[str, Any]:
     """Return the object in a body.
 
     Raises:
-        Problem: The body is not an object of JSON.
+        HTTPException: The body is not an object of JSON.
     """
     try:
-        found = json.loads(body.decode(), parse_constant=float.fromhex)  # which NaN and Infinity are not
-    except (ValueError, RecursionError) as error:
-        raise Problem(400, f"Expected a body of JSON in UTF-8: {error}") from None
+        found = json.loads(body.decode())
+    except (ValueError, RecursionError):
+        found = None
     if not isinstance(found, dict):
-        raise Problem(400, 'Expected a body with an object of JSON, for example {"key": "203.0.113.7"}.')
+        raise HTTPException(400, 'Expected a body with an object of JSON, for example {"key": "203.0.113.7"}.')
     return found

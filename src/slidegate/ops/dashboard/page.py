@@ -3,46 +3,35 @@
 from __future__ import annotations
 
 import platform
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import jinja2
 from markupsafe import Markup
+from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from ... import ConfigurationError, MemoryStore, StoreError, __version__
 from ...core import compiled
-from ...core.logs import escaped, written
-from ..rows import span_of
+from ...core.logs import escaped
+from ..rows import check_key, key_of, span_of
 from . import charts
 from .charts import NOTHING
-from .fields import WINDOWS
-from .service import Problem, Sender, Service, problem_of
+from .service import WINDOWS, Service, problem_of
 
 VIEWS: Final = {"": "Now", "clients": "Clients", "bans": "Bans", "shadow": "Shadow", "configuration": "Configuration"}
-LENGTHS: Final = {
-    "15m": "15 minutes",
-    "1h": "1 hour",
-    "6h": "6 hours",
-    "1d": "1 day",
-    "7d": "7 days",
-    "permanent": "Until lifted",
+_OPERATIONS: Final = {
+    "ban": ("POST", "bans"),
+    "unban": ("DELETE", "bans"),
+    "change": ("PUT", "limits"),
+    "restore": ("DELETE", "limits"),
 }
-DONE: Final = {
-    "ban": "The ban is in force.",
-    "unban": "The ban is lifted.",
-    "change": "The limit is changed, for all workers within a second.",
-    "restore": "The limit has its configured amount again, for all workers within a second.",
-}
-FAILING: Final = {
-    "local": "Each process counts by itself until it does.",
-    "allow": "Every request passes until it does.",
-    "deny": "Every request is refused until it does.",
-}
+"""The operation of each form that changes something."""
 NEAREST: Final = 12
 SHADOWED: Final = 20
 
@@ -87,23 +76,8 @@ def plain(text: object, most: int = 80) -> str:
 
 def grouped(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return events, each with how many `times` it follows itself: several workers report a changed limit."""
-    found: list[dict[str, Any]] = []
-    for event in events:
-        if found and (event["kind"], event["message"]) == (found[-1]["kind"], found[-1]["message"]):
-            found[-1]["times"] += 1
-        else:
-            found.append({**event, "times": 1})
-    return found
-
-
-def store_name(store: object) -> str:
-    """Return a store in words. Only the prefix or the path is taken from its `repr`: nothing with a password."""
-    if isinstance(store, MemoryStore):
-        return "Memory of this process"
-    found = re.fullmatch(r"<(Redis|Lmdb)Store '(.*)'>", written(store))
-    if found is None:
-        return type(store).__name__
-    return f"Redis, prefix {found[2]}" if found[1] == "Redis" else f"LMDB, {found[2]}"
+    found = [[*same] for _, same in groupby(events, key=itemgetter("kind", "message"))]
+    return [{**same[0], "times": len(same)} for same in found]
 
 
 def _environment() -> jinja2.Environment:
@@ -117,8 +91,8 @@ def _environment() -> jinja2.Environment:
     )
     texts: tuple[Callable[..., Any], ...] = (count, rate, ms, span, moment, plain, grouped)
     environment.filters |= {text.__name__: text for text in texts}
-    known = {"views": VIEWS, "windows": WINDOWS, "lengths": LENGTHS, "done": DONE}
-    environment.globals |= {**known, "share": share, "span": span, "charts": charts, "urlencode": urlencode}
+    environment.globals |= {"views": VIEWS, "windows": WINDOWS}
+    environment.globals |= {"share": share, "span": span, "charts": charts, "urlencode": urlencode}
     return environment
 
 
@@ -137,75 +111,72 @@ class Page:
         self._templates = _environment()
         self._drawn: dict[str, tuple[dict[str, Any], list[charts.Chart]]] = {}
 
-    async def show(
-        self, view: str, query: Mapping[str, str], sender: Sender, wrong: Mapping[str, Any] | None = None
-    ) -> Response:
+    async def show(self, view: str, query: Mapping[str, str], wrong: Mapping[str, Any] | None = None) -> Response:
         """Return a view.
 
         Args:
             view: The name of the view.
             query: What to show.
-            sender: Who sends the request.
             wrong: A form that was refused, with the reason as `text`, to be shown again.
 
         Raises:
-            Problem: There is no such view.
+            HTTPException: There is no such view.
         """
         if view not in VIEWS:
-            raise Problem(404, "This page does not exist.")
+            raise HTTPException(404, "This page does not exist.")
         shown: dict[str, Any] = {}
         is_failing = self._limiter.is_failing
         try:
-            await getattr(self, f"_{view or 'now'}")(shown, query, sender)
+            await getattr(self, f"_{view or 'now'}")(shown, query)
         except StoreError:
             is_failing = True
-        failure = FAILING.get(self._limiter.on_error or "", "") if is_failing else None
-        text = self._templates.get_template(f"{view or 'now'}.html").render(
-            {**shown, "view": view, "query": query, "may": self._changes, "wrong": wrong or {}, "failure": failure}
-        )
+        shown |= {"view": view, "query": query, "may": self._changes, "wrong": wrong or {}}
+        shown |= {"is_failing": is_failing, "on_error": self._limiter.on_error}
+        text = self._templates.get_template(f"{view or 'now'}.html").render(shown)
         return Response(text, (wrong or {}).get("status", 200), media_type="text/html")
 
-    async def submit(self, view: str, form: dict[str, str], sender: Sender) -> Response:
+    async def submit(self, view: str, form: dict[str, str], by: str) -> Response:
         """Do what a form asks for, and return to its view; show it again if that fails.
 
         Raises:
-            Problem: There is no such view or form.
+            HTTPException: There is no such view or form.
         """
         action = form.get("do", "")
-        fields = {name: value for name, value in form.items() if value and name != "do"}
-        if fields.get("kind", "") == "" and "value" in fields:
-            fields["key"] = fields.pop("value")
+        if view not in VIEWS or action not in (*_OPERATIONS, "find"):
+            raise HTTPException(404, "This form does not exist.")
+        fields = {name: value for name, value in form.items() if value and name not in ("do", "kind")}
+        if form.get("kind"):
+            fields["key"] = f"{form['kind']}:{fields.pop('name', '')}"
+        elif "value" in form:
+            fields["key"] = fields.pop("value", "")
             fields.pop("name", None)
-        service = self._service
-        operations = {"ban": service.ban, "unban": service.unban, "change": service.change, "restore": service.restore}
-        if view not in VIEWS or action not in (*operations, "find"):
-            raise Problem(404, "This form does not exist.")
         try:
             if action == "find":
-                return _go(view, {"key": self._limiter.key_for(service.key_of(fields))})
-            forced: dict[str, Any] = {"force": True} if fields.pop("force", "") else {}
-            made = await operations[action]({**fields, **forced}, sender)
+                target = key_of(fields["key"], fields.get("value"))
+                check_key(fields["key"])
+                return _go(view, {"key": self._limiter.key_for(target)})
+            made = await self._service.call(*_OPERATIONS[action], fields, by)
             kept = {"key": made["key"]} if view == "clients" and "key" in made else {}
             return _go(view, {**kept, "done": action})
-        except (Problem, ConfigurationError, StoreError) as error:
+        except (HTTPException, ConfigurationError, StoreError) as error:
             problem = problem_of(error)
             if form.get("kind"):
                 form.pop("value", None)  # it may be a secret
             query = {"key": fields["key"]} if view == "clients" and "key" in fields and action != "find" else {}
-            return await self.show(view, query, sender, {**form, "text": str(problem), "status": problem.status})
+            return await self.show(view, query, {**form, "text": problem.detail, "status": problem.status_code})
 
-    def problem(self, path: str, problem: Problem) -> Response:
+    def problem(self, path: str, problem: HTTPException) -> Response:
         """Return the page of an error."""
         template = self._templates.get_template("problem.html")
         text = template.render(problem=problem, above="../" * path.count("/", 1))
-        return Response(text, problem.status, media_type="text/html")
+        return Response(text, problem.status_code, media_type="text/html")
 
     # -- views: each fills `shown` step by step; what needs no store is shown without one ------------------------------
 
-    async def _now(self, shown: dict[str, Any], query: Mapping[str, str], sender: Sender) -> None:
+    async def _now(self, shown: dict[str, Any], query: Mapping[str, str]) -> None:
         window = query.get("window", "5m")
         shown.update(stats=None, nearest=[], drawn=[], window=window, limits=self._limits_of_rules())
-        stats = await self._service.read_statistics({"window": window}, sender)
+        stats = await self._service.read_statistics(window)
         drawn = self._drawn.get(window)
         if drawn is None or drawn[0] is not stats:
             drawn = self._drawn[window] = stats, [charts.requests(stats, rate), charts.times(stats, rate)]
@@ -214,46 +185,40 @@ class Page:
         spent.sort(key=lambda one: (-one["nearest"]["used"] / one["nearest"]["amount"], one["key"]))
         shown.update(stats=stats, nearest=spent[:NEAREST], drawn=drawn[1])
 
-    async def _clients(self, shown: dict[str, Any], query: Mapping[str, str], sender: Sender) -> None:
+    async def _clients(self, shown: dict[str, Any], query: Mapping[str, str]) -> None:
         sort = query.get("sort", "requests")
-        shown.update(client=None, clients=[], sort=sort, missing="")
+        shown.update(client=None, clients=[], sort=sort)
         if query.get("key"):
-            try:
-                shown["client"] = await self._service.read_client({"key": query["key"]}, sender)
-            except ConfigurationError as error:
-                shown["missing"] = str(error)
+            shown["client"] = await self._service.read_client(query["key"])
         clients = await self._service.clients.get()
         if sort == "refused":
             clients = sorted((one for one in clients if one["refused"]), key=lambda one: -one["refused"])
         shown["clients"] = clients
 
-    async def _bans(self, shown: dict[str, Any], query: Mapping[str, str], sender: Sender) -> None:
+    async def _bans(self, shown: dict[str, Any], query: Mapping[str, str]) -> None:
         shown.update(bans=None, events=[])
-        text = query.get("q", "")
-        service = self._service
-        shown["bans"] = await (service.read_bans({"q": text, "limit": "50"}, sender) if text else service.bans.get())
-        shown["events"] = [
-            one for one in await service.events.get() if one["kind"] not in ("refused", "shadow_refused")
-        ]
+        shown["bans"] = await self._service.read_bans(query.get("q", ""))
+        events = await self._service.events.get()
+        shown["events"] = [one for one in events if one["kind"] not in ("refused", "shadow_refused")]
 
-    async def _shadow(self, shown: dict[str, Any], query: Mapping[str, str], sender: Sender) -> None:
+    async def _shadow(self, shown: dict[str, Any], query: Mapping[str, str]) -> None:
         window = query.get("window", "1h")
         limits = self._limits_of_rules(shadow=True)
         policies = [one for middleware in self._limiter.middlewares for one in middleware.policies if one.shadow]
         shown.update(window=window, rules=limits, policies=policies, stats=None, found=[], bans=[])
-        shown["stats"] = await self._service.read_statistics({"window": window}, sender)
+        shown["stats"] = await self._service.read_statistics(window)
         events = await self._service.events.get()
         refused = [one["details"] for one in events if one["kind"] == "shadow_refused"]
         shown["found"] = Counter((one["rule"], one["key"]) for one in refused).most_common(SHADOWED)
         shown["bans"] = [one for one in events if one["kind"] == "shadow_banned"]
 
-    async def _configuration(self, shown: dict[str, Any], query: Mapping[str, str], sender: Sender) -> None:
+    async def _configuration(self, shown: dict[str, Any], query: Mapping[str, str]) -> None:
         limiter = self._limiter
         middlewares = [(f"Middleware {number}", one) for number, one in enumerate(limiter.middlewares, start=1)]
         shown.update(
             version=f"{__version__}{', compiled' if compiled else ''}",
             python=platform.python_version(),
-            store=store_name(limiter.store),
+            store=type(limiter.store).__name__.removesuffix("Store"),
             is_shared=not isinstance(limiter.store, MemoryStore),
             limiter=limiter,
             limits=self._service.limits([]),
@@ -262,8 +227,8 @@ class Page:
             workers=[],
             key_name=key_name,
         )
-        shown.update(await self._service.read_limits({}, sender))
-        shown["workers"] = (await self._service.read_statistics({}, sender))["workers"]
+        shown.update(await self._service.read_limits())
+        shown["workers"] = (await self._service.read_statistics())["workers"]
 
     def _limits_of_rules(self, *, shadow: bool = False) -> dict[str, list[str]]:
         """Return the limits in force by the label of their rule."""

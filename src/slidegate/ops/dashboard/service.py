@@ -6,87 +6,61 @@ Names end in their unit: `_at` is Unix time in seconds, `_s` seconds, `_ms` mill
 from __future__ import annotations
 
 import heapq
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from inspect import Parameter, signature
+from typing import Any, Final, Generic, TypeVar
 
 import anyio
-from starlette.types import Scope
+from starlette.exceptions import HTTPException
 
-from ... import (
-    ConfigurationError,
-    Limiter,
-    Networks,
-    Quota,
-    SlidegateError,
-    StoreError,
-    client_ip,
-)
+from ... import ConfigurationError, Limiter, Quota, StoreError
 from ...core import AnyLimit, Concurrency
 from ...core.durations import format_duration
+from ...core.errors import closest, quoted
 from ...core.logs import logger
-from ..rows import KEYED, check_key, named, row_of_ban, row_of_change, row_of_window
+from ..rows import check_key, key_of, named, row_of_ban, row_of_change, row_of_window
 from ..statistics import LoggedEvent, Statistics, Traffic
-from .fields import BAN, BANS, CHANGE, CLIENT, LIMIT, STATISTICS, WINDOWS, read
 
 SHORT_S: Final = 2.0
 LONG_S: Final = 10.0
 """How long a snapshot of a window above 10 minutes is shared."""
 MAX_CLIENTS: Final = 24
 """How many of the busiest clients are shown and compared with their limits."""
-MAX_WINDOWS: Final = 5_000
-"""How many windows are read for that at most."""
+MAX_BANS: Final = 1_000
 MAX_EVENTS: Final = 500
+WINDOWS: Final = ("1m", "5m", "10m", "30m", "1h", "3h", "6h", "12h", "24h")
 _SHORT: Final = frozenset({"1m", "5m", "10m"})
 _S: Final = 1_000_000
+_EXAMPLES: Final = {
+    "key": "203.0.113.7",
+    "value": "k123",
+    "duration": "1h",
+    "reason": "scraping",
+    "name": "api",
+    "limit": "50/minute",
+    "window": "5m",
+    "q": "scraping",
+}
+"""A valid value of each field of a request."""
 _DETAILS: Final = ("key", "client", "rule", "reason", "by", "status", "policy")
 """The details of events that the page shows."""
 
 T = TypeVar("T")
-Fields: TypeAlias = Mapping[str, Any]
 
 
-class Sender(NamedTuple):
-    """Who sends a request.
-
-    Attributes:
-        name: The author of changes; at most 64 printable characters.
-        scope: The request.
-    """
-
-    name: str
-    scope: Scope
-
-
-class Problem(SlidegateError):
-    """A request that is answered with an error.
-
-    Args:
-        status: The status of the response.
-        text: The reason as a sentence.
-        headers: Further header fields.
-    """
-
-    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(text)
-        self.status = status
-        self.headers = dict(headers or {})
-
-
-def problem_of(error: Exception) -> Problem:
-    """Return the answer to an error; that to a failure names only a random number, under which it is logged."""
-    if isinstance(error, Problem):
+def problem_of(error: Exception) -> HTTPException:
+    """Return the answer to an error; that to a failure says nothing of its cause, which is logged."""
+    if isinstance(error, HTTPException):
         return error
     if isinstance(error, ConfigurationError):
-        return Problem(400, str(error))
-    number = secrets.token_hex(8)
+        return HTTPException(400, str(error))
     if isinstance(error, StoreError):
-        logger.error("request %s to the dashboard failed because the store does not answer: %r", number, error)
-        return Problem(503, f"The store does not answer; the log says more under {number}.", {"retry-after": "1"})
-    logger.error("request %s to the dashboard failed", number, exc_info=error)
-    return Problem(500, f"The request failed; the log says why under {number}.")
+        logger.error("a request to the dashboard failed because the store does not answer: %r", error)
+        return HTTPException(503, "The store does not answer; the log says more.", {"retry-after": "1"})
+    logger.error("a request to the dashboard failed", exc_info=error)
+    return HTTPException(500, "The request failed; the log says why.")
 
 
 class Shared(Generic[T]):
@@ -130,7 +104,7 @@ class Shared(Generic[T]):
 
 
 class Service:
-    """Reads and changes one limiter; the methods named in `operations` take the fields of a request.
+    """Reads and changes one limiter; the fields of a request are the keyword arguments of its operation.
 
     Args:
         limiter: The limiter.
@@ -152,8 +126,8 @@ class Service:
         }
         self.clients: Shared[list[dict[str, Any]]] = Shared(self._clients, SHORT_S)
         self.events: Shared[list[dict[str, Any]]] = Shared(self._events, SHORT_S)
-        self.bans: Shared[dict[str, Any]] = Shared(partial(self._bans, "", 50), SHORT_S)
-        self.operations: dict[tuple[str, str], Callable[[Fields, Sender], Awaitable[dict[str, Any]]]] = {
+        self.bans: Shared[dict[str, Any]] = Shared(partial(self._bans, ""), SHORT_S)
+        self.operations: dict[tuple[str, str], Callable[..., Awaitable[dict[str, Any]]]] = {
             ("GET", "statistics"): self.read_statistics,
             ("GET", "client"): self.read_client,
             ("GET", "bans"): self.read_bans,
@@ -165,15 +139,40 @@ class Service:
             ("DELETE", "limits"): self.restore,
         }
 
+    async def call(self, method: str, name: str, fields: Mapping[str, Any], by: str) -> dict[str, Any]:
+        """Carry out an operation.
+
+        Args:
+            method: Its method.
+            name: Its name.
+            fields: The fields of the request.
+            by: The author of changes.
+
+        Raises:
+            ConfigurationError: A field is unknown, missing or invalid. Values that may be secret are not shown.
+        """
+        operation = self.operations[method, name]
+        parameters = signature(operation).parameters
+        known = [one for one in parameters if one != "by"]
+        for field in fields:
+            if field not in known:
+                raise ConfigurationError(f"there is no field {quoted(field)}{closest(field, known)}")
+        for field in known:
+            is_required = parameters[field].default is Parameter.empty
+            if not isinstance(fields.get(field, None if is_required else ""), str):
+                raise ConfigurationError(f'expected text, for example "{_EXAMPLES[field]}"', field)
+        return await operation(**fields, **({"by": by} if "by" in parameters else {}))
+
     # -- read ----------------------------------------------------------------------------------------------------------
 
-    async def read_statistics(self, fields: Fields, sender: Sender) -> dict[str, Any]:
+    async def read_statistics(self, window: str = "5m") -> dict[str, Any]:
         """Return the counts of all workers in a window: in total, by rule, by route and by step."""
-        return await self.snapshots[read(STATISTICS, fields).get("window", "5m")].get()
+        if window not in WINDOWS:
+            raise ConfigurationError(f"expected one of {', '.join(WINDOWS)}, not {quoted(window)}", "window")
+        return await self.snapshots[window].get()
 
-    async def read_client(self, fields: Fields, sender: Sender) -> dict[str, Any]:
+    async def read_client(self, key: str) -> dict[str, Any]:
         """Return the ban, the windows and the latest refusals of a client."""
-        key: str = read(CLIENT, fields)["key"]
         view = await self.limiter.inspect(key)
         ban = await self.limiter.banned(key)
         shadows = self._shadows()
@@ -188,14 +187,12 @@ class Service:
             ],
         }
 
-    async def read_bans(self, fields: Fields, sender: Sender) -> dict[str, Any]:
-        """Return the newest bans that contain a text, and how many there are."""
-        values = read(BANS, fields)
-        return await self._bans(values.get("q", ""), int(values.get("limit", 100)))
+    async def read_bans(self, q: str = "") -> dict[str, Any]:
+        """Return the newest bans that contain a text, at most `MAX_BANS`, and how many there are."""
+        return await (self._bans(q) if q else self.bans.get())
 
-    async def read_limits(self, fields: Fields, sender: Sender) -> dict[str, Any]:
+    async def read_limits(self) -> dict[str, Any]:
         """Return the limits in force, with their changes; and the change that has switched all workers off, if any."""
-        read({}, fields)
         changes = [row_of_change(one) for one in await self.limiter.overrides()]
         off = next((one for one in changes if one["name"] == "*"), None)
         return {"limits": self.limits(changes), "off": off}
@@ -216,72 +213,51 @@ class Service:
 
     # -- change --------------------------------------------------------------------------------------------------------
 
-    async def ban(self, fields: Fields, sender: Sender) -> dict[str, Any]:
-        """Ban an address, a network or a key, or replace its ban.
-
-        Raises:
-            Problem: The sender's own address would be banned, and `force` is missing.
-        """
-        values = read(BAN, fields)
-        key = self.key_of(values)
-        if not values.get("force") and self._covers(key, sender.scope):
-            raise Problem(409, "This would ban your own address. Send force=true, or tick the box, to ban it anyway.")
-        ban = await self.limiter.ban(key, values["duration"], reason=values.get("reason", ""), by=sender.name)
+    async def ban(
+        self, key: str, duration: str, *, value: str | None = None, reason: str = "", by: str
+    ) -> dict[str, Any]:
+        """Ban an address, a network or a key, or replace its ban."""
+        target = key_of(key, value)
+        check_key(key)
+        ban = await self.limiter.ban(target, duration, reason=reason, by=by)
         self.forget()
         return row_of_ban(ban)
 
-    async def unban(self, fields: Fields, sender: Sender) -> dict[str, Any]:
+    async def unban(self, key: str, *, by: str) -> dict[str, Any]:
         """Lift the ban of a key, and delete its strikes.
 
         Raises:
-            Problem: There is nothing to lift.
+            HTTPException: There is nothing to lift.
         """
-        key = read(CLIENT, fields)["key"]
-        if not await self.limiter.unban(key, by=sender.name):
-            raise Problem(404, f"{key!a} has no ban and no strikes.")
+        if not await self.limiter.unban(key, by=by):
+            raise HTTPException(404, f"{key!a} has no ban and no strikes.")
         self.forget()
         return {"key": self.limiter.key_for(key)}
 
-    async def change(self, fields: Fields, sender: Sender) -> dict[str, Any]:
+    async def change(self, name: str, limit: str, duration: str, *, reason: str = "", by: str) -> dict[str, Any]:
         """Change the amount of a limit for a while; `limit` is its text, or the amount alone.
 
         The name ``*`` with the limit ``off`` switches all workers off.
         """
-        values = read(CHANGE, fields)
-        name, limit, reason = values["name"], values["limit"], values.get("reason", "")
         if limit.strip().isdigit():
             known = next((one.configured for one in self.limiter.limits() if one.name == name), None)
             limit = limit if known is None else _with_amount(known, limit.strip())
-        made = await self.limiter.override(name, limit, values["duration"], reason=reason, by=sender.name)
-        return row_of_change(made)
+        return row_of_change(await self.limiter.override(name, limit, duration, reason=reason, by=by))
 
-    async def restore(self, fields: Fields, sender: Sender) -> dict[str, Any]:
+    async def restore(self, name: str) -> dict[str, Any]:
         """Give a limit its configured amount again.
 
         Raises:
-            Problem: The limit is not changed.
+            HTTPException: The limit is not changed.
         """
-        name = read(LIMIT, fields)["name"]
         if not await self.limiter.restore(name):
-            raise Problem(404, f"{name!a} is not the name of a changed limit.")
+            raise HTTPException(404, f"{name!a} is not the name of a changed limit.")
         return {"name": name}
 
     def forget(self) -> None:
         """Read bans again for the next viewer, after a change."""
         self.bans.forget()
         self.clients.forget()
-
-    def key_of(self, values: Fields) -> Any:
-        """Return the key that fields name: `key` itself, or the digest of a `value` that clients send.
-
-        Raises:
-            ConfigurationError: No request can have this key. The message does not contain a value, which may be secret.
-        """
-        if "kind" in values:
-            return KEYED[values["kind"]](values.get("name", "")).of(values.get("value", ""))
-        key: str = values.get("key", "").strip()
-        check_key(key)
-        return key
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -301,47 +277,34 @@ class Service:
         }
 
     async def _clients(self) -> list[dict[str, Any]]:
-        """Return the busiest clients; the first of them with the limit of which they have spent most, and their ban."""
+        """Return the busiest clients, with the limit of which they have spent most."""
         busy = await self.statistics.clients(limit=MAX_CLIENTS)
         shadows = self._shadows()
-        compared = max(1, MAX_WINDOWS // (len(self.limiter.limits()) + 1))
         found: list[dict[str, Any]] = []
-        for number, client in enumerate(busy):
-            nearest, is_banned = None, client.banned > 0
-            if number < compared:
-                view = await self.limiter.inspect(client.key)
-                is_banned = await self.limiter.banned(client.key) is not None
-                windows = [one for one in view.windows if one.used and one.name not in shadows]
-                spent = [row_of_window(one, shadow=False) for one in windows]
-                nearest = max(spent, key=lambda one: one["used"] / one["amount"], default=None)
+        for client in busy:
+            view = await self.limiter.inspect(client.key)
+            is_banned = await self.limiter.banned(client.key) is not None
+            windows = [one for one in view.windows if one.used and one.name not in shadows]
+            spent = [row_of_window(one, shadow=False) for one in windows]
+            nearest = max(spent, key=lambda one: one["used"] / one["amount"], default=None)
             found.append({**client._asdict(), "is_banned": is_banned, "nearest": nearest})
         return found
 
     async def _events(self) -> list[dict[str, Any]]:
         return [_event(event) for event in await self.statistics.events(limit=MAX_EVENTS)]
 
-    async def _bans(self, text: str, limit: int) -> dict[str, Any]:
+    async def _bans(self, text: str) -> dict[str, Any]:
         wanted, total, found = text.casefold(), 0, []
         async for ban in self.limiter.bans():
             total += 1
             if any(wanted in one.casefold() for one in (ban.key, ban.reason, ban.by)):
                 found.append(ban)
-        newest = heapq.nsmallest(limit, found, key=lambda ban: (-ban.since_us, ban.key))
+        newest = heapq.nsmallest(MAX_BANS, found, key=lambda ban: (-ban.since_us, ban.key))
         return {"bans": [row_of_ban(ban) for ban in newest], "matching": len(found), "total": total}
 
     def _shadows(self) -> frozenset[str]:
         """Return the names of the limits that only report."""
         return frozenset(one.name for one in self.limiter.limits() if one.shadow)
-
-    def _covers(self, key: Any, scope: Scope) -> bool:
-        """Return whether a ban of a key would refuse the sender of a request."""
-        middlewares = self.limiter.middlewares
-        own, address = (middlewares[0].client if middlewares else client_ip()).locate(scope)
-        banned = self.limiter.key_for(key)
-        try:
-            return banned == own or (address is not None and Networks([banned]).covers(*address))
-        except ConfigurationError:
-            return False  # no network
 
 
 def _traffic(traffic: Traffic) -> dict[str, Any]:
