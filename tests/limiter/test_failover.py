@@ -2,15 +2,18 @@
 
 import asyncio
 import weakref
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Awaitable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, MemoryStore, RateLimitMiddleware
-from slidegate.core import Reason
+from slidegate.core import Reason, parse_limits
 from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Bucket, Check, Decision
 from slidegate.core.errors import StoreUnavailable
@@ -22,8 +25,10 @@ from slidegate.testing import FakeClock, RecordingObserver
 from ..asgi import call, hello
 from ..questions import hit_all
 from ..remote_stores import SickStore
-from ..virtual_time import turns
+from ..virtual_time import VirtualTime, turns
 
+T = TypeVar("T")
+SECOND_US = 1_000_000
 LONG = 10.0
 """Seconds that only a hang takes."""
 
@@ -55,7 +60,7 @@ class Ward:
         assert self.limiter.is_failing
 
     def recover(self) -> None:
-        self.store.error, self.store.hangs = None, False
+        self.store.error = None
         self.clock.advance("61s")
 
     async def hit(self, limits: str = "3/hour", cost: int = 1) -> Decision:
@@ -68,37 +73,177 @@ def inline(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-@pytest.mark.parametrize("error", [StoreUnavailable("gone"), OSError("no route"), ValueError("a bug")])
-@pytest.mark.parametrize(
-    ("on_error", "reasons"),
-    [("local", ["ok"] * 3 + ["limited"] * 2), ("allow", ["unavailable"] * 5), ("deny", ["unavailable"] * 5)],
-)
-async def test_on_error_decides_whatever_the_error_is(
-    on_error: str, reasons: list[str], error: Exception, inline: bool
-) -> None:
-    ward = Ward(on_error, inline=inline)
-    await ward.hit()
-    ward.store.error = error
-    decisions = [await ward.hit() for _ in range(5)]
-    assert [decision.reason for decision in decisions] == reasons
-    assert {bool(decision) for decision in decisions} == {on_error != "deny", on_error == "allow"}
-    waits = {"local": {0, 3_600}, "allow": {0}, "deny": {1}}
-    assert {decision.retry_after for decision in decisions} == waits[on_error]
-    assert (await ward.limiter.charge("ann", "3/hour", 1)).allowed, "it was spent all the same"
-    assert await ward.limiter.refund(decisions[0]) is (on_error == "local")
-    assert [(event.kind, event.details["on_error"]) for event in ward.heard.events] == [("store_failed", on_error)]
-    ward.recover()
-    assert (await ward.hit()).remaining == 1
+AMOUNT = 3
+CHOICES = (None, "local", "allow", "deny")
+BUCKETS = {
+    (name, own): Bucket(name, parse_limits(f"{AMOUNT}/day"), on_error=own) for name in ("a", "b") for own in CHOICES
+}
+RULES = st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(CHOICES), min_size=1)
+REFUSED = ConnectionRefusedError(111, "Connection refused")
+WEATHER: dict[str, Exception | None] = {
+    "well": None,
+    "late": None,
+    "ill": ValueError("a bug"),
+    "refused": REFUSED,
+    "refused inside": StoreUnavailable("redis: cannot connect"),
+    "ill for one key": StoreUnavailable("a foreign value", concerns="key"),
+}
+WEATHER["refused inside"].__cause__ = REFUSED  # type: ignore[union-attr]
 
 
-async def test_no_request_waits_longer_than_the_deadline_for_a_store_that_hangs() -> None:
-    ward = Ward("local", deadline="20ms")
-    ward.store.hangs = True
-    for _ in range(5):
-        await ward.hit()
-    assert (await ward.limiter.peek("ann", "3/hour")).allowed is False
-    assert await ward.limiter.engine.find_ban(("ann",)) is None
-    assert ward.heard.events[0].message.endswith("no answer within the deadline of 20 ms (Limiter(deadline=...))")
+class Model:
+    """What the pages promise of questions that come one after the other."""
+
+    def __init__(self, on_error: str) -> None:
+        self.on_error, self.open_until_us, self.in_a_row, self.failures = on_error, 0, 0, 0
+        self.ended: list[tuple[int, bool]] = []
+        self.spent = {where: Counter[str]() for where in ("store", "here", "")}
+
+    def end_call(self, weather: str, now_us: int) -> None:
+        was_open, failed = self.open_until_us > 0, weather != "well"
+        self.failures += weather not in ("well", "cancelled")
+        if weather in ("cancelled", "ill for one key"):  # that says nothing about the server
+            self.open_until_us = now_us if was_open else 0
+            return
+        self.in_a_row = self.in_a_row + 1 if failed else 0
+        self.ended.append((now_us, failed))
+        lately = [failed for at_us, failed in self.ended if at_us > now_us - SECOND_US]
+        is_half = len(lately) >= 10 and 2 * sum(lately) >= len(lately)
+        begins = failed and (was_open or "refused" in weather or self.in_a_row >= 3 or is_half)
+        self.open_until_us = now_us + SECOND_US if begins else 0
+
+    def decide(self, what: str, rules: dict[str, str | None], *, is_answered: bool) -> tuple[bool, str, str]:
+        """Return whether a question is allowed, why, and where it is charged."""
+        choices = {own or self.on_error for own in rules.values()}
+        if not is_answered and ("deny" in choices or "local" not in choices):
+            return "deny" not in choices or what == "charge", "unavailable", ""
+        where = "store" if is_answered else "here"
+        allowed = what == "charge" or all(self.spent[where][name] < AMOUNT for name in rules)
+        where = where if allowed and what != "peek" else ""
+        self.spent[where].update(rules.keys())
+        return allowed, "ok" if allowed else "limited", where
+
+
+class Outages(RuleBasedStateMachine):
+    """A limiter whose store is well, fails, is late or refuses connections, beside the model."""
+
+    @initialize(on_error=st.sampled_from(CHOICES[1:]), inline=st.booleans())
+    def begin(self, on_error: str, inline: bool) -> None:
+        self.loop, self.ward = asyncio.new_event_loop(), Ward(on_error, inline=inline, deadline="100ms")
+        self.run(self._use_virtual_time())
+        self.clock, self.store, self.limiter = self.ward.clock, self.ward.store, self.ward.limiter
+        engine: Any = self.limiter.engine
+        self.questions = {
+            "hit": partial(hit_all, self.limiter),
+            "peek": partial(engine.peek, subjects=()),
+            "charge": engine.charge,
+        }
+        self.model, self.weather = Model(on_error), "well"
+        self.decisions: list[tuple[Decision, str, list[str]]] = []
+
+    async def _use_virtual_time(self) -> None:
+        VirtualTime(self.ward.clock)
+
+    def run(self, work: Awaitable[T]) -> T:
+        return self.loop.run_until_complete(work)  # type: ignore[no-any-return, call-overload]
+
+    def ask(self, question: Awaitable[T], ends: str = "") -> tuple[T, bool]:
+        """Return the answer of the limiter, and whether it is that of the store."""
+        is_asked, calls = self.clock() >= self.model.open_until_us, self.store.asked
+        answer = self.run(question)
+        assert self.store.asked - calls == is_asked, "but for a probe a second, the store is left alone in an outage"
+        if is_asked:
+            self.model.end_call(ends or self.weather, self.clock())
+        return answer, is_asked and self.weather == "well"
+
+    @rule(weather=st.sampled_from([*WEATHER]))
+    def change(self, weather: str) -> None:
+        self.weather = "ill" if self.store.inline and weather == "late" else weather
+        self.store.error, self.store.hangs = WEATHER[self.weather], self.weather == "late"
+
+    @rule(tenths=st.integers(1, 30))
+    def wait(self, tenths: int) -> None:
+        self.clock.advance(us=tenths * SECOND_US // 10)
+
+    @rule(what=st.sampled_from(["hit", "hit", "peek", "charge"]), rules=RULES, count=st.integers(1, 9))
+    def decide(self, what: str, rules: dict[str, str | None], count: int) -> None:
+        checks = [(BUCKETS[name, own], "ann", 1) for name, own in rules.items()]
+        for _ in range(count):
+            decision, is_answered = self.ask(self.questions[what](checks))
+            *expected, where = self.model.decide(what, rules, is_answered=is_answered)
+            assert [decision.allowed, str(decision.reason)] == expected
+            if decision.reason is Reason.UNAVAILABLE:
+                wait_us = max(self.model.open_until_us - self.clock(), SECOND_US)
+                assert decision.retry_after_us == (0 if decision.allowed else wait_us)
+            self.decisions.append((decision, where, [*rules]))
+
+    @precondition(lambda self: self.decisions)
+    @rule(data=st.data())
+    def refund(self, data: st.DataObject) -> None:
+        """Units go back where they were charged, once."""
+        decision, where, names = self.decisions.pop(data.draw(st.integers(0, len(self.decisions) - 1)))
+        if where == "store":
+            is_refunded, is_answered = self.ask(self.limiter.refund(decision))
+            assert is_refunded is is_answered
+        else:
+            is_refunded = self.run(self.limiter.refund(decision))
+            assert is_refunded is (where == "here")
+        self.model.spent[where].subtract(names if is_refunded else ())
+        assert not self.run(self.limiter.refund(decision))
+
+    @rule()
+    def strike(self) -> None:
+        policy, is_raised = BanPolicy("99/1h"), False
+
+        async def strike() -> None:
+            nonlocal is_raised
+            try:
+                assert await self.limiter.strike("eve", policy) is None
+            except StoreUnavailable:
+                is_raised = True
+
+        _, is_answered = self.ask(strike())
+        assert is_raised is (not is_answered and self.model.on_error == "deny")
+
+    @rule()
+    def find(self) -> None:
+        assert self.ask(self.limiter.engine.find_ban(("ann",)))[0] is None
+
+    @precondition(lambda self: self.weather == "late")
+    @rule()
+    def cancel(self) -> None:
+        """A request that is cancelled is no failure, and a probe is followed by another."""
+
+        async def leave() -> None:
+            task = asyncio.create_task(self.ward.hit())
+            await turns(2)
+            if self.limiter.is_failing:
+                await self.ward.hit()  # nobody else is the probe meanwhile
+            task.cancel()
+            await asyncio.wait([task])
+
+        self.ask(leave(), ends="cancelled")
+
+    @invariant()
+    def what_is_counted_and_reported_is_what_was(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        for where, store in (("store", self.store.inner), ("here", self.ward.safe.local)):
+            left = [store.peek([(BUCKETS[name, None], "ann", 0)]).remaining for name in "ab"]
+            assert left == [max(AMOUNT - self.model.spent[where][name], 0) for name in "ab"], where
+        is_open = self.model.open_until_us > 0
+        assert (self.limiter.is_failing, self.limiter.failures) == (is_open, self.model.failures)
+        events = [event for event in self.ward.heard.events if event.kind in ("store_failed", "store_recovered")]
+        kinds = [event.kind for event in events]
+        assert kinds == ["store_failed", "store_recovered"] * (len(kinds) // 2) + ["store_failed"] * is_open
+        assert {event.details["on_error"] for event in events[::2]} <= {self.model.on_error}
+
+    def teardown(self) -> None:
+        if hasattr(self, "loop"):
+            self.loop.close()
+
+
+TestOutages = pytest.mark.interpreted("a clock of a compiled class cannot be replaced")(Outages.TestCase)
 
 
 def answers_later(ward: Ward) -> list[asyncio.Future[Decision]]:
@@ -139,28 +284,6 @@ async def test_a_request_whose_answer_has_come_is_let_go_of_long_before_the_dead
     for task in hung:
         task.cancel()
     await asyncio.wait(hung)
-
-
-async def leaves(ward: Ward) -> None:
-    """Ask a store that hangs, and cancel the request."""
-    ward.store.error, ward.store.hangs = None, True
-    task = asyncio.create_task(ward.limiter.hit("ann", "3/hour"))
-    await turns(2)
-    if ward.limiter.is_failing:
-        assert not await ward.hit(), "nobody else is the probe meanwhile"
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    ward.store.hangs = False
-
-
-async def test_a_request_that_is_cancelled_is_no_failure_and_a_probe_is_followed_by_another() -> None:
-    ward = Ward("deny")
-    await leaves(ward)
-    assert not ward.limiter.is_failing
-    await ward.to_the_probe()
-    await leaves(ward)
-    assert await ward.hit()
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -239,14 +362,6 @@ async def test_an_answer_to_what_was_asked_before_an_outage_does_not_end_it() ->
     assert ward.limiter.is_failing
 
 
-async def test_a_strike_may_be_the_probe_that_finds_the_store_well() -> None:
-    ward = Ward("deny")
-    await ward.to_the_probe()
-    ward.store.error = None
-    await ward.limiter.strike("eve", BanPolicy("9/1h"))
-    assert (await ward.hit()).allowed
-
-
 def gone(*arguments: object) -> None:
     raise StoreUnavailable("gone")
 
@@ -271,26 +386,6 @@ def test_a_store_that_has_to_be_awaited_says_under_trio_that_it_needs_asyncio(
     anyio.run(main, backend="trio")
 
 
-async def test_what_concerns_a_key_alone_is_answered_by_the_policy_and_opens_nothing(inline: bool) -> None:
-    ward = Ward("deny", inline=inline)
-    ward.store.error = StoreUnavailable("a foreign value", concerns="key")
-    for _ in range(20):
-        assert (await ward.hit()).reason is Reason.UNAVAILABLE
-    assert (ward.store.asked, ward.limiter.failures, ward.limiter.is_failing) == (20, 20, False)
-    ward.store.error = None
-    assert (await ward.hit()).allowed
-    assert ward.heard.kinds == ["store_error"]
-    assert "for a key" in ward.heard.events[0].message
-
-
-async def test_an_error_about_one_key_is_no_sign_that_a_server_that_failed_is_well() -> None:
-    ward = Ward("deny", inline=True)
-    for number in range(10):
-        ward.store.error = StoreUnavailable("?", concerns="key" if number % 2 else "server")
-        await ward.hit()
-    assert ward.store.asked == 2 * breaker.FAILURES_TO_OPEN - 1
-
-
 async def test_an_answer_that_a_store_remembers_is_no_sign_that_its_server_is_well() -> None:
     """A refusal that is known is repeated without a call."""
     ward = Ward("allow")
@@ -304,39 +399,18 @@ async def test_an_answer_that_a_store_remembers_is_no_sign_that_its_server_is_we
     assert not ward.limiter.is_failing
 
 
-@pytest.mark.parametrize("around", [None, StoreUnavailable("redis: cannot connect")])
-async def test_a_connection_that_is_refused_is_an_outage_at_once(around: Any, inline: bool) -> None:
-    ward, refused = Ward("allow", inline=inline), ConnectionRefusedError(111, "Connection refused")
-    ward.store.error = around or refused
-    ward.store.error.__cause__ = None if around is None else refused
-    await ward.hit()
-    assert (ward.limiter.is_failing, ward.heard.kinds) == (True, ["store_failed"])
-
-
-async def test_one_failure_between_answers_is_told_as_what_it_is(inline: bool) -> None:
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(StoreUnavailable("reset"), "failed once"), (StoreUnavailable("foreign", concerns="key"), "failed for a key")],
+    ids=str,
+)
+async def test_a_failure_between_answers_is_reported_as_what_it_is(error: Exception, text: str, inline: bool) -> None:
     ward = Ward("allow", inline=inline)
-    for error in (None, StoreUnavailable("reset"), None, StoreUnavailable("reset"), None):
-        ward.store.error = error
+    for ward.store.error in (None, error, None, error, None):
         assert (await ward.hit()).allowed
     assert (ward.heard.kinds, ward.limiter.failures) == (["store_error"], 2)
-    assert "reset" in str(ward.heard.events[0].details["error"])
-
-
-async def test_after_an_outage_the_store_decides_alone_and_units_go_back_where_they_were_taken(inline: bool) -> None:
-    ward = Ward("local", inline=inline)
-    checks = (await ward.hit("5/hour")).checks
-    await ward.fail()
-    away = [await ward.hit("5/hour") for _ in range(3)]
-
-    def spent() -> list[int]:
-        return [4 - (store.peek(checks).remaining or 0) for store in (ward.store.inner, ward.safe.local)]
-
-    assert spent() == [1, 3]
-    ward.recover()
-    after = await ward.hit("5/hour")
-    assert spent() == [2, 3]
-    assert [await ward.limiter.refund(decision) for decision in (after, after, away[0])] == [True, False, True]
-    assert spent() == [1, 2]
+    assert text in ward.heard.events[0].message
+    assert str(error) in str(ward.heard.events[0].details["error"])
 
 
 async def test_the_memory_of_what_is_counted_here_is_bounded_and_let_go_of_when_its_windows_are_over(

@@ -1,157 +1,25 @@
-"""What is an outage of a store, and what is not: played on a fake clock, against a model, and at several rates."""
+"""What is an outage of a store, and what is not: traffic at several rates on a fake clock."""
 
 import asyncio
-import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from slidegate import Limiter
-from slidegate.core import Bucket, Event, StoreUnavailable, parse_limits
+from slidegate.core import Event
 from slidegate.core.decision import Decision
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import FakeClock
 
-from ..questions import hit_all
 from ..remote_stores import SickStore
 from ..virtual_time import VirtualTime
 
 SECOND_US = 1_000_000
-TENTH_US = 100_000
-START_US = 10**12 + TENTH_US // 2
-AMOUNT = 3
+START_US = 10**12
 OUTAGES = {"store_failed", "store_recovered"}
-CHOICES = (None, "local", "allow", "deny")
-BUCKETS = {
-    (name, own): Bucket(name, parse_limits(f"{AMOUNT}/day"), on_error=own) for name in ("a", "b") for own in CHOICES
-}
-QUESTIONS = st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(CHOICES), min_size=1)
 NAMED = "no answer within the deadline of 50 ms (Limiter(deadline=...))"
-
-
-class Lines(logging.Handler):
-    """The lines of the log about outages, each as its moment and its text."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__()
-        self._clock = clock
-        self.seen: list[tuple[int, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage().removeprefix("slidegate: ")
-        if text.partition(":")[0] in OUTAGES:
-            self.seen.append((self._clock(), text))
-
-    def of(self, kind: str) -> list[int]:
-        return [at_us for at_us, text in self.seen if text.startswith(kind)]
-
-
-# -- a model -----------------------------------------------------------------------------------------------------------
-
-
-class Model:
-    """What the pages promise of requests that come one after the other."""
-
-    def __init__(self, on_error: str) -> None:
-        self.on_error, self.open_until_us, self.in_a_row = on_error, 0, 0
-        self.ended: list[tuple[int, bool]] = []
-        self.spent: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
-
-    def hit(self, weather: str, asked: dict[str, str | None], now_us: Callable[[], int]) -> tuple[bool, str]:
-        if now_us() >= self.open_until_us:
-            return self.count(asked, here=False) if weather == "well" else self.decide(asked)
-        return self.decide(asked)
-
-    def ask(self, weather: str, now_us: int) -> None:
-        """Count a call that has ended."""
-        was_open, failed = self.open_until_us > 0, weather != "well"
-        self.in_a_row = self.in_a_row + 1 if failed else 0
-        self.ended.append((now_us, failed))
-        lately = [failed for at_us, failed in self.ended if at_us > now_us - SECOND_US]
-        is_half = len(lately) >= 10 and 2 * sum(lately) >= len(lately)
-        begins = failed and (was_open or weather == "refused" or self.in_a_row >= 3 or is_half)
-        self.open_until_us = now_us + SECOND_US if begins else 0
-
-    def decide(self, asked: dict[str, str | None]) -> tuple[bool, str]:
-        choices = {own or self.on_error for own in asked.values()}
-        if "deny" in choices or "local" not in choices:
-            return "deny" not in choices, "unavailable"
-        return self.count(asked, here=True)
-
-    def count(self, asked: dict[str, str | None], *, here: bool) -> tuple[bool, str]:
-        if any(self.spent[here][name] >= AMOUNT for name in asked):
-            return False, "limited"
-        self.spent[here].update(asked.keys())
-        return True, "ok"
-
-
-class Outages(RuleBasedStateMachine):
-    """A limiter whose store is well, fails, is late or refuses connections, beside the model."""
-
-    @initialize(on_error=st.sampled_from(CHOICES[1:]))
-    def begin(self, on_error: Literal["local", "allow", "deny"]) -> None:
-        self.loop, self.clock = asyncio.new_event_loop(), FakeClock(START_US)
-        self.loop.run_until_complete(self._use_virtual_time())
-        self.store, self.heard, self.lines = SickStore(self.clock), RecordingObserver(), Lines(self.clock)
-        logging.getLogger("slidegate").addHandler(self.lines)
-        self.limiter = Limiter(self.store, deadline="100ms", on_error=on_error, observers=[self.heard])
-        self.failover: Any = self.limiter.engine.failover
-        self.failover._clock = self.clock
-        self.model, self.weather, self.failures = Model(on_error), "well", 0
-
-    async def _use_virtual_time(self) -> None:
-        VirtualTime(self.clock)
-
-    @rule(weather=st.sampled_from(["well", "ill", "late", "refused"]))
-    def change(self, weather: str) -> None:
-        self.weather = weather
-        errors = {"ill": StoreUnavailable("gone"), "refused": ConnectionRefusedError("refused")}
-        self.store.error, self.store.hangs = errors.get(weather), weather == "late"
-
-    @rule(tenths=st.integers(1, 30))
-    def wait(self, tenths: int) -> None:
-        self.clock.advance(us=tenths * TENTH_US)
-
-    @rule(asked=QUESTIONS, count=st.integers(1, 9))
-    def hit(self, asked: dict[str, str | None], count: int) -> None:
-        for _ in range(count):
-            is_asked = self.clock() >= self.model.open_until_us
-            expected = self.model.hit(self.weather, asked, self.clock)
-            checks = [(BUCKETS[name, own], "ann", 1) for name, own in asked.items()]
-            calls = self.store.asked
-            decision = self.loop.run_until_complete(hit_all(self.limiter, checks))
-            assert (decision.allowed, str(decision.reason)) == expected
-            assert self.store.asked - calls == is_asked, "but for a probe a second, the store is left alone"
-            if is_asked:
-                self.model.ask(self.weather, self.clock())
-                self.failures += self.weather != "well"
-
-    @invariant()
-    def what_is_reported_is_how_the_store_is(self) -> None:
-        if not hasattr(self, "model"):
-            return
-        kinds = [kind for kind in self.heard.kinds if kind in OUTAGES]
-        is_open = self.model.open_until_us > 0
-        assert (self.limiter.is_failing, self.limiter.failures) == (is_open, self.failures)
-        assert kinds == ["store_failed", "store_recovered"] * (len(kinds) // 2) + ["store_failed"] * is_open
-        for kind in OUTAGES:
-            assert all(later - at_us >= SECOND_US for at_us, later in pairwise(self.lines.of(kind)))
-
-    def teardown(self) -> None:
-        if hasattr(self, "model"):
-            logging.getLogger("slidegate").removeHandler(self.lines)
-            self.loop.close()
-
-
-TestOutages = pytest.mark.interpreted("a clock of a compiled class cannot be replaced")(Outages.TestCase)
-
-
-# -- traffic -----------------------------------------------------------------------------------------------------------
 
 
 class Server(SickStore):
@@ -293,22 +161,21 @@ async def test_late_calls_are_reported_once_a_minute_with_their_share_and_the_me
     assert told.message == f"50 of the last 1000 calls (5.0%) got {NAMED}; the median answer took 30 ms"
 
 
-async def test_a_long_outage_has_a_line_when_it_begins_each_minute_and_when_it_ends() -> None:
+async def test_a_long_outage_has_a_line_when_it_begins_each_minute_and_when_it_ends(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     traffic = Traffic(lambda number: QUICK_S)
-    lines = Lines(traffic.clock)
-    logging.getLogger("slidegate").addHandler(lines)
-    try:
-        traffic.store.hit = refused  # type: ignore[method-assign]
+    monkeypatch.setattr("logging.time.time", lambda: (traffic.clock() - START_US) / SECOND_US)
+    with monkeypatch.context() as patched:
+        patched.setattr(traffic.store, "hit", refused)
         await traffic.run(2, 300)
-        del traffic.store.hit
-        await traffic.run(2, 4)
-    finally:
-        logging.getLogger("slidegate").removeHandler(lines)
-    assert [(at_us - START_US) // SECOND_US for at_us, _ in lines.seen] == [0, 60, 120, 150]
-    texts = [text.partition(", ")[0] for _, text in lines.seen]
-    assert texts[0] == "store_failed: the store failed"
-    assert texts[1] == "store_failed: the store has failed for 60 s"
-    assert texts[3] == "store_recovered: the store answers again after 150 s"
+    await traffic.run(2, 4)
+    assert [(int(record.created), record.getMessage().partition(", ")[0]) for record in caplog.records] == [
+        (0, "slidegate: store_failed: the store failed"),
+        (60, "slidegate: store_failed: the store has failed for 60 s"),
+        (120, "slidegate: store_failed: the store has failed for 120 s"),
+        (150, "slidegate: store_recovered: the store answers again after 150 s"),
+    ]
     assert [event.kind for _, event in traffic.told] == ["store_failed", "store_recovered"]
 
 
