@@ -25,7 +25,7 @@ _MAX_LAYERS: Final = 100
 _BELOW: Final = ("middleware_stack", "asgi_app", "asgi_handler", "app")
 """The attributes in which Starlette, Quart, Litestar and middlewares keep the next layer."""
 _REGEX: Final = """--regex '(?P<client>\\S+) \\[(?P<time>[^]]+)\\] "(?P<request>[^"]*)" (?P<status>\\d+)'"""
-_OTHER_FORMAT: Final = f"for another format use {_REGEX}"
+_OTHER_FORMAT: Final = f"for JSON use --preset {', '.join(PRESETS)}; for another format use {_REGEX}"
 _ADD_A_TIME: Final = (
     "uvicorn logs no time: start it with --log-config and a file whose formatter of uvicorn.access has "
     '"fmt": "%(asctime)s %(client_addr)s - \\"%(request_line)s\\" %(status_code)s"; ' + _OTHER_FORMAT
@@ -38,7 +38,7 @@ _NOTHING_AROUND: Final = (
 def with_logs(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the arguments that describe logs, and an application, to a command."""
     for option in (
-        click.option("--preset", type=click.Choice(list(PRESETS)), help="Read only the JSON of this server."),
+        click.option("--preset", type=click.Choice(list(PRESETS)), help="Read the JSON of this server."),
         click.option("--regex", metavar="REGEX", help="Other lines, by the groups time, client, request and status."),
         click.option("--app", metavar="MODULE:APP", help="An application; it is imported and not called."),
         click.argument("log", nargs=-1, required=True),

@@ -6,8 +6,7 @@ Each line is read by itself, because concatenated files mix formats:
   is what stands in brackets before the request. `client_of` finds the client among the words before the time, whatever
   Kubernetes, Docker, syslog or journald has written in front.
 * The logs of uvicorn and granian: ``TIME ... ADDRESS - "REQUEST" STATUS``.
-* JSON of nginx, Caddy and Traefik (`PRESETS`); also a line within ``log`` or ``MESSAGE``, as Docker and journald store
-  lines.
+* JSON of nginx, Caddy and Traefik, with one of `PRESETS`.
 * Any line, by a regular expression with named groups.
 
 Log content is untrusted and never raises: a line becomes a record, or the reason why it does not. Each pattern matches
@@ -93,9 +92,7 @@ Parsed: TypeAlias = AccessRecord | str
 
 
 def parse_line(text: str) -> Parsed:
-    """Parse a line of text in one of the known formats."""
-    if text.startswith("{") or text.endswith("}"):
-        return _parse_json(text)
+    """Parse a line of text in one of the known formats other than JSON."""
     if prefix := _SYSLOG.match(text):
         text = text[prefix.end() :]
     # A user name may contain anything but an unescaped quotation mark, so the first of these ends the time.
@@ -151,7 +148,7 @@ def line_parser(*, regex: str | None = None, preset: Preset | None = None) -> Ca
     Args:
         regex: A regular expression that is searched in each line. Its named groups are ``time``, ``client``,
             ``request`` or ``method`` and ``path``, and optionally ``status`` and ``header_NAME``.
-        preset: One of `PRESETS`: reads only JSON, only with the fields of this server.
+        preset: One of `PRESETS`: reads JSON with the fields of this server.
 
     Raises:
         ConfigurationError: The regular expression is invalid, or a required group is missing.
@@ -172,23 +169,17 @@ def line_parser(*, regex: str | None = None, preset: Preset | None = None) -> Ca
     return lambda text: _record_of_fields(match.groupdict(), fields) if (match := pattern.search(text)) else NO_REQUEST
 
 
-def _parse_json(text: str, fields: Mapping[str, str] | None = None) -> Parsed:
+def _parse_json(text: str, fields: Mapping[str, str]) -> Parsed:
     try:
         line = json.loads(text[text.find("{") :])
     except (ValueError, RecursionError):
         line = None
     if not isinstance(line, dict):
         return "it is not a valid JSON object"
-    stored = line.get("log") or line.get("MESSAGE")
-    if isinstance(stored, str) and fields is None:
-        return parse_line(stored.strip())
     # Caddy logs a failed request a second time, as an error.
     if str(line.get("logger")).startswith("http.log.error"):
         return NO_REQUEST
-    fitting = [known for known in _FIELDS.values() if _first_given(line, known["client"]) is not None]
-    if fields is None and len(fitting) != 1:
-        return NO_REQUEST
-    return _record_of_fields(line, fields or fitting[0])
+    return _record_of_fields(line, fields)
 
 
 def _record_of_fields(line: Mapping[str, Any], fields: Mapping[str, str]) -> Parsed:
