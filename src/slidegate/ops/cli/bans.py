@@ -8,22 +8,8 @@ from typing import Any, Final
 import click
 
 from ... import Limiter
-from ...core import Ban
 from ..rows import check_key, key_of, row_of_ban
-from .main import (
-    ask,
-    note,
-    program,
-    show,
-    table,
-    time_of,
-    with_author,
-    with_json,
-    with_reason,
-    with_span,
-    with_store,
-    with_value,
-)
+from .main import Answer, asking, note, program, table, time_of, with_author, with_change, with_value
 
 _COLUMNS: Final = ("key", "until", "by", "level", "reason")
 
@@ -38,39 +24,32 @@ def bans() -> None:
 
 
 @bans.command("list")
-@with_store
+@asking()
 @click.option("--by", metavar="NAME", help="Only bans by this policy or person.")
 @click.option("--match", metavar="TEXT", default="", help="Only bans with this text in key, reason or author.")
-@with_json
-def list_bans(store: str, by: str | None, match: str, as_json: bool) -> None:
+async def list_bans(limiter: Limiter, by: str | None, match: str) -> Answer:
     """List the active bans.
 
     \b
     Example: slidegate bans list --match scanner
     """
-
-    def is_wanted(ban: Ban) -> bool:
-        texts = (ban.key, ban.reason, ban.by)
-        return by in (None, ban.by) and any(match.casefold() in text.casefold() for text in texts)
-
-    async def wanted(limiter: Limiter) -> list[dict[str, Any]]:
-        return [row_of_ban(ban) async for ban in limiter.bans() if is_wanted(ban)]
-
-    rows = ask(store, wanted)
-    show(as_json, rows, table(_COLUMNS, [{**row, "until": end_of(row)} for row in rows]))
+    wanted = match.casefold()
+    rows = [
+        row_of_ban(ban)
+        async for ban in limiter.bans()
+        if by in (None, ban.by) and any(wanted in text.casefold() for text in (ban.key, ban.reason, ban.by))
+    ]
     if not rows:
         note("no ban matches" if match or by else "there are no bans")
+    return rows, table(_COLUMNS, [{**row, "until": end_of(row)} for row in rows])
 
 
 @bans.command("add")
+@asking(writes=True)
 @click.argument("key")
 @with_value
-@with_store
-@with_span("How long: 90s, 1h, 7d, at most 400d, or permanent.")
-@with_reason
-@with_author
-@with_json
-def add_ban(key: str, value: str | None, store: str, duration: str, reason: str, by: str, as_json: bool) -> None:
+@with_change("90s, 1h, 7d, at most 400d, or permanent")
+async def add_ban(limiter: Limiter, key: str, value: str | None, duration: str, reason: str, by: str) -> Answer:
     """Ban KEY: an address, a network, or another key such as user:42.
 
     An existing ban of the key is replaced; the last of concurrent commands wins.
@@ -80,23 +59,18 @@ def add_ban(key: str, value: str | None, store: str, duration: str, reason: str,
     """
     target = key_of(key, value)
     check_key(key)
-
-    async def add(limiter: Limiter) -> dict[str, Any]:
-        if value is not None:
-            await _compare_secrets(limiter)
-        return row_of_ban(await limiter.ban(target, duration, reason=reason, by=by))
-
-    row = ask(store, add, writes=True)
-    show(as_json, [row], [f"banned: {row['key']} until {end_of(row)}"])
+    if value is not None:
+        await _compare_secrets(limiter)
+    row = row_of_ban(await limiter.ban(target, duration, reason=reason, by=by))
+    return [row], [f"banned: {row['key']} until {end_of(row)}"]
 
 
 @bans.command("remove")
+@asking(writes=True)
 @click.argument("key")
 @with_value
-@with_store
 @with_author
-@with_json
-def remove_ban(key: str, value: str | None, store: str, by: str, as_json: bool) -> None:
+async def remove_ban(limiter: Limiter, key: str, value: str | None, by: str) -> Answer:
     """Remove the ban of exactly KEY, and its strikes.
 
     If there was neither, the exit code is 1.
@@ -105,19 +79,14 @@ def remove_ban(key: str, value: str | None, store: str, by: str, as_json: bool) 
     Example: slidegate bans remove 203.0.113.7
     """
     target = key_of(key, value)
-
-    async def remove(limiter: Limiter) -> str:
-        if value is not None:
-            await _compare_secrets(limiter)
-        name = limiter.key_for(target)
-        if not await limiter.unban(target, by=by):
-            wider = await limiter.banned(target)
-            why = "" if wider is None else f"; the ban of {wider.key} covers it"
-            raise click.ClickException(f"{name} has no ban and no strikes{why}")
-        return name
-
-    name = ask(store, remove, writes=True)
-    show(as_json, [{"removed": name}], [f"removed: {name}"])
+    if value is not None:
+        await _compare_secrets(limiter)
+    name = limiter.key_for(target)
+    if not await limiter.unban(target, by=by):
+        wider = await limiter.banned(target)
+        why = "" if wider is None else f"; the ban of {wider.key} covers it"
+        raise click.ClickException(f"{name} has no ban and no strikes{why}")
+    return [{"removed": name}], [f"removed: {name}"]
 
 
 def end_of(row: dict[str, Any]) -> str:

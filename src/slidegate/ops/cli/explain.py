@@ -11,34 +11,21 @@ import click
 from ... import ConfigurationError, Limiter, RateLimitMiddleware, Rule
 from ..rows import key_of, row_of_ban, row_of_window, span_of
 from .bans import end_of
-from .main import (
-    ask,
-    middleware_of,
-    no_app,
-    note,
-    program,
-    show,
-    table,
-    time_of,
-    with_json,
-    with_store,
-    with_value,
-)
+from .main import Answer, asking, middleware_of, no_app, note, program, table, time_of, with_value
 
 _S: Final = 1_000_000
 _WINDOW_COLUMNS: Final = ("name", "limit", "used", "remaining", "room in", "all back in")
 
 
 @program.command()
+@asking()
 @click.argument("key")
 @with_value
-@with_store
 @click.option("--rules", metavar="FILE", help="The configuration file whose rules count it.")
 @click.option(
     "--rule", "named", metavar="NAME=LIMITS", multiple=True, help='A rule in code, "api=100/10s". Repeatable.'
 )
-@with_json
-def explain(key: str, value: str | None, store: str, rules: str | None, named: tuple[str, ...], as_json: bool) -> None:
+async def explain(limiter: Limiter, key: str, value: str | None, rules: str | None, named: tuple[str, ...]) -> Answer:
     """Show why KEY is refused, until when, and what is counted for it.
 
     KEY is an address, user:42 or another key. The store does not contain the rules: name them with --rules or --rule to
@@ -50,19 +37,34 @@ def explain(key: str, value: str | None, store: str, rules: str | None, named: t
     client = key_of(key, value)
     of_file = None if rules is None else middleware_of(rules)
     in_code = [_named_rule(text) for text in named]
-
-    async def view(limiter: Limiter) -> dict[str, Any]:
-        return await _state_of(limiter, client, key, of_file, in_code)
-
-    state = ask(store, view)
     if of_file is None and not in_code:
         note("name the rules with --rules FILE or --rule NAME=LIMITS to see windows")
     elif of_file is not None and of_file.default_limits:
         note("default_limits count each route by itself and are not shown")
-    show(as_json, [state], _state_lines(state))
-
-
-# -- a client ----------------------------------------------------------------------------------------------------------
+    written, lists = ([], {}) if of_file is None else (of_file.rules, of_file.lists)
+    # Limiters have weak references to their middlewares.
+    middleware = RateLimitMiddleware(no_app, limiter=limiter, rules=[*written, *in_code])
+    ban = await limiter.banned(client)
+    changes = await limiter.overrides()  # reads them, and the middleware applies them
+    off = next((one.until.timestamp() for one in changes if one.name == "*"), None)
+    view = await limiter.inspect(client)
+    shadow = {limit.name for limit in limiter.limits() if limit.shadow}
+    del middleware
+    listed = {kind: networks is not None and key in networks for kind, networks in lists.items()}
+    windows = [row_of_window(window, shadow=window.name in shadow) for window in view.windows]
+    left_us = None if ban is None else ban.left_us(view.unix_us)
+    state = {
+        "key": view.key,
+        "refused": off is None
+        and not listed.get("allowlist")
+        and bool(ban or listed.get("blocklist") or any(map(_refuses, windows))),
+        "off_until_at": off,
+        "at": view.unix_us / _S,
+        **listed,
+        "ban": None if ban is None else {**row_of_ban(ban), "left_s": None if left_us is None else left_us / _S},
+        "windows": windows,
+    }
+    return [state], _state_lines(state)
 
 
 def _named_rule(text: str) -> Rule:
@@ -70,36 +72,6 @@ def _named_rule(text: str) -> Rule:
     if not equals:
         raise ConfigurationError(f'expected a name and limits, for example "api=100/10s", not {text!r}', "--rule")
     return Rule("*", limits, name=name)
-
-
-async def _state_of(
-    limiter: Limiter, key: Any, written: str, of_file: RateLimitMiddleware | None, in_code: Sequence[Rule]
-) -> dict[str, Any]:
-    """Return what a store has about a key, and whether that refuses it."""
-    rules, lists = ([], {}) if of_file is None else (of_file.rules, of_file.lists)
-    # Limiters have weak references to their middlewares.
-    middleware = RateLimitMiddleware(no_app, limiter=limiter, rules=[*rules, *in_code])
-    ban = await limiter.banned(key)
-    changes = await limiter.overrides()  # reads them, and the middleware applies them
-    off = next((one.until.timestamp() for one in changes if one.name == "*"), None)
-    view = await limiter.inspect(key)
-    shadow = {limit.name for limit in limiter.limits() if limit.shadow}
-    del middleware
-    unix_s = view.unix_us / _S
-    listed = {kind: networks is not None and written in networks for kind, networks in lists.items()}
-    windows = [row_of_window(window, shadow=window.name in shadow) for window in view.windows]
-    left_us = None if ban is None else ban.left_us(view.unix_us)
-    return {
-        "key": view.key,
-        "refused": off is None
-        and not listed.get("allowlist")
-        and bool(ban or listed.get("blocklist") or any(map(_refuses, windows))),
-        "off_until_at": off,
-        "at": unix_s,
-        **listed,
-        "ban": None if ban is None else {**row_of_ban(ban), "left_s": None if left_us is None else left_us / _S},
-        "windows": windows,
-    }
 
 
 def _refuses(window: dict[str, Any]) -> bool:

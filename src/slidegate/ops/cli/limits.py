@@ -9,7 +9,7 @@ import click
 from ... import Limiter
 from ...core.errors import closest
 from ..rows import row_of_change
-from .main import ask, note, program, show, table, time_of, with_author, with_json, with_reason, with_span, with_store
+from .main import Answer, asking, note, program, table, time_of, with_change
 
 _COLUMNS: Final = ("name", "limit", "until", "workers", "by", "reason")
 
@@ -24,33 +24,25 @@ def limits() -> None:
 
 
 @limits.command("list")
-@with_store
-@with_json
-def list_limits(store: str, as_json: bool) -> None:
+@asking()
+async def list_limits(limiter: Limiter) -> Answer:
     """List the temporarily changed limits, and how many workers have each.
 
     \b
     Example: slidegate limits list
     """
-
-    async def changed(limiter: Limiter) -> list[dict[str, Any]]:
-        return [row_of_change(override) for override in await limiter.overrides()]
-
-    rows = ask(store, changed)
-    show(as_json, rows, table(_COLUMNS, [{**row, "until": time_of(row["until_at"])} for row in rows]))
+    rows = [row_of_change(override) for override in await limiter.overrides()]
     if not rows:
         note("every limit is as configured in code")
+    return rows, table(_COLUMNS, [{**row, "until": time_of(row["until_at"])} for row in rows])
 
 
 @limits.command("set")
+@asking(writes=True)
 @click.argument("name")
 @click.argument("limit")
-@with_store
-@with_span("How long: 90s, 2h, at most 30d.")
-@with_reason
-@with_author
-@with_json
-def set_limit(name: str, limit: str, store: str, duration: str, reason: str, by: str, as_json: bool) -> None:
+@with_change("90s, 2h, at most 30d")
+async def set_limit(limiter: Limiter, name: str, limit: str, duration: str, reason: str, by: str) -> Answer:
     """Temporarily change the amount of the limit NAME to that of LIMIT, such as 50/minute.
 
     NAME is the name in response headers. A name that no worker has, or another window, is refused, and nothing
@@ -60,22 +52,14 @@ def set_limit(name: str, limit: str, store: str, duration: str, reason: str, by:
     \b
     Example: slidegate limits set api 50/minute --for 2h --reason "the database is slow"
     """
-
-    async def change(limiter: Limiter) -> dict[str, Any]:
-        return row_of_change(await limiter.override(name, limit, duration, reason=reason, by=by))
-
-    row = ask(store, change, writes=True)
-    line = f"changed: {row['name']} is {row['limit']} until {time_of(row['until_at'])}; {_having(row)}"
-    show(as_json, [row], [line])
+    row = row_of_change(await limiter.override(name, limit, duration, reason=reason, by=by))
+    return [row], [f"changed: {row['name']} is {row['limit']} until {time_of(row['until_at'])}; {_having(row)}"]
 
 
 @limits.command("off")
-@with_store
-@with_span("How long: 90s, 10m, at most 30d.")
-@with_reason
-@with_author
-@with_json
-def switch_off(store: str, duration: str, reason: str, by: str, as_json: bool) -> None:
+@asking(writes=True)
+@with_change("90s, 10m, at most 30d")
+async def switch_off(limiter: Limiter, duration: str, reason: str, by: str) -> Answer:
     """Switch all workers off for a while: every request passes, and nothing is counted.
 
     slidegate limits restore '*' ends it.
@@ -83,19 +67,14 @@ def switch_off(store: str, duration: str, reason: str, by: str, as_json: bool) -
     \b
     Example: slidegate limits off --for 10m --reason "a wrong rule refuses customers"
     """
-
-    async def change(limiter: Limiter) -> dict[str, Any]:
-        return row_of_change(await limiter.override("*", "off", duration, reason=reason, by=by))
-
-    row = ask(store, change, writes=True)
-    show(as_json, [row], [f"off: every request passes until {time_of(row['until_at'])}; {_having(row)}"])
+    row = row_of_change(await limiter.override("*", "off", duration, reason=reason, by=by))
+    return [row], [f"off: every request passes until {time_of(row['until_at'])}; {_having(row)}"]
 
 
 @limits.command("restore")
+@asking(writes=True)
 @click.argument("name")
-@with_store
-@with_json
-def restore_limit(name: str, store: str, as_json: bool) -> None:
+async def restore_limit(limiter: Limiter, name: str) -> Answer:
     """Restore the limit NAME as configured in code; '*' switches all workers on again.
 
     If it is not changed, the exit code is 1.
@@ -103,14 +82,10 @@ def restore_limit(name: str, store: str, as_json: bool) -> None:
     \b
     Example: slidegate limits restore api
     """
-
-    async def restore(limiter: Limiter) -> None:
-        if not await limiter.restore(name):
-            changed = [one.name for one in await limiter.overrides()]
-            raise click.ClickException(f"the limit {name} is not changed{closest(name, changed)}")
-
-    ask(store, restore, writes=True)
-    show(as_json, [{"restored": name}], [f"restored: {name}"])
+    if not await limiter.restore(name):
+        changed = [one.name for one in await limiter.overrides()]
+        raise click.ClickException(f"the limit {name} is not changed{closest(name, changed)}")
+    return [{"restored": name}], [f"restored: {name}"]
 
 
 def _having(row: dict[str, Any]) -> str:

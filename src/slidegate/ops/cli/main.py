@@ -17,9 +17,10 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import wraps
 from getpass import getuser
 from os import PathLike
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import click
 
@@ -37,6 +38,8 @@ from ...core.logs import escaped, logger, written
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+Answer: TypeAlias = tuple[Sequence[Mapping[str, Any]], Iterable[str]]
+"""The result of a command: rows for JSON, and lines of text."""
 
 STORE_VARIABLE: Final = "SLIDEGATE_STORE"
 DEADLINE: Final = "10s"
@@ -131,11 +134,6 @@ def one_line(error: BaseException) -> str:
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
-def with_span(help_text: str) -> Callable[[F], F]:
-    """Add the required option ``--for`` to a command, as the parameter `duration`."""
-    return click.option("--for", "duration", metavar="DURATION", required=True, help=help_text)
-
-
 def _user() -> str:
     try:
         return getuser()
@@ -147,8 +145,21 @@ with_author = click.option(
     "--by", metavar="NAME", default=_user, show_default="your user name", help="The author of the change."
 )
 """Adds the option ``--by`` to a command."""
-with_reason = click.option("--reason", default="", metavar="TEXT", help="For operators; clients do not see it.")
-"""Adds the option ``--reason`` to a command."""
+
+
+def with_change(lengths: str) -> Callable[[F], F]:
+    """Add the options of a change that ends to a command: ``--for``, as the parameter `duration`, a reason, an author.
+
+    Args:
+        lengths: The valid durations in words.
+    """
+
+    def decorated(command: F) -> F:
+        length = click.option("--for", "duration", metavar="DURATION", required=True, help=f"How long: {lengths}.")
+        reason = click.option("--reason", default="", metavar="TEXT", help="For operators; clients do not see it.")
+        return length(reason(with_author(command)))
+
+    return decorated
 
 
 def _typed(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -171,15 +182,32 @@ with_value = click.option(
 # -- the store ---------------------------------------------------------------------------------------------------------
 
 
-with_store = click.option(
-    "--store",
-    metavar="URL",
-    envvar=STORE_VARIABLE,
-    show_envvar=True,
-    required=True,
-    help="The store, for example lmdb:///var/lib/app/slidegate or redis://localhost:6379/0.",
-)
-"""Adds the option ``--store`` to a command."""
+def asking(*, writes: bool = False) -> Callable[[Callable[..., Awaitable[Answer]]], Callable[..., None]]:
+    """Make the function of a command that asks a store, with the options ``--store`` and ``--json``.
+
+    The decorated function takes a limiter on the store, and returns its result as rows for JSON and as lines of text.
+
+    Args:
+        writes: Whether the function writes; otherwise the store is opened read-only.
+    """
+
+    def decorated(work: Callable[..., Awaitable[Answer]]) -> Callable[..., None]:
+        @click.option(
+            "--store",
+            metavar="URL",
+            envvar=STORE_VARIABLE,
+            show_envvar=True,
+            required=True,
+            help="The store, for example lmdb:///var/lib/app/slidegate or redis://localhost:6379/0.",
+        )
+        @with_json
+        @wraps(work)
+        def command(store: str, as_json: bool, **arguments: Any) -> None:
+            show(as_json, *ask(store, lambda limiter: work(limiter, **arguments), writes=writes))
+
+        return command
+
+    return decorated
 
 
 def ask(url: str, work: Callable[[Limiter], Awaitable[T]], *, writes: bool = False) -> T:
