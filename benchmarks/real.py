@@ -47,6 +47,7 @@ TABLES: Final = {
         to_peer("everything, statistics", "≤1.4; ≤0.9", FIVE),
         to_peer("everything, Prometheus", "≤1.7; ≤1.2", FIVE),
         to_peer("header key", "≤1.6; ≤0.9"),
+        to_peer("header key, 100,000 values"),
         to_peer("count_if", "≤1.7; ≤1.0"),
         to_peer("concurrency", "≤3; ≤1.8"),
         to_peer("ten rules"),

@@ -81,7 +81,7 @@ class Traffic(NamedTuple):
     Attributes:
         clients: The number of clients.
         paths: The number of paths.
-        keys: The number of values of X-API-Key; without the field if 0.
+        keys: The number of values of X-API-Key, of which each client has its share; without the field if 0.
         new_paths: Whether every path is requested only once.
         proxied: Whether requests come through a proxy.
     """
@@ -102,16 +102,20 @@ class Traffic(NamedTuple):
         """Yield requests of every client to every route, and for every path."""
         first, routes = NEW if self.new_paths else 0, len(TEMPLATES)
         for number in range(max(self.paths, self.clients * routes)):
-            client = client_of(number // routes % self.clients)
-            yield self.scope(first + number % self.paths, client, number % max(1, self.keys))
+            client = number // routes % self.clients
+            yield self.scope(first + number % self.paths, client_of(client), self._key(client, number))
 
     def round(self, turn: int, count: int) -> Iterator[Scope]:
         """Yield the requests of a round, the same for every candidate."""
         chance = Random(turn)
         for number in range(count):
             path = 2 * NEW + turn * count + number if self.new_paths else chance.randrange(self.paths)
-            client = client_of(chance.randrange(self.clients))
-            yield self.scope(path, client, chance.randrange(max(1, self.keys)))
+            client = chance.randrange(self.clients)
+            yield self.scope(path, client_of(client), self._key(client, chance.randrange(max(1, self.keys))))
+
+    def _key(self, client: int, number: int) -> int:
+        """Return the number of one of the keys of a client."""
+        return client + number % max(1, self.keys // self.clients) * self.clients
 
 
 class Client:
