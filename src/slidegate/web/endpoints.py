@@ -29,7 +29,7 @@ from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
 from ..core.memo import remember
 from .decided import EXCHANGE_KEY, of_request
 from .exchange import Exchange
-from .responses import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, needed_fields, takes_answer
+from .responses import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, takes_answer
 from .rule_set import BoundRule, Plan, limits_kind
 from .rules import MAX_LABEL, Rule
 
@@ -64,9 +64,8 @@ class EndpointRefusal(RateLimitExceeded, HTTPException):
 
     def __init__(self, decision: Decision, answer: Answer) -> None:
         RateLimitExceeded.__init__(self, decision)
-        status, detail, _, _, retry_after_s = answer
-        later = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
-        HTTPException.__init__(self, status, detail, {"Cache-Control": "no-store", **later})
+        later = {} if answer.retry_after_s is None else {"Retry-After": str(answer.retry_after_s)}
+        HTTPException.__init__(self, answer.status, answer.detail, {"Cache-Control": "no-store", **later})
 
 
 class EndpointOptions(TypedDict, total=False):
@@ -303,7 +302,7 @@ async def _refusal(exchange: Exchange, connection: HTTPConnection, decision: Dec
     answer = await exchange.middleware.refusals.count(exchange, scope, decision)
     if scope["type"] == "websocket" and (exchange.status or not takes_answer(scope)):
         return WebSocketException(TRY_AGAIN_LATER if exchange.status else POLICY_VIOLATION, TOO_MANY)
-    exchange.complete(needed_fields(answer[4]))
+    exchange.complete(answer.needed)
     return EndpointRefusal(decision, answer)
 
 

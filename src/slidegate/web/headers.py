@@ -23,7 +23,7 @@ from ..core.ring import WindowState
 from ..limiter import system_us
 
 if TYPE_CHECKING:
-    from .responses import Problem
+    from .responses import Answer
 
 HeaderStyle: TypeAlias = Literal["draft", "legacy"]
 HeaderStyles: TypeAlias = HeaderStyle | Sequence[HeaderStyle]
@@ -72,7 +72,7 @@ class Rendered:
         for bucket in buckets:
             for name in bucket.names:
                 self.names.append(unique_name(name, self.names))
-        self.answers: dict[object, Problem] = {}
+        self.answers: dict[object, Answer] = {}
         units = [bucket.unit for bucket in buckets for _ in bucket.limits]
         named = list(zip(self.names, self.limits, units, strict=True))
         self._policy: Field = b"ratelimit-policy", ", ".join([_policy_item(*one) for one in named]).encode()

@@ -12,7 +12,7 @@ from copy import copy
 from functools import lru_cache
 from http import HTTPStatus
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
 
 Refused: TypeAlias = Callable[[Any, Decision], Response | Awaitable[Response | None] | None]
-Problem: TypeAlias = tuple[int, str, bytes, Fields]
-"""Problem details: the status, a sentence with the reason, the body, and the header fields of the body."""
-Answer: TypeAlias = tuple[int, str, bytes, Fields, int | None]
-"""The default answer to a refused request: the same, and the seconds of Retry-After; None for none."""
 
 _TYPES: Final = "https://iana.org/assignments/http-problem-types#"
 _QUOTA: Final = "quota-exceeded"
@@ -62,6 +58,26 @@ _NORMAL: Final = 1000
 _NO_STORE: Final = (b"cache-control", b"no-store")
 _CLOSED: Final = 403
 """The status that servers send for a close before the handshake is accepted."""
+
+
+class Answer(NamedTuple):
+    """The default answer to a refused request, with problem details.
+
+    Attributes:
+        status: The status.
+        detail: A sentence with the reason.
+        body: The body.
+        needed: The header fields that every answer to this request has.
+        fields: These, and those of the body.
+        retry_after_s: The seconds of Retry-After; None for none.
+    """
+
+    status: int
+    detail: str
+    body: bytes
+    needed: Fields
+    fields: Fields
+    retry_after_s: int | None
 
 
 class Refusals:
@@ -108,7 +124,7 @@ class Refusals:
             decision.at_least_us = max(lengths, default=0)
         answer = self.answer(decision)
         if is_news and self._observers.wants("exceeded"):
-            self._report(scope, decision, answer[0])
+            self._report(scope, decision, answer.status)
         return answer
 
     async def send(
@@ -123,59 +139,55 @@ class Refusals:
             receive: Its receive channel.
             send: The channel of an exception handler; None for a refusal by the middleware itself.
         """
-        status, _, body, of_body, retry_after_s = answer
-        scope, fields = exchange.scope, [*of_body, *needed_fields(retry_after_s)]
+        scope, fields = exchange.scope, [*answer.fields]
         if scope["type"] == "websocket":
-            await _refuse_websocket(scope, send or exchange.send, status, body, fields)
+            await _refuse_websocket(scope, send or exchange.send, answer)
             return
         if self._on_refused is not None and await self._is_answered(decision, answer, exchange, receive, send):
             return
         if send is None:  # no hook is for the status of this answer
-            send, exchange.status = exchange.send_on, status
+            send, exchange.status = exchange.send_on, answer.status
             if decision.readings:
                 decision.checks.rendered.append_to(fields, decision)
-        await send({"type": "http.response.start", "status": status, "headers": fields})
-        await send({"type": "http.response.body", "body": b"" if scope.get("method") == "HEAD" else body})
+        await send({"type": "http.response.start", "status": answer.status, "headers": fields})
+        await send({"type": "http.response.body", "body": b"" if scope.get("method") == "HEAD" else answer.body})
 
     def answer(self, decision: Decision) -> Answer:
         """Return the answer to a refused request."""
         if not decision.readings:
             return self._without_limit(decision)
         waits = [reading[3] for reading in decision.readings]
-        rendered = decision.checks.rendered or self._writer.render(decision)
-        known = decision.reason, *map(bool, waits)
-        problem: Problem | None = rendered.answers.get(known)
-        if problem is None:
-            limits = zip(rendered.names, rendered.limits, waits, strict=True)
-            violated = [(name, limit) for name, limit, wait_us in limits if wait_us]
-            too_large = decision.reason is Reason.TOO_LARGE
-            problem = remember(rendered.answers, known, _over_quota(violated, too_large=too_large), _MAX_RENDERED)
         wait_us = max(waits) if min(waits) >= 0 else -1  # neither `NEVER` nor `OPEN`
         if decision.at_least_us > 0:
             wait_us = decision.retry_after_us or wait_us
-        return *problem, None if wait_us < 0 else ceil_s(wait_us)
+        retry_after_s = None if wait_us < 0 else ceil_s(wait_us)
+        rendered = decision.checks.rendered or self._writer.render(decision)
+        known = decision.reason, retry_after_s, *map(bool, waits)
+        answer: Answer | None = rendered.answers.get(known)
+        if answer is None:
+            limits = zip(rendered.names, rendered.limits, waits, strict=True)
+            violated = [(name, limit) for name, limit, wait_us in limits if wait_us]
+            made = _over_quota(violated, retry_after_s, too_large=decision.reason is Reason.TOO_LARGE)
+            answer = remember(rendered.answers, known, made, _MAX_RENDERED)
+        return answer
 
     def _without_limit(self, decision: Decision) -> Answer:
         """Return the answer to a refusal by a ban, a list or a rule, or because the store is unavailable."""
-        wait_us = decision.retry_after_us
-        ban = decision.ban
+        wait_us, ban = decision.retry_after_us, decision.ban
+        retry_after_s = None if wait_us is None else ceil_s(wait_us)
         if ban is not None:  # the answer contains only that fact and the end of the ban
             policy = self._signals.policies.get(ban.by) if ban.level else None  # one by hand may carry its name
             status, names = (403, ()) if policy is None else (policy.status, (policy.name,))
             detail = "This client is banned." if wait_us is None else "This client is temporarily banned."
-            problem = _problem(_ABUSE, status, detail, names)
-        elif decision.reason is Reason.UNAVAILABLE:
-            problem = _problem(
-                _CAPACITY, 503, "This service cannot count requests now; Retry-After says when to try again."
-            )
-            wait_us = wait_us or 0
-        elif decision.status:  # of a rule
+            return _answer(_ABUSE, status, detail, retry_after_s, names)
+        if decision.reason is Reason.UNAVAILABLE:
+            detail = "This service cannot count requests now; Retry-After says when to try again."
+            return _answer(_CAPACITY, 503, detail, retry_after_s or 0)
+        if decision.status:  # of a rule
             detail = "This service does not accept such a request now."
             detail = detail if decision.status >= 500 else "Such requests are not accepted."
-            problem = _problem("", decision.status, detail, (decision.by,))
-        else:
-            problem = _problem("", 403, "Requests from this address are not accepted.")
-        return *problem, None if wait_us is None else ceil_s(wait_us)
+            return _answer("", decision.status, detail, retry_after_s, (decision.by,))
+        return _answer("", 403, "Requests from this address are not accepted.", retry_after_s)
 
     def report_exceeded(self, decision: Decision) -> None:
         """Emit the event ``exceeded`` for each key that has exceeded a limit, unless it did so within the last window.
@@ -229,8 +241,8 @@ class Refusals:
         """Send the answer of `on_refused`; return False if there is none, or it failed before anything was sent."""
         on_refused: Any = self._on_refused
         shown = copy(decision)  # lists and rules give one object to all whom they refuse
-        shown.status = answer[0]
-        exchange.complete(needed_fields(answer[4]))
+        shown.status = answer.status
+        exchange.complete(answer.needed)
         try:
             made = on_refused(request_of(exchange.scope), shown)
             response = await made if isawaitable(made) else made
@@ -262,11 +274,11 @@ def takes_answer(scope: Scope) -> bool:
     return scope["type"] == "http" or (isinstance(extensions, Mapping) and "websocket.http.response" in extensions)
 
 
-async def _refuse_websocket(scope: Scope, send: Send, status: int, body: bytes, fields: Fields) -> None:
+async def _refuse_websocket(scope: Scope, send: Send, answer: Answer) -> None:
     """Refuse a handshake with the full answer if the server can send one, else by a close, which clients see as 403."""
     if takes_answer(scope):
-        await send({"type": "websocket.http.response.start", "status": status, "headers": fields})
-        await send({"type": "websocket.http.response.body", "body": body})
+        await send({"type": "websocket.http.response.start", "status": answer.status, "headers": [*answer.fields]})
+        await send({"type": "websocket.http.response.body", "body": answer.body})
     else:
         await close_websocket(send, POLICY_VIOLATION)
 
@@ -287,16 +299,17 @@ async def close_websocket(send: Send, code: int, reason: str = "") -> None:
         await send({**message, "code": _NORMAL})
 
 
-def needed_fields(retry_after_s: int | None) -> Fields:
-    """Return the header fields that every answer to a refused request has."""
-    return [_NO_STORE] if retry_after_s is None else [_NO_STORE, (b"retry-after", b"%d" % retry_after_s)]
-
-
 @lru_cache(_MAX_RENDERED)
-def _problem(
-    kind: str, status: int, detail: str, violated: tuple[str, ...] = (), *, unsatisfiable: bool = False
-) -> Problem:
-    """Render problem details. If `kind` is empty, the type is about:blank and the title is the status phrase."""
+def _answer(
+    kind: str,
+    status: int,
+    detail: str,
+    retry_after_s: int | None,
+    violated: tuple[str, ...] = (),
+    *,
+    unsatisfiable: bool = False,
+) -> Answer:
+    """Render an answer. If `kind` is empty, the type is about:blank and the title is the status phrase."""
     phrase = next((known.phrase for known in HTTPStatus if known == status), "Request not accepted")
     problem: dict[str, object] = {
         "type": f"{_TYPES}{kind}" if kind else "about:blank",
@@ -310,12 +323,13 @@ def _problem(
         problem["violated-policies"] = violated
     # Escape "<", so that the text cannot end a script element into which a page embeds it.
     body = json.dumps(problem).replace("<", "\\u003c").encode()
+    needed = [_NO_STORE] if retry_after_s is None else [_NO_STORE, (b"retry-after", b"%d" % retry_after_s)]
     of_body = [(b"content-type", b"application/problem+json"), (b"content-length", b"%d" % len(body))]
-    return status, detail, body, of_body
+    return Answer(status, detail, body, needed, [*of_body, *needed], retry_after_s)
 
 
-def _over_quota(violated: Sequence[tuple[str, AnyLimit]], *, too_large: bool) -> Problem:
-    """Render the answer for exceeded limits, without Retry-After."""
+def _over_quota(violated: Sequence[tuple[str, AnyLimit]], retry_after_s: int | None, *, too_large: bool) -> Answer:
+    """Render the answer for exceeded limits."""
     allowed = " and ".join(limit.said for _, limit in violated)
     if too_large:
         detail = f"This request costs more than {allowed} ever allows; retrying will not help."
@@ -323,4 +337,5 @@ def _over_quota(violated: Sequence[tuple[str, AnyLimit]], *, too_large: bool) ->
         detail = f"No more than {allowed}; try again when an earlier request has ended."
     else:
         detail = f"No more than {allowed}; Retry-After says when to try again."
-    return _problem(_QUOTA, 429, detail, tuple([name for name, _ in violated]), unsatisfiable=too_large)
+    names = tuple([name for name, _ in violated])
+    return _answer(_QUOTA, 429, detail, retry_after_s, names, unsatisfiable=too_large)
