@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from functools import partial
 from typing import Any
 
 import httpx
@@ -34,30 +35,21 @@ async def test_the_default_transport_is_one_of_the_client_s_library(library: Any
         assert await asyncio.to_thread(get) == 204
 
 
-def answering_429_then_200(library: Any) -> Any:
-    answers = [library.Response(429, headers={"Retry-After": "0"}), library.Response(200)]
-    return library.MockTransport(lambda request: answers.pop(0))
-
-
 @pytest.mark.parametrize("library", [httpx, httpx2])
-async def test_errors_are_those_of_the_client_s_library(library: Any) -> None:
-    transport = LimitedTransport(limits="2/hour", transport=answering_429_then_200(library))
-    async with library.AsyncClient(transport=transport) as client:
-        assert (await client.post(URL, json={"a": 1})).status_code == 200
-        with pytest.raises(library.PoolTimeout) as caught:
-            await client.get(URL)
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_errors_are_those_of_the_client_s_library(library: Any, kind: str) -> None:
+    answers = [library.Response(429, headers={"Retry-After": "0"}), library.Response(200)]
+    options: Any = {"limits": "2/hour", "transport": library.MockTransport(lambda request: answers.pop(0))}
+    client = library.AsyncClient(transport=LimitedTransport(**options))
+    send = client.request
+    if kind == "sync":
+        client = library.Client(transport=SyncLimitedTransport(**options))
+        send = partial(asyncio.to_thread, client.request)
+    assert (await send("POST", URL, json={"a": 1})).status_code == 200
+    with pytest.raises(library.PoolTimeout) as caught:
+        await send("GET", URL)
     assert isinstance(caught.value, TurnTimeout)
     assert caught.value.request.url == URL
-
-
-@pytest.mark.parametrize("library", [httpx, httpx2])
-def test_so_it_is_with_a_blocking_client(library: Any) -> None:
-    transport = SyncLimitedTransport(limits="2/hour", transport=answering_429_then_200(library))
-    with library.Client(transport=transport) as client:
-        assert client.post(URL, json={"a": 1}).status_code == 200
-        with pytest.raises(library.PoolTimeout) as caught:
-            client.get(URL)
-    assert isinstance(caught.value, TurnTimeout)
 
 
 @pytest.mark.parametrize(

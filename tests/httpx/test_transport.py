@@ -57,12 +57,10 @@ class Body(httpx.AsyncByteStream, httpx.SyncByteStream):
 class Server(httpx.AsyncBaseTransport, httpx.BaseTransport):
     """Returns responses from a list, repeating the last one; records the bodies and times of requests."""
 
-    def __init__(self, clock: FakeClock, *answers: Answer) -> None:
-        self._clock = clock
+    def __init__(self, now_s: Callable[[], float], *answers: Answer) -> None:
+        self._now_s = now_s
         self._answers = list(answers or [OK])
-        self.sent_s: list[float] = []
-        self.bodies: list[bytes] = []
-        self.responses: list[Body] = []
+        self.sent_s, self.bodies, self.responses = list[float](), list[bytes](), list[Body]()
         self.delay_s = 0.0
         self.closed = 0
 
@@ -72,8 +70,7 @@ class Server(httpx.AsyncBaseTransport, httpx.BaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         assert isinstance(request.stream, httpx.AsyncByteStream)
-        body = b"".join([part async for part in request.stream])
-        answer = self._answer(body)
+        answer = self._answer(b"".join([part async for part in request.stream]))
         await asyncio.sleep(self.delay_s)
         return answer
 
@@ -84,7 +81,7 @@ class Server(httpx.AsyncBaseTransport, httpx.BaseTransport):
         self.close()
 
     def _answer(self, body: bytes) -> httpx.Response:
-        self.sent_s.append(self._clock.now_us / 1_000_000)
+        self.sent_s.append(self._now_s())
         self.bodies.append(body)
         status, headers = self._answers[0] if len(self._answers) == 1 else self._answers.pop(0)
         self.responses.append(Body())
@@ -96,16 +93,24 @@ class Server(httpx.AsyncBaseTransport, httpx.BaseTransport):
 
 
 class Scene:
-    """A client of either kind, a limiter and a server, which share one clock."""
+    """A client of either kind, a limiter and a server; time passes by their clock, in threads that sleep, too."""
 
-    def __init__(self, kind: str, *answers: Answer, **options: Any) -> None:
+    def __init__(self, kind: str, monkeypatch: pytest.MonkeyPatch, *answers: Answer, **options: Any) -> None:
         self.kind = kind
         self.clock = FakeClock(10**12)
         self.time = VirtualTime(self.clock)
         self.observer = RecordingObserver(without=["refused"])
         self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.observer])
-        self.server = Server(self.clock, *answers)
+        self.server = Server(self.now_s, *answers)
         self.client = self.another_client(**options)
+        times = SimpleNamespace(monotonic=self.now_s, time=self.now_s, sleep=self.sleep)
+        monkeypatch.setattr("slidegate.httpx.time", times)
+
+    def now_s(self) -> float:
+        return self.clock.now_us / 1_000_000
+
+    def sleep(self, span_s: float) -> None:
+        self.clock.advance(us=round(span_s * 1_000_000))
 
     def another_client(self, **options: Any) -> Any:
         options = {"limiter": self.limiter, "transport": self.server, "limits": "1000/second", **options}
@@ -134,22 +139,7 @@ MakeScene: TypeAlias = Callable[..., Scene]
 
 @pytest.fixture
 def scene(kind: str, monkeypatch: pytest.MonkeyPatch) -> MakeScene:
-    """Makes scenes in which time passes by the clock, in threads that sleep, too."""
-
-    def make(*answers: Answer, **options: Any) -> Scene:
-        made = Scene(kind, *answers, **options)
-
-        def now_s() -> float:
-            return made.clock.now_us / 1_000_000
-
-        def sleep(span_s: float) -> None:
-            made.clock.advance(us=round(span_s * 1_000_000))
-
-        times = SimpleNamespace(monotonic=now_s, time=now_s, sleep=sleep)
-        monkeypatch.setattr("slidegate.httpx.time", times)
-        return made
-
-    return make
+    return partial(Scene, kind, monkeypatch)
 
 
 tasks = pytest.mark.parametrize("kind", ["async"])
@@ -341,24 +331,24 @@ async def test_a_short_pause_does_not_end_a_longer_one_or_the_ban_of_an_operator
     assert caught.value.retry_after_us is None
 
 
-async def test_a_pause_that_cannot_be_stored_is_an_event(scene: MakeScene, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def unreachable(*ban: object) -> None:
-        raise StoreUnavailable("the wire is cut")
-
-    made = scene((429, {"Retry-After": "7"}), OK)
-    monkeypatch.setattr(made.limiter.store.bans, "ban", unreachable)
-    assert await made.statuses() == [429]
-    assert made.observer.kinds == ["pause_unshared"]
+async def unreachable(*ban: object) -> None:
+    raise StoreUnavailable("the wire is cut")
 
 
-@tasks
-async def test_a_store_that_does_not_answer_delays_a_response_by_a_second(
-    scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+async def silent(*ban: object) -> None:
+    await asyncio.sleep(3_600)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ban", "takes_s"), [("async", unreachable, 0), ("sync", unreachable, 0), ("async", silent, 1)]
+)
+async def test_a_pause_that_cannot_be_stored_is_an_event_and_delays_a_response_by_a_second(
+    scene: MakeScene, monkeypatch: pytest.MonkeyPatch, ban: Any, takes_s: int
 ) -> None:
     made = scene((429, {"Retry-After": "7"}), OK)
-    monkeypatch.setattr(made.limiter.store.bans, "ban", lambda *ban: asyncio.sleep(3_600))
+    monkeypatch.setattr(made.limiter.store.bans, "ban", ban)
     assert await made.statuses() == [429]
-    assert made.time.passed_s == 1
+    assert made.time.passed_s == takes_s
     assert made.observer.kinds == ["pause_unshared"]
 
 
@@ -412,11 +402,12 @@ def test_trio_runs_it() -> None:
     assert trio.run(run, clock=MockClock(autojump_threshold=0)) == pytest.approx(2)
 
 
-async def test_a_blocking_client_is_refused_in_a_thread_with_an_event_loop() -> None:
-    client = Scene("sync").client
+@pytest.mark.parametrize("kind", ["sync"])
+async def test_a_blocking_client_is_refused_in_a_thread_with_an_event_loop(scene: MakeScene) -> None:
+    made = scene()
     with pytest.raises(ConfigurationError, match="expected a thread without event loop; use LimitedTransport"):
-        client.get(URL)
-    assert (await run_sync(client.get, URL)).status_code == 200
+        made.client.get(URL)
+    assert await made.statuses() == [200]
 
 
 async def test_closing_closes_the_transport_and_an_own_limiter_alone(scene: MakeScene) -> None:

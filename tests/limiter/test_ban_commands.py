@@ -3,13 +3,13 @@
 import asyncio
 import ipaddress
 import random
-import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from string import ascii_letters
 from typing import Any
+from uuid import UUID
 
 import anyio.lowlevel
 import pytest
@@ -24,20 +24,12 @@ from slidegate.limiter.aio import STEP
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..remote_stores import RemoteStore, SlowStore
+from ..remote_stores import RemoteStore
 from ..virtual_time import VirtualTime
 
 SECOND_US = 1_000_000
 HOUR_US = 3_600 * SECOND_US
 POLICY = BanPolicy("3/10m", "1h")
-NETWORKS = {4: [22, 23, 24, 25, 26], 6: [44, 46, 48, 50]}
-"""Prefix lengths, few of them, so that networks meet."""
-
-
-@pytest.fixture(params=[MemoryStore, SlowStore])
-async def limiter(request: pytest.FixtureRequest, clock: FakeClock) -> AsyncIterator[Limiter]:
-    async with Limiter(request.param(clock=clock), deadline="20s") as made:
-        yield made
 
 
 async def keys(limiter: Limiter) -> list[str]:
@@ -62,14 +54,9 @@ def mistyped(rng: random.Random) -> str:
     return "".join(rng.choice(TYPOS[digit]) if character == digit else character for character in text)
 
 
-def named(rng: random.Random) -> str:
-    """Return what applications call a client."""
-    word = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 12)))
-    number, typed = rng.getrandbits(rng.choice([3, 16, 64])), mistyped(rng)
-    people = f"{word}y", f"{word}y.example.com", f"{word}@example.com", f"{word}y {word}", f"{word}y.{word}"
-    numbers = f"v{number}.{number}", f"tenant-{number}", f"{word}y::{number}", f"{number}-{number}"
-    kinds = f"user:{number}", f"user:{typed}", f"key:{typed}", f"org/{word}/{number}"
-    return rng.choice([*people, *numbers, *kinds, str(uuid.UUID(int=rng.getrandbits(128)))])
+NAMES = """{word}y {word}y.example.com {word}@example.com {word}y.{word} v{n}.{n} tenant-{n} {word}y::{n} {n}-{n}
+user:{n} user:203.0.113.{word} key:l{n}.0.0.1 org/{word}/{n} acme.com oil.co id::42 lol 1O x:1:2:y::"""
+"""What applications call a client."""
 
 
 def commands(limiter: Any) -> list[Callable[[str], Any]]:
@@ -78,24 +65,24 @@ def commands(limiter: Any) -> list[Callable[[str], Any]]:
 
 
 async def test_what_was_meant_as_an_address_is_refused_by_each_command(limiter: Limiter, rng: random.Random) -> None:
-    refused = 0
+    strike, refused = partial(limiter.strike, policy=BanPolicy("1/10m", "1h")), 0
+    commands: list[Any] = [partial(limiter.ban, duration="1h"), limiter.banned, limiter.unban, strike]
     for typed in ["203.0.113.O", "203.0.113,7", "203.0.113.x", " l0.0.0.1", *(mistyped(rng) for _ in range(2_000))]:
         try:
             ipaddress.ip_network(typed, strict=False)
         except ValueError:
             with pytest.raises(ConfigurationError) as raised:
-                await rng.choice(commands(limiter))(typed)
+                await rng.choice(commands)(typed)
             refused += 1
-            example = (
-                f'write for example "192.0.2.7", "192.0.2.0/24" or "user:42", or {f"key:{typed}"!r} if it is a key'
-            )
-            assert str(raised.value) == f"ban: {typed!r} is not an address or network; {example}"
+            assert str(raised.value).startswith(f"ban: {typed!r} is not an address or network; ")
     assert refused > 1_500
     assert await keys(limiter) == []
 
 
-async def test_what_applications_call_a_client_is_banned_as_it_is_counted(limiter: Limiter, rng: random.Random) -> None:
-    for name in {named(rng) for _ in range(300)} | {"ann", "acme.com", "oil.co", "id::42", "lol", "1O", "x:1:2:y::"}:
+@given(st.text("abcdefghijklmnopqrstuvwxyz", min_size=2, max_size=12), st.integers(0, 2**64), st.uuids())
+async def test_what_applications_call_a_client_is_banned_as_it_is_counted(word: str, number: int, own: UUID) -> None:
+    limiter = Limiter()
+    for name in [*NAMES.format(word=word, n=number).split(), str(own), f"{word}y {word}"]:
         assert (await limiter.ban(name, "1h")).key == name
         assert (await limiter.hit(name, "5/minute")).reason is Reason.BANNED
         assert await limiter.banned(name)
@@ -104,46 +91,30 @@ async def test_what_applications_call_a_client_is_banned_as_it_is_counted(limite
         assert await limiter.strike(name, BanPolicy("1/10m", "1h"))
 
 
-async def test_a_network_is_refused_by_the_bans_of_wider_ones(limiter: Limiter, rng: random.Random) -> None:
-    """As the key of an IPv6 client, for example, which is its /64."""
-    whole = [ipaddress.ip_network("2001:db8::/44"), ipaddress.ip_network("198.51.100.0/22", strict=False)]
-    for _ in range(200):
-        around = rng.choice(whole)
-        own = [
-            rng.choice([*around.subnets(new_prefix=prefix)]) for prefix in rng.choices(NETWORKS[around.version], k=3)
-        ]
-        key, *banned = own
-        for network in banned:
-            await limiter.ban(str(network), "1h")
-        refused = any(key.subnet_of(network) for network in banned)
-        assert (await limiter.banned(str(key)) is not None) is refused, (key, banned)
-        for network in banned:
-            await limiter.unban(str(network))
+async def test_a_network_is_refused_by_the_bans_of_wider_ones(limiter: Limiter) -> None:
+    """As the key of an IPv6 client, for example, which is its /64; the contract of stores has any networks."""
     await limiter.ban("198.51.100.0/25", "2h")
-    await limiter.ban("198.51.100.0/24", "1h")
-    found = await limiter.banned("198.51.100.0/24")
-    assert found is not None
-    assert found.key == "198.51.100.0/24"
-    await limiter.unban("198.51.100.0/24")
     assert await limiter.banned("198.51.100.0/24") is None
+    wider = await limiter.ban("198.51.100.0/24", "1h")
+    assert await limiter.banned("198.51.100.0/24") == wider
     for widest, own in (("198.0.0.0/8", "198.51.100.0/24"), ("2001::/19", "2001:db8::/64")):
-        ban = await limiter.ban(widest, "1h")
+        ban = await limiter.ban(widest, "2h")
         assert await limiter.banned(own) == ban
 
 
-@pytest.mark.parametrize(("version", "bits", "widest"), [(4, 32, 8), (6, 128, 19)])
+@given(st.sampled_from([(4, 8), (6, 19)]), st.integers(1, 22), st.integers(2**127, 2**128 - 1))
 async def test_no_network_wider_than_any_that_is_given_out_is_banned_by_hand(
-    rng: random.Random, version: int, bits: int, widest: int
+    kind: tuple[int, int], prefix: int, drawn: int
 ) -> None:
-    made, of_version = Limiter(), ipaddress.IPv4Network if version == 4 else ipaddress.IPv6Network
-    for prefix in [*range(1, widest + 3)] * 40:
-        network = str(of_version((rng.getrandbits(bits) >> (bits - prefix) << (bits - prefix), prefix)))
-        if prefix < widest:
-            message = f"ban: '{network}' is wider than an IPv{version} /{widest}, .* \"192.0.2.0/24\""
-            with pytest.raises(ConfigurationError, match=message):
-                await made.ban(network, "1h")
-        else:
-            assert (await made.ban(network, "1h")).key == network
+    made, (version, widest) = Limiter(), kind
+    address = ipaddress.ip_address(drawn if version == 6 else drawn >> 96)
+    network = str(ipaddress.ip_network(f"{address}/{prefix}", strict=False))
+    if prefix >= widest:
+        assert (await made.ban(network, "1h")).key == network
+        return
+    message = f"ban: '{network}' is wider than an IPv{version} /{widest}, .* \"192.0.2.0/24\""
+    with pytest.raises(ConfigurationError, match=message):
+        await made.ban(network, "1h")
 
 
 async def test_a_ban_refuses_until_it_ends_or_is_taken_back(limiter: Limiter, clock: FakeClock) -> None:
@@ -152,7 +123,6 @@ async def test_a_ban_refuses_until_it_ends_or_is_taken_back(limiter: Limiter, cl
     assert ban.until == ban.since + timedelta(hours=1)
     refused = await limiter.hit("203.0.113.7", "5/minute")
     assert (refused.reason, refused.retry_after, refused.ban, refused.by) == (Reason.BANNED, 3_600, ban, "manual")
-    assert (refused.remaining, refused.binding, refused.states) == (None, None, ())
     assert repr(refused) == "<Decision banned by='manual' retry_after_us=3600000000 reset_after_us=0>"
     assert (await limiter.peek("203.0.113.7", "5/minute")).reason is Reason.BANNED
     assert (await limiter.hit("203.0.113.8", "5/minute")).ban is None
@@ -168,13 +138,11 @@ async def test_a_ban_refuses_until_it_ends_or_is_taken_back(limiter: Limiter, cl
 
 async def test_spellings_of_an_address_are_one_address(limiter: Limiter) -> None:
     await limiter.ban("192.0.2.0/24", "1h")
-    for spelling in ("192.0.2.4", "::ffff:192.0.2.4", "::FFFF:C000:0204", "192.0.2.4/32"):
-        assert not await limiter.hit(spelling, "5/minute")
-    for other in ("192.0.3.4", "192.0.2.0/25", "a/b"):
-        assert await limiter.hit(other, "5/minute")
     assert (await limiter.ban("2001:db8:1:2::a", "1h")).key == "2001:db8:1:2::/64"
-    assert not await limiter.hit("2001:db8:1:2:ffff::9", "5/minute")
-    assert await limiter.hit("2001:db8:1:3::a", "5/minute")
+    for banned in ("::FFFF:C000:0204", "192.0.2.4/32", "2001:db8:1:2:ffff::9"):
+        assert not await limiter.hit(banned, "5/minute")
+    for other in ("192.0.3.4", "192.0.2.0/25", "a/b", "2001:db8:1:3::a"):
+        assert await limiter.hit(other, "5/minute")
 
 
 async def test_a_key_that_reads_as_a_wide_network_strikes_nobody_and_by_hand_it_is_meant(limiter: Limiter) -> None:
@@ -268,34 +236,29 @@ async def test_an_import_has_the_longer_the_more_lines_it_has(clock: FakeClock) 
 
 # -- keys that requests can have: values of clients are stored as digests only -----------------------------------------
 
-SOURCES: dict[str, Any] = {"header": header, "cookie": cookie, "query": query, "path": path_param}
-NAMES = st.text(ascii_letters + "-_", min_size=1, max_size=12).filter(lambda name: name[0].isalpha())
+SOURCES = {"header": header, "cookie": cookie, "query": query, "path": path_param}
+NAMED = st.text(ascii_letters + "-_", min_size=1, max_size=12).filter(lambda name: name[0].isalpha())
 VALUES = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=24).map(lambda text: f"s3cr3t{text}")
 CASES = st.sampled_from([str.lower, str.upper, str.capitalize])
 
 
-@given(st.sampled_from([*SOURCES]), NAMES, VALUES)
-async def test_the_key_of_a_value_is_banned_as_it_is_counted(source: str, name: str, value: str) -> None:
+@given(st.sampled_from([*SOURCES]), CASES, NAMED, st.sampled_from([":", "#", "=", ": ", " "]), VALUES)
+async def test_what_a_client_sends_is_banned_by_its_digest_and_refused_if_it_is_readable(
+    source: str, case: Callable[[str], str], name: str, between: str, value: str
+) -> None:
     limiter, key = Limiter(), SOURCES[source](name).of(value)
     digest = limiter.key_for(key)
     for spelled in (key, digest):
         assert (await limiter.ban(spelled, "1h")).key == digest
         assert (await limiter.hit(key, "5/minute")).reason is Reason.BANNED
         assert await limiter.unban(spelled)
-
-
-@given(st.sampled_from([*SOURCES]), CASES, NAMES, st.sampled_from([":", "#", "=", ": ", " "]), VALUES)
-async def test_a_readable_value_is_refused_and_not_repeated(
-    source: str, case: Any, name: str, between: str, value: str
-) -> None:
-    limiter = Limiter()
     for typed in (f"{case(source)}:{name}{between}{value}", f"{case(source)}:{name}", f"{case(source)}: {name}"):
         with pytest.raises(InvalidKey) as refused:
             await limiter.ban(typed, "1h")
         assert value not in str(refused.value).replace(name, "")
         assert f"no request is counted as '{source}:{name}" in str(refused.value)
         assert f'{source.replace("path", "path_param")}("{name}' in str(refused.value)
-    assert [ban async for ban in limiter.bans()] == []
+    assert await keys(limiter) == []
 
 
 async def test_keys_of_other_kinds_are_free() -> None:

@@ -3,30 +3,29 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, Limiter, RateLimitMiddleware, Rule
 from slidegate.core import StoreUnavailable
-from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.redis import RedisStore
+from slidegate.stores.open_store import open_store
 from slidegate.testing import RecordingObserver
 
 from ..asgi import hello, statuses
-from ..redis_servers import needs_redis
+from ..redis_servers import AT_REDIS
 from ..remote_stores import RemoteStore
-from ..stores.redis.stores import fresh_prefix
 
 
-@pytest.fixture(params=["memory", "lmdb", pytest.param("redis", marks=needs_redis), "of one's own"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    if request.param == "redis":
-        return RedisStore(request.getfixturevalue("server").url, prefix=fresh_prefix())
-    if request.param == "lmdb":
-        return LmdbStore(tmp_path / "lmdb")
-    return MemoryStore() if request.param == "memory" else RemoteStore()  # which goes on answering
+@pytest.fixture(params=["memory", "lmdb", AT_REDIS, "own"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def store(kind: str, request: pytest.FixtureRequest) -> Any:
+    """A store; one of a user's own goes on answering when it is closed."""
+    return RemoteStore() if kind == "own" else open_store(request.getfixturevalue("url"))
 
 
 async def listed(found: Any) -> list[Any]:

@@ -20,22 +20,12 @@ from slidegate.testing import FakeClock
 from ..remote_stores import SlowStore
 
 
-def opened(kind: str, clock: Callable[[], int]) -> Iterator[Limiter]:
-    store: Any = MemoryStore(clock=clock) if kind == "memory" else SlowStore(clock)  # type: ignore[arg-type]
-    made = Limiter(store, deadline="60s")
-    yield made
-    made.sync.close()
-
-
-@pytest.fixture(params=["memory", "a store that is awaited"])
-def limiter(request: pytest.FixtureRequest, clock: FakeClock) -> Iterator[Limiter]:
-    yield from opened(request.param, clock)
-
-
-@pytest.fixture(params=["memory", "a store that is awaited"])
+@pytest.fixture(params=[MemoryStore, SlowStore])
 def real(request: pytest.FixtureRequest) -> Iterator[Limiter]:
     """A limiter by the time of the system."""
-    yield from opened(request.param, lambda: time.monotonic_ns() // 1_000)
+    made = Limiter(request.param(), deadline="60s")
+    yield made
+    made.sync.close()
 
 
 def outcomes(call: Callable[[], object], times: int) -> list[object]:

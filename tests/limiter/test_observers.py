@@ -64,17 +64,6 @@ def test_events_are_given_the_unix_time_of_the_limiter() -> None:
         given.time_us = 1  # type: ignore[misc]
 
 
-def test_an_observer_that_was_removed_hears_nothing_and_the_others_go_on() -> None:
-    removed, other = RecordingObserver(), RecordingObserver()
-    limiter = Limiter(observers=[other])
-    subscription = limiter.observe(removed)
-    emit(limiter, 1)
-    subscription.remove()
-    subscription.remove()
-    emit(limiter, 3, first=1)
-    assert (numbers(removed.events), numbers(other.events)) == ([0], [0, 1, 2, 3])
-
-
 class Requests(Observer):
     def __init__(self) -> None:
         self.heard: list[Outcome] = []
@@ -83,38 +72,33 @@ class Requests(Observer):
         self.heard.append(outcome)
 
 
-async def questions(limiter: Limiter) -> None:
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+async def test_questions_without_http_have_outcomes(url: str) -> None:
     heard = Requests()
-    limiter.observe(heard)
-    answers = [await limiter.hit("a", "3/minute", rule="some") for _ in range(5)]
-    assert [outcome.decisions[0] for outcome in heard.heard] == answers
-    assert [(outcome.allowed, outcome.ended) for outcome in heard.heard] == [
-        (answer.allowed, "success" if answer else "refused") for answer in answers
-    ]
-    assert {(outcome.route, outcome.status) for outcome in heard.heard} == {(None, 0)}
-    assert [outcome.rules for outcome in heard.heard] == [("some",)] * 5
-    async with limiter.limited("1/day", key="b", rule="block"):
-        pass
-    assert heard.heard[-1].rules == ("block",)
+    async with Limiter.from_url(url, deadline="60s", observers=[heard]) as limiter:
+        answers = [await limiter.hit("a", "3/minute", rule="some") for _ in range(5)]
+        async with limiter.limited("1/day", key="b", rule="block"):
+            pass
+    *hits, block = heard.heard
+    assert [outcome.decisions[0] for outcome in hits] == answers
+    assert [(outcome.allowed, outcome.ended) for outcome in hits] == [(True, "success")] * 3 + [(False, "refused")] * 2
+    assert {(outcome.route, outcome.status, outcome.rules) for outcome in hits} == {(None, 0, ("some",))}
+    assert block.rules == ("block",)
 
 
-async def test_questions_without_http_have_outcomes(tmp_path: Path) -> None:
-    await questions(Limiter(MemoryStore(clock=FakeClock())))
-    async with Limiter(LmdbStore(tmp_path), deadline="60s") as limiter:
-        await questions(limiter)
-
-
-async def test_outcomes_are_made_only_while_somebody_asks_for_them() -> None:
-    limiter, heard = Limiter(), Requests()
-    assert not limiter.engine.observers.requests
-    subscription = limiter.observe(heard)
-    await limiter.hit("a", "1/day")
-    subscription.remove()
-    assert not limiter.engine.observers.requests
-    await limiter.hit("a", "1/day")
-    assert len(heard.heard) == 1
-    limiter.observe(RecordingObserver())
+async def test_an_observer_that_was_removed_hears_nothing_and_outcomes_are_made_only_for_somebody() -> None:
+    removed, requests, other = RecordingObserver(), Requests(), RecordingObserver()
+    limiter = Limiter(observers=[other])
     assert not limiter.engine.observers.requests, "it has the method of the base class alone"
+    subscriptions = [limiter.observe(observer) for observer in (removed, requests)]
+    emit(limiter, 1)
+    await limiter.hit("a", "1/day")
+    for subscription in subscriptions * 2:
+        subscription.remove()
+    emit(limiter, 3, first=1)
+    await limiter.hit("a", "1/day")
+    assert (numbers(removed.events), numbers(other.events)) == ([0], [0, 1, 2, 3])
+    assert (len(requests.heard), limiter.engine.observers.requests) == (1, False)
 
 
 def test_threads_that_emit_at_once_lose_and_repeat_nothing_and_each_is_heard_in_order_in_its_thread() -> None:
@@ -183,22 +167,15 @@ def test_an_observer_may_call_the_limiter_because_no_lock_is_taken(kind: str, tm
 async def hears_async(told: Event) -> None: ...
 
 
-class HearsAsync:
-    async def __call__(self, told: Event) -> None: ...
-
-
 class RequestsAsync:
     async def request(self, outcome: Outcome) -> None: ...
 
 
-@pytest.mark.parametrize("bad", [HearsAsync(), RequestsAsync()])
-def test_a_coroutine_function_is_no_observer(bad: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"coroutine function.*run_coroutine_threadsafe"):
-        Limiter().observe(bad)
-
-
-def test_an_observer_that_returns_a_coroutine_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("bad", [hears_async, RequestsAsync()])
+def test_a_coroutine_function_is_no_observer(bad: Any, caplog: pytest.LogCaptureFixture) -> None:
     limiter = Limiter()
+    with pytest.raises(ConfigurationError, match=r"coroutine function.*run_coroutine_threadsafe"):
+        limiter.observe(bad)
     limiter.observe(lambda told: hears_async(told))
     emit(limiter, 1)
     assert "returned a coroutine, which nothing awaits" in caplog.text

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -41,32 +41,23 @@ FIXED = "a function returns it"
 
 
 class Worker:
-    """A limiter on rows that others can write, with limits of its own, and its events.
-
-    Attributes:
-        named: Its limits.
-    """
+    """A limiter on rows that others can write, with limits of its own, and its events."""
 
     def __init__(self, rows: SharedRows | None = None, *, secret: str | None = None, **limits: str | AnyLimit) -> None:
-        self.rows = SharedRows() if rows is None else rows
-        self.heard = RecordingObserver()
-        self.store = MemoryStore(clock=self.rows.clock)
-        self.store.shared_stats = self.rows
-        self.limiter = Limiter(self.store, observers=[self.heard], secret=secret)
+        self.rows, self.heard, self.named = rows or SharedRows(), RecordingObserver(), list[NamedLimit]()
+        store = MemoryStore(clock=self.rows.clock)
+        store.shared_stats = self.rows
+        self.limiter = Limiter(store, observers=[self.heard], secret=secret)
         self.changes = self.limiter.engine.overrides
-        self.named: list[NamedLimit] = []
         if limits:
             self.limiter.engine.callers.add(self)
         for name, limit in limits.items():
             self.add(name, limit)
 
-    def add(self, name: str, limit: str | AnyLimit, **more: Any) -> NamedLimit:
-        """Register another limit."""
+    def add(self, name: str, limit: str | AnyLimit, **more: Any) -> None:
         configured = parse_limits(limit)[0] if isinstance(limit, str) else limit
-        made = NamedLimit(name, configured.own(), configured, f"rule {len(self.named)}", **more)
-        self.named.append(made)
-        self.changes.register([made])
-        return made
+        self.named.append(NamedLimit(name, configured.own(), configured, f"rule {len(self.named)}", **more))
+        self.changes.register(self.named[-1:])
 
     def buckets(self) -> list[Bucket]:
         return []
@@ -79,26 +70,23 @@ class Worker:
         """The amounts that differ from those in code."""
         return {one.name: one.limit.amount for one in self.named if one.limit.amount != one.configured.amount}
 
-    async def change(self, name: str = "api", limit: str = "20/minute", duration: str = "1h") -> Override:
-        return await self.limiter.override(name, limit, duration, reason="why", by="ann")
-
+    @property
     def known(self) -> dict[str, str]:
         return {name: one.limit for name, one in self.changes.known.items()}
 
-    def kinds(self) -> list[str]:
-        return [event.kind for event in self.heard.events]
+    async def change(self, name: str = "api", limit: str = "20/minute", duration: str = "1h") -> Override:
+        return await self.limiter.override(name, limit, duration, reason="why", by="ann")
+
+    async def look(self) -> None:
+        """Look as a question does when the time has come for it."""
+        self.changes._next_us = 0
+        await self.limiter.hit("k", "5/minute")
+        await turns(20)
 
 
 @pytest.fixture
 def worker() -> Worker:
     return Worker(**LIMITS)
-
-
-def details(events: Iterable[Any]) -> list[dict[str, Any]]:
-    return [dict(event.details) for event in events]
-
-
-# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 NAMES = st.sampled_from([*LIMITS, "plans", "*", "apy"]) | st.text(max_size=6)
@@ -134,15 +122,12 @@ async def test_any_name_and_text_is_refused_before_writing_or_in_effect_in_every
         if name == "*":
             assert not one.limiter.engine.counts
         else:
-            assert one.known() == {name: made.limit}
+            assert one.known == {name: made.limit}
             (own,) = [limit for limit in one.named if limit.name == name]
             assert own.limit.amount == int(made.limit.partition("/")[0])
             changed = own.limit.own()
             changed.become(own.configured.amount)
             assert changed == own.configured
-
-
-# -- workers -----------------------------------------------------------------------------------------------------------
 
 
 async def test_workers_are_counted_by_their_rows_until_they_end_or_have_been_gone_for_thirty_seconds() -> None:
@@ -188,25 +173,27 @@ async def test_without_a_worker_any_name_is_accepted_and_one_that_starts_takes_i
     late = Worker(script.rows, calm="5/minute")
     await late.changes.look()
     assert late.changed == {"calm": 7}
-    assert late.kinds() == ["limit_overridden"]
+    assert late.heard.kinds == ["limit_overridden"]
 
 
-UNREADABLE = [b"", b"\xff", b"[]", b"[" * 100_000, b'{"version": 2}']
 WORKER_ROW = {"version": 2, "secret": "", "limits": {"api": "10/1m"}, "fixed": {}}
 CHANGE_ROW = {"name": "calm", "limit": "6/minute", "by": "", "reason": "", "since_us": 0, "until_us": 2**51}
-ODD_ROWS = [
-    *[(overrides.WORKER, {**WORKER_ROW, **odd}) for odd in ({"version": 3}, {"limits": ["api", "10/1m"]})],
-    *[(overrides.WORKER, {**WORKER_ROW, "limits": {"api": odd}}) for odd in (["10/1m"], "10 a minute")],
-    *[(0, {**CHANGE_ROW, "limit": odd}) for odd in ("6 a minute", 6, "off")],
-    *[(0, {**CHANGE_ROW, **odd}) for odd in ({"name": 7}, {"name": "*"}, {"later": 1})],
+ODD_WORKERS = [
+    {"version": 3},
+    {"limits": ["api", "10/1m"]},
+    {"limits": {"api": ["10/1m"]}},
+    {"limits": {"api": "10 a m"}},
 ]
+ODD_CHANGES = [{"limit": "6 a minute"}, {"limit": 6}, {"limit": "off"}, {"name": 7}, {"name": "*"}, {"later": 1}]
+UNREADABLE = [b"", b"\xff", b"[]", b"[" * 100_000, b'{"version": 2}']
 
 
 @pytest.mark.parametrize(
     ("number", "value"),
     [
         *[(number, value) for number in (0, overrides.WORKER) for value in UNREADABLE],
-        *[(number, json.dumps(row).encode()) for number, row in ODD_ROWS],
+        *[(overrides.WORKER, json.dumps(WORKER_ROW | odd).encode()) for odd in ODD_WORKERS],
+        *[(0, json.dumps(CHANGE_ROW | odd).encode()) for odd in ODD_CHANGES],
     ],
 )
 async def test_a_row_that_cannot_be_read_is_no_worker_and_no_change(worker: Worker, number: int, value: bytes) -> None:
@@ -232,14 +219,11 @@ async def test_a_worker_reports_once_that_others_have_another_secret(own: str | 
         second.changes.due_s = 0.0
         await second.changes.look()
     differ = own != other
-    assert second.kinds() == ["secret_differs"] * differ
+    assert second.heard.kinds == ["secret_differs"] * differ
     assert [one.same_secret for one in await second.limiter.workers()] == [not differ]
     assert all("set the same SLIDEGATE_SECRET" in event.message for event in second.heard.events)
     values = [value for value, _ in first.rows.rows.values()]
     assert not any(secret.encode() in value for secret in SECRETS if secret for value in values)
-
-
-# -- functions and transports ------------------------------------------------------------------------------------------
 
 
 async def test_the_limits_of_functions_blocks_and_transports_are_changed_as_those_of_rules() -> None:
@@ -297,9 +281,6 @@ def test_a_thread_without_an_event_loop_looks_when_it_asks(tmp_path: Path, monke
     limiter.sync.close()
 
 
-# -- off ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 async def pair(kind: str, url: str) -> AsyncIterator[tuple[Limiter, Limiter]]:
     """A limiter that counts, and one from which limits are changed; with a memory store they are the same."""
@@ -342,7 +323,7 @@ async def test_off_ends_by_itself_and_what_waits_passes(worker: Worker) -> None:
     assert (await worker.limiter.hit("k", "1/minute")).binding is None
     worker.rows.clock.advance("10m")
     await worker.changes.look()
-    assert worker.kinds() == ["switched_off", "switched_on"]
+    assert worker.heard.kinds == ["switched_off", "switched_on"]
     async with anyio.create_task_group() as group:
 
         async def wait() -> None:
@@ -356,27 +337,24 @@ async def test_off_ends_by_itself_and_what_waits_passes(worker: Worker) -> None:
             await worker.limiter.override("*", "off", "10m")
 
 
-# -- events ------------------------------------------------------------------------------------------------------------
-
-
 async def test_the_last_writer_wins_and_every_worker_reports_both_amounts(worker: Worker) -> None:
     other = Worker(worker.rows, **LIMITS)
     await worker.change(limit="20/minute")
     await other.changes.refresh()
     made = await other.change(limit="30/minute")
     await worker.changes.refresh()
-    assert worker.known() == other.known() == {"api": "30/1m"}
+    assert worker.known == other.known == {"api": "30/1m"}
     assert await other.limiter.restore("api")
     assert not await other.limiter.restore("api")
     await worker.changes.refresh()
-    assert worker.known() == other.known() == {}
+    assert worker.known == other.known == {}
     assert worker.changed == other.changed == {}
-    assert worker.kinds() == ["limit_overridden", "limit_overridden", "limit_restored"]
-    told = details(worker.heard.events)
+    assert worker.heard.kinds == ["limit_overridden", "limit_overridden", "limit_restored"]
+    told = [dict(event.details) for event in worker.heard.events]
     assert [(one["was"], one["amount"]) for one in told] == [(10, 20), (20, 30), (30, 10)]
     assert {(one["limit"], one["by"], one["reason"]) for one in told} == {("api", "ann", "why")}
     assert {one["until"] for one in told} == {made.until}
-    assert details(other.heard.events) == told
+    assert [event.details for event in other.heard.events] == told
 
 
 @pytest.mark.parametrize("reason", ["", "why"])
@@ -413,17 +391,7 @@ async def test_each_limit_of_a_name_takes_a_change_of_its_window_and_a_worker_sa
         "'several': in the code it is '10/1h'",
     ]
     assert [one.limit.amount for one in worker.named if one.name == "several"] == [7, 10, 10]
-    assert (worker.kinds(), worker.changed) == (["limit_overridden"], {"several": 7})
-
-
-# -- looking -----------------------------------------------------------------------------------------------------------
-
-
-async def look(worker: Worker) -> None:
-    """Wait for the look that a question begins."""
-    worker.changes._next_us = 0
-    await worker.limiter.hit("k", "5/minute")
-    await turns(20)
+    assert (worker.heard.kinds, worker.changed) == (["limit_overridden"], {"several": 7})
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -435,69 +403,56 @@ async def until(holds: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), RuntimeError("odd")])
 async def test_it_is_over_in_time_also_while_the_store_is_away(
-    worker: Worker, error: Exception, caplog: pytest.LogCaptureFixture
+    worker: Worker, error: Exception, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = worker.rows.read
-
     async def fail(*asked: object) -> Any:
         raise error
 
     await worker.change(duration="1h")
     await worker.change("calm", "6/minute", duration="2h")
-    worker.rows.read = fail  # type: ignore[method-assign]
-    worker.rows.clock.advance("59m")
-    await look(worker)
-    assert set(worker.known()) == {"api", "calm"}, "the last that is known applies"
-    worker.rows.clock.advance("1m")
-    await look(worker)
-    assert set(worker.known()) == {"calm"}
-    for command in (worker.changes.refresh(), worker.limiter.overrides()):
-        with pytest.raises(type(error)):
-            await command
+    with monkeypatch.context() as patched:
+        patched.setattr(worker.rows, "read", fail)
+        for minutes, names in (("59m", {"api", "calm"}), ("1m", {"calm"})):
+            worker.rows.clock.advance(minutes)
+            await worker.look()
+            assert set(worker.known) == names, "the last that is known applies"
+        for command in (worker.changes.refresh(), worker.limiter.overrides()):
+            with pytest.raises(type(error)):
+                await command
     assert ("changed limits cannot be read" in caplog.text) is isinstance(error, RuntimeError)
-    worker.rows.read = read  # type: ignore[method-assign]
-    worker.rows.clock.advance("59m")
-    await look(worker)
-    assert set(worker.known()) == {"calm"}
-    worker.rows.clock.advance("1m")
-    await look(worker)
-    assert worker.known() == {}
+    for minutes, names in (("59m", {"calm"}), ("1m", set())):
+        worker.rows.clock.advance(minutes)
+        await worker.look()
+        assert set(worker.known) == names
 
 
 async def test_a_worker_looks_twice_a_second_while_it_is_asked_and_never_after_its_end(worker: Worker) -> None:
     other = Worker(worker.rows, **LIMITS)
-    await other.limiter.hit("k", "5/minute")
-    await turns(20)
+    await other.look()
     await worker.change()
-    for us, expected in ((499_999, {}), (1, {"api": "20/1m"})):
+    for us, expected in ((499_999, {}), (1, {"api": "20/1m"}), (HOUR_US, {})):
         worker.rows.clock.advance(us=us)
         await other.limiter.hit("k", "5/minute")
         await turns(20)
-        assert other.known() == expected
-    worker.rows.clock.advance("1h")
-    await other.limiter.hit("k", "5/minute")
-    await turns(20)
-    assert other.known() == {}
+        assert other.known == expected
     await other.limiter.close()
     assert len(await worker.limiter.workers()) == 0, "its row has ended with it"
 
 
-@pytest.mark.parametrize("has_loop", [True, False])
-def test_a_store_of_one_process_keeps_changes_there_and_ends_them(*, has_loop: bool) -> None:
+def on_no_loop(work: Any) -> Any:
+    with pytest.raises(StopIteration) as done:
+        work.send(None)
+    return done.value.value
+
+
+@pytest.mark.parametrize("run", [asyncio.run, on_no_loop])
+def test_a_store_of_one_process_keeps_changes_there_and_ends_them(run: Callable[[Any], Any]) -> None:
     clock = FakeClock(1_800_000_000_000_000)
     limiter = Limiter(MemoryStore(clock=clock))
     caller = BucketCaller(Bucket("api", parse_limits("10/minute")))
     limiter.engine.callers.add(caller)
     (own,) = caller.limits_by_name()
     assert not limiter.engine.overrides.may_change, "nothing is looked at where nothing is changed"
-
-    def run(work: Any) -> Any:
-        if has_loop:
-            return asyncio.run(work)
-        with pytest.raises(StopIteration) as done:
-            work.send(None)
-        return done.value.value
-
     for amount in (5, 6):
         assert run(limiter.override("api", f"{amount}/minute", "1h")).workers == 1
         assert own.limit.amount == amount
@@ -506,16 +461,16 @@ def test_a_store_of_one_process_keeps_changes_there_and_ends_them(*, has_loop: b
     run(limiter.hit("k", "5/minute"))
     assert own.limit.amount == 10
     assert run(limiter.overrides()) == run(limiter.workers()) == []
-    for ends in (lambda: limiter.engine.forget(), lambda: run(limiter.restore("api"))):
+    for ends in (limiter.engine.forget, lambda: run(limiter.restore("api"))):
         run(limiter.override("api", "7/minute", "1h"))
         assert own.limit.amount == 7
         ends()
         assert own.limit.amount == 10
 
 
-def hold_reads(worker: Worker, count: int) -> list[anyio.Event]:
-    """Have the next reads return when an event is set; each has read before."""
-    read, waits = worker.rows.read, [anyio.Event() for _ in range(count)]
+def hold_reads(worker: Worker) -> list[anyio.Event]:
+    """Let the next two reads return when their event is set; each has read before."""
+    read, waits = worker.rows.read, [anyio.Event(), anyio.Event()]
     left = [*waits]
 
     async def slow_read(rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
@@ -529,23 +484,24 @@ def hold_reads(worker: Worker, count: int) -> list[anyio.Event]:
 
 
 async def test_a_look_that_began_before_a_change_takes_nothing_back(worker: Worker) -> None:
-    (held,) = hold_reads(worker, 1)
+    reads = hold_reads(worker)
+    reads[1].set()
     async with anyio.create_task_group() as group:
         group.start_soon(worker.changes.refresh)
         await anyio.lowlevel.checkpoint()
         await worker.change()
-        held.set()
-    assert worker.known() == {"api": "20/1m"}
-    assert worker.kinds() == ["limit_overridden"]
+        reads[0].set()
+    assert worker.known == {"api": "20/1m"}
+    assert worker.heard.kinds == ["limit_overridden"]
 
 
 async def test_a_command_gets_what_the_store_says_although_a_look_has_begun_meanwhile(worker: Worker) -> None:
     await Worker(worker.rows).change()
-    waits = hold_reads(worker, 2)
+    reads = hold_reads(worker)
     async with anyio.create_task_group() as group:
         group.start_soon(worker.changes.refresh)  # that of a command
         await anyio.lowlevel.checkpoint()
         group.start_soon(worker.changes.refresh)  # that of the timer
-        waits[0].set()
-        await until(lambda: worker.known() == {"api": "20/1m"})
-        waits[1].set()
+        reads[0].set()
+        await until(lambda: worker.known == {"api": "20/1m"})
+        reads[1].set()

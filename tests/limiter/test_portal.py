@@ -30,6 +30,15 @@ def no_others() -> None:
     gc.collect()
 
 
+def run(program: str, *arguments: str, timeout_s: float = BOUND_S) -> str:
+    """Return what a program writes in a process of its own, which warns of nothing but forks beside threads."""
+    warnings = ("-X", "dev", "-W", "ignore:This process:DeprecationWarning")
+    command = [sys.executable, *warnings, "-c", program, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout
+
+
 def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "slidegate-loop"]
 
@@ -114,11 +123,7 @@ assert "slidegate-loop" not in [thread.name for thread in threading.enumerate()]
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
 def test_a_portal_that_was_used_before_a_fork_serves_the_parent_and_a_new_one_the_child(url: str) -> None:
-    # From Python 3.12 on, a fork beside threads is warned of.
-    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", FORKED, url]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=4 * BOUND_S)
-    assert (run.returncode, run.stderr) == (0, "")
-    admitted = [int(line) for line in run.stdout.split()]
+    admitted = [int(line) for line in run(FORKED, url, timeout_s=4 * BOUND_S).split()]
     assert len(admitted) == 12
     assert sum(admitted) == 200 or url.startswith("memory"), "the bound holds over all of them"
 
@@ -156,9 +161,7 @@ limiter.sync.close()
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("kind", ["memory", pytest.param("lmdb", marks=pytest.mark.all), AT_REDIS])
 def test_a_child_that_is_forked_while_other_threads_count_and_emit_gets_answers_and_events(url: str) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", COUNTING, url]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=10 * BOUND_S)
-    assert (run.returncode, run.stdout, run.stderr) == (0, "heard\n0\n" * 10, "")
+    assert run(COUNTING, url, timeout_s=10 * BOUND_S) == "heard\n0\n" * 10
 
 
 PROGRAM = """
@@ -194,9 +197,7 @@ LAST = {
 
 @pytest.mark.parametrize("last", LAST.values(), ids=LAST)
 def test_the_interpreter_ends_though_nobody_closed_the_limiter(last: str) -> None:
-    program = PROGRAM.format(root=str(ROOT), source=str(ROOT / "src"), last=last)
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=BOUND_S)
-    assert (run.returncode, run.stdout, run.stderr) == (0, "over\n", "")
+    assert run(PROGRAM.format(root=str(ROOT), source=str(ROOT / "src"), last=last)) == "over\n"
 
 
 UNCLOSED = """
@@ -210,9 +211,7 @@ print("over")
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
 def test_a_process_ends_without_a_warning_though_nobody_closed_its_store(url: str) -> None:
-    command = [sys.executable, "-X", "dev", "-c", UNCLOSED, url]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S)
-    assert (run.returncode, run.stdout, run.stderr) == (0, "over\n", "")
+    assert run(UNCLOSED, url) == "over\n"
 
 
 class TimeIsUp(Exception):

@@ -4,7 +4,9 @@ import asyncio
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,11 +17,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from slidegate import MemoryStore, Quota
-from slidegate.core import Bucket, Check, Concurrency, Decision, Reason, parse_limits
+from slidegate.core import AnyLimit, Bucket, Check, Concurrency, Decision, Limit, Reason, parse_limits
 from slidegate.limiter.queues import LATE_S, PAUSE_S, Queues
 from slidegate.testing import FakeClock
 
-from ..virtual_time import VirtualTime, turns
+from ..redis_servers import until
+from ..virtual_time import VirtualTime
 
 KEY = "everyone"
 NAME = ("answers", KEY)
@@ -27,19 +30,19 @@ WAIT_MAX = 4
 US = 0.000_001
 
 
+@dataclass(eq=False)
 class Waiting:
     """A request, and what has become of it."""
 
-    def __init__(self, tenant: str, cost: int, came_s: float, wait_s: float) -> None:
-        self.tenant = tenant
-        self.cost = cost
-        self.came_s = came_s
-        self.until_s = came_s + wait_s
-        self.task: asyncio.Task[None]
-        self.is_gone = False
-        self.is_refused_for_others = False
-        self.decision: Decision | None = None
-        self.ended_s: float | None = None
+    tenant: str
+    cost: int
+    came_s: float
+    until_s: float
+    task: asyncio.Task[None] = field(init=False)
+    is_gone: bool = False
+    is_refused_for_others: bool = False
+    decision: Decision | None = None
+    ended_s: float | None = None
 
 
 class Line(RuleBasedStateMachine):
@@ -164,7 +167,7 @@ class Line(RuleBasedStateMachine):
         self.run(self._arrive(tenant, cost, wait_ms / 1_000))
 
     async def _arrive(self, tenant: str, cost: int, wait_s: float) -> None:
-        one = Waiting(tenant, cost, self.time.passed_s, wait_s)
+        one = Waiting(tenant, cost, self.time.passed_s, self.time.passed_s + wait_s)
         one.task = asyncio.create_task(self._watched(one))
         await self.settled()
 
@@ -264,10 +267,18 @@ TestLine = Line.TestCase
 TestLine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-def test_what_a_client_that_has_left_was_waiting_for_refuses_nobody() -> None:
+@contextmanager
+def a_line(units: int, permits: int) -> Iterator[Line]:
     line = Line()
-    line.begin(units=3, permits=1, is_fair=False)
+    line.begin(units=units, permits=permits, is_fair=False)
     try:
+        yield line
+    finally:
+        line.teardown()
+
+
+def test_what_a_client_that_has_left_was_waiting_for_refuses_nobody() -> None:
+    with a_line(units=3, permits=1) as line:
         for cost, wait_ms in ((2, 0), (2, 60_000), (1, 60_000), (1, 60_000), (1, 60_000)):
             line.arrive(tenant="a", cost=cost, wait_ms=wait_ms)
         line.line[0].is_gone = True  # it would have room for its two units in a second
@@ -275,15 +286,11 @@ def test_what_a_client_that_has_left_was_waiting_for_refuses_nobody() -> None:
         line.everything_holds()
         assert len(line.line) == WAIT_MAX
         assert not any(one.is_gone for one in line.line)
-    finally:
-        line.teardown()
 
 
 @pytest.mark.parametrize(("units", "permits"), [(4, 1), (1, 3)])
 def test_room_that_another_process_makes_is_noticed_within_200_ms(units: int, permits: int) -> None:
-    line = Line()
-    line.begin(units=units, permits=permits, is_fair=False)
-    try:
+    with a_line(units, permits) as line:
         for _ in range(2):
             line.arrive(tenant="a", cost=1, wait_ms=60_000)
         assert len(line.line) == 1
@@ -291,110 +298,62 @@ def test_room_that_another_process_makes_is_noticed_within_200_ms(units: int, pe
         line.store.reset(KEY)
         line.time_passes(ms=200)
         assert line.line == []
-    finally:
-        line.teardown()
-
-
-class Room:
-    """A store with so many permits, and its queue; requests keep their permit until `release`."""
-
-    def __init__(self, permits: int, limits: str = "1000/s") -> None:
-        self.store = MemoryStore(clock=FakeClock())
-        self.queues = Queues()
-        limit = Quota(limits) if limits.endswith("day") else parse_limits(limits)[0]
-        self.checks = [(Bucket(NAME[0], [one]), KEY, 1) for one in (limit, Concurrency(permits))]
-        self.admitted: list[tuple[str, Decision]] = []
-        self.questions = 0
-
-    async def refund(self, reservations: Any) -> None:
-        self.store.refund(reservations)
-        self.queues.refunded(one.check for one in reservations)
-
-    async def ask(self) -> Decision:
-        self.questions += 1
-        return self.store.hit(self.checks)
-
-    async def come(self, tenant: str = "", wait: int = 30, wait_max: int = 16, **options: Any) -> Decision:
-        refused = None if self.queues.is_queued(NAME) else await self.ask()
-        if refused is None or not refused.allowed:
-            wait_us = wait * 1_000_000
-            options = {"wait_us": wait_us, "wait_max": wait_max, "tenant": tenant, **options}
-            refused = await self.queues.wait(NAME, refused, self.ask, **options)
-        if refused.allowed:
-            self.admitted.append((tenant, refused))
-            self.queues.take(NAME, tenant)
-        return refused
-
-    async def release(self) -> None:
-        tenant, decision = self.admitted.pop(0)
-        await self.refund(decision.take_back(held=True))
-        self.queues.release(NAME, tenant)
-
-    async def begin(self, *tenants: str, **options: Any) -> list[asyncio.Task[Decision]]:
-        tasks = [asyncio.create_task(self.come(tenant, **options)) for tenant in tenants]
-        await turns(60)
-        return tasks
-
-
-async def test_a_request_that_joins_a_queue_asks_nothing_and_is_refused_with_the_limits_of_the_rule() -> None:
-    room = Room(1)
-    await room.begin("in", "first", wait_max=1)
-    assert room.questions == 2
-    (late,) = await room.begin("late", wait_max=1)
-    assert [(state.rule, state.key) for state in late.result().violated][-1] == NAME
-    assert room.questions == 2
-
-
-async def test_a_request_waits_for_no_quota_and_for_no_cost_that_never_fits() -> None:
-    spent = Room(9, "1/day")
-    assert [bool(await spent.come(wait=200_000)) for _ in range(2)] == [True, False]
-    room = Room(9, "5/s")
-    room.checks = [(bucket, key, 6) for bucket, key, _ in room.checks]
-    assert (await room.come()).reason is Reason.TOO_LARGE
-
-
-def test_waiters_of_all_threads_and_kinds_of_loops_are_one_queue() -> None:
-    room, order, lock = Room(1), list[int](), threading.Lock()
-
-    async def one(number: int) -> None:
-        assert await room.come(wait=60)
-        with lock:
-            order.append(number)
-        await anyio.sleep(0.001)
-        await room.release()
-
-    def run(number: int) -> None:
-        anyio.run(one, number, backend="trio" if number % 2 else "asyncio")
-
-    anyio.run(partial(_hold_while, room, run, order), backend="asyncio")
-    assert order == [0, 1, 2, 3, 4]
-    assert room.store.permits_held() == room.queues.waiting == 0
-
-
-async def _hold_while(room: Room, run: Callable[[int], None], order: list[int]) -> None:
-    """Take the permit, let threads queue one after the other, and return it."""
-    await room.come()
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(5)]
-    for count, thread in enumerate(threads, start=1):
-        thread.start()
-        async with asyncio.timeout(30):
-            while room.queues.waiting < count:  # noqa: ASYNC110 - another thread counts
-                await asyncio.sleep(0.001)
-    await room.release()
-    for thread in threads:
-        await asyncio.to_thread(thread.join, 30)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_does_not_queue_behind_the_waiters_of_its_parent() -> None:
-    room = Room(1)
-
-    async def fork() -> int:
-        await room.begin("in", "waits")
+    with a_line(units=3, permits=1) as line:
+        for _ in range(2):
+            line.arrive(tenant="a", cost=1, wait_ms=60_000)
         child = os.fork()
         if not child:
-            os._exit(room.queues.waiting + room.queues.is_queued(NAME))
-        return child
+            os._exit(line.queues.waiting + line.queues.is_queued(NAME))
+        assert os.waitpid(child, 0)[1] == 0
+        assert line.queues.waiting == 1
 
-    assert os.waitpid(asyncio.run(fork()), 0)[1] == 0
-    assert room.queues.waiting == 0, "its event loop has ended"
+
+@pytest.mark.parametrize(
+    ("limit", "cost", "reason"), [(Quota("1/day"), 1, Reason.LIMITED), (Limit(5, "1s"), 6, Reason.TOO_LARGE)]
+)
+async def test_a_request_waits_for_no_quota_and_for_no_cost_that_never_fits(
+    limit: AnyLimit, cost: int, reason: Reason
+) -> None:
+    checks, store = [(Bucket(NAME[0], [limit]), KEY, cost)], MemoryStore(clock=FakeClock())
+    store.hit(checks)
+
+    async def ask() -> Decision:
+        return store.hit(checks)
+
+    waited = await Queues().wait(NAME, None, ask, wait_us=10**12, wait_max=1)
+    assert (waited.allowed, waited.reason) == (False, reason)
+
+
+def test_waiters_of_all_threads_and_kinds_of_loops_are_one_queue() -> None:
+    store, queues, order = MemoryStore(clock=FakeClock()), Queues(), list[int]()
+    checks = [(Bucket(NAME[0], [Concurrency(1)]), KEY, 1)]
+
+    async def ask() -> Decision:
+        return store.hit(checks)
+
+    def leave(decision: Decision) -> None:
+        store.refund(decision.take_back(held=True))
+        queues.refunded(checks)
+
+    async def wait(number: int) -> None:
+        decision = await queues.wait(NAME, None, ask, wait_us=60_000_000, wait_max=16)
+        assert decision.allowed
+        order.append(number)
+        await anyio.sleep(0.001)
+        leave(decision)
+
+    inside = store.hit(checks)
+    runs = [partial(anyio.run, wait, number, backend=("asyncio", "trio")[number % 2]) for number in range(5)]
+    threads = [threading.Thread(target=run) for run in runs]
+    for count, thread in enumerate(threads, start=1):
+        thread.start()
+        until(lambda: queues.waiting == count, "it waits")  # noqa: B023
+    leave(inside)
+    for thread in threads:
+        thread.join(30)
+    assert order == [0, 1, 2, 3, 4]
+    assert store.permits_held() == queues.waiting == 0

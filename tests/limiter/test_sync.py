@@ -204,37 +204,33 @@ def limiter(url: str) -> Iterator[Limiter]:
         yield limiter
 
 
-async def any_call(limiter: Limiter, rng: random.Random, held: list[Decision]) -> None:
-    """Make one call, drawn at random; decisions that hold a place or units are kept for a later refund."""
-    key = f"user:{rng.randrange(40)}"
-    name = rng.choice(["hit", "hit", "hit", "place", "place", "back", "back", "peek", "reset", "ban", "look"])
-    if name == "hit":
-        held.append(await limiter.hit(key, f"{rng.randrange(1, 90)}/minute", rule=f"rule {rng.randrange(900)}"))
-    elif name == "place":
-        bucket = Bucket(f"places {rng.randrange(9)}", (Concurrency(3),))
-        held.append(await hit_all(limiter, [(bucket, key, 1)]))
-    elif name == "back" and held:
-        await limiter.refund(held.pop(rng.randrange(len(held))))
-    elif name == "peek":
-        await limiter.peek(key, "5/minute", rule=rng.choice("abc"))
-    elif name == "reset":
-        await limiter.reset(key)
-    elif name == "ban":
-        await limiter.strike(key, OFTEN)
-        await limiter.ban(key, "1h")
-        await limiter.unban(key)
-    else:
-        limiter.store.permits_held()  # type: ignore[attr-defined]
-
-
 def call_everything(limiter: Limiter, rng: random.Random, *, collecting: bool) -> None:
     """Make random calls in threads with an event loop each, and refund at last what they have kept."""
 
     async def calls(seed: int) -> None:
-        drawn, held = random.Random(seed), list[Decision]()
+        rng, charged = random.Random(seed), list[Decision]()
         for _ in range(CALLS):
-            await any_call(limiter, drawn, held)
-        for decision in held:
+            key = f"user:{rng.randrange(40)}"
+            match rng.choice(["hit", "hit", "hit", "permit", "permit", "refund", "refund", "peek", "reset", "ban", ""]):
+                case "hit":
+                    rule = f"rule {rng.randrange(900)}"
+                    charged.append(await limiter.hit(key, f"{rng.randrange(1, 90)}/minute", rule=rule))
+                case "permit":
+                    bucket = Bucket(f"permits {rng.randrange(9)}", (Concurrency(3),))
+                    charged.append(await hit_all(limiter, [(bucket, key, 1)]))
+                case "refund" if charged:
+                    await limiter.refund(charged.pop(rng.randrange(len(charged))))
+                case "peek":
+                    await limiter.peek(key, "5/minute", rule=rng.choice("abc"))
+                case "reset":
+                    await limiter.reset(key)
+                case "ban":
+                    await limiter.strike(key, OFTEN)
+                    await limiter.ban(key, "1h")
+                    await limiter.unban(key)
+                case _:
+                    limiter.store.permits_held()  # type: ignore[attr-defined]
+        for decision in charged:
             await limiter.refund(decision)
 
     seeds = [rng.getrandbits(32) for _ in range(THREADS)]
