@@ -21,7 +21,7 @@ OPTIONS = {
     "bans add": "by for json reason store value",
     "bans list": "by json match store",
     "bans remove": "by json store value",
-    "check": "app-dir factory json",
+    "check": "factory json",
     "explain": "json rule rules store value",
     "limits list": "json store",
     "limits off": "by for json reason store",
@@ -86,7 +86,7 @@ def test_missing_packages_are_named_and_only_where_they_are_needed(
     assert (ended.returncode != 0, message in err) == (bool(message), True)
 
 
-KNOWN = ["--json", "--rules", "--rule", "a=5/m", "--value", "--factory", "--app-dir", "--help", "--", "5/m", "--for"]
+KNOWN = ["--json", "--rules", "--rule", "a=5/m", "--value", "--factory", "--help", "--", "5/m", "--for"]
 MORE = ["1h", "header:X-API-Key", "203.0.113.7", "user:42", "--by", "--store", "memory://", "lmdb:///no/such/store"]
 WORDS = st.lists(
     st.sampled_from([*KNOWN, *MORE]) | st.text(max_size=12).filter(lambda word: ":" not in word), max_size=6

@@ -9,10 +9,10 @@ from fastapi import APIRouter, FastAPI
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slidegate import Limit, RateLimitMiddleware, Rule, client_ip, parse_limits
+from slidegate import RateLimitMiddleware, Rule, client_ip
 from slidegate.ops.replay import AccessRecord, Measured, Replay, Simulated
 from slidegate.ops.replay.replay import checks_of
-from slidegate.ops.replay.report import WINDOWS, Measure, peak, quantile
+from slidegate.ops.replay.report import MINUTE_US, measure, peak, quantile, refused_by
 
 from ...asgi import hello
 from .test_replay import RECORDS, at_times, options, play, record
@@ -20,7 +20,6 @@ from .test_replay import RECORDS, at_times, options, play, record
 GAPS = st.lists(
     st.sampled_from([0, 1, 900, 15_625, 15_626, 100_000, 499_999, 1_000_000, 30_000_000]), min_size=1, max_size=150
 )
-LIMITS = st.builds("{}/{}".format, st.integers(1, 120), st.sampled_from(sorted(WINDOWS)))
 
 
 def added(target: Any, *records: AccessRecord) -> Any:
@@ -32,29 +31,25 @@ def added(target: Any, *records: AccessRecord) -> Any:
     return target
 
 
-def measure_of(*clients: list[int]) -> Measure:
-    return Measure("all", {f"192.0.2.{number}": times for number, times in enumerate(clients)})
-
-
-@example([[0, 60_000_000, *[0] * 99]], ["100/1m"])  # beyond 64, a window may count what is a little older
-@given(st.lists(GAPS, min_size=1, max_size=3), st.lists(LIMITS, min_size=1, max_size=3, unique_by=lambda it: it[-2:]))
-def test_limits_refuse_exactly_what_the_real_limiter_refuses(gaps: list[list[int]], texts: list[str]) -> None:
+@example([[0, 60_000_000, *[0] * 99]], 100)  # beyond 64, a window may count what is a little older
+@given(st.lists(GAPS, min_size=1, max_size=3), st.integers(1, 120))
+def test_a_limit_refuses_exactly_what_the_real_limiter_refuses(gaps: list[list[int]], amount: int) -> None:
     clients = [[10**15 + moment for moment in accumulate(one)] for one in gaps]
-    limits = [limit for text in texts for limit in parse_limits(text) if isinstance(limit, Limit)]
-    found = measure_of(*clients).refused_by(limits)
+    found = refused_by(amount, clients)
     records = sorted(
         AccessRecord(time_us, f"192.0.2.{number}", "GET", "/", 200)
         for number, times in enumerate(clients)
         for time_us in times
     )
-    refused = Counter(result.client for result in play(Replay.of(limits=texts), *records) if not result.allowed)
-    assert (found["clients"], found["requests"]) == (len(refused), refused.total())
+    replay = Replay.of(limits=f"{amount}/1m")
+    refused = Counter(result.client for result in play(replay, *records) if not result.allowed)
+    assert found == {"limit": f"{amount}/1m", "clients": len(refused), "requests": refused.total()}
 
 
-@given(GAPS, st.sampled_from(sorted(WINDOWS.values())))
-def test_a_peak_is_the_most_requests_in_any_window(gaps: list[int], window_us: int) -> None:
+@given(GAPS)
+def test_a_peak_is_the_most_requests_in_any_minute(gaps: list[int]) -> None:
     times = list(accumulate(gaps))
-    assert peak(times, window_us) == max(sum(end - window_us < time <= end for time in times) for end in times)
+    assert peak(times) == max(sum(end - MINUTE_US < time <= end for time in times) for end in times)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1), st.floats(0.01, 1))
@@ -67,22 +62,16 @@ def test_a_quantile_is_the_smallest_value_that_covers_a_share(values: list[int],
 
 
 @given(st.lists(GAPS, min_size=1, max_size=5))
-def test_suggested_limits_are_twice_the_busiest_moments(gaps: list[list[int]]) -> None:
-    measure = measure_of(*(list(accumulate(one)) for one in gaps))
-    limits = measure.suggested()
-    assert {limit.window_us for limit in limits} <= set(WINDOWS.values())
-    for limit in limits:
-        (name,) = (name for name, window_us in WINDOWS.items() if window_us == limit.window_us)
-        assert limit.amount == 2 * measure.peaks[name][-1]
-    amounts = [limit.amount for limit in limits]
-    assert amounts == sorted(set(amounts)), "no limit is implied by one of a longer window"
-    assert measure.refused_by(limits)["requests"] == 0
+def test_the_suggested_limit_is_twice_the_busiest_minute(gaps: list[list[int]]) -> None:
+    found = measure("all", [list(accumulate(one)) for one in gaps])
+    assert found["suggested"] == f"{2 * found['most']}/1m"
+    (row,) = (row for row in found["would_refuse"] if row["limit"] == found["suggested"])
+    assert (row["clients"], row["requests"]) == (0, 0)
 
 
 def test_round_numbers_refuse_less_and_less_up_to_nothing() -> None:
-    measure = measure_of(*([number for _ in range(number)] for number in range(1, 90)))
-    rows = measure.value()["would_refuse"]
-    assert [(row["limits"], row["clients"]) for row in rows] == [("50/1m", 39), ("100/1m", 0)]
+    rows = measure("all", [[number for _ in range(number)] for number in range(1, 90)])["would_refuse"]
+    assert [(row["limit"], row["clients"]) for row in rows] == [("50/1m", 39), ("100/1m", 0), ("178/1m", 0)]
 
 
 @given(RECORDS)
@@ -132,7 +121,7 @@ def test_the_routes_of_an_application_are_measured() -> None:
     app.include_router(router)
     paths = ("/api/items/1", "/api/items/2", "/api/files/a", "/api/files/a/b", "/wp-login.php")
     measured = added(Measured(app=app), *(record(0, path=path) for path in paths))
-    measures = measured.measures()
     labels = ["all", "GET,PUT /api/items/{id}", "GET /api/files/{path}", "(no route)"]
-    assert [one.label for one in measures] == labels
-    assert [one.value()["requests"] for one in measures] == [5, 2, 2, 1]
+    assert [(one["route"], one["requests"]) for one in measured.routes()] == list(
+        zip(labels, [5, 2, 2, 1], strict=True)
+    )

@@ -45,10 +45,9 @@ _OUTSIDE: Final = (type, ModuleType, FrameType, CodeType, str, bytes, int, float
 @program.command()
 @click.argument("target")
 @click.option("--factory", is_flag=True, help="TARGET names a function that returns the application.")
-@click.option("--app-dir", default="", metavar="DIRECTORY", help="The directory of the module.")
 @with_json
 @click.pass_context
-def check(ctx: click.Context, target: str, factory: bool, app_dir: str, as_json: bool) -> None:
+def check(ctx: click.Context, target: str, factory: bool, as_json: bool) -> None:
     """Find probable mistakes in TARGET.
 
     TARGET is a configuration file, or an application as module:app. The lifespan of an application is run, as by a
@@ -63,11 +62,7 @@ def check(ctx: click.Context, target: str, factory: bool, app_dir: str, as_json:
         raise click.BadParameter(
             f"{target!r} is not a configuration file; expected an application as module:app, did you mean {meant!r}?"
         )
-    if is_file:
-        found = _about_file(Path(target))
-    else:
-        sys.path.insert(0, app_dir)
-        found = asyncio.run(_about_app(imported(target, factory=factory)))
+    found = _about_file(Path(target)) if is_file else asyncio.run(_about_app(imported(target, factory=factory)))
     findings = list(dict.fromkeys(found))  # several middlewares may report the same finding
     rows = [finding._asdict() for finding in findings]
     show(as_json, rows, map(str, findings) if findings else ["Nothing was found."])
@@ -78,8 +73,8 @@ def check(ctx: click.Context, target: str, factory: bool, app_dir: str, as_json:
 # -- applications ------------------------------------------------------------------------------------------------------
 
 
-def imported(name: str, *, factory: bool) -> ASGIApp:
-    """Import the application ``module:name``.
+def imported(name: str, *, factory: bool = False) -> ASGIApp:
+    """Import the application ``module:name``, as from the current directory.
 
     Raises:
         click.ClickException: It does not exist, or importing it raises.
@@ -87,6 +82,7 @@ def imported(name: str, *, factory: bool) -> ASGIApp:
     module, _, attribute = name.partition(":")
     if not (module and attribute):
         raise click.BadParameter(f'expected an application as module:app, for example "main:app", not {name!r}')
+    sys.path.insert(0, "")
     try:
         found: Any = attrgetter(attribute)(import_module(module))
         found = found() if factory else found

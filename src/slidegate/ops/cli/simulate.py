@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -67,7 +66,7 @@ def simulate(
     if [limit, rules, app].count(None) != 2:
         raise click.UsageError('expected --limit "60/minute", --rules slidegate.toml or --app main:app, one of them')
     if app is not None:
-        around = _middlewares_around(_application(app))
+        around = _middlewares_around(imported(app))
         if not around:
             raise click.ClickException(_NOTHING_AROUND)
         replay = Replay(around)
@@ -104,41 +103,39 @@ def _simulated_text(value: dict[str, Any]) -> Iterator[str]:
 def suggest(log: tuple[str, ...], app: str | None, as_json: bool, **formats: str | None) -> None:
     """Show how busy clients were, and what limits would have refused.
 
-    For all requests, and for each route of an application (--app): the busiest ten seconds, minute and hour of each
-    client, as quantiles over all clients, and what a few round numbers would have refused. The suggested limits are
-    twice what 99.9 % of the clients did not exceed. LOG may be compressed with gzip; - is stdin.
+    For all requests, and for each route of an application (--app): the busiest minute of each client, as quantiles over
+    all clients, and what a few limits would have refused. The suggested limit is twice what 99.9 % of the clients did
+    not exceed. LOG may be compressed with gzip; - is stdin.
 
     \b
     Example: slidegate suggest access.log
     """
     logs = _logs_in(log, formats)
-    served = None if app is None else _application(app)
+    served = None if app is None else imported(app)
     measured = Measured(served, None if served is None else next(iter(_middlewares_around(served)), None))
     _read(logs, measured)
     times_us = measured.clients.values()
     span = span_of((max(times[-1] for times in times_us) - min(times[0] for times in times_us)) / 1_000_000)
     headline = f"{measured.requests:,} requests of {len(measured.clients):,} clients in {span}"
-    routes = [measure.value() for measure in measured.measures()]
+    routes = measured.routes()
     found = {"requests": measured.requests, "clients": len(measured.clients), "routes": routes}
     show(as_json, [found], [headline, *_suggested_text(routes)])
 
 
 def _suggested_text(routes: Sequence[dict[str, Any]]) -> Iterator[str]:
-    for route in routes:
-        yield from ("", f"{route['route']}: {route['requests']:,} requests of {route['clients']:,} clients", "")
-        yield from (*table(tuple(route["busiest"][0]), route["busiest"]), "")
-        rows = [
-            {
-                "limit": row["limits"],
-                "would refuse clients": _part(row["clients"], route["clients"]),
-                "requests": _part(row["requests"], route["requests"]),
-            }
-            for row in route["would_refuse"]
-        ]
-        yield from (*table(("limit", "would refuse clients", "requests"), rows), "")
-        suggested = route["suggested"]
-        refused = f"{suggested['clients']:,} of {route['clients']:,} clients"
-        yield f"Suggested: {suggested['limits']}; this would have refused {refused}."
+    yield from ("", "Busiest minute of each client")
+    yield from table([name for name in routes[0] if name != "would_refuse"], routes)
+    rows = [
+        {
+            "route": route["route"],
+            "limit": row["limit"],
+            "clients": _part(row["clients"], route["clients"]),
+            "requests": _part(row["requests"], route["requests"]),
+        }
+        for route in routes
+        for row in route["would_refuse"]
+    ]
+    yield from ("", "What limits would have refused", *table(tuple(rows[0]), rows))
 
 
 def _part(part: int, whole: int) -> str:
@@ -153,11 +150,6 @@ def _logs_in(names: Sequence[str], formats: dict[str, Any]) -> AccessLogs:
     """Return the logs; from here on, middlewares count even if SLIDEGATE_ENABLED switches applications off."""
     os.environ.pop("SLIDEGATE_ENABLED", None)
     return AccessLogs(names, **formats)
-
-
-def _application(name: str) -> Any:
-    sys.path.insert(0, os.getcwd())
-    return imported(name, factory=False)
 
 
 def _middlewares_around(app: Any) -> list[RateLimitMiddleware]:

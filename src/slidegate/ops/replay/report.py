@@ -1,8 +1,8 @@
 """Counts what a replay decided, and measures the busiest moments of each client.
 
 `Simulated` counts requests, refusals and clients by rule. `Measured` keeps the times of all requests by route and
-client, eight bytes a request. From them it computes the busiest ten seconds, minute and hour of each client, and what a
-limit would have refused, by the same arithmetic as a limiter.
+client, eight bytes a request. From them it computes the busiest minute of each client, and what a limit would have
+refused, by the same arithmetic as a limiter.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .logs import AccessRecord
 from .replay import Replay, checks_of, nothing
 
 MAX_REFUSED: Final = 10
-WINDOWS: Final = {"10s": 10_000_000, "1m": 60_000_000, "1h": 3_600_000_000}
+MINUTE_US: Final = 60_000_000
 QUANTILES: Final = (0.5, 0.95, 0.99, 0.999)
 HEADROOM: Final = 2
-"""Suggested limits are this many times what 99.9 % of the clients do not exceed."""
+"""The suggested limit is this many times what 99.9 % of the clients do not exceed."""
 MAX_TRIED: Final = 7
 _ROUND: Final = (0, *(digit * 10**power for power in range(8) for digit in (1, 2, 5)))
 _BOUNDLESS: Final = Limit(2**31 - 1, "1s")
@@ -179,67 +179,48 @@ class Measured:
         """The times of the requests of each client, in microseconds, ascending."""
         return self._times_us[ALL]
 
-    def measures(self) -> list[Measure]:
-        """Return the measures of the routes that were requested, beginning with that of all requests."""
-        return [Measure(route, clients) for route, clients in self._times_us.items()]
+    def routes(self) -> list[Json]:
+        """Return the results of all requests, and of each route that was requested, ready for JSON."""
+        return [
+            measure("(no route)" if route == _NO_ROUTE else route, list(clients.values()))
+            for route, clients in self._times_us.items()
+        ]
 
 
-class Measure:
-    """The busiest moments of the clients over all requests, or at one route.
+def measure(route: str, times_us: Sequence[Sequence[int]]) -> Json:
+    """Return how busy clients were in their busiest minutes, and what limits would have refused.
 
     Args:
-        label: ``"all"``, the methods and the path of a route, or ``"*"`` for requests to none.
+        route: ``"all"``, or the methods and the path of a route.
         times_us: The times of the requests of each client, ascending.
-
-    Attributes:
-        label: The label to show.
-        peaks: The most requests of each client within each of `WINDOWS`, sorted.
     """
-
-    def __init__(self, label: str, times_us: Mapping[str, Sequence[int]]) -> None:
-        self.label = "(no route)" if label == _NO_ROUTE else label
-        self.peaks = {name: sorted(peak(times, us) for times in times_us.values()) for name, us in WINDOWS.items()}
-        self._times_us = list(times_us.values())
-
-    def value(self) -> Json:
-        """Return all results, ready for JSON."""
-        low, most = quantile(self.peaks["1m"], 0.95) / 2.5, self.peaks["1m"][-1]
-        tried = [amount for below, amount in pairwise(_ROUND) if low < amount and below < most]
-        return {
-            "route": self.label,
-            "requests": sum(map(len, self._times_us)),
-            "clients": len(self._times_us),
-            "busiest": [
-                {
-                    "window": window,
-                    **{f"{100 * share:g}%": quantile(peaks, share) for share in QUANTILES},
-                    "most": peaks[-1],
-                }
-                for window, peaks in self.peaks.items()
-            ],
-            "would_refuse": [self.refused_by([Limit(amount, "1m")]) for amount in tried[:MAX_TRIED]],
-            "suggested": self.refused_by(self.suggested()),
-        }
-
-    def suggested(self) -> list[Limit]:
-        """Return a limit for each window, without those that a longer window implies."""
-        amounts = [HEADROOM * quantile(peaks, QUANTILES[-1]) for peaks in self.peaks.values()]
-        limits = [Limit(amount, window) for amount, window in zip(amounts, WINDOWS, strict=True)]
-        return [limit for index, limit in enumerate(limits) if limit.amount < min(amounts[index + 1 :], default=2**31)]
-
-    def refused_by(self, limits: Sequence[Limit]) -> Json:
-        """Return how many clients and requests limits would have refused, exactly as a limiter does."""
-        lowest = min(limit.amount for limit in limits)
-        refused = [refusals(times, limits) for times in self._times_us if len(times) > lowest]
-        clients = sum(1 for requests in refused if requests)
-        return {"limits": "; ".join(map(str, limits)), "clients": clients, "requests": sum(refused)}
+    peaks = sorted(map(peak, times_us))
+    suggested = HEADROOM * quantile(peaks, QUANTILES[-1])
+    low = quantile(peaks, 0.95) / 2.5
+    tried = [amount for below, amount in pairwise(_ROUND) if low < amount and below < peaks[-1]]
+    return {
+        "route": route,
+        "requests": sum(map(len, times_us)),
+        "clients": len(times_us),
+        **{f"{100 * share:g}%": quantile(peaks, share) for share in QUANTILES},
+        "most": peaks[-1],
+        "suggested": f"{suggested}/1m",
+        "would_refuse": [refused_by(amount, times_us) for amount in sorted({*tried[:MAX_TRIED], suggested})],
+    }
 
 
-def peak(times_us: Sequence[int], window_us: int) -> int:
-    """Return the most of these times, in ascending order, within any window."""
+def refused_by(amount: int, times_us: Sequence[Sequence[int]]) -> Json:
+    """Return how many clients and requests a limit a minute would have refused, exactly as a limiter does."""
+    limit = Limit(amount, "1m")
+    refused = [refusals(times, limit) for times in times_us if len(times) > amount]
+    return {"limit": str(limit), "clients": sum(map(bool, refused)), "requests": sum(refused)}
+
+
+def peak(times_us: Sequence[int]) -> int:
+    """Return the most of these times, in ascending order, within any minute."""
     most = first = 0
     for index, time_us in enumerate(times_us):
-        while times_us[first] <= time_us - window_us:
+        while times_us[first] <= time_us - MINUTE_US:
             first += 1
         most = max(most, index + 1 - first)
     return most
@@ -250,14 +231,10 @@ def quantile(values: Sequence[int], share: float) -> int:
     return values[max(ceil(round(share * len(values), 6)) - 1, 0)]
 
 
-def refusals(times_us: Sequence[int], limits: Sequence[Limit]) -> int:
-    """Return how many requests of one client, at ascending times, limits refuse: all are charged, or none."""
-    rings = [b""] * len(limits)
-    refused = 0
+def refusals(times_us: Sequence[int], limit: Limit) -> int:
+    """Return how many requests of one client, at ascending times, a limit refuses."""
+    ring, refused = b"", 0
     for now_us in times_us:
-        answers = [limit.counter.spend(ring, now_us, 1) for limit, ring in zip(limits, rings, strict=True)]
-        if any(wait_us for _, (_, _, _, wait_us) in answers):
-            refused += 1
-        else:
-            rings = [ring for ring, _ in answers]
+        ring, (_, _, _, wait_us) = limit.counter.spend(ring, now_us, 1)
+        refused += wait_us > 0
     return refused
