@@ -42,10 +42,6 @@ PAUSE_S: Final = 0.001
 
 _Item: TypeAlias = tuple[asyncio.Future[Any], Job, float]
 """The future of a job, the job, and the loop time at which it is given up."""
-_Tried: TypeAlias = tuple[_Item, Any, BaseException | None]
-"""A job after an attempt, with its answer or its error; the error is `_BLOCKED` if it has to be retried."""
-
-_BLOCKED: Final = StoreTimeout("another process is behind the gate")
 
 
 class _Timeout(threading.local):
@@ -114,31 +110,18 @@ class Batcher:
             return None
         known, jobs = self._last
         if known is not loop:
-            jobs = self._loops.setdefault(loop, _LoopJobs(self))
+            jobs = self._loops.setdefault(loop, _LoopJobs(self._transactions))
             self._last = loop, jobs
         return jobs
-
-    def attempt(self, items: list[_Item]) -> list[_Tried]:
-        """Run jobs together, without those that were cancelled; if that fails, run each separately."""
-        items = [item for item in items if not item[0].done()]
-        try:
-            answers = self._transactions.write([item[1] for item in items]) if items else []
-        except Exception as error:
-            if len(items) == 1:
-                return [(items[0], None, error)]
-            return [tried for item in items for tried in self.attempt([item])]
-        if answers is None:
-            return [(item, None, _BLOCKED) for item in items]
-        return [(item, answer, None) for item, answer in zip(items, answers, strict=True)]
 
 
 class _LoopJobs:
     """The jobs of one event loop. `busy` is true while new jobs are queued, and `tries` counts failed attempts."""
 
-    __slots__ = ("_batcher", "_lone", "_waiting", "busy", "tries")
+    __slots__ = ("_lone", "_transactions", "_waiting", "busy", "tries")
 
-    def __init__(self, batcher: Batcher) -> None:
-        self._batcher = batcher
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
         self._waiting: list[_Item] = []
         self._lone = LOOK_EVERY
         self.tries = 0
@@ -169,34 +152,41 @@ class _LoopJobs:
             loop.call_soon(self._next, loop)
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the next jobs, and schedule those after them."""
         items = [item for item in self._waiting if not item[0].done()]
-        self._waiting = items[MOST_TOGETHER:]
-        if items:
-            self._settle(loop, self._batcher.attempt(items[:MOST_TOGETHER]))
-        else:
-            self.busy, self.tries = False, 0
-
-    def _settle(self, loop: asyncio.AbstractEventLoop, tried: list[_Tried]) -> None:
-        """Set the results of the futures, and schedule the next attempt."""
-        blocked: list[_Item] = []
-        for item, answer, error in tried:
-            future, _, until_s = item
-            if future.done():  # cancelled by what an earlier result has called
-                continue
-            if error is None:
-                future.set_result(answer)
-            elif error is not _BLOCKED:
-                # Futures reject StopIteration, which a user's clock that is an iterator may raise.
-                future.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
-            elif loop.time() < until_s:
-                blocked.append(item)
-            else:
-                future.set_exception(_too_long(TIMEOUT_S))
+        taken, self._waiting = items[:MOST_TOGETHER], items[MOST_TOGETHER:]
+        blocked = self._attempt(taken, loop.time())
         self.tries = self.tries + 1 if blocked else 0
         self._waiting = blocked + self._waiting
-        self.busy = bool(self._waiting) or len(tried) >= MANY
+        self.busy = bool(self._waiting) or len(taken) >= MANY
         if self.busy:
             self._schedule(loop)
+
+    def _attempt(self, items: list[_Item], now_s: float) -> list[_Item]:
+        """Run jobs together, or separately if that fails; return those that have to be retried."""
+        items = [item for item in items if not item[0].done()]
+        try:
+            answers = self._transactions.write([job for _, job, _ in items]) if items else []
+        except Exception as error:
+            if len(items) > 1:
+                return [blocked for item in items for blocked in self._attempt([item], now_s)]
+            # Futures reject StopIteration, which a user's clock that is an iterator may raise.
+            _fail(items[0][0], RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
+            return []
+        if answers is None:
+            for future, _, until_s in items:
+                if now_s >= until_s:
+                    _fail(future, _too_long(TIMEOUT_S))
+            return [item for item in items if not item[0].done()]
+        for (future, _, _), answer in zip(items, answers, strict=True):
+            if not future.done():  # else observers of an event have cancelled it
+                future.set_result(answer)
+        return []
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
 
 
 def _too_long(timeout_s: float) -> StoreTimeout:
