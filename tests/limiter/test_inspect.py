@@ -12,15 +12,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from slidegate import (
-    Limiter,
-    MemoryStore,
-    MessageLimits,
-    Quota,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-)
+from slidegate import Limiter, MemoryStore, MessageLimits, Quota, RateLimit, RateLimitMiddleware, Rule
 from slidegate.core import Concurrency
 from slidegate.core.errors import StoreUnavailable
 from slidegate.events import Event, Observer
@@ -31,6 +23,8 @@ from slidegate.testing import FakeClock
 from ..asgi import PEER, call, hello, page
 from ..contract.stats_contract import StatsContract
 from ..remote_stores import RemoteStore, SickStore
+
+SECOND_US = 1_000_000
 
 
 def labels(view: Any) -> list[tuple[str, int]]:
@@ -111,19 +105,6 @@ async def test_a_thousand_rules_are_asked_a_part_at_a_time_and_the_rest_is_count
     assert labels(view) == [("rule_0", 1)]
 
 
-# -- what tools read of a limiter --------------------------------------------------------------------------------------
-
-
-SECOND_US = 1_000_000
-
-
-async def no_app(*_: Any) -> None:
-    """Answer nothing."""
-
-
-# -- middlewares and limits --------------------------------------------------------------------------------------------
-
-
 async def test_limits_are_listed_as_configured_and_in_force() -> None:
     limiter = Limiter()
     rules = [
@@ -131,7 +112,7 @@ async def test_limits_are_listed_as_configured_and_in_force() -> None:
         Rule("/new", "2/minute", shadow=True),
         Rule("/ok", exempt=True),
     ]
-    middleware = RateLimitMiddleware(no_app, rules=rules, limiter=limiter)
+    middleware = RateLimitMiddleware(hello, rules=rules, limiter=limiter)
     api = [one for one in limiter.limits() if one.rule == "api"]
     await limiter.override(api[0].name, "7/minute", "1m")
     found = {(one.rule, str(one.limit), str(one.configured), one.changeable, one.shadow) for one in limiter.limits()}
@@ -146,30 +127,18 @@ async def test_limits_are_listed_as_configured_and_in_force() -> None:
     assert middleware.limiter is limiter
 
 
-# -- the state of the store --------------------------------------------------------------------------------------------
-
-
-async def test_a_failing_store_is_reported() -> None:
-    store: Any = SickStore(FakeClock())
+async def test_a_limiter_says_how_its_store_is() -> None:
+    store, memory = SickStore(FakeClock()), Limiter()
     limiter = Limiter(store, deadline="20ms", on_error="allow")
     store.error = StoreUnavailable("away")
     assert (limiter.is_failing, limiter.failures, limiter.deadline_us, limiter.on_error) == (False, 0, 20_000, "allow")
     assert [(await limiter.hit("k", "5/minute")).allowed for _ in range(3)] == [True] * 3
     assert (limiter.is_failing, limiter.failures) == (True, 3)
-
-
-async def test_a_memory_store_neither_fails_nor_has_a_deadline() -> None:
-    limiter = Limiter()
-    assert (limiter.is_failing, limiter.failures, limiter.deadline_us, limiter.on_error) == (False, 0, None, None)
-    assert limiter.queued == 0
-
-
-# -- rows --------------------------------------------------------------------------------------------------------------
+    assert (memory.is_failing, memory.failures, memory.deadline_us, memory.on_error) == (False, 0, None, None)
+    assert memory.queued == 0
 
 
 class TestRowsOfAStoreWithoutSharedOnes(StatsContract):
-    """They are kept by the limiter."""
-
     def make_store(self, clock: FakeClock) -> MemoryStore:
         store = MemoryStore(clock=clock)
         store.shared_stats = Limiter(store).engine.rows._stats
@@ -212,25 +181,19 @@ def test_a_forked_child_is_another_worker() -> None:
     os.close(write)
 
 
-# -- the end of an observer --------------------------------------------------------------------------------------------
-
-
 class Watcher(Observer):
     """Records when the limiter calls `end` and `forget`."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def event(self, event: Event, /) -> None:
-        """Receive an event."""
+    def event(self, event: Event, /) -> None: ...
 
     async def end(self) -> None:
-        """Record the end, and fail."""
         self.calls.append("end")
         raise RuntimeError("nothing may depend on an observer")
 
     def forget(self) -> None:
-        """Record it."""
         self.calls.append("forget")
 
 

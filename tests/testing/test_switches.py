@@ -15,7 +15,7 @@ from slidegate import BanPolicy, Limiter, MemoryStore, Quota, RateLimitMiddlewar
 from slidegate.core import Reason, StoreUnavailable
 from slidegate.events import Outcome
 from slidegate.stores.system_clock import monotonic_us, system_us
-from slidegate.testing import FakeClock, limits_clock, limits_off, reset_limits
+from slidegate.testing import FakeClock, RecordingObserver, limits_clock, limits_off, reset_limits
 
 from ..asgi import call, hello, statuses
 from ..remote_stores import SickStore
@@ -123,6 +123,10 @@ async def test_while_limits_are_off_no_store_is_asked() -> None:
             assert (await method("ann", "1/minute")).reason is Reason.EXEMPT
         assert (await limiter.charge("ann", "1/minute", 5)).reason is Reason.EXEMPT
         assert await limiter.strike("ann", BanPolicy(after="1/m", duration="1h")) is None
+        limiter.observe(RecordingObserver())  # the request paths are rebuilt
+        for _ in range(2):
+            async with limiter.limited("1/minute", key="ann"):
+                pass
     assert store.asked == asked
     assert await statuses(app, 1) == [503]
 
