@@ -4,31 +4,18 @@ import pytest
 
 from slidegate.core import NEVER, Bucket, Decision, Limit, Reason, parse_limits
 from slidegate.core.decision import Check
-from slidegate.core.ring import WindowState
 
 SECOND_US = 1_000_000
 NOW_US = 1_000 * SECOND_US
 
 
-def decide(limits: str, *readings: WindowState, cost: int = 1, rule: str = "api") -> Decision:
-    """Make the decision of a store that saw `readings`, moments given in seconds from now."""
-    seen = [
-        (
-            spent,
-            NOW_US + leaves_s * SECOND_US,
-            NOW_US + newest_s * SECOND_US,
-            wait if wait == NEVER else wait * SECOND_US,
-        )
-        for spent, leaves_s, newest_s, wait in readings
-    ]
-    waits = [wait for *_, wait in readings]
-    reason = Reason.TOO_LARGE if NEVER in waits else Reason.LIMITED if any(waits) else Reason.OK
-    checks: list[Check] = [(Bucket(rule, parse_limits(limits)), "ann", cost)]
-    return Decision(reason is Reason.OK, reason, NOW_US, checks, seen)
+def check(limits: str, cost: int = 1) -> Check:
+    return Bucket("api", parse_limits(limits)), "ann", cost
 
 
 def test_an_admission_tells_what_is_left_and_when_more_comes() -> None:
-    decision = decide("5/minute", (2, 20, -10, 0))
+    state = 2, NOW_US + 20 * SECOND_US, NOW_US - 10 * SECOND_US, 0
+    decision = Decision(True, Reason.OK, NOW_US, [check("5/minute")], [state])
     assert decision.allowed
     assert bool(decision) is True
     assert decision.reason == "ok"
@@ -44,8 +31,7 @@ def test_an_admission_tells_what_is_left_and_when_more_comes() -> None:
 
 @pytest.mark.parametrize(("span_us", "seconds"), [(1, 1), (999_999, 1), (1_000_000, 1), (1_000_001, 2)])
 def test_spans_are_rounded_up_to_whole_seconds(span_us: int, seconds: int) -> None:
-    check: Check = (Bucket("api", parse_limits("1/hour")), "ann", 1)
-    decision = Decision(False, Reason.LIMITED, 0, [check], [(1, span_us, 0, span_us)])
+    decision = Decision(False, Reason.LIMITED, 0, [check("1/hour")], [(1, span_us, 0, span_us)])
     assert (decision.retry_after_us, decision.retry_after) == (span_us, seconds)
 
 
@@ -127,11 +113,10 @@ def test_the_tightest_limit_decides_the_header_fields(
 
 
 def test_a_refusal_that_bans_lasts_as_long_as_the_ban() -> None:
-    refusal = decide("5/minute", (5, 20, 0, 20))
-    refusal.at_least_us = 77 * SECOND_US
-    assert (refusal.allowed, refusal.retry_after) == (False, 77)
-    refusal.at_least_us = SECOND_US
-    assert refusal.retry_after == 20
-    endless = decide("5/minute", (5, 20, 0, NEVER), cost=6)
+    refusal = Decision(False, Reason.LIMITED, 0, [check("5/minute")], [(5, 20 * SECOND_US, 0, 20 * SECOND_US)])
+    for ban_us, retry_after in ((77 * SECOND_US, 77), (SECOND_US, 20)):
+        refusal.at_least_us = ban_us
+        assert (refusal.allowed, refusal.retry_after) == (False, retry_after)
+    endless = Decision(False, Reason.TOO_LARGE, 0, [check("5/minute", 6)], [(5, 20 * SECOND_US, 0, NEVER)])
     endless.at_least_us = SECOND_US
     assert endless.retry_after is None
