@@ -3,10 +3,9 @@
 Every answer is compared with the reference by the contract of stores; here the promises are written down by themselves.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,19 +16,12 @@ from slidegate.testing import FakeClock
 from ..contract.programs import YEAR_2100_US, Choices
 
 
-class Question(NamedTuple):
-    """After `span_us`, which is negative where the clock steps back, ask for `cost`."""
-
-    span_us: int
-    cost: int
-
-
 class Traffic(NamedTuple):
-    """A limit, the time at first, and questions."""
+    """A limit, the time at first, and questions: the span before each, negative for a step back, and its cost."""
 
     limit: Limit
     start_us: int
-    questions: list[Question]
+    questions: list[tuple[int, int]]
 
 
 def traffic(rolled: bytes) -> Traffic:
@@ -40,16 +32,16 @@ def traffic(rolled: bytes) -> Traffic:
     questions = []
     while dice:
         span_us = dice.span_us([limit])
-        questions.append(Question(dice.pick((0, span_us, span_us)), dice.cost([limit])))
+        questions.append((dice.pick((0, span_us, span_us)), dice.cost([limit])))
     return Traffic(limit, start_us, questions)
 
 
 def unsteady(rolled: bytes) -> Traffic:
     """Make traffic with a clock that now and then steps back: the last bytes say where."""
     made, dice = traffic(rolled), Choices(rolled[::-1])
-    for number, question in enumerate(made.questions):
+    for number, (span_us, cost) in enumerate(made.questions):
         if dice.below(16) == 1:
-            made.questions[number] = question._replace(span_us=-question.span_us)
+            made.questions[number] = -span_us, cost
     return made
 
 
@@ -88,12 +80,13 @@ class Asked(NamedTuple):
 
 def run(made: Traffic) -> Iterator[Asked]:
     key = Key(made.limit, made.start_us)
-    for question in made.questions:
-        key.clock.set(max(key.clock() + question.span_us, 0))
-        yield Asked(key.clock(), question.cost, key.hit(question.cost), key)
+    for span_us, cost in made.questions:
+        key.clock.set(max(key.clock() + span_us, 0))
+        yield Asked(key.clock(), cost, key.hit(cost), key)
 
 
-def keeps_the_bound(made: Traffic) -> None:
+@given(TRAFFIC)
+def test_no_window_holds_more_than_the_amount(made: Traffic) -> None:
     """Promise 1: no half-open interval as long as the window holds more than the amount."""
     admitted = [asked for asked in run(made) if asked.answer]
     for first in admitted:
@@ -101,7 +94,8 @@ def keeps_the_bound(made: Traffic) -> None:
         assert sum(asked.cost for asked in admitted if first.now_us <= asked.now_us < end_us) <= made.limit.amount
 
 
-def refuses_only_what_would_break_the_bound(made: Traffic) -> None:
+@given(TRAFFIC)
+def test_only_what_would_break_the_bound_is_refused(made: Traffic) -> None:
     """Promise 2: over k + 1 slices, or over the window itself where the resolution is no smaller than the amount."""
     limit = made.limit
     slice_us = -(-limit.window_us // limit.resolution)
@@ -120,7 +114,8 @@ def refuses_only_what_would_break_the_bound(made: Traffic) -> None:
             assert asked.now_us - since_us < limit.window_us + 2 * slice_us
 
 
-def waits_exactly_as_long_as_it_says(made: Traffic) -> None:
+@given(TRAFFIC)
+def test_a_refusal_says_exactly_how_long_to_wait(made: Traffic) -> None:
     """Promise 3: admitted after the wait, refused one microsecond earlier, and a cost above the amount never."""
     for asked in run(made):
         wait_us = asked.answer.retry_after_us
@@ -130,7 +125,8 @@ def waits_exactly_as_long_as_it_says(made: Traffic) -> None:
             assert asked.key.look(wait_us, asked.cost)
 
 
-def refuses_for_free(made: Traffic) -> None:
+@given(TRAFFIC)
+def test_a_refusal_costs_nothing(made: Traffic) -> None:
     """Promise 5: a window that was asked in vain says the same as one that was not asked."""
     spared = Key(made.limit, made.start_us)
     for asked in run(made):
@@ -141,23 +137,6 @@ def refuses_for_free(made: Traffic) -> None:
         for later_us in (0, 1, made.limit.window_us // 3, made.limit.window_us):
             for cost in (0, 1):
                 assert asked.key.look(later_us, cost).states == spared.look(later_us, cost).states
-
-
-PROPERTIES = (
-    keeps_the_bound,
-    refuses_only_what_would_break_the_bound,
-    waits_exactly_as_long_as_it_says,
-    refuses_for_free,
-)
-
-
-@pytest.mark.parametrize("holds", PROPERTIES, ids=lambda holds: holds.__name__)
-def test_a_ring(holds: Callable[[Traffic], None]) -> None:
-    @given(TRAFFIC)
-    def check(made: Traffic) -> None:
-        holds(made)
-
-    check()
 
 
 @given(UNSTEADY)

@@ -3,7 +3,6 @@
 import logging
 import threading
 from dataclasses import FrozenInstanceError
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore
 from slidegate.events import KINDS, Event, Observer, Outcome
 from slidegate.limiter.observers import FAILURE_EVERY_S
-from slidegate.stores.lmdb.store import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..events_page import details
@@ -148,17 +146,15 @@ def test_an_observer_may_stop_its_own_thread_with_an_interrupt() -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
-def test_an_observer_may_call_the_limiter_because_no_lock_is_taken(kind: str, tmp_path: Path) -> None:
-    store: Any = MemoryStore() if kind == "memory" else LmdbStore(tmp_path)
+def test_an_observer_may_call_the_limiter_because_no_lock_is_taken(url: str) -> None:
     kinds: list[str] = []
 
     def pardon(told: Event) -> None:
         kinds.append(told.kind)
         if told.kind == "banned":
-            limiter.sync.unban(str(told.details["key"]))
+            sync.unban(str(told.details["key"]))
 
-    with Limiter(store, deadline="60s", observers=[pardon]).sync as sync:
-        limiter: Any = sync._limiter
+    with Limiter.from_url(url, deadline="60s", observers=[pardon]).sync as sync:
         assert sync.strike("user:7", BanPolicy("1/minute", "1h"))
         assert kinds == ["banned", "unbanned"]
         assert not sync.banned("user:7")
