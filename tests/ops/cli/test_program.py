@@ -15,7 +15,7 @@ from slidegate.ops.cli import run
 from slidegate.ops.cli.main import table
 from slidegate.ops.rows import span_of
 
-from .command import HANG_S, Command, ban_many, environment, use_store
+from .command import HANG_S, ROOT, Command, ban_many, environment, use_store
 
 OPTIONS = {
     "bans add": "by for json reason store value",
@@ -58,6 +58,13 @@ def test_untrusted_text_is_escaped_in_every_locale(more: dict[str, str], lmdb_ur
         assert (ended.returncode, ended.stderr) == (0, b"")
         assert b"[2J" in ended.stdout
         assert b"\x1b" not in ended.stdout
+
+
+def test_what_a_command_reports_is_not_logged_too() -> None:
+    command = [sys.executable, "-m", "slidegate", "check", "tests.ops.cli.apps:half"]
+    ended = subprocess.run(command, capture_output=True, cwd=ROOT, env=environment(), timeout=HANG_S)
+    assert (ended.returncode, ended.stderr) == (1, b"")
+    assert ended.stdout.startswith(b"SG123")
 
 
 @pytest.mark.parametrize("redirected", [">&- 2>&-", "| head -n 1"])

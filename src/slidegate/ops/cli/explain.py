@@ -9,9 +9,10 @@ from typing import Any, Final
 import click
 
 from ... import ConfigurationError, Limiter, RateLimitMiddleware, Rule
+from ..replay import nothing
 from ..rows import key_of, row_of_ban, row_of_window, span_of
 from .bans import end_of
-from .main import Answer, asking, middleware_of, no_app, note, program, table, time_of, with_value
+from .main import Answer, asking, middleware_of, note, program, table, time_of, with_value
 
 _S: Final = 1_000_000
 _WINDOW_COLUMNS: Final = ("name", "limit", "used", "remaining", "room in", "all back in")
@@ -43,7 +44,7 @@ async def explain(limiter: Limiter, key: str, value: str | None, rules: str | No
         note("default_limits count each route by itself and are not shown")
     written, lists = ([], {}) if of_file is None else (of_file.rules, of_file.lists)
     # Limiters have weak references to their middlewares.
-    middleware = RateLimitMiddleware(no_app, limiter=limiter, rules=[*written, *in_code])
+    middleware = RateLimitMiddleware(nothing, limiter=limiter, rules=[*written, *in_code])
     ban = await limiter.banned(client)
     changes = await limiter.overrides()  # reads them, and the middleware applies them
     off = next((one.until.timestamp() for one in changes if one.name == "*"), None)

@@ -35,6 +35,7 @@ from ... import (
 )
 from ...core import compiled
 from ...core.logs import escaped, logger, written
+from ..replay import nothing
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -253,8 +254,4 @@ def _limiter_on(url: str, writes: bool) -> Limiter:
 
 def middleware_of(path: str | PathLike[str]) -> RateLimitMiddleware:
     """Return the middleware of a configuration file, on a memory store; its application is never called."""
-    return RateLimitMiddleware.from_file(no_app, path, store="memory://").app
-
-
-async def no_app(*_: Any) -> None:
-    """A placeholder for the application."""
+    return RateLimitMiddleware.from_file(nothing, path, store="memory://").app

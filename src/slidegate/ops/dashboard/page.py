@@ -152,9 +152,9 @@ class Page:
             fields.pop("name", None)
         try:
             if action == "find":
-                target = key_of(fields["key"], fields.get("value"))
-                check_key(fields["key"])
-                return _go(view, {"key": self._limiter.key_for(target)})
+                key = fields.get("key", "")
+                check_key(key)
+                return _go(view, {"key": self._limiter.key_for(key_of(key, fields.get("value")))})
             made = await self._service.call(*_OPERATIONS[action], fields, by)
             kept = {"key": made["key"]} if view == "clients" and "key" in made else {}
             return _go(view, {**kept, "done": action})

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from .logs import AccessLogs, AccessRecord, line_parser
-from .replay import Played, Replay
+from .replay import Played, Replay, nothing
 from .report import Measured, Simulated
 
-__all__ = ["AccessLogs", "AccessRecord", "Measured", "Played", "Replay", "Simulated", "line_parser"]
+__all__ = ["AccessLogs", "AccessRecord", "Measured", "Played", "Replay", "Simulated", "line_parser", "nothing"]

@@ -70,7 +70,6 @@ class Replay:
         self._outcomes: list[Outcome] = []
         self._events: list[Event] = []
         self._status = 0
-        self._is_full = False
         limiters = {id(one.limiter): self._new_limiter() for one in middlewares}
         self._app: ASGIApp = self._answer
         self.middlewares: list[RateLimitMiddleware] = []
@@ -99,7 +98,7 @@ class Replay:
         self._outcomes, self._events = [], []
         scope = scope_of(record)
         await self._app(scope, _receive, self._send)
-        if self._is_full:
+        if any(event.kind in _FULL for event in self._events):
             raise ConfigurationError(
                 f"the log needs more than {MAX_KEYS:,} windows or bans at a time; pass a shorter part of it"
             )
@@ -107,7 +106,6 @@ class Replay:
 
     def event(self, event: Event) -> None:
         """Receive an event of a limiter."""
-        self._is_full = self._is_full or event.kind in _FULL
         self._events.append(event)
 
     def request(self, outcome: Outcome) -> None:
