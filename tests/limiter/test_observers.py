@@ -96,7 +96,7 @@ async def test_an_observer_that_was_removed_hears_nothing_and_outcomes_are_made_
     emit(limiter, 3, first=1)
     await limiter.hit("a", "1/day")
     assert (numbers(removed.events), numbers(other.events)) == ([0], [0, 1, 2, 3])
-    assert (len(requests.heard), limiter.engine.observers.requests) == (1, False)
+    assert (len(requests.heard), limiter.engine.observers.requests) == (1, [])
 
 
 def test_threads_that_emit_at_once_lose_and_repeat_nothing_and_each_is_heard_in_order_in_its_thread() -> None:

@@ -31,7 +31,7 @@ from .failover import Failover, OnError, check_failure_policy
 from .inspect import Caller, Callers, Guard
 from .keys import Keys
 from .named_limits import NamedLimit
-from .observers import AnyObserver, ObserverHub, outcome_of_question
+from .observers import AnyObserver, ObserverHub, outcome_of_question, tell
 from .operators import NetworkLookup
 from .overrides import Overrides
 from .portal import Portal
@@ -270,7 +270,7 @@ class Engine:
     def report_outcome(self, decision: Decision) -> None:
         """Pass the outcome of a question without HTTP to the observers of requests, if there are any."""
         if self.observers.requests:
-            self.observers.request(outcome_of_question(decision, self.now_us()))
+            tell(self.observers.requests, outcome_of_question(decision, self.now_us()))
 
 
 all_engines: Final[WeakSet[Engine]] = WeakSet()

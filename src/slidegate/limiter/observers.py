@@ -169,16 +169,6 @@ class Subscription:
         """Stop calling the observer. A second call does nothing."""
         self._hub.remove(self)
 
-    def call(self, method: Callable[[Any], object], what: object) -> None:
-        """Call a method of the observer, and log its exceptions."""
-        try:
-            answer = method(what)
-            if answer is not None and iscoroutine(answer):
-                answer.close()
-                raise TypeError("it returned a coroutine, which nothing awaits; observers are not async")
-        except Exception as error:
-            self.log(error)
-
     def log(self, error: Exception) -> None:
         """Log an exception of the observer."""
         left_out = self._throttle.left_out(None, monotonic())
@@ -221,7 +211,7 @@ class ObserverHub:
 
     Attributes:
         subscriptions: Those in force, oldest first.
-        requests: Whether any observer receives outcomes; if not, no `Outcome` is created.
+        requests: The observers of outcomes; without any, no `Outcome` is created.
     """
 
     def __init__(self, unix_us: Clock, observers: Iterable[AnyObserver]) -> None:
@@ -251,8 +241,7 @@ class ObserverHub:
         """Log an event, and pass it to the observers of its kind, with the time added."""
         event = Event(event.kind, event.message, event.details, self._unix_us())
         self._log(event)
-        for subscription, method in self._refusals if event.kind == "refused" else self._events:
-            subscription.call(method, event)
+        tell(self._refusals if event.kind == "refused" else self._events, event)
 
     def _log(self, event: Event) -> None:
         """Log an event: at most one line a second for each kind and rule, with the number of omitted events.
@@ -269,11 +258,6 @@ class ObserverHub:
         more = f" (and {left_out} more since the last such line)" if left_out else ""
         fields = {"kind": event.kind, "details": {name: _shown(value) for name, value in event.details.items()}}
         logger.log(level, "%s: %s%s", event.kind, event.message, more, extra=fields)
-
-    def request(self, outcome: Outcome) -> None:
-        """Pass an outcome to the observers of requests."""
-        for subscription, method in self._requests:
-            subscription.call(method, outcome)
 
     async def end(self) -> None:
         """Await the method `end` of observers, and log its exceptions."""
@@ -294,8 +278,19 @@ class ObserverHub:
         self.subscriptions = subscriptions
         self._events = [(one, one.event) for one in subscriptions if one.event is not None]
         self._refusals = [one for one in self._events if getattr(one[0].observer, "refused_events", True)]
-        self._requests = [(one, one.request) for one in subscriptions if one.request is not None]
-        self.requests = bool(self._requests)
+        self.requests = [(one, one.request) for one in subscriptions if one.request is not None]
+
+
+def tell(receivers: Iterable[tuple[Subscription, Callable[[Any], object]]], what: Event | Outcome) -> None:
+    """Call methods of observers, and log their exceptions."""
+    for subscription, method in receivers:
+        try:
+            answer = method(what)
+            if answer is not None and iscoroutine(answer):
+                answer.close()
+                raise TypeError("it returned a coroutine, which nothing awaits; observers are not async")
+        except Exception as error:
+            subscription.log(error)
 
 
 def _shown(value: object) -> object:

@@ -8,7 +8,7 @@ route, or a reason; beyond `MAX_NAMES`, rules and routes share one value.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
@@ -120,25 +120,33 @@ class LimiterMetrics(Observer):
 
     def request(self, outcome: Outcome, /) -> None:
         """Count a request."""
+        self._count([outcome])
+
+    def _count(self, outcomes: Iterable[Outcome]) -> None:
+        """Count requests, those of equal outcomes together."""
         if self._limiter.failures != self._failures:
             with self._counting:
                 known, self._failures = self._failures, self._limiter.failures
                 self._adder(FAILURES)(self._failures - known)
-        if outcome.route is None:
-            return
-        known_as = outcome.rules, outcome.shadow_rules, outcome.route, outcome.ended, outcome.allowed, outcome.reason
-        found = self._counts.get(known_as)
-        if found is None:
-            if len(self._counts) >= MAX_KNOWN:
-                self._counts.clear()
-            found = self._counts[known_as] = self._counts_of(outcome, outcome.route)
-        counters, record = found
-        for add in counters:
-            add(1)
-        if record is not None:
-            record(outcome.duration_us / 1_000_000)
+        alike: dict[object, list[Outcome]] = {}
+        for one in outcomes:
+            if one.route is not None:
+                known_as = one.rules, one.shadow_rules, one.route, one.ended, one.allowed, one.reason
+                alike.setdefault(known_as, []).append(one)
+        for kind, group in alike.items():
+            found = self._counts.get(kind)
+            if found is None:
+                if len(self._counts) >= MAX_KNOWN:
+                    self._counts.clear()
+                found = self._counts[kind] = self._counts_of(group[0])
+            counters, record = found
+            for add in counters:
+                add(len(group))
+            if record is not None:
+                for one in group:
+                    record(one.duration_us / 1_000_000)
 
-    def _counts_of(self, outcome: Outcome, route: str) -> tuple[list[Add], Add | None]:
+    def _counts_of(self, outcome: Outcome) -> tuple[list[Add], Add | None]:
         """Return the counters of all requests with such an outcome, and what records their durations."""
         is_refused = outcome.ended == "refused"
         counts: list[tuple[str, str]] = [(rule, "shadow_refused") for rule in outcome.shadow_rules]
@@ -148,7 +156,7 @@ class LimiterMetrics(Observer):
         counters = [self._adder(RULE_REQUESTS, _bounded(self._rules, rule), how) for rule, how in counts]
         if is_refused:
             counters.append(self._adder(REFUSALS, outcome.reason))
-        return counters, self._adder(DURATION, _bounded(self._routes, route)) if outcome.allowed else None
+        return counters, self._adder(DURATION, _bounded(self._routes, outcome.route or "")) if outcome.allowed else None
 
     def _read(self, gauge: Metric) -> float:
         """Return the value of a gauge; not a number if the store does not know it, or does not answer."""

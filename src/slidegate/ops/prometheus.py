@@ -89,8 +89,7 @@ class PrometheusMetrics(LimiterMetrics):
 
     def _count_pending(self) -> None:
         with self._counting_pending:
-            while self._pending:
-                super().request(self._pending.popleft())
+            self._count([self._pending.popleft() for _ in range(len(self._pending))])
 
     def _make(self, metric: Metric) -> tuple[Metric, Any]:
         name, labels = metric.name.replace(".", "_"), (*metric.labels, STORE)

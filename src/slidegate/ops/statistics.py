@@ -122,15 +122,15 @@ class Traffic:
         """The duration in microseconds that 99 % of the admitted requests did not exceed; None without requests."""
         return self.times.quantile(0.99)
 
-    def count(self, outcome: Outcome) -> None:
-        """Count a request, apart from its duration."""
+    def count(self, outcome: Outcome, passed: bool) -> None:
+        """Count a request, apart from its duration; `passed` says whether it was admitted."""
+        self.passed += passed
         ended = outcome.ended
         if ended == "refused":
             self.refused += 1
             self.banned += outcome.reason == Reason.BANNED
             self.blocked += outcome.reason == Reason.BLOCKED
-        else:
-            self.passed += outcome.allowed
+        elif ended != "success":
             self.exceptions += ended == "exception"
             self.cancelled += ended == "cancelled"
 
@@ -262,6 +262,7 @@ class Statistics(Observer):
         self._ahead_s = 0.0
         self._counting = Lock()
         self._pending = deque[Outcome]()
+        self._known: dict[object, tuple[tuple[str, ...], list[SeriesName]]] = {}
         self._names = set[SeriesName]()
         self._fresh: Series = {}
         self._fresh_clients: Series = {}
@@ -316,25 +317,38 @@ class Statistics(Observer):
             for _ in range(min(PART, len(self._pending))):
                 self._count(self._pending.popleft())
             self._fresh_clients = _without_rare(self._fresh_clients)
+            if len(self._known) > MAX_CLIENTS:
+                self._known.clear()
         if _OTHER in self._names and not was_full:
             message = f"{MAX_SERIES} combinations of rules and routes are counted; further ones count as {OTHER}"
             self._limiter.store.observers.tell(Event("series_full", message, {"max_series": MAX_SERIES}))
 
     def _count(self, outcome: Outcome) -> None:
-        is_refused = outcome.ended == "refused"
-        traffic = self._traffic(outcome.rules, "" if is_refused and outcome.route == NO_ROUTE else outcome.route or "")
-        traffic.count(outcome)
-        if outcome.allowed:
+        passed, is_refused = outcome.allowed, outcome.ended == "refused"
+        question = outcome.decisions[0].checks if passed and len(outcome.decisions) == 1 else None
+        known = self._known.get(question)
+        if known is None:
+            known = outcome.rules, self._clients_of(outcome)
+            if question:
+                self._known[question] = known
+        rules, clients = known
+        traffic = self._traffic(rules, "" if is_refused and outcome.route == NO_ROUTE else outcome.route or "")
+        traffic.count(outcome, passed)
+        if passed:
             traffic.times.count_one(outcome.duration_us)
         for rule in outcome.shadow_rules:
             self._traffic((rule,), "").shadow_refused += 1
+        for name in clients:
+            _found(self._fresh_clients, name).count(outcome, passed)
+        if is_refused:
+            self._refusals.append(outcome)
+
+    def _clients_of(self, outcome: Outcome) -> list[SeriesName]:
+        """Return the clients that a request is of."""
         keys = {check[1] for decision in outcome.decisions for check in decision.checks} - {self._everyone}
         if not keys and outcome.reason == Reason.BANNED:
             keys = {decision.ban.key for decision in outcome.decisions if decision.ban is not None}
-        for key in keys:
-            _found(self._fresh_clients, ((key,), "")).count(outcome)
-        if is_refused:
-            self._refusals.append(outcome)
+        return [((key,), "") for key in keys]
 
     def _traffic(self, rules: tuple[str, ...], route: str) -> Traffic:
         """Return the fresh counts of some rules and a route; beyond `MAX_SERIES`, those shared by all others."""

@@ -8,6 +8,7 @@ not affect the outcome. A request that never reaches its end is reported as canc
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.websockets import WebSocketDisconnect
@@ -16,7 +17,7 @@ from ..core.decision import Decision
 from ..core.reservation import Reservation
 from ..limiter.aio import in_background
 from ..limiter.engine import Engine
-from ..limiter.observers import Ended, Outcome
+from ..limiter.observers import Ended, Outcome, tell
 from .exchange import Exchange, Hook, is_failure
 from .responses import label_of_refusal
 from .routes import UNROUTED, RouteLabels
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .callbacks import UserCallbacks
     from .rule_set import BoundRule, Plan
 
+_DECISION: Final = itemgetter(1)
 _FAILED: Final = 500
 """The status that a server sends if the application raises before it answers."""
 
@@ -130,32 +132,31 @@ class Report(Hook):
     ends = True
 
     def __init__(self, engine: Engine, routes: RouteLabels) -> None:
-        self._engine = engine
+        self._now_us = engine.now_us
+        self._observers = engine.observers
         self._routes = routes
 
     def end(self, exchange: Exchange, error: BaseException | None) -> None:
         """See `Hook.end`."""
-        duration_us = max(self._engine.now_us() - exchange.began_us, 0)  # a user-supplied clock may step back
-        decided = exchange.decided
+        began_us, decided, status = exchange.began_us, exchange.decided, exchange.status
+        duration_us = self._now_us() - began_us
+        if duration_us < 0:  # a user-supplied clock may step back
+            duration_us = 0
+        route = self._routes.label(exchange.scope)
+        decisions = [*map(_DECISION, decided)]
         refusal: Decision | None = None
-        decisions: list[Decision] = []
-        for _, decision in decided:
-            decisions.append(decision)
-            refusal = None if decision.allowed else decision
-        if error is not None and exchange.status and is_failure(error):
-            refusal = None  # a limit at an endpoint refuses after the response has begun: the connection breaks
-        status: Any = exchange.status  # 0 if there was no response
         ended: Ended = "success"
+        if decisions and not decisions[-1].allowed:
+            # Not if a limit at an endpoint refuses after the response has begun: the connection breaks.
+            refusal = None if error is not None and status and is_failure(error) else decisions[-1]
+        if refusal is not None and route == UNROUTED:
+            route = label_of_refusal(refusal)
         if refusal is not None and not decided.has_left:
             ended = "refused"
         elif not exchange.is_complete:
             ended, status = _ended(exchange, error)
-        route = self._routes.label(exchange.scope)
-        if refusal is not None and route == UNROUTED:
-            route = label_of_refusal(refusal)
-        self._engine.observers.request(
-            Outcome(decisions, refusal, decided.shadow_rules, route, status, ended, exchange.began_us, duration_us)
-        )
+        outcome = Outcome(decisions, refusal, decided.shadow_rules, route, status, ended, began_us, duration_us)
+        tell(self._observers.requests, outcome)
 
 
 def _ended(exchange: Exchange, error: BaseException | None) -> tuple[Ended, Any]:

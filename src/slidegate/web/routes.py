@@ -205,16 +205,16 @@ class RouteLabels:
     """Names the routes that requests have reached, for outcomes and events."""
 
     def __init__(self) -> None:
-        # By identities, because an endpoint may have no hash; each entry keeps both objects alive, and so their ids.
-        self._known: dict[tuple[int, int], tuple[int, str, object]] = {}
+        # By identities, because an endpoint may have no hash; each entry keeps both objects alive, and so their ids. An
+        # endpoint that gets another route after its first request keeps its label.
+        self._known: dict[tuple[int, int], tuple[str, object]] = {}
 
     def label(self, scope: Scope) -> str:
         """Return the display name of a request's route; `UNROUTED` if it is unknown."""
-        router: Any = scope.get("router")
-        endpoint = scope.get("endpoint")
+        router, endpoint = scope.get("router"), scope.get("endpoint")
         known = self._known.get((id(router), id(endpoint)))
-        if known is not None and known[0] == len(router.routes):
-            return known[1]
+        if known is not None:
+            return known[0]
         labels = {route.label for route in mounted_routes(router) if route.endpoint is endpoint}
         if len(labels) > 1:  # an endpoint of several routes: ask the routers
             root = scope.get("app_root_path", scope.get("root_path", ""))
@@ -222,5 +222,5 @@ class RouteLabels:
             return UNROUTED if route is None or route.label not in labels else route.label
         label = labels.pop() if labels else UNROUTED
         if isinstance(attribute_of(router, "routes"), Sequence):
-            remember(self._known, (id(router), id(endpoint)), (len(router.routes), label, (router, endpoint)))
+            remember(self._known, (id(router), id(endpoint)), (label, (router, endpoint)))
         return label
