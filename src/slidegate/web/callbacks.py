@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from inspect import isawaitable
 from operator import index
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -84,7 +83,7 @@ class _ReadTwice:
 
 def with_body(request: object, max_body: int) -> object:
     """Return a request for functions at an endpoint, which may read its body in any way, and the endpoint again."""
-    if not isinstance(request, Request):
+    if isinstance(request, int) or not isinstance(request, Request):  # a status is found out faster
         return request
     own = vars(request)
     channel = _ReadTwice(request.receive, max_body)
@@ -127,7 +126,7 @@ class UserCallbacks:
         """
         try:
             answer = function(with_body(given, rule.max_body))
-            return read(await answer if isawaitable(answer) else answer)
+            return read(await answer if hasattr(answer, "__await__") else answer)
         except Exception as error:
             self.report(what, rule.label, error, _CONSEQUENCES[what])
             return default

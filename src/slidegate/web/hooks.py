@@ -51,14 +51,14 @@ class CountIf(Hook):
 
     async def start(self, exchange: Exchange, status: Any) -> None:
         """See `Hook.start`."""
+        rule, maker = self._bound.rule, self._bound.maker
         charged = [
             (decision, index)
             for decision in exchange.own
             if decision.allowed
             for index, (bucket, _, _) in enumerate(decision.checks)
-            if self._bound.counts_in(bucket)
+            if bucket.by is maker  # and not another rule of its name
         ]
-        rule = self._bound.rule
         if charged and not await self._calls.ask(rule, status, "count_if", self._count_if, bool, True):
             for decision, index in charged:
                 await refund(self._limiter, decision.take_back(index))

@@ -80,6 +80,7 @@ class BoundRule:
     Attributes:
         rule: The rule.
         identity: The name of its buckets.
+        maker: What the buckets of its limits name as their maker, and those of other rules of its name do not.
         counts: The bucket of its limits, those that apply if a limits function fails included; None without limits.
         permits: The bucket of its permits; None without `concurrency`.
         named: The limits by their names in header fields; operators can change them while this object exists.
@@ -95,7 +96,7 @@ class BoundRule:
     def __init__(self, rule: Rule, identity: str, paths: PathReader | None = None) -> None:
         self.rule = rule
         self.identity = identity
-        self._maker = object()
+        self.maker = object()
         self.counts = self._bucket(rule.limits) if rule.limits else None
         self.permits = None if rule.concurrency is None else self._permits(rule.concurrency)
         self.named = self._named()
@@ -124,7 +125,7 @@ class BoundRule:
             unit=rule.unit,
             label=rule.label,
             on_error=rule.on_error,
-            by=self._maker,
+            by=self.maker,
         )
 
     def _permits(self, concurrency: Concurrency) -> Bucket:
@@ -163,10 +164,6 @@ class BoundRule:
         """Return the checks of a request; `bucket` is that of its limits, None for none."""
         checks: list[Check] = [] if bucket is None else [(bucket, key, cost)]
         return checks if self.permits is None else [*checks, (self.permits, key, 1)]
-
-    def counts_in(self, bucket: Bucket) -> bool:
-        """Return whether a bucket is that of its limits, and not of another rule of its name."""
-        return bucket.by is self._maker
 
     def buckets(self) -> list[Bucket]:
         """Return its buckets; if a function returns the limits, that of the fallback limits."""
@@ -292,15 +289,16 @@ class RuleSet:
 
         If that fails, every limit counts the request and nothing exempts it, so that a failure bypasses no limit.
         """
-        is_preflight = scope.get("method") == "OPTIONS" and _is_preflight(scope)
-        method = "a preflight" if is_preflight else scope.get("method", "GET")
-        is_lasting = True
+        method = scope.get("method", "GET")
+        is_preflight = method == "OPTIONS" and _is_preflight(scope)
+        if is_preflight:
+            method = "a preflight"
         try:
             request = scope["path"], scope["type"], method, scope.get("root_path", "")
             plan = self._by_request.get(request)
             if plan is not None:
                 return plan
-            texts = self._paths.texts(scope)
+            is_lasting, texts = True, self._paths.texts(scope)
             met, is_ended = self._met(scope, texts)
             if self._defaults is not None and not is_ended:
                 defaults, is_lasting = self._defaults.find(scope)
