@@ -5,6 +5,7 @@ import io
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from slidegate.ops.cli import run
 from slidegate.ops.cli.main import table
 from slidegate.ops.rows import span_of
 
-from .command import HANG_S, ROOT, Command, ban_many, environment, use_store
+from .command import HANG_S, Command, ban_many, environment, use_store
 
 OPTIONS = {
     "bans add": "by for json reason store value",
@@ -60,9 +61,9 @@ def test_untrusted_text_is_escaped_in_every_locale(more: dict[str, str], lmdb_ur
         assert b"\x1b" not in ended.stdout
 
 
-def test_what_a_command_reports_is_not_logged_too() -> None:
-    command = [sys.executable, "-m", "slidegate", "check", "tests.ops.cli.apps:half"]
-    ended = subprocess.run(command, capture_output=True, cwd=ROOT, env=environment(), timeout=HANG_S)
+def test_application_of_this_directory_is_found_and_what_is_reported_is_not_logged_too() -> None:
+    command = [sys.executable, "-P", "-m", "slidegate", "check", "apps:half"]
+    ended = subprocess.run(command, capture_output=True, cwd=Path(__file__).parent, env=environment(), timeout=HANG_S)
     assert (ended.returncode, ended.stderr) == (1, b"")
     assert ended.stdout.startswith(b"SG123")
 
