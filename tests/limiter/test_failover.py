@@ -193,17 +193,14 @@ class Outages(RuleBasedStateMachine):
 
     @rule()
     def strike(self) -> None:
-        policy, is_raised = BanPolicy("99/1h"), False
-
-        async def strike() -> None:
-            nonlocal is_raised
+        async def strike() -> bool:
             try:
-                assert await self.limiter.strike("eve", policy) is None
+                return await self.limiter.strike("eve", BanPolicy("99/1h")) is None
             except StoreUnavailable:
-                is_raised = True
+                return False
 
-        _, is_answered = self.ask(strike())
-        assert is_raised is (not is_answered and self.model.on_error == "deny")
+        is_known, is_answered = self.ask(strike())
+        assert is_known is (is_answered or self.model.on_error != "deny")
 
     @rule()
     def find(self) -> None:
