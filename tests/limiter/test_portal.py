@@ -32,7 +32,7 @@ def no_others() -> None:
 
 def run(program: str, *arguments: str, timeout_s: float = BOUND_S) -> str:
     """Return what a program writes in a process of its own, which warns of nothing but forks beside threads."""
-    warnings = ("-X", "dev", "-W", "ignore:This process:DeprecationWarning")
+    warnings = ("-W", "default", "-W", "ignore:This process:DeprecationWarning")
     command = [sys.executable, *warnings, "-c", program, *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -164,10 +164,10 @@ def test_a_child_that_is_forked_while_other_threads_count_and_emit_gets_answers_
     assert run(COUNTING, url, timeout_s=10 * BOUND_S) == "heard\n0\n" * 10
 
 
-PROGRAM = """
-import asyncio, sys, threading
+PROGRAM = f"""
+import asyncio, atexit, sys, threading
 from contextlib import suppress
-sys.path[:0] = [{root!r}, {source!r}]
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "src")!r}]
 from slidegate import Limiter
 from slidegate.core import StoreUnavailable
 from tests.remote_stores import SlowStore
@@ -176,13 +176,17 @@ class Hanging(SlowStore):
     async def peek(self, checks, subjects=()):
         await asyncio.Event().wait()
 
+def hit():
+    limiter.sync.hit("user:1", "5/minute")
+
 def peek():
     with suppress(StoreUnavailable):
         limiter.sync.peek("user:1", "5/minute")
 
-limiter = Limiter(Hanging(), deadline="60s")
-assert limiter.sync.hit("user:1", "5/minute")
-{last}
+url, last = sys.argv[1:]
+limiter = Limiter.from_url(url, deadline="60s", on_error="deny") if url else Limiter(Hanging(), deadline="60s")
+hit()
+exec(last)
 print("over", flush=True)
 """
 
@@ -190,28 +194,19 @@ print("over", flush=True)
 LAST = {
     "nobody closed it": "",
     "waits": "threading.Thread(target=peek, daemon=True).start()",
-    "at exit": "import atexit; atexit.register(lambda: limiter.sync.hit('user:1', '5/minute'))",
-    "thread": "threading.Thread(target=lambda: limiter.sync.hit('user:1', '5/minute')).start()",
+    "at exit": "atexit.register(hit)",
+    "thread": "threading.Thread(target=hit).start()",
 }
 
 
 @pytest.mark.parametrize("last", LAST.values(), ids=LAST)
 def test_the_interpreter_ends_though_nobody_closed_the_limiter(last: str) -> None:
-    assert run(PROGRAM.format(root=str(ROOT), source=str(ROOT / "src"), last=last)) == "over\n"
-
-
-UNCLOSED = """
-import sys
-from slidegate import Limiter
-limiter = Limiter.from_url(sys.argv[1], deadline="60s", on_error="deny")
-assert limiter.sync.hit("user:1", "9/hour")
-print("over")
-"""
+    assert run(PROGRAM, "", last) == "over\n"
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
 def test_a_process_ends_without_a_warning_though_nobody_closed_its_store(url: str) -> None:
-    assert run(UNCLOSED, url) == "over\n"
+    assert run(PROGRAM, url, "") == "over\n"
 
 
 class TimeIsUp(Exception):

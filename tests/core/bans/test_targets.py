@@ -9,29 +9,21 @@ PLAIN = BanPolicy()
 
 
 PUBLIC = "user:42 header:X-API-Key#1f3a ann 192.0.2.7 192.0.2.0/24 172.32.0.1 100.128.0.1 11.0.0.0 2001:db8::/48"
+PRIVATE = """127.0.0.1 10.0.0.7 172.16.0.1 172.31.255.255 192.168.1.1 100.64.0.1 169.254.0.1 10.0.0.0/24 172.31.255.0/24
+::1/128 ::/64 fc00::/64 fd12:3456::/64 fe80::/64"""
+WIDE = "192.0.2.0/23 192.0.0.0/16 128.0.0.0/1 2001:db8::/47 2001:db8::/32"
+"""Networks wider than a customer has, which are nobody."""
 
 
-@pytest.mark.parametrize("key", PUBLIC.split())
-def test_keys_and_public_addresses_can_be_banned(key: str) -> None:
-    assert may_ban(PLAIN, key)
-
-
-PRIVATE_4 = (
-    "127.0.0.1 10.0.0.7 172.16.0.1 172.31.255.255 192.168.1.1 100.64.0.1 169.254.0.1 10.0.0.0/24 172.31.255.0/24"
+@pytest.mark.parametrize(
+    ("keys", "by_default", "with_ban_private"), [(PUBLIC, True, True), (PRIVATE, False, True), (WIDE, False, False)]
 )
-PRIVATE_6 = "::1/128 ::/64 fc00::/64 fd12:3456::/64 fe80::/64"
-
-
-@pytest.mark.parametrize("key", [*PRIVATE_4.split(), *PRIVATE_6.split()])
-def test_private_addresses_are_banned_with_ban_private_alone(key: str) -> None:
-    assert not may_ban(PLAIN, key)
-    assert may_ban(BanPolicy(ban_private=True), key)
-
-
-@pytest.mark.parametrize("key", ["192.0.2.0/23", "192.0.0.0/16", "128.0.0.0/1", "2001:db8::/47", "2001:db8::/32"])
-def test_a_network_wider_than_a_customer_has_is_nobody(key: str) -> None:
-    for policy in (PLAIN, BanPolicy(ban_private=True)):
-        assert not may_ban(policy, key)
+def test_a_policy_bans_public_keys_and_private_addresses_with_ban_private_alone(
+    keys: str, by_default: bool, with_ban_private: bool
+) -> None:
+    for key in keys.split():
+        assert may_ban(PLAIN, key) is by_default, key
+        assert may_ban(BanPolicy(ban_private=True), key) is with_ban_private, key
 
 
 def test_nothing_that_meets_a_protected_network_is_banned() -> None:
