@@ -33,24 +33,19 @@ LONG = 10.0
 """Seconds that only a hang takes."""
 
 
-class Ward:
-    def __init__(
-        self, on_error: Any = "local", *, inline: bool = False, deadline: str = "60s", make_store: Any = SickStore
-    ) -> None:
+class Setup:
+    """A limiter, its store, which can be ill, and their clock."""
+
+    def __init__(self, on_error: Any = "local", *, inline: bool = False, deadline: str = "60s") -> None:
         self.clock = FakeClock(1_000_000_000)
-        self.heard = RecordingObserver(without=["refused"])
-        self.store: Any = make_store(self.clock, inline=inline)
-        self.limiter = Limiter(self.store, deadline=deadline, on_error=on_error, observers=[self.heard])
-        self.limiter.engine.failover._clock = self.clock
-        self.safe = self.limiter.engine.failover
+        self.observer = RecordingObserver(without=["refused"])
+        self.store: Any = SickStore(self.clock, inline=inline)
+        self.limiter = Limiter(self.store, deadline=deadline, on_error=on_error, observers=[self.observer])
+        self.failover: Any = self.limiter.engine.failover
+        self.failover._clock = self.clock
 
     def fall_ill(self) -> None:
         self.store.error = StoreUnavailable("gone")
-
-    async def to_the_probe(self) -> None:
-        """Let the store fail until it is left alone, and the time pass until one request asks again."""
-        await self.fail()
-        self.clock.advance(us=breaker.OPEN_US)
 
     async def fail(self) -> None:
         """Let the store fail until that is an outage."""
@@ -129,9 +124,9 @@ class Outages(RuleBasedStateMachine):
 
     @initialize(on_error=st.sampled_from(CHOICES[1:]), inline=st.booleans())
     def begin(self, on_error: str, inline: bool) -> None:
-        self.loop, self.ward = asyncio.new_event_loop(), Ward(on_error, inline=inline, deadline="100ms")
+        self.loop, self.setup = asyncio.new_event_loop(), Setup(on_error, inline=inline, deadline="100ms")
         self.run(self._use_virtual_time())
-        self.clock, self.store, self.limiter = self.ward.clock, self.ward.store, self.ward.limiter
+        self.clock, self.store, self.limiter = self.setup.clock, self.setup.store, self.setup.limiter
         engine: Any = self.limiter.engine
         self.questions = {
             "hit": partial(hit_all, self.limiter),
@@ -142,7 +137,7 @@ class Outages(RuleBasedStateMachine):
         self.decisions: list[tuple[Decision, str, list[str]]] = []
 
     async def _use_virtual_time(self) -> None:
-        VirtualTime(self.ward.clock)
+        VirtualTime(self.setup.clock)
 
     def run(self, work: Awaitable[T]) -> T:
         return self.loop.run_until_complete(work)  # type: ignore[no-any-return, call-overload]
@@ -212,10 +207,10 @@ class Outages(RuleBasedStateMachine):
         """A request that is cancelled is no failure, and a probe is followed by another."""
 
         async def leave() -> None:
-            task = asyncio.create_task(self.ward.hit())
+            task = asyncio.create_task(self.setup.hit())
             await turns(2)
             if self.limiter.is_failing:
-                await self.ward.hit()  # nobody else is the probe meanwhile
+                await self.setup.hit()  # nobody else is the probe meanwhile
             task.cancel()
             await asyncio.wait([task])
 
@@ -225,12 +220,12 @@ class Outages(RuleBasedStateMachine):
     def what_is_counted_and_reported_is_what_was(self) -> None:
         if not hasattr(self, "model"):
             return
-        for where, store in (("store", self.store.inner), ("here", self.ward.safe.local)):
+        for where, store in (("store", self.store.inner), ("here", self.setup.failover.local)):
             left = [store.peek([(BUCKETS[name, None], "ann", 0)]).remaining for name in "ab"]
             assert left == [max(AMOUNT - self.model.spent[where][name], 0) for name in "ab"], where
         is_open = self.model.open_until_us > 0
         assert (self.limiter.is_failing, self.limiter.failures) == (is_open, self.model.failures)
-        events = [event for event in self.ward.heard.events if event.kind in ("store_failed", "store_recovered")]
+        events = [event for event in self.setup.observer.events if event.kind in ("store_failed", "store_recovered")]
         kinds = [event.kind for event in events]
         assert kinds == ["store_failed", "store_recovered"] * (len(kinds) // 2) + ["store_failed"] * is_open
         assert {event.details["on_error"] for event in events[::2]} <= {self.model.on_error}
@@ -243,7 +238,7 @@ class Outages(RuleBasedStateMachine):
 TestOutages = pytest.mark.interpreted("a clock of a compiled class cannot be replaced")(Outages.TestCase)
 
 
-def answers_later(ward: Ward) -> list[asyncio.Future[Decision]]:
+def answers_later(setup: Setup) -> list[asyncio.Future[Decision]]:
     """Have hits answered by futures, which are returned as they are made."""
     made: list[asyncio.Future[Decision]] = []
 
@@ -251,17 +246,17 @@ def answers_later(ward: Ward) -> list[asyncio.Future[Decision]]:
         made.append(asyncio.get_running_loop().create_future())
         return made[-1]
 
-    ward.store.hit = later
+    setup.store.hit = later
     return made
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 64])
 async def test_a_request_whose_answer_has_come_is_let_go_of_long_before_the_deadline(at_once: int) -> None:
-    ward = Ward()
-    made = answers_later(ward)
+    setup = Setup()
+    made = answers_later(setup)
 
     async def begun(count: int) -> list[asyncio.Task[Decision]]:
-        tasks = [asyncio.create_task(ward.limiter.hit("ann", "3/hour")) for _ in range(count)]
+        tasks = [asyncio.create_task(setup.limiter.hit("ann", "3/hour")) for _ in range(count)]
         await turns(2)
         return tasks
 
@@ -288,13 +283,13 @@ async def test_a_request_whose_answer_has_come_is_let_go_of_long_before_the_dead
 async def test_the_place_of_a_request_that_is_cancelled_as_its_answer_comes_is_handed_back(
     ends: str, left: int, *, waits: bool
 ) -> None:
-    ward = Ward("local")
+    setup = Setup("local")
     limits = Bucket("jobs", [Concurrency(1)]), Bucket("units", [Limit(5, "1h")])
     checks = [(bucket, "ann", 1) for bucket in limits]
-    made, queues = answers_later(ward), ward.limiter.engine.queues
+    made, queues = answers_later(setup), setup.limiter.engine.queues
     if ends == "refused":
-        ward.store.inner.hit(checks)
-    ask = partial(hit_all, ward.limiter, checks)
+        setup.store.inner.hit(checks)
+    ask = partial(hit_all, setup.limiter, checks)
     waiting = queues.wait(("jobs", "ann"), None, ask, wait_us=10**9, wait_max=1)
     task = asyncio.create_task(waiting if waits else ask())
     if not waits:
@@ -303,31 +298,33 @@ async def test_the_place_of_a_request_that_is_cancelled_as_its_answer_comes_is_h
     if ends == "failed":
         made[0].set_exception(StoreUnavailable("gone"))
     else:
-        made[0].set_result(ward.store.inner.hit(checks))
+        made[0].set_result(setup.store.inner.hit(checks))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert queues.waiting == 0
-    assert ward.store.inner.permits_held() == (ends == "refused")
-    assert ward.store.inner.peek(checks[1:]).remaining == left, "its units are handed back, too; this is after one more"
+    assert setup.store.inner.permits_held() == (ends == "refused")
+    assert setup.store.inner.peek(checks[1:]).remaining == left, (
+        "its units are handed back, too; this is after one more"
+    )
 
 
 async def test_bans_and_strikes_are_local_as_well_and_commands_say_that_it_failed(inline: bool) -> None:
-    ward, other, policy = Ward("local", inline=inline), Ward("allow", inline=inline), BanPolicy("2/1h", "10m")
-    await ward.limiter.strike("ann", policy)
-    ward.fall_ill()
-    assert await ward.limiter.strike("ann", policy) is None
-    ban = await ward.limiter.strike("ann", policy)
+    setup, other, policy = Setup("local", inline=inline), Setup("allow", inline=inline), BanPolicy("2/1h", "10m")
+    await setup.limiter.strike("ann", policy)
+    setup.fall_ill()
+    assert await setup.limiter.strike("ann", policy) is None
+    ban = await setup.limiter.strike("ann", policy)
     assert ban is not None
-    assert (await ward.hit()).ban == ban == await ward.limiter.engine.find_ban(("ann",))
-    limiter = ward.limiter
+    assert (await setup.hit()).ban == ban == await setup.limiter.engine.find_ban(("ann",))
+    limiter = setup.limiter
     for command in (limiter.ban("ann", "1h"), limiter.unban("bob"), limiter.reset("ann"), limiter.reset_all()):
         with pytest.raises(StoreUnavailable):
             await command
     with pytest.raises(StoreUnavailable):
         await limiter.inspect("ann")
-    ward.recover()
-    assert (await ward.hit()).allowed, "the store decides alone, and knows of no ban"
+    setup.recover()
+    assert (await setup.hit()).allowed, "the store decides alone, and knows of no ban"
     other.fall_ill()
     assert [await other.limiter.strike("ann", policy) for _ in range(3)] == [None] * 3
 
@@ -336,27 +333,27 @@ async def test_bans_and_strikes_are_local_as_well_and_commands_say_that_it_faile
 async def test_a_strike_without_an_answer_is_not_the_answer_that_nobody_is_banned(
     on_error: str, status: int, inline: bool
 ) -> None:
-    ward = Ward(on_error, inline=inline)
-    ward.store.bans.strike = gone
+    setup = Setup(on_error, inline=inline)
+    setup.store.bans.strike = gone
     trap = BanPolicy("5/10m", "1h", signals={"/trap": "ban"}, name="trap")
-    app = RateLimitMiddleware(hello, limiter=ward.limiter, bans=trap)
+    app = RateLimitMiddleware(hello, limiter=setup.limiter, bans=trap)
     for _ in range(2):
         assert (await call(app, "/trap")).status == status
-        await ward.hit()  # the store answers other questions
+        await setup.hit()  # the store answers other questions
     if on_error == "deny":
         with pytest.raises(StoreUnavailable, match="strike"):
-            await ward.limiter.strike("ann", trap)
+            await setup.limiter.strike("ann", trap)
 
 
 async def test_an_answer_to_what_was_asked_before_an_outage_does_not_end_it() -> None:
-    ward = Ward("allow")
-    (made, asked) = answers_later(ward), asyncio.create_task(ward.limiter.hit("ann", "3/hour"))
+    setup = Setup("allow")
+    (made, asked) = answers_later(setup), asyncio.create_task(setup.limiter.hit("ann", "3/hour"))
     await turns(2)
-    del ward.store.hit
-    await ward.fail()
+    del setup.store.hit
+    await setup.fail()
     made[0].set_result(Decision(True, Reason.OK))
     assert (await asked).allowed
-    assert ward.limiter.is_failing
+    assert setup.limiter.is_failing
 
 
 def gone(*arguments: object) -> None:
@@ -385,15 +382,16 @@ def test_a_store_that_has_to_be_awaited_says_under_trio_that_it_needs_asyncio(
 
 async def test_an_answer_that_a_store_remembers_is_no_sign_that_its_server_is_well() -> None:
     """A refusal that is known is repeated without a call."""
-    ward = Ward("allow")
-    await ward.to_the_probe()
-    remembered = ward.store.inner.hit(((Bucket("known", [Limit(1, "1h")]), "ann", 2),))
-    hit, ward.store.hit = ward.store.hit, lambda *question: remembered
-    assert await ward.hit() is remembered
-    assert ward.limiter.is_failing
-    ward.store.hit, ward.store.error = hit, None
-    assert (await ward.hit()).reason == "ok", "the next one is the probe at once"
-    assert not ward.limiter.is_failing
+    setup = Setup("allow")
+    await setup.fail()
+    setup.clock.advance(us=breaker.OPEN_US)
+    remembered = setup.store.inner.hit(((Bucket("known", [Limit(1, "1h")]), "ann", 2),))
+    hit, setup.store.hit = setup.store.hit, lambda *question: remembered
+    assert await setup.hit() is remembered
+    assert setup.limiter.is_failing
+    setup.store.hit, setup.store.error = hit, None
+    assert (await setup.hit()).reason == "ok", "the next one is the probe at once"
+    assert not setup.limiter.is_failing
 
 
 @pytest.mark.parametrize(
@@ -402,41 +400,41 @@ async def test_an_answer_that_a_store_remembers_is_no_sign_that_its_server_is_we
     ids=str,
 )
 async def test_a_failure_between_answers_is_reported_as_what_it_is(error: Exception, text: str, inline: bool) -> None:
-    ward = Ward("allow", inline=inline)
-    for ward.store.error in (None, error, None, error, None):
-        assert (await ward.hit()).allowed
-    assert (ward.heard.kinds, ward.limiter.failures) == (["store_error"], 2)
-    assert text in ward.heard.events[0].message
-    assert str(error) in str(ward.heard.events[0].details["error"])
+    setup = Setup("allow", inline=inline)
+    for setup.store.error in (None, error, None, error, None):
+        assert (await setup.hit()).allowed
+    assert (setup.observer.kinds, setup.limiter.failures) == (["store_error"], 2)
+    assert text in setup.observer.events[0].message
+    assert str(error) in str(setup.observer.events[0].details["error"])
 
 
 async def test_the_memory_of_what_is_counted_here_is_bounded_and_let_go_of_when_its_windows_are_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert Ward("local").safe.local.max_keys == DEFAULT_MAX_KEYS
+    assert Setup("local").failover.local.max_keys == DEFAULT_MAX_KEYS
     monkeypatch.setattr(failover, "MemoryStore", partial(MemoryStore, max_keys=800))
-    ward = Ward("local", inline=True)
-    await ward.fail()
+    setup = Setup("local", inline=True)
+    await setup.fail()
     for number in range(1_000):
-        await ward.limiter.hit(f"client:{number}", "3/minute")
-    assert ward.safe.local.stats().keys == 800
-    assert ward.heard.kinds == ["store_failed", "keys_shared"], "others are counted in shared cells"
-    ward.store.error = None
+        await setup.limiter.hit(f"client:{number}", "3/minute")
+    assert setup.failover.local.stats().keys == 800
+    assert setup.observer.kinds == ["store_failed", "keys_shared"], "others are counted in shared cells"
+    setup.store.error = None
     for _ in range(100):
-        ward.clock.advance("2m")
-        await ward.hit("1000000/hour")
-    assert ward.safe.local.stats().keys == 0
+        setup.clock.advance("2m")
+        await setup.hit("1000000/hour")
+    assert setup.failover.local.stats().keys == 0
 
 
 async def test_strikes_that_only_this_process_could_count_are_kept_while_hits_are_answered() -> None:
-    ward = Ward("local", inline=True)
-    strike, ward.store.bans.strike = BanPolicy("20/1h", "10m"), gone
+    setup = Setup("local", inline=True)
+    strike, setup.store.bans.strike = BanPolicy("20/1h", "10m"), gone
     made = None
     for _ in range(20):
         assert made is None
-        made = await ward.limiter.strike("ann", strike)
-        assert await ward.hit("100/hour")
-        await ward.limiter.engine.find_ban(("ann",))
-        ward.clock.advance("1s")
+        made = await setup.limiter.strike("ann", strike)
+        assert await setup.hit("100/hour")
+        await setup.limiter.engine.find_ban(("ann",))
+        setup.clock.advance("1s")
     assert made is not None
-    assert await ward.limiter.strike("ann", strike) == made, "it goes on to refuse who is struck"
+    assert await setup.limiter.strike("ann", strike) == made, "it goes on to refuse who is struck"

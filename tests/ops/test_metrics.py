@@ -19,7 +19,7 @@ from slidegate.otel import OtelMetrics
 from slidegate.prometheus import PrometheusMetrics
 
 from ..asgi import call, page
-from ..limiter.test_failover import Ward
+from ..limiter.test_failover import Setup
 from .exposition import documented, scraped
 from .site import Site
 
@@ -148,16 +148,16 @@ async def test_counters_add_up_to_all_requests(exporter: type[Exported], rng: ra
 
 
 async def test_a_store_that_fails_is_down_until_it_answers(exporter: type[Exported]) -> None:
-    ward = Ward("deny", inline=True)
-    value = exporter(ward.limiter).value  # type: ignore[call-arg]
-    await ward.hit()
+    setup = Setup("deny", inline=True)
+    value = exporter(setup.limiter).value  # type: ignore[call-arg]
+    await setup.hit()
     assert await value("slidegate.store.up") == 1
-    ward.fall_ill()
+    setup.fall_ill()
     for _ in range(3):
-        await ward.hit()
+        await setup.hit()
     assert (await value("slidegate.store.up"), await value("slidegate.store.failures")) == (0, 3)
-    ward.recover()
-    assert await ward.hit()
+    setup.recover()
+    assert await setup.hit()
     assert (await value("slidegate.store.up"), await value("slidegate.store.failures")) == (1, 3)
 
 
