@@ -1,11 +1,18 @@
-"""A request that may wait stands in line instead of being refused."""
+"""A request that may wait stands in line instead of being refused; permits are shared fairly among tenants."""
 
 import asyncio
-from collections.abc import Generator
+import math
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Generator
 from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -14,18 +21,30 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from slidegate import ConfigurationError, Limiter, RateLimit, RateLimitMiddleware, Rule
+from slidegate.core import Bucket, Concurrency
 from slidegate.testing import FakeClock
 from slidegate.web.waiting import Peeked
 
 from ..asgi import call, scope_of, statuses
+from ..questions import hit_all
+from ..redis_servers import AT_REDIS, BOUND_S
 from ..remote_stores import SickStore, SlowStore
 from ..virtual_time import VirtualTime, turns
 from .limited import limited, middleware_of
+from .stage import Stage
+
+FAIR = 'key=everyone, wait="30s", fair=header("X-Tenant"), name="held"'
 
 
 @pytest.fixture
 async def virtual() -> VirtualTime:
     return VirtualTime()
+
+
+@pytest.fixture
+async def stage(virtual: VirtualTime, tmp_path: Path) -> AsyncIterator[Stage]:
+    async with Stage(virtual, tmp_path) as made:
+        yield made
 
 
 def channel(*messages: Message, last: asyncio.Event | None = None) -> Receive:
@@ -196,3 +215,77 @@ async def test_little_is_read_while_a_request_waits_and_the_application_gets_it(
     await turns(200)
     assert 1 <= read <= most
     assert [(await ahead())["number"] for _ in range(100)] == [*range(1, 101)]
+
+
+# -- permits that are shared fairly ------------------------------------------------------------------------------------
+
+
+@given(rng=st.randoms(use_true_random=False))
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_of_tenants_that_always_wait_none_holds_more_than_its_share_and_one(
+    tmp_path: Path, rng: random.Random
+) -> None:
+    permits, tenants = rng.randint(1, 9), [f"tenant{number}" for number in range(rng.randint(2, 4))]
+    come = [f"come GET / X-Tenant={tenant}" for tenant in rng.choices(tenants, k=permits)]  # whoever comes first
+    # Of each more than it may ever hold.
+    come += [f"come GET / X-Tenant={tenant} times={permits + rng.randint(1, 6)}" for tenant in tenants]
+    async with Stage(VirtualTime(), tmp_path) as stage:
+        await stage.play(f'rule "/", concurrency={permits}, wait_max=200, {FAIR}', "slow", *come)
+        first_round = [end for _, end in stage.under_way]
+        for _ in range(80):
+            at = rng.randrange(permits)
+            # The tenant that is served asks again, so everybody always waits.
+            await stage.play(f"end {at}", f"come GET / X-Tenant={stage.under_way[at][0]}")
+            assert len(stage.under_way) == permits
+            if not any(end in first_round for _, end in stage.under_way):
+                most = max(Counter(tenant for tenant, _ in stage.under_way).values())
+                assert most <= math.ceil(permits / len(tenants)) + 1
+        await stage.play("end")
+        await asyncio.gather(*stage.tasks)
+        assert {status for *_, status in stage.ended} == {"200"}
+
+
+@pytest.mark.parametrize("instant", range(6))
+async def test_a_permit_for_a_waiter_that_is_cancelled_in_that_instant_goes_to_the_next(
+    stage: Stage, instant: int
+) -> None:
+    come = [f"come GET / X-Tenant={tenant}" for tenant in "abc"]
+    await stage.play(f'rule "/", concurrency=1, {FAIR}', "slow", *come)
+    stage.under_way.pop()[1].set()
+    await turns(instant)
+    assert await stage.play("cancel 1", "inside") == ["", "c"]
+    assert await stage.play("end", "ended") == ["", "0: 200 at 0s\n1: cancelled at 0s\n2: 200 at 0s"]
+    queues = stage.limiter.engine.queues
+    assert (queues._permits, queues.waiting) == ({}, 0)
+
+
+async def test_who_becomes_first_by_a_permit_of_another_asks_although_nobody_here_hands_one_back(stage: Stage) -> None:
+    await stage.play("site remote=True", f'rule "/", concurrency=2, {FAIR}', "slow")
+    elsewhere = await hit_all(Limiter(stage.remote.inner), [(Bucket("held", (Concurrency(2),)), "everyone", 1)])
+    await stage.play("stalls", "come GET / X-Tenant=big")
+    stage.remote.hangs = False  # who comes now is answered first
+    await stage.play("come GET / X-Tenant=big", "come GET / X-Tenant=small", "recovers")
+    assert await stage.play("inside") == ["big"]
+    await Limiter(stage.remote.inner).refund(elsewhere)
+    assert await stage.play("sleep 1s", "inside") == ["", "big small"]
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
+async def test_every_store_hands_permits_out_fairly_and_those_that_a_change_adds(url: str, tmp_path: Path) -> None:
+    async def until(*tenants: str) -> None:
+        while sorted(tenant for tenant, _ in stage.under_way) != [*tenants]:  # noqa: ASYNC110 - a store answers late
+            await asyncio.sleep(0.01)
+
+    in_real_time: Any = SimpleNamespace(passed_s=0.0)
+    async with asyncio.timeout(BOUND_S), Stage(in_real_time, tmp_path) as stage:
+        stage.limiter = Limiter.from_url(url, deadline="20s")
+        await stage.play(f'rule "/", concurrency=2, {FAIR}', "slow", "come GET / X-Tenant=big times=4")
+        await until("big", "big")
+        await stage.play("come GET / X-Tenant=small", "end 0")
+        await until("big", "small")
+        await stage.play("override held 3")
+        await until("big", "big", "small")
+        await stage.play("end")
+        await asyncio.gather(*stage.tasks)
+        assert {status for *_, status in stage.ended} == {"200"}
+        await stage.limiter.close()

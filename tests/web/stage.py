@@ -1,0 +1,566 @@
+"""A site whose making, visitors and operators are lines of text, and what becomes of it.
+
+A scenario begins with ``site``, or with ``everywhere``, which is one limit in each place where it may stand::
+
+    > site bans=BanPolicy("3/10m", "1h")      the options of the middleware
+    > rule "/a", "2/hour", name="a"           one of its rules
+    > endpoint /a RateLimit("1/hour")         an endpoint, what decorates it, and what it depends=[...] on
+    > around limits="9/hour"                  a middleware around the others; `around other, ...` has its own limiter
+    > soften                                  somebody around who makes a page of refusals within
+    > application RateLimit("1/hour")         what the whole application inside depends on, and its options
+    > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,raises,left
+    > GET /a leaves=1                         one whose client leaves when so many messages have come
+    > GET /a X-Charge=5,api                   one whose endpoint charges 5 units under a rule; X-Settle settles a cost
+    > GET /a X-Strike=2,abuse                 one whose endpoint strikes its client under a policy
+    > GET /a X-Late=1                         one whose endpoint fails behind its answer
+    > mount /v1 /a                            an endpoint of a mounted application; `socket /a` is a websocket's
+    > write a.toml 'limits = "1/hour"'        a file of these lines, or of zero bytes; `copy a.toml b.toml`
+    > file a.toml                             the middleware of that file; `file a.toml store` with a store of its own
+    > env NAME=value                          a variable of the environment, until the scenario ends
+    > look                                    two looks at files that are followed
+    > SOCKET /a                               a handshake; DENIAL where the server can send a whole answer
+    > talk sends=12                           a websocket over which the client sends so many messages; strict=yes
+    > open A client=192.0.2.1                 one that stays open: `say A 3` sends messages, `hear A` gets one
+    > GET /a times=5 show=retry-after         the same five times, and a field of the last answer
+    > +30s                                    time goes by, or back
+    > outage                                  the store of a `site remote=True` fails, or `stalls`, until it `recovers`
+    > come GET /a times=3                     requests that may wait; `ended` and `all` say when each is answered
+    > leave 1                                 the second of their clients leaves, or its server cancels it: `cancel 1`
+    > slow                                    those that come stay under way, until they `end`
+    > sleep 4s                                time goes by for those that wait
+"""
+
+import asyncio
+import json
+import logging
+import shlex
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import cycle, groupby
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from fastapi import Depends, FastAPI
+from fastapi.exception_handlers import http_exception_handler
+from starlette.background import BackgroundTask
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Mount, Route, Router, WebSocketRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import slidegate
+from slidegate import (
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    RateLimitMiddleware,
+    Rule,
+    charge,
+    client_key,
+    settle,
+    strike,
+)
+from slidegate.core import StoreUnavailable
+from slidegate.core.durations import read_span_us
+from slidegate.testing import FakeClock, limits_clock
+
+from ..asgi import PEER, Answer, scope_of, send_scope
+from ..remote_stores import SickStore
+from ..virtual_time import VirtualTime, turns
+from . import sockets
+from .limited import METHODS, answer, limited, page
+from .middlewares import FollowedFiles, Listener, charged, checks
+from .model import fails, written
+from .network_files import countries, operators
+
+PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "GET"}
+NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "other": True}
+NAMES |= {"Text": PlainTextResponse, "fails": fails, "fails_later": written(fails, "later")}
+NAMES |= {
+    "never": lambda *given: asyncio.Event().wait(),
+    "in_a_second": lambda *given: asyncio.sleep(1, "late"),
+    "later": lambda value: asyncio.sleep(0, value),
+    "http_exception_handler": http_exception_handler,
+}
+RAISED: dict[str, Exception] = {"raises": RuntimeError("no"), "left": ClientDisconnect()}
+METHODS_SENT = {*METHODS, "DELETE", "OPTIONS", "FOO", "get", "post", "SOCKET", "DENIAL", "PREFLIGHT"}
+
+
+class Log(logging.Handler):
+    """Keeps the warnings and errors of the log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def number_or_text(written: str) -> Any:
+    try:
+        return json.loads(written)
+    except ValueError:
+        return written
+
+
+def softened(app: ASGIApp) -> ASGIApp:
+    """Return an application around one that makes a poorer page of its refusals."""
+
+    async def around(scope: Scope, receive: Receive, send: Send) -> None:
+        async def soften(message: Message) -> None:
+            await send({**message, "status": 200} if message.get("status") == 429 else message)
+
+        await app(scope, receive, soften)
+
+    return around
+
+
+class Stage:
+    """Carries out the lines of a scenario."""
+
+    def __init__(self, virtual: VirtualTime, directory: Path, place: str = "") -> None:
+        self.place, self.virtual = place, virtual
+        self.names = {**NAMES, "__name__": __name__, "asn": operators(directory), "country": countries(directory)}
+        self.clock = FakeClock(1_800_000_000_000_000)
+        self.heard, self.log = Listener(without=["store_late"]), Log()
+        self.remote, self.sockets = SickStore(self.clock), dict[str, sockets.Client]()
+        self.limiter = self._limiter()
+        self.options: dict[str, Any] = {}
+        self.rules: list[Rule] = []
+        self.around: list[Callable[[ASGIApp], Any]] = []
+        self.inside: FastAPI | None = None
+        self.functions: dict[str, Any] = {"page": page}
+        self.files, self.environment = FollowedFiles(directory), pytest.MonkeyPatch()
+        self.environment.chdir(directory)
+        self.files.clock = self.clock
+        self._app: Any = None
+        virtual.clock, self.began_s = self.clock, virtual.passed_s
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.gone: list[anyio.Event] = []
+        self.ended: list[tuple[float, int, str]] = []
+        self.is_slow = False
+        self.under_way: list[tuple[str, asyncio.Event]] = []
+
+    async def __aenter__(self) -> "Stage":
+        logging.getLogger("slidegate").addHandler(self.log)
+        self._clocks = limits_clock(self.clock)
+        self._clocks.__enter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._clocks.__exit__(None, None, None)
+        logging.getLogger("slidegate").removeHandler(self.log)
+        self.environment.undo()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def play(self, *lines: str) -> list[str]:
+        """Return the answer to each of some lines."""
+        return [await self.answer(line) for line in lines]
+
+    def _limiter(self, remote: bool = False, **options: Any) -> Limiter:
+        store = self.remote if remote else MemoryStore(clock=self.clock, wall_clock=self.clock)
+        return Limiter(store, observers=[self.heard], deadline="60s", **options)
+
+    # -- how the site is made ------------------------------------------------------------------------------------------
+
+    def _evaluated(self, text: str) -> dict[str, Any]:
+        """Return the arguments that are written in a text; those without a name are under ``""``."""
+        given, named = eval(f"(lambda *given, **named: (given, named))({text})", self.names)
+        return {"": given, **named}
+
+    def _site(self, text: str) -> None:
+        self.options = self._evaluated(text)
+        del self.options[""]
+        of_limiter = {
+            name: self.options.pop(name) for name in ("networks", "on_error", "remote") if name in self.options
+        }
+        self.limiter = self._limiter(**of_limiter)
+
+    def _everywhere(self, text: str) -> None:
+        given = self._evaluated(text)
+        self._app = limited(self.place, *given.pop(""), limiter=self.limiter, **given)
+
+    def _rule(self, text: str) -> None:
+        given = self._evaluated(text)
+        self.rules.append(Rule(*given.pop(""), **given))
+
+    def _around(self, text: str) -> None:
+        given = self._evaluated(text)
+        given["limiter"] = self._limiter() if given.pop("") else self.limiter
+        self.around.append(partial(RateLimitMiddleware, **given))
+
+    def _soften(self) -> None:
+        self.around.append(softened)
+
+    def _application(self, text: str) -> None:
+        given = self._evaluated(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a root path is deprecated, and in use
+            self.inside = FastAPI(dependencies=[Depends(limit) for limit in given.pop("")], **given)
+
+    def _slow(self) -> None:
+        """Let answers wait until they are ended."""
+        self.is_slow = True
+
+    async def _anything(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer on every path, and accept or deny every websocket."""
+        status = HTTPConnection(scope).headers.get("x-status", "talks")
+        if scope["type"] == "http":
+            await (await self._answer(Request(scope)))(scope, receive, send)
+        elif status == "talks":
+            await sockets.listening(scope, receive, send)
+        elif status == "200":
+            await send({"type": "websocket.accept"})
+        elif scope["extensions"]:
+            await Response(status_code=int(status))(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _answer(self, request: Request) -> Response:
+        if self.is_slow and request.scope.get("comes"):
+            own = request.headers.get("x-tenant", "nobody"), asyncio.Event()
+            self.under_way.append(own)
+            try:
+                await own[1].wait()
+            except asyncio.CancelledError:
+                self.under_way.remove(own)
+                raise
+        if error := RAISED.get(request.headers.get("x-status", "")):
+            raise error
+        made = answer(request)
+        if "x-late" in request.headers:
+            made.background = BackgroundTask(fails)
+        for field, spend in (("x-charge", charge), ("x-settle", settle)):
+            if field in request.headers:
+                units, _, rule = request.headers[field].partition(",")
+                made.headers[f"{field}d"] = str(bool(await spend(request, number_or_text(units), rule=rule or None)))
+        if "x-strike" in request.headers:
+            weight, _, policy = request.headers["x-strike"].partition(",")
+            ban = await strike(request, number_or_text(weight), "wrong\npassword", policy=policy or None)
+            made.headers["x-struck"] = f"{ban.by}, {ban.reason}" if ban else "no"
+        return made
+
+    def _another_endpoint(self) -> Any:
+        """Return another function of the same name at each call."""
+
+        async def endpoint(request: Request) -> Any:
+            return await self._answer(request)
+
+        return endpoint
+
+    def _endpoint(self, text: str) -> None:
+        path, _, written = text.partition(" ")
+        given = self._evaluated(written)
+        name = given.get("function", path)
+        endpoint = self.functions.setdefault(name, partial(page) if "partial" in name else self._another_endpoint())
+        for decorate in reversed(given[""]):
+            endpoint = decorate(endpoint)
+        self.inside = self.inside or FastAPI()
+        dependencies = [Depends(limit) for limit in given.get("depends", ())]
+        self.inside.api_route(path, methods=[*METHODS], dependencies=dependencies)(endpoint)
+
+    def _write(self, name: str, *lines: str) -> None:
+        self.files.write(name, "".join(f"{line}\n" for line in lines))
+
+    def _copy(self, name: str, copied: str) -> None:
+        self.files.write(copied, (self.files.directory / name).read_bytes())
+
+    def _file(self, name: str, own: str = "") -> None:
+        limiter: dict[str, Any] = {"observers": [self.heard]} if own else {"limiter": self.limiter}
+        path = self.files.directory / name
+        self._app = RateLimitMiddleware.from_file(self._anything, path, **limiter)
+        self.limiter = self._app.app.limiter
+
+    def _env(self, written: str) -> None:
+        self.environment.setenv(*written.split("=", 1))
+
+    async def _look(self) -> None:
+        await self.files.visit(self.app)
+
+    def _mount(self, path: str, inner: str) -> None:
+        self.inside = self.inside or FastAPI()
+        self.inside.router.routes.append(Mount(path, Router([Route(inner, page)])))
+
+    def _socket(self, path: str) -> None:
+        self.inside = self.inside or FastAPI()
+        self.inside.router.routes.append(WebSocketRoute(path, page))
+
+    @property
+    def app(self) -> Any:
+        if self._app is None:
+            options = {**self.options, "limiter": self.limiter}
+            if self.rules or options.keys().isdisjoint({"limits", "default_limits", "rules"}):
+                options["rules"] = self.rules
+            self._app = RateLimitMiddleware(self.inside or self._anything, **options)
+            for around in self.around:
+                self._app = around(self._app)
+        return self._app
+
+    # -- what comes ----------------------------------------------------------------------------------------------------
+
+    async def answer(self, line: str) -> str:
+        verb, _, rest = line.partition(" ")
+        if verb[0] in "+-":
+            passed = verb.removeprefix("+")
+            self.clock.advance(us=int(passed[:-2])) if passed.endswith("us") else self.clock.advance(passed)
+            return ""
+        try:
+            if verb in METHODS_SENT:
+                return await self._requests(verb, *shlex.split(rest))
+            words = [rest] if verb in AS_IN_CODE else shlex.split(rest) if verb == "write" else rest.split()
+            said = getattr(self, f"_{verb}")(*words)
+            return (said if said is None or isinstance(said, str) else await said) or ""
+        except ConfigurationError as error:
+            return f"ConfigurationError: {error}".replace(f"{self.files.directory}/", "")
+
+    async def _requests(self, method: str, path: str, *words: str) -> str:
+        show, scopes = self._scopes(method, path, *words)
+        found = []
+        for scope in scopes:
+            try:
+                last = await send_scope(self.app, scope, leaves_after=scope.pop("leaves_after"))
+                found.append(self._status(last))
+            except (RuntimeError, ClientDisconnect, LookupError, OSError) as error:
+                found.append(type(error).__name__)
+        return "\n".join([" ".join(self._counted(found)), *(self._shown(name, last, scope) for name in show)])
+
+    def _scopes(self, method: str, path: str, *words: str) -> tuple[list[str], list[Scope]]:
+        """Return which fields are shown, and the scopes of requests."""
+        given = dict(word.split("=", 1) for word in words)
+        path, _, query = path.encode().decode("unicode_escape").partition("?")
+        statuses = given.pop("answers", "200").split(",")
+        times = int(given.pop("times", len(statuses)))
+        show = [name for name in given.pop("show", "").split(",") if name]
+        clients = cycle(given.pop("client", PEER).split(","))
+        more: dict[str, Any] = {name: given.pop(name) for name in ("root_path",) if name in given}
+        more |= {"query_string": query.encode(), "leaves_after": int(given.pop("leaves", 9)), "state": {}}
+        if "user" in given:
+            more["state"]["user"] = given.pop("user")
+        found: list[Scope] = []
+        for _, status, client in zip(range(times), cycle(statuses), clients, strict=False):
+            headers = {**given, **(PREFLIGHT if method == "PREFLIGHT" else {}), "X-Status": status}
+            peer = None if client == "none" else (client, 1)
+            sent = "OPTIONS" if method == "PREFLIGHT" else method
+            if method in ("SOCKET", "DENIAL"):
+                extensions = {"websocket.http.response": {}} if method == "DENIAL" else {}
+                more |= {"type": "websocket", "extensions": extensions}
+            found.append(scope_of(path, sent, client=peer, headers=headers, **more))
+        return show, found
+
+    async def _talk(self, *words: str) -> str:
+        """Return how many messages the application has received, its end, and how the middleware has closed."""
+        given = dict(word.split("=", 1) for word in words)
+        await self._open("talk", *words)
+        await self._say("talk", given["sends"])
+        self.sockets["talk"].coming.put_nowait(sockets.BYE)
+        await turns()
+        return self._heard("talk")
+
+    async def _open(self, name: str, *words: str) -> None:
+        given = dict(word.split("=", 1) for word in words)
+        client = self.sockets[name] = sockets.Client(address=given.get("client", PEER), strict="strict" in given)
+        self.tasks.append(asyncio.create_task(client.run(self.app)))
+        await turns()
+
+    async def _say(self, name: str, count: str = "1") -> str:
+        for text in sockets.texts(int(count)):
+            self.sockets[name].coming.put_nowait(text)
+        await turns(50)
+        return self._heard(name)
+
+    async def _hear(self, name: str) -> str:
+        try:
+            await self.sockets[name].scope["send"]({"type": "websocket.send", "text": "hi"})
+        except OSError as error:
+            return f"OSError: {error}"
+        return self._heard(name)
+
+    def _heard(self, name: str) -> str:
+        client = self.sockets[name]
+        texts = [message for message in client.received if message["type"] == "websocket.receive"]
+        ends = [f", then a disconnect with {message['code']}" for message in client.received[len(texts) :]]
+        closes = [f", closed with {code}: {reason}" for code, reason in client.closes]
+        return f"{len(texts)} received{''.join((*ends, *closes))}"
+
+    async def _come(self, *words: str) -> None:
+        """Begin requests, each when the one before is under way, waits or is answered."""
+        _, scopes = self._scopes(*words)
+        for scope in scopes:
+            scope["comes"] = True
+            self.gone.append(anyio.Event())
+            self.tasks.append(asyncio.create_task(self._visit(len(self.tasks), scope)))
+            await turns(50)
+
+    async def _visit(self, number: int, scope: Scope) -> None:
+        more_body = any(name == b"x-more" for name, _ in scope["headers"])
+        how = {"more_body": more_body, "leaves": self.gone[number], "leaves_after": scope.pop("leaves_after")}
+        try:
+            status = self._status(await send_scope(self.app, scope, **how))
+        except asyncio.CancelledError:
+            status = "cancelled"
+        self.ended.append((round(self.virtual.passed_s - self.began_s, 6), number, status))
+
+    async def _leave(self, *numbers: str) -> None:
+        for number in numbers:
+            self.gone[int(number)].set()
+        await turns(50)
+
+    async def _cancel(self, *numbers: str) -> None:
+        for number in numbers:
+            self.tasks[int(number)].cancel()
+        await turns(50)
+
+    async def _sleep(self, span: str) -> None:
+        await asyncio.sleep(read_span_us(span, "sleep", "4s") / 1_000_000)
+
+    async def _ended(self) -> str:
+        """Return which requests have ended since the last look, by the time at which they did."""
+        await turns(50)
+        said = "\n".join(f"{number}: {status} at {now_s:g}s" for now_s, number, status in sorted(self.ended))
+        self.ended.clear()
+        return said or "none"
+
+    async def _all(self) -> str:
+        """Wait until all have ended."""
+        await asyncio.gather(*self.tasks)
+        return await self._ended()
+
+    async def _end(self, *numbers: str) -> None:
+        """End requests that are under way, by their places; without one, all, and those that follow."""
+        self.is_slow = bool(numbers)
+        for number in numbers or "0" * len(self.under_way):
+            self.under_way.pop(int(number))[1].set()
+            await turns(50)
+
+    def _inside(self) -> str:
+        return " ".join(tenant for tenant, _ in self.under_way) or "none"
+
+    def _status(self, given: Answer) -> str:
+        if not given.messages:
+            return "nothing"
+        kind = given.messages[0]["type"].removeprefix("websocket.")
+        return kind if kind in ("accept", "close") else str(given.status)
+
+    def _counted(self, statuses: list[str]) -> Iterator[str]:
+        for status, same in groupby(statuses):
+            count = len([*same])
+            yield from [status] * count if count < 4 else [f"{status}*{count}"]
+
+    def _shown(self, name: str, given: Answer, scope: Scope) -> str:
+        if name == "charged":
+            return f"charged: {', '.join(charged(scope)) or 'none'}"
+        if name == "keys":
+            return f"keys: {', '.join(key for _, key, _ in checks(scope))}"
+        if name == "body":
+            return given.body.decode()
+        if name == "decision":
+            return f"decision: {scope['slidegate'].decision.reason} of {client_key(Request(scope))}"
+        if name == "read":
+            return f"read: {given.receives} messages of the request"
+        return f"{name}: {given.headers.get(name, 'none')}"
+
+    # -- what operators do and see -------------------------------------------------------------------------------------
+
+    async def _override(self, name: str, limit: str, duration: str = "1h") -> None:
+        assert self.app
+        await self.limiter.override(name, limit, duration)
+        await turns(50)
+
+    async def _restore(self, name: str) -> str:
+        return "" if await self.limiter.restore(name) else "there is none"
+
+    async def _ban(self, key: str, duration: str = "1h") -> None:
+        await self.limiter.ban(key, duration, reason="by hand", by="ann")
+
+    async def _unban(self, key: str) -> str:
+        return "" if await self.limiter.unban(key) else "there is none"
+
+    async def _hit(self, name: str, key: str = PEER) -> None:
+        rule = next(one for one in self.app.rules if one.label == name)
+        self.charged = await self.limiter.hit(key, rule.limits, rule=name)
+
+    async def _refund(self) -> str:
+        return "" if await self.limiter.refund(self.charged) else "there is none"
+
+    async def _reset(self, key: str) -> str:
+        return "" if await self.limiter.reset(key) else "there is none"
+
+    async def _bans(self) -> str:
+        return "\n".join([f"{ban.key} by {ban.by}, level {ban.level}" async for ban in self.limiter.bans()] or ["none"])
+
+    async def _overrides(self) -> str:
+        return "\n".join([f"{one.name} {one.limit}" for one in await self.limiter.overrides()] or ["none"])
+
+    def _amounts(self) -> str:
+        found = [zip(bucket.names, bucket.limits, strict=True) for bucket in self.app.buckets()]
+        return ", ".join(f"{name} {limit.amount}" for named in found for name, limit in named)
+
+    async def _left(self, name: str, key: str = PEER) -> str:
+        rule = next(one for one in self.app.rules if one.label == name)
+        return str((await self.limiter.peek(key, rule.limits, 0, rule=name)).remaining)
+
+    def _events(self, *kinds: str) -> str:
+        said = [event for event in self.heard.events if not kinds or event.kind.startswith(kinds)]
+        self.heard.events.clear()
+        return "\n".join(
+            " ".join(str(one) for one in (event.kind, event.details.get("rule"), event.details.get("key")) if one)
+            for event in said
+        )
+
+    def _outcomes(self) -> str:
+        said = []
+        for one in self.heard.outcomes:
+            reason, rules = one.reason if one.decisions else "undecided", ", ".join(one.rules) or "none"
+            shadows = f", shadows {', '.join(one.shadow_rules)}" if one.shadow_rules else ""
+            said.append(f"{reason} by {rules}, {one.route}, {one.status}, {one.ended}{shadows}")
+        self.heard.outcomes.clear()
+        return "\n".join(said)
+
+    def _refusals(self) -> str:
+        """Return what observers hear of each refused request."""
+        said = [event.details for event in self.heard.events if event.kind == "refused"]
+        self.heard.events.clear()
+        return "\n".join(" ".join(f"{name}={value}" for name, value in one.items() if value) for one in said)
+
+    def _outage(self, said: str = "gone") -> None:
+        self.remote.error = StoreUnavailable(said)
+
+    def _stalls(self) -> None:
+        self.remote.hangs = True
+
+    async def _recovers(self) -> None:
+        self.remote.error, self.remote.hangs = None, False
+        self.remote.goes_on.set()
+        await turns(50)
+
+    def _permits(self) -> str:
+        return str(self.limiter.store.permits_held())
+
+    def _waiting(self) -> str:
+        return str(self.limiter.engine.queues.waiting)
+
+    def _keys(self) -> str:
+        return str(self.limiter.store.stats().keys)
+
+    def _findings(self) -> str:
+        """Return the findings of each middleware; `outer` are those further out."""
+        found, app = [], self.app
+        for depth in range(len(self.around) + 1):
+            found += [f"{'outer ' * (depth < len(self.around))}{finding}" for finding in app.findings]
+            app = app.app
+        return "\n".join(found) or "none"
+
+    def _log(self) -> str:
+        said = "\n".join(self.log.lines).replace(f"{self.files.directory}/", "")
+        self.log.lines.clear()
+        return said or "none"
+
+
+AS_IN_CODE = ("site", "everywhere", "rule", "around", "application", "endpoint")
+"""Verbs of which the rest is written as in code."""
