@@ -73,6 +73,7 @@ class Player:
         self.named: set[tuple[int, str]] = set()
         self.prepared: dict[tuple[Check, ...], Asked] = {}
         self.charged: list[tuple[Decision, list[Note]]] = []
+        self.admitted: list[tuple[int, Decision]] = []
 
     async def play(self) -> None:
         """Play all moves in order, then check that all units expire at the reported times."""
@@ -121,7 +122,24 @@ class Player:
 
     async def _hit(self, question: Question, plain: bool = False) -> int | None:
         """Hit the store and the reference, compare them, and return the retry-after in microseconds."""
-        return await self._charge(self._ask_or_hit, self.model.hit, question, plain)
+        wait_us = await self._charge(self._ask_or_hit, self.model.hit, question, plain)
+        decision, _ = self.charged[-1]
+        if decision.allowed:
+            self.admitted.append((self.clock.now_us, decision))
+            self._check_bound(decision)
+        return wait_us
+
+    def _check_bound(self, last: Decision) -> None:
+        """Assert that no window that ends now holds more admitted units than its amount, whatever else is charged."""
+        for bucket, key, _ in last.checks:
+            for limit in bucket.limits:
+                if isinstance(limit, Limit):
+                    since_us = self.clock.now_us - limit.window_us
+                    checks = [
+                        check for at_us, decision in self.admitted if at_us > since_us for check in decision.checks
+                    ]
+                    spent = sum(cost for asked, whose, cost in checks if (asked.name, whose) == (bucket.name, key))
+                    assert spent <= limit.amount, f"{spent} units of {key} are in one window of {limit}"
 
     def _ask_or_hit(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
         return self.store.ask(checks) if isinstance(checks, Asked) else self.store.hit(checks)
@@ -138,13 +156,19 @@ class Player:
     async def _refund(self, which: int) -> None:
         if self.charged:
             decision, charged = self.charged[-1 - which % len(self.charged)]
-            same(await settle(self.store.refund(decision.take_back())), self.model.refund(charged, self.clock.now_us))
+            refunded = self.model.refund(charged, self.clock.now_us)
+            same(await settle(self.store.refund(decision.take_back())), refunded)
             same(await settle(self.store.refund(decision.take_back())), False)
+            if refunded:
+                others = [(at_us, other) for at_us, other in self.admitted if other is not decision]
+                # After a reset, or beside a debt, units of the same moment belong to others.
+                self.admitted = others if len(others) < len(self.admitted) else []
 
     async def _reset(self, key: str | None) -> None:
         await self.look_after_all()  # both drop expired units
         known = await settle(self.store.reset_all() if key is None else self.store.reset(key))
         had_units = self.model.reset(key)
+        self.admitted.clear()
         if key is not None:  # of everything, a store may still have expired windows
             same(known, had_units)
 
@@ -156,6 +180,7 @@ class Player:
         if any(quota.period_at(back_us) != quota.period_at(self.clock.now_us) for quota in self._quotas()):
             return  # a store need not remember the period of a quota without units
         self.clock.set(back_us)
+        self.admitted.clear()
         await self.look_after_all()  # units ahead of now are moved back when their window is touched
 
     def _quotas(self) -> list[Quota]:

@@ -86,6 +86,33 @@ KNOWN: Final = {
     "a refund takes what is left of a charge after a reset": _known(
         [Align(6 * SECOND_US, 0), _ask(3), Reset("ann"), _ask(2), Refund(1), _ask(1)], "100/minute @10"
     ),
+    "a refund empties the newest slice after the oldest has expired": _known(
+        [
+            *(_ask(1), Step(30 * SECOND_US), _ask(1), Step(30 * SECOND_US), _ask(1)),
+            *(Step(6 * SECOND_US), Refund(0), Look(((0, "ann", 0),))),
+        ],
+        "20/minute @10",
+    ),
+    "under a lowered amount a cost of 0 waits for the units of two slices": _known(
+        [
+            *(Change(0, 0, 99), _ask(0), Change(0, 0, 100)),
+            *(move for cost in (1, 1, 98) for move in (_ask(cost), Step(6 * SECOND_US))),
+            *(_ask(1), Change(0, 0, 99), _ask(0)),
+        ],
+        "100/minute @10",
+    ),
+    **{
+        f"a known refusal ends when a window of {amount} changes": _known(
+            [
+                *([_ask(1)] * (amount - 1) + [_ask(2)] * 2 + [_ask(1)] * 3),
+                *(Refund(2), _ask(1)),
+                *(_ask(1), _ask(1), Change(0, 0, amount + 2), _ask(1), Change(0, 0, amount), _ask(1), _ask(1)),
+                *(Change(0, 0, amount + 2), _ask(1), _ask(1), Reset("ann"), _ask(1)),
+            ],
+            f"{amount}/day @9",
+        )
+        for amount in (6, 60)
+    },
 }
 """Programs that once failed, by what they show."""
 

@@ -6,14 +6,13 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
 
 from slidegate import Limiter, MemoryStore, Quota
-from slidegate.core import AnyLimit, Bucket, Concurrency, Decision, Limit, Reason, parse_duration_us, parse_limits
+from slidegate.core import AnyLimit, Bucket, Concurrency, Limit, Reason, parse_duration_us, parse_limits
 from slidegate.stores.memory.shard import cell_of
 from slidegate.stores.memory.store import MemoryStats
 from slidegate.stores.system_clock import SYSTEM
@@ -21,7 +20,6 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract import StoreContract
 from ...contract.harness import bucket
-from ...contract.programs import Ask, Debt, Program, Refund, Step, programs
 from ...hurry import at_once, hurried
 
 SECOND_US = 1_000_000
@@ -272,32 +270,6 @@ def test_no_hit_looks_at_many_keys_to_find_those_that_go(limit: AnyLimit) -> Non
 # -- short scenes; random programs seldom come to where they lead ------------------------------------------------------
 
 
-def test_a_known_refusal_ends_when_the_window_changes() -> None:
-    """A refund, a reset, another cost, a raised amount: each is answered by what the window holds now."""
-    store = MemoryStore()
-    for amount in (6, 60):
-        asked, raised = bucket(f"{amount}/day @9", str(amount)), bucket(f"{amount + 2}/day @9", str(amount))
-        one, two = ((asked, "ann", 1),), ((asked, "ann", 2),)
-        for _ in range(amount - 1):
-            assert store.hit(one)
-        assert not store.hit(two)
-        assert not store.hit(two)
-        last = store.hit(one)
-        assert last
-        for _ in range(2):
-            assert not store.hit(one)
-        assert store.refund(last.take_back())
-        assert store.hit(one)
-        for spent in (amount, amount + 1):
-            for _ in range(2):
-                refused = store.hit(one)
-                assert not refused
-                assert refused.readings[0][0] == spent
-            assert store.hit(((raised, "ann", 1),)) or spent > amount + 1
-        assert store.reset("ann")
-        assert store.hit(one)
-
-
 def test_a_new_table_wakes_the_sweep() -> None:
     """The windows of a rule that comes later are not left to the rules that are there already."""
     clock = FakeClock()
@@ -321,91 +293,12 @@ def test_debts_let_go_of_windows_too() -> None:
     assert store.stats().keys < 50, "one table in a second, and each window is seen twice"
 
 
-def test_a_refund_closes_the_slice_that_it_emptied() -> None:
-    """The newest slice that still counts something says when all has left, also where the oldest has left meanwhile."""
-    clock = FakeClock()
-    store, asked = MemoryStore(clock=clock), bucket("20/60s @10")
-    store.hit(((asked, "ann", 1),))
-    clock.advance("30s")
-    store.hit(((asked, "ann", 1),))
-    clock.advance("30s")
-    decision = store.hit(((asked, "ann", 1),))
-    clock.advance("6s")  # the first has left
-    assert store.refund(decision.take_back()) is True
-    peeked = store.peek(((asked, "ann", 0),))
-    assert (peeked.remaining, peeked.reset_after_us) == (19, 30 * SECOND_US)
-
-
-def test_a_cost_of_nothing_waits_for_the_lowered_amount() -> None:
-    """Under 99 instead of 100, two units have to leave before anything passes, and they are in two slices."""
-    clock = FakeClock()
-    store, before, after = MemoryStore(clock=clock), bucket("100/60s @10"), bucket("99/60s @10")
-    assert store.hit(((after, "ann", 0),))
-    for cost in (1, 1, 98):
-        store.hit(((before, "ann", cost),))
-        clock.advance("6s")
-    assert store.hit(((before, "ann", 1),)).retry_after_us == 48 * SECOND_US
-    assert store.hit(((after, "ann", 0),)).retry_after_us == 54 * SECOND_US
-
-
 def test_seconds_are_rounded() -> None:
     """A float that means whole microseconds is mostly a little more or less."""
     assert all(parse_duration_us(span_us / 1_000_000, "window") == span_us for span_us in range(1, 3_000))
 
 
 # -- debts and refusals that count: bounds, and memory -----------------------------------------------------------------
-
-
-class Ledger:
-    """Plays a program to a store and notes what was let through at which moment; time only goes on."""
-
-    def __init__(self, program: Program) -> None:
-        self.clock = FakeClock(program.start_us)
-        self.store = MemoryStore(clock=self.clock)
-        self.buckets = [
-            Bucket(f"rule-{place}", limits, count_denied=counts)
-            for place, (limits, counts) in enumerate(zip(program.rules, program.count_denied, strict=True))
-        ]
-        self.plain = [Bucket(bucket.name, bucket.limits) for bucket in self.buckets]
-        self.let_through: list[Decision] = []
-        for move in program.moves:
-            self.play(move)
-
-    def play(self, move: object) -> None:
-        match move:
-            case Ask(question, _, plain):
-                buckets = self.plain if plain else self.buckets
-                decision = self.store.hit([(buckets[rule], key, cost) for rule, key, cost in question])
-                if decision:
-                    self.let_through.append(decision)
-            case Debt(question):
-                self.store.charge([(self.buckets[rule], key, cost) for rule, key, cost in question])
-            case Refund(which) if self.let_through:
-                decision = self.let_through[-1 - which % len(self.let_through)]
-                if self.store.refund(decision.take_back()):
-                    self.let_through.remove(decision)
-            case Step(span_us):
-                self.clock.advance(us=abs(span_us))
-
-    def breaches(self) -> list[str]:
-        charges = defaultdict(list)
-        for decision in self.let_through:
-            for asked, key, cost in decision.checks:
-                charges[asked.name, key].append((decision.now_us, cost))
-        return [
-            f"{spent} in {limit} of {rule} for {key} from {first_us}"
-            for (rule, key), spending in charges.items()
-            for limit in self.plain[int(rule.removeprefix("rule-"))].limits
-            if isinstance(limit, Limit)
-            for first_us, _ in spending
-            if (spent := sum(c for at_us, c in spending if first_us <= at_us < first_us + limit.window_us))
-            > limit.amount
-        ]
-
-
-@given(programs())
-def test_no_window_holds_more_than_the_amount_beside_debts_and_refusals_that_count(program: Program) -> None:
-    assert Ledger(program).breaches() == []
 
 
 @pytest.mark.parametrize("limits", ["10/minute", "1000/minute"])
