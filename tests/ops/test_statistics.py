@@ -251,6 +251,22 @@ async def test_refusals_without_a_route_count_for_their_rule(statistics: Statist
     assert found.total.refused == 2
 
 
+async def test_questions_that_were_counted_before_count_for_those_that_admit_or_refuse_now(
+    statistics: Statistics,
+) -> None:
+    checks = passed("api", "all").decisions[0].checks
+    once, further = replace(PASSED, decisions=[Decision(True, Reason.OK, 0, checks)]), passed("other").decisions
+    refusal = Decision(False, Reason.LIMITED, 0, checks, [(5, 1, 0, 1), (1, 1, 0, 0)])
+    for outcome in (
+        once,
+        replace(once, decisions=[*once.decisions, *further]),
+        replace(REFUSED, decisions=[refusal], refusal=refusal),
+    ):
+        statistics.request(outcome)
+    by_rule = {name: (one.passed, one.refused) for name, one in (await statistics.read()).rules.items()}
+    assert by_rule == {"api": (2, 1), "all": (2, 0), "other": (1, 0)}
+
+
 async def test_a_write_that_is_cancelled_is_repeated(rows: SharedRows, statistics: Statistics) -> None:
     for _ in range(3 * PART):
         statistics.request(PASSED)
@@ -321,7 +337,7 @@ def test_pending_outcomes_and_clients_are_bounded(statistics: Statistics) -> Non
         statistics.request(passed("api", key=f"user:{number}"))
         if number % 1_700 == 0:
             asyncio.run(statistics.publish())
-        assert len(statistics._pending) < PART
+        assert (len(statistics._pending) < PART, len(statistics._known) <= MAX_CLIENTS + PART) == (True, True)
     assert len(statistics._fresh_clients) <= MAX_CLIENTS
     assert asyncio.run(statistics.read()).total.passed == total
     assert all(len(series) <= 2 * MAX_CLIENTS for series in statistics._current.values())

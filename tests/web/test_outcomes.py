@@ -33,6 +33,18 @@ async def test_an_outcome_says_when_a_request_began_how_long_it_took_and_whom_it
     assert {state.key for one in ear.outcomes for decision in one.decisions for state in decision.states} == {PEER}
 
 
+async def test_a_request_during_which_the_clock_steps_back_has_taken_no_time() -> None:
+    moments, ear = [10**15], Listener()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        moments[0] -= 1
+        await hello(scope, receive, send)
+
+    limiter = Limiter(MemoryStore(clock=lambda: moments[0]), observers=[ear])
+    await statuses(RateLimitMiddleware(app, limits="3/hour", limiter=limiter), 1)
+    assert [(one.began_us, one.duration_us) for one in ear.outcomes] == [(10**15, 0)]
+
+
 @pytest.mark.parametrize("raises", [False, True])
 async def test_an_outcome_comes_behind_the_last_byte_and_an_observer_that_fails_hurts_no_request(raises: bool) -> None:
     order: list[str] = []
