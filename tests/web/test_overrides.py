@@ -27,8 +27,7 @@ from ..ops.shared_rows import SharedRows
 from ..redis_servers import needs_redis
 from .middlewares import FollowedFiles
 
-KINDS = ["memory", "lmdb", pytest.param("redis", marks=needs_redis)]
-SHARED = KINDS[1:]
+SHARED = ["lmdb", pytest.param("redis", marks=needs_redis)]
 
 
 class Workers:
@@ -40,8 +39,6 @@ class Workers:
         self._kind, self._place, self._request = kind, place, request
 
     def _store(self) -> Any:
-        if self._kind == "memory":
-            return MemoryStore(clock=self.clock)
         if self._kind == "lmdb":
             return LmdbStore(self._place, clock=self.clock)
         server = self._request.getfixturevalue("server")
@@ -58,11 +55,6 @@ class Workers:
         server = self._request.getfixturevalue("server")
         (name,) = server.command("KEYS", f"*{self._place.parent.name}*:rows:limits:0")
         return int(server.command("PTTL", name))
-
-    async def look(self) -> None:
-        """Have every worker look, as its timer does twice a second."""
-        for limiter in self.limiters:
-            await limiter.engine.overrides.refresh()
 
 
 @pytest.fixture
@@ -92,33 +84,6 @@ async def change(limiter: Limiter, name: str, limit: str, duration: str = "1h") 
 
 
 # -- what is counted -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", SHARED)
-async def test_every_worker_takes_a_change_and_its_end(workers: Workers) -> None:
-    apps = [guarded(workers.limiter(), Rule("*", "6/minute", key=everyone, name="api")) for _ in range(3)]
-    script = workers.limiter()
-    await change(script, "api", "2/minute")
-    await workers.look()
-    assert [await passed(app, 5) for app in apps] == [2, 0, 0]
-    late = workers.limiter()
-    await late.engine.overrides.refresh()
-    last = guarded(late, Rule("*", "6/minute", key=everyone, name="api"))
-    assert await passed(last, 1) == 0
-    workers.clock.advance(us=3_600_000_000 - 1)
-    await workers.look()
-    assert [await passed(app, 5) for app in apps] == [2, 0, 0]
-    workers.clock.advance(us=1)
-    await workers.look()
-    assert [await passed(app, 5) for app in apps] == [4, 0, 0]
-    assert await script.overrides() == []
-    await change(script, "api", "9/minute")
-    await workers.look()
-    assert [await passed(app, 5) for app in apps] == [3, 0, 0]
-    assert await workers.limiters[0].restore("api")
-    await workers.look()
-    workers.clock.advance("2m")
-    assert [await passed(app, 5) for app in apps] == [5, 1, 0]
 
 
 @pytest.mark.parametrize("kind", SHARED)
@@ -209,7 +174,13 @@ def test_the_first_request_of_a_worker_begins_to_look_and_its_end_stops_it(
         made.clock.advance("1h")
         for app in apps:
             await becomes(app, 5)
-        assert await passed(apps[1], 6) == 5
+        assert [await passed(app, 6) for app in apps] == [5, 0]
+        await change(made.limiters[1], "api", "9/minute")
+        await becomes(apps[0], 9)
+        assert await passed(apps[0], 9) == 4
+        assert await made.limiters[0].restore("api")
+        await becomes(apps[1], 5)
+        assert await made.limiters[1].overrides() == []
         for limiter in made.limiters:
             await limiter.close()
 
