@@ -275,7 +275,8 @@ async def test_strikes_on_a_connection_that_is_cut_are_never_counted_twice(lost:
                 else:
                     place.proxy.drop()
             status = (await call(app, "/trap")).status
-            assert status in ((200, 503) if number % 4 == 0 else (200,)), number
+            # The next request may be sent over another connection that was cut and has not noticed yet.
+            assert status in ((200, 503) if number % 4 < 2 else (200,)), number
             answered += status == 200
         place.proxy.cut_no_more()
         async with asyncio.timeout(10 * SLACK_S):
