@@ -37,8 +37,8 @@ async def opened_as(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIter
             made.append(LmdbStore(tmp_path / place, **{"max_map_size": 1 << 24, **options}))
         else:
             options["clock"] = options.pop("wall_clock", options.get("clock"))  # the server has one clock
-            server = request.getfixturevalue("server")
-            made.append(store_of(server, prefix=f"{tmp_path.name}-{place}", **options))
+            server = request.getfixturevalue("server" if kind == "redis" else kind)
+            made.append(store_of(server, **{"prefix": f"{tmp_path.name}-{place}", **options}))
         return made[-1]
 
     yield opened_as

@@ -4,8 +4,8 @@ import asyncio
 import gc
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,8 +22,9 @@ from ..contract.programs import YEAR_2100_US
 from ..redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..remote_stores import RemoteStore
 from ..virtual_time import turns
+from .conftest import Opened
 from .lmdb.test_store import gate_held
-from .redis.stores import PLENTY_S, fresh_prefix, store_of, until_answered
+from .redis.stores import PLENTY_S, until_answered, workers_at
 
 THREE = Bucket("export", [Concurrency(3)])
 
@@ -35,32 +36,17 @@ LEASE_US = 10_000_000
 class Workers:
     """Stores on the same data, each as a process of its own has it, with one clock."""
 
-    def __init__(self, place: Path | RedisServer | RedisCluster) -> None:
-        self.place = place
+    def __init__(self, opened: Opened) -> None:
+        self.opened = opened
         self.clock = FakeClock(YEAR_2100_US)
         self.stores: list[Any] = []
         self.seen: list[RecordingObserver] = []
-        self.prefix = fresh_prefix()
 
     def hire(self, **options: Any) -> Any:
-        options = {"clock": self.clock, **options}
-        if isinstance(self.place, Path):
-            store: Any = LmdbStore(self.place, **{"max_map_size": 1 << 24, **options})
-        else:
-            store = store_of(self.place, prefix=self.prefix, **options)
-        self.stores.append(store)
+        self.stores.append(self.opened(**{"clock": self.clock, **options}))
         self.seen.append(RecordingObserver())
-        store.observe(self.seen[-1])
-        return store
-
-    @property
-    def servers(self) -> list[RedisServer]:
-        assert not isinstance(self.place, Path)
-        return [self.place] if isinstance(self.place, RedisServer) else self.place.masters
-
-    async def close(self) -> None:
-        for store in self.stores:
-            await settle(store.close())
+        self.stores[-1].observe(self.seen[-1])
+        return self.stores[-1]
 
 
 REDIS = (
@@ -71,25 +57,13 @@ REDIS = (
 
 
 @pytest.fixture(params=["lmdb", *REDIS])
-async def crew(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Workers]:
-    made = Workers(tmp_path / "lmdb" if request.param == "lmdb" else request.getfixturevalue(request.param))
-    yield made
-    await made.close()
-
-
-@pytest.fixture(params=REDIS)
-async def at_server(request: pytest.FixtureRequest) -> AsyncIterator[Workers]:
-    made = Workers(request.getfixturevalue(request.param))
-    yield made
-    await made.close()
+def crew(request: pytest.FixtureRequest, opened_as: Opened) -> Workers:
+    return Workers(partial(opened_as, request.param))
 
 
 @pytest.fixture
-def in_file(tmp_path: Path) -> Iterator[Workers]:
-    made = Workers(tmp_path / "lmdb")
-    yield made
-    for store in made.stores:
-        store.close()
+def in_file(opened_as: Opened) -> Workers:
+    return Workers(partial(opened_as, "lmdb"))
 
 
 async def take(store: Any, key: str = "ann", *others: tuple[Bucket, str, int], bucket: Bucket = TWO) -> Decision:
@@ -99,9 +73,7 @@ async def take(store: Any, key: str = "ann", *others: tuple[Bucket, str, int], b
 
 async def renew(store: Any) -> None:
     """Renew the lease now, as the store does by itself in time."""
-    renewing = store.renew_permits()
-    if renewing is not None:
-        await renewing
+    await settle(store.renew_permits())
 
 
 async def leave(store: Any, *held: Decision) -> list[bool]:
@@ -177,22 +149,6 @@ async def test_a_question_of_a_worker_that_was_stopped_counts_what_it_has(crew: 
     assert not await take(other)
 
 
-async def test_a_permit_that_nobody_can_hand_back_is_renewed_no_more(crew: Workers) -> None:
-    holds, other = crew.hire(), crew.hire()
-    kept = await take(holds)
-    await take(holds)  # its decision is gone at once
-    await turns(10)
-    gc.collect()
-    assert holds.permits_held() == 1
-    crew.clock.advance(us=LEASE_US - 1)
-    await renew(holds)
-    crew.clock.advance(us=1)
-    mine = await take(other)
-    assert mine.allowed
-    assert not await take(other)
-    assert kept.allowed
-
-
 class Deaf(RemoteStore):
     """A store that cannot be told that a request has ended."""
 
@@ -200,17 +156,24 @@ class Deaf(RemoteStore):
         raise StoreUnavailable("deaf")
 
 
-async def test_a_permit_whose_hand_back_failed_is_renewed_no_more(crew: Workers) -> None:
+@pytest.mark.parametrize("why", ["its decision is gone", "its hand-back failed"])
+async def test_a_permit_that_nobody_hands_back_is_renewed_no_more(crew: Workers, why: str) -> None:
     holds, other = crew.hire(), crew.hire()
-    kept, ended = await take(holds), await take(holds)
-    assert await Limiter(Deaf(inner=holds)).refund(ended) is False
+    kept = await take(holds)
+    ended: Decision | None = await take(holds)
+    if why == "its hand-back failed":
+        assert await Limiter(Deaf(inner=holds)).refund(ended) is False
+    else:
+        ended = None
+        await turns(10)
+        gc.collect()
     assert holds.permits_held() == 1
     crew.clock.advance(us=LEASE_US - 1)
     await renew(holds)
     crew.clock.advance(us=1)
     taken = [await take(other) for _ in range(2)]
     assert [bool(decision) for decision in taken] == [True, False]
-    assert await leave(holds, ended) == [False]
+    assert ended is None or await leave(holds, ended) == [False]
     assert not await take(other)
     assert await leave(holds, kept) == [True]
 
@@ -268,15 +231,19 @@ async def test_a_refusal_by_places_is_never_given_from_memory(crew: Workers) -> 
     assert again.allowed
 
 
+async def assert_refused_over_a_lease(workers: Workers, other: Any) -> None:
+    """Leases are renewed by the event loop's time. The clock moves no faster, and waits for the store's answers."""
+    for _ in range(30):
+        await asyncio.sleep(0.05)
+        workers.clock.advance(us=50_000)
+        assert not await take(other)
+
+
 @pytest.mark.parametrize("way", ["hit", "charge"])
 async def test_a_lease_is_renewed_without_being_asked(way: str, crew: Workers) -> None:
     holds, other = (crew.hire(permit_lease="1s") for _ in range(2))
     held = [await settle(getattr(holds, way)(((TWO, "ann", 1),))) for _ in range(2)]
-    # Leases are renewed by the event loop's time. The clock moves no faster, and waits for the store's answers.
-    for _ in range(30):
-        await asyncio.sleep(0.05)
-        crew.clock.advance(us=50_000)
-        assert not await take(other)
+    await assert_refused_over_a_lease(crew, other)
     assert await leave(holds, *held) == [True, True]
 
 
@@ -287,10 +254,7 @@ async def test_the_lease_of_who_waited_longer_than_to_its_renewal_is_renewed(in_
         taking = [asyncio.ensure_future(take(holds)) for _ in range(2)]
         await asyncio.sleep(0.5)
     held = [await one for one in taking]
-    for _ in range(30):
-        await asyncio.sleep(0.05)
-        in_file.clock.advance(us=50_000)
-        assert not await take(other)
+    await assert_refused_over_a_lease(in_file, other)
     assert await leave(holds, *held) == [True, True]
 
 
@@ -402,36 +366,32 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
 @needs_redis
 async def test_permits_are_written_again_after_a_server_has_lost_them() -> None:
     with RedisServer() as server:
-        crew = Workers(server)
-        holds, other = (crew.hire(clock=None, permit_lease="10m") for _ in range(2))
-        held = [await take(holds), await take(holds)]
-        assert not await take(other)
-        server.kill()
-        with pytest.raises(StoreError):
+        async with workers_at(server, 2, permit_lease="10m") as (holds, other):
+            held = [await take(holds), await take(holds)]
+            assert not await take(other)
+            server.kill()
+            with pytest.raises(StoreError):
+                await renew(holds)
+            server.start()
+            await until_answered(lambda: holds.peek(((WINDOW, "ann", 1),)))
             await renew(holds)
-        server.start()
-        await until_answered(lambda: holds.peek(((WINDOW, "ann", 1),)))
-        await renew(holds)
-        await until_answered(lambda: other.peek(((WINDOW, "ann", 1),)))
-        assert not await take(other)
-        assert await leave(holds, *held) == [True, True]
-        await crew.close()
+            await until_answered(lambda: other.peek(((WINDOW, "ann", 1),)))
+            assert not await take(other)
+            assert await leave(holds, *held) == [True, True]
 
 
 @needs_redis
-async def test_every_row_of_permits_has_an_end(server: RedisServer) -> None:
-    crew = Workers(server)
-    store = crew.hire(clock=None, permit_lease="5s")
+async def test_every_row_of_permits_has_an_end(server: RedisServer, opened_as: Opened) -> None:
+    store = opened_as("server", prefix="ends", permit_lease="5s")
     held = await take(store)
-    (name,) = server.command("KEYS", f"{{{crew.prefix}}}:w:*")
+    (name,) = server.command("KEYS", "{ends}:w:*")
     assert 4_000 < server.command("PTTL", name) <= 6_000
-    short = crew.hire(clock=None, permit_lease="2s")
+    short = opened_as("server", prefix="ends", permit_lease="2s")
     again = await take(short)
     assert server.command("PTTL", name) > 4_000, "the longest lease counts"
     assert await leave(store, held) == [True]
     assert await leave(short, again) == [True]
     assert server.command("EXISTS", name) == 0
-    await crew.close()
 
 
 def test_permits_of_the_dead_are_found_under_keys_that_nobody_asks_for(in_file: Workers) -> None:
@@ -493,8 +453,8 @@ def test_a_transaction_that_fails_takes_and_leaves_nothing(
 
 
 @needs_redis
-async def test_all_permits_of_a_worker_are_renewed_in_a_few_calls(server: RedisServer) -> None:
-    crew = Workers(server)
+async def test_all_permits_of_a_worker_are_renewed_in_a_few_calls(server: RedisServer, opened_as: Opened) -> None:
+    crew = Workers(partial(opened_as, "server"))
     holds = crew.hire()
     held = [await take(holds, f"user:{number}", bucket=bucket) for number in range(50) for bucket in (TWO, THREE)]
     server.command("CONFIG", "RESETSTAT")
@@ -503,23 +463,23 @@ async def test_all_permits_of_a_worker_are_renewed_in_a_few_calls(server: RedisS
     crew.clock.advance(us=LEASE_US - 1)
     assert holds.permits_held() == len(held) == 100
     assert await leave(holds, *held) == [True] * 100
-    await crew.close()
 
 
-async def test_a_foreign_value_in_the_place_of_permits_stops_no_renewal_of_others(at_server: Workers) -> None:
-    holds, other = (at_server.hire(readable=True) for _ in range(2))
+@pytest.mark.parametrize("kind", REDIS)
+async def test_a_foreign_value_in_the_place_of_permits_stops_no_renewal_of_others(
+    kind: str, opened: Opened, request: pytest.FixtureRequest
+) -> None:
+    crew, running = Workers(partial(opened, prefix="foreign")), request.getfixturevalue(kind)
+    holds, other = (crew.hire(readable=True) for _ in range(2))
     held = [await take(holds, key) for key in ("ann", "bob", "eve")]
-    (name, owner) = next(
-        (name, server)
-        for server in at_server.servers
-        for name in server.command("KEYS", f"{{{at_server.prefix}}}:w:bob*")
-    )
+    servers = running.masters if isinstance(running, RedisCluster) else [running]
+    ((name, owner),) = [(name, server) for server in servers for name in server.command("KEYS", "{foreign}:w:bob*")]
     owner.command("DEL", name)
     owner.command("SET", name, "of somebody else")
-    at_server.clock.advance(us=LEASE_US - 1)
+    crew.clock.advance(us=LEASE_US - 1)
     with pytest.raises(StoreUnavailable):
         await renew(holds)
-    at_server.clock.advance(us=LEASE_US - 1)
+    crew.clock.advance(us=LEASE_US - 1)
     assert [(await take(other, key)).remaining for key in ("ann", "eve")] == [0, 0]
     owner.command("DEL", name)
     await renew(holds)
@@ -527,15 +487,17 @@ async def test_a_foreign_value_in_the_place_of_permits_stops_no_renewal_of_other
     assert await leave(holds, *held) == [True, True, True]
 
 
-async def test_thousands_of_places_are_renewed_without_filling_the_line(at_server: Workers) -> None:
-    holds, other = (at_server.hire(max_waiting=200) for _ in range(2))
+@pytest.mark.parametrize("kind", REDIS)
+async def test_thousands_of_places_are_renewed_without_filling_the_line(opened: Opened) -> None:
+    crew = Workers(opened)
+    holds, other = (crew.hire(max_waiting=200) for _ in range(2))
     many = Bucket("many", [Concurrency(700)])
     held = [await take(holds, bucket=many) for _ in range(700)]
     for first in range(0, 1_000, 100):
         held += await asyncio.gather(*(take(holds, f"user:{number}") for number in range(first, first + 100)))
-    at_server.clock.advance(us=LEASE_US - 1)
+    crew.clock.advance(us=LEASE_US - 1)
     await renew(holds)
-    at_server.clock.advance(us=LEASE_US - 1)
+    crew.clock.advance(us=LEASE_US - 1)
     assert not await take(other, bucket=many)
     assert (await take(other, "user:77")).remaining == 0
     assert holds.permits_held() == 1_700 == len(held)
@@ -545,7 +507,7 @@ async def test_thousands_of_places_are_renewed_without_filling_the_line(at_serve
         await settle(holds.refund(decision.take_back()))
     await renewing
     assert (await take(other, bucket=many)).remaining == 699, "what was handed back meanwhile is not put back"
-    assert at_server.seen[0].events == []
+    assert crew.seen[0].events == []
 
 
 def test_a_row_without_permits_is_renewed_once_more() -> None:
