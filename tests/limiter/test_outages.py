@@ -166,6 +166,7 @@ async def test_a_long_outage_has_a_line_when_it_begins_each_minute_and_when_it_e
 ) -> None:
     traffic = Traffic(lambda number: QUICK_S)
     monkeypatch.setattr("logging.time.time", lambda: (traffic.clock() - START_US) / SECOND_US)
+    monkeypatch.setattr("logging.time.time_ns", lambda: (traffic.clock() - START_US) * 1_000)  # from CPython 3.13 on
     with monkeypatch.context() as patched:
         patched.setattr(traffic.store, "hit", refused)
         await traffic.run(2, 300)
