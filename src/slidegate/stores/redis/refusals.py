@@ -64,10 +64,10 @@ class Refusals:
         if now_us < self._latest_us:  # a test has set its clock back, which moves what is in windows
             self.change_all()
         self._latest_us = now_us
-        found = self._of(tuple(subjects))
+        found = self._of(tuple(subjects), now_us)
         if found is not None and found.decision.ban is not None:
             return refused_by_ban(found.decision.ban, self._now_us(found), checks)
-        found = self._of(tuple(checks))
+        found = self._of(tuple(checks), now_us)
         if found is None or found.amounts != _amounts(checks) or self._has_changed(checks, found.asked_ns):
             return None
         return refused_later(found.decision.readings, found.decision.now_us, self._now_us(found), checks)
@@ -107,12 +107,12 @@ class Refusals:
         self._changed_ns.clear()
         self.known.clear()
 
-    def _of(self, asked: Hashable) -> KnownRefusal | None:
-        """Return what is known of a question, or of keys and addresses, and in force."""
+    def _of(self, asked: Hashable, now_us: int) -> KnownRefusal | None:
+        """Return what is known of a question, or of keys and addresses, and in force by the local clock."""
         found = self.known.get(asked)
         if found is None or found.asked_ns <= self._all_changed_ns:
             return None
-        return found if found.known_us <= self._time.local_us() < found.ends_us else None
+        return found if found.known_us <= now_us < found.ends_us else None
 
     def _now_us(self, known: KnownRefusal) -> int:
         """Return the server's time, counted from that of a refusal; it may be slightly too early."""
