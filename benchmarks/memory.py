@@ -73,7 +73,7 @@ def many_keys(number: int) -> list[list[str]]:
     coming_ms = longest_hit_ms(store, bucket, (f"client:{key}" for key in range(number)))
     longer_ms = collected_ms() - without_ms
     going_ms, later = 0.0, [f"later:{key}" for key in range(LATER)]
-    while store.stats().keys > LATER:
+    while store.key_count() > LATER:
         now_us[0] += 11_000_000
         going_ms = max(going_ms, longest_hit_ms(store, bucket, later))
     return [

@@ -36,7 +36,6 @@ SAMPLES: list[Any] = [
     Traffic(passed=3, refused=1),
     Worker("host:7:1f3a", "host", 7, 0.5),
     Stats(5, 0, Traffic(3), {"api": Traffic(3)}, {}, [Traffic(3)], []),
-    MemoryStore().stats(),
     ConfigurationError("expected text", "limits"),
     InvalidKey("key: expected text"),
     Limit(5, "1m", name="burst", resolution=10),

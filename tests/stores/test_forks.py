@@ -134,7 +134,7 @@ class Scene:
         self.sweep()
         assert store.hit(monthly).remaining == left - 1
         self.sweep(6, "40d")
-        assert (store.stats().keys, store.bans.count()) == (0, 0)
+        assert (store.key_count(), store.bans.count()) == (0, 0)
 
 
 @pytest.mark.interpreted("lines of compiled code are not traced")

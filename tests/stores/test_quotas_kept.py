@@ -47,7 +47,11 @@ async def test_sweeping_goes_by_the_clock_of_the_system_and_keeps_a_count_that_i
     assert (await hit(store)).remaining == 2
     wall.set(MIDNIGHT_US + 26 * HOUR_US)  # two hours into the next day, a count of the last is let go of
     await live_on()
-    assert store.stats().keys <= 1, "only the other key may be left"
+    if hasattr(store, "key_count"):
+        keys = store.key_count()
+    else:
+        keys = await settle(store._batcher.look(lambda transaction: transaction.windows.count()))
+    assert keys <= 1, "only the other key may be left"
     assert (await hit(store)).remaining == 4
 
 

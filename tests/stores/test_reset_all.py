@@ -46,7 +46,7 @@ def test_threads_get_no_more_than_the_amount_between_two_resets() -> None:
     for rule, amount in enumerate(amounts):
         assert sum(by[rule] for by in admitted) <= amount * len(keys) * (resets + 1)
     store.reset_all()
-    assert store.stats().keys == 0
+    assert store.key_count() == 0
     for asked, amount in zip(rules, amounts, strict=True):
         assert sum(bool(store.hit(((asked, "ann", 1),))) for _ in range(amount + 10)) == amount
 
@@ -104,5 +104,5 @@ def test_keys_that_share_a_cell_are_shown_as_they_are_counted_and_forgotten_with
     assert store.reset_all() is True
     assert [asyncio.run(used(f"key-{number}")) for number in range(20)] == [0] * 20
     assert store.refund(early.take_back()) is False
-    assert store.stats().keys == 0
+    assert store.key_count() == 0
     assert store.hit(((asked, "new", 100),)).allowed

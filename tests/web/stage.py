@@ -546,7 +546,7 @@ class Stage:
         return str(self.limiter.engine.queues.waiting)
 
     def _keys(self) -> str:
-        return str(self.limiter.store.stats().keys)
+        return str(self.limiter.store.key_count())
 
     def _findings(self) -> str:
         """Return the findings of each middleware; `outer` are those further out."""

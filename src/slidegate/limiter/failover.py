@@ -204,7 +204,7 @@ class Failover:
         self.breaker.answered(call)
         if self._sweep_us and self._sweep_us <= (now_us := self._clock()):
             self.local.hit(())  # drops some of what has expired
-            self._sweep_us = now_us + SWEEP_EVERY_US if self.local.stats().keys else 0
+            self._sweep_us = now_us + SWEEP_EVERY_US if self.local.key_count() else 0
 
     # -- answers in place of the store -------------------------------------------------------------------------------
 

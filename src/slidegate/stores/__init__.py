@@ -6,6 +6,5 @@ A custom store derives from `slidegate.core.Store`, and may use the bans of a `M
 from __future__ import annotations
 
 from .memory.bans import MemoryBans
-from .memory.store import MemoryStats
 
-__all__ = ["MemoryBans", "MemoryStats"]
+__all__ = ["MemoryBans"]

@@ -152,7 +152,7 @@ def test_a_replay_calls_no_application_store_or_callback() -> None:
     results = play(Replay([middleware]), record(0), record(1))
     assert [result.status for result in results] == [200, 429]
     assert called == []
-    assert store.stats().keys == 0
+    assert store.key_count() == 0
 
 
 def test_limits_of_each_route_use_the_routes_of_the_application() -> None:

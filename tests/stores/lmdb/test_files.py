@@ -317,7 +317,6 @@ QUESTIONS: dict[str, Callable[[LmdbStore], object]] = {
     "reset_all": lambda store: store.reset_all(),
     "inspect": lambda store: store.inspect("user:ann", [ASKED[0][0]]),
     "renew_permits": lambda store: store.renew_permits(),
-    "stats": lambda store: store.stats(),
     "find": lambda store: store.bans.find(["user:ann"]),
     "strike": lambda store: store.bans.strike(POLICY, "user:ann", 1, "why"),
     "ban": lambda store: store.bans.ban("user:ann", None, "why", "me"),

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .store import LmdbStats, LmdbStore
+from .store import LmdbStore
 
-__all__ = ["LmdbStats", "LmdbStore"]
+__all__ = ["LmdbStore"]

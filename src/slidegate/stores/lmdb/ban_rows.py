@@ -133,7 +133,7 @@ class LmdbBanRows:
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
         """See `BanRows`."""
-        return sweep(self._txn, self._dbs, self._dbs.ban_ends, now_us, max_count, _due_us)[1]
+        return sweep(self._txn, self._dbs, self._dbs.ban_ends, now_us, max_count, _due_us)
 
     def _keep_networks(self, networks: BannedNetworks) -> None:
         version = os.urandom(_VERSION_BYTES)

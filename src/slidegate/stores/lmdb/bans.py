@@ -45,6 +45,7 @@ class LmdbBans(BanStore):
         self._transactions = transactions
         self._batcher = batcher
         self._settings = transactions.settings
+        self._count = 0
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | Awaitable[Ban | None] | None:
         """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
@@ -76,7 +77,10 @@ class LmdbBans(BanStore):
 
         While another process is behind the gate, it is the number of the last time.
         """
-        return self._transactions.sizes().bans
+        counts = self._transactions.write([(Transaction.look, (lambda transaction: transaction.ban_rows.ban_count(),))])
+        if counts is not None:
+            self._count = counts[0]
+        return self._count
 
     def active(self) -> list[Ban] | Awaitable[list[Ban]]:
         """Return the bans in force."""

@@ -76,8 +76,8 @@ def recheck_at(txn: Any, index: Any, due_us: int, row: bytes, kind: bytes) -> No
     txn.put(due_row(due_us, row), kind, db=index)
 
 
-def sweep(txn: Any, dbs: Databases, index: Any, now_us: int, max_count: int, due_us: DueAt) -> tuple[list[bytes], bool]:
-    """Check rows that are due, and delete those that have expired.
+def sweep(txn: Any, dbs: Databases, index: Any, now_us: int, max_count: int, due_us: DueAt) -> bool:
+    """Check rows that are due, and delete those that have expired; return whether more rows may be due.
 
     Args:
         txn: The transaction.
@@ -86,15 +86,11 @@ def sweep(txn: Any, dbs: Databases, index: Any, now_us: int, max_count: int, due
         now_us: The store's time, in microseconds.
         max_count: The most rows to check.
         due_us: Returns when to delete a row.
-
-    Returns:
-        The databases of the deleted rows; and whether more rows may be due.
     """
-    deleted: list[bytes] = []
     for _ in range(max_count):
         with txn.cursor(index) as cursor:
             if not cursor.first() or DUE.unpack_from(cursor.key())[0] > now_us:
-                return deleted, False
+                return False
             row, kind = cursor.key()[DUE.size :], cursor.value()
             cursor.delete()
         database = getattr(dbs, kind.decode())
@@ -104,8 +100,7 @@ def sweep(txn: Any, dbs: Databases, index: Any, now_us: int, max_count: int, due
             recheck_at(txn, index, moment_us, row, kind)
         elif moment_us is not None:
             txn.delete(row, b"", database)
-            deleted.append(kind)
-    return deleted, True
+    return True
 
 
 def rows_with(txn: Any, database: Any, first: bytes) -> list[tuple[bytes, bytes]]:

@@ -67,10 +67,6 @@ class Room:
         """Return how many bytes of the file have ever been used."""
         return int(self._lmdb.info()["last_pgno"] + 1) * self._page_bytes
 
-    def held(self) -> int:
-        """Return how many bytes of the file have disk space, as far as this process has taken or seen them."""
-        return self._taken if self._takes else self.used()
-
     def has_room_for(self, size: int) -> bool:
         """Take disk space ahead for much that a transaction is about to write; return whether there is room for it."""
         used = self.used()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from asyncio import Future
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from os import PathLike
 from typing import Final
@@ -50,25 +49,6 @@ from .transaction import Settings, Transaction, Transactions
 
 MIN_MAP_SIZE: Final = 2**20
 MAX_MAP_SIZE: Final = 2**40
-
-
-@dataclass(frozen=True, slots=True)
-class LmdbStats:
-    """Counters of an `LmdbStore`.
-
-    Attributes:
-        keys: The current number of windows, of all processes, without shared cells.
-        bytes_used: How many bytes of the file have ever been used.
-        bytes_held: How many bytes of the file have disk space.
-        evictions: How many expired windows this process has deleted.
-        shared_hits: How many hits of this process were counted in a shared cell.
-    """
-
-    keys: int
-    bytes_used: int
-    bytes_held: int
-    evictions: int
-    shared_hits: int
 
 
 class LmdbStore(Store):
@@ -138,11 +118,6 @@ class LmdbStore(Store):
 
     def __repr__(self) -> str:
         return f"<LmdbStore {str(self._env.path)!r}>"
-
-    def stats(self) -> LmdbStats:
-        """Return the store's counters; those of the file are the last ones read while another process is using it."""
-        keys, used, held, _ = self._transactions.sizes()
-        return LmdbStats(keys, used, held, self._transactions.evictions, self._transactions.shared_hits)
 
     def observe(self, observer: EventListener) -> None:
         """Call `observer` with this store's events from now on, and with those of its opening."""

@@ -57,22 +57,6 @@ class Settings(NamedTuple):
     max_bans: int
 
 
-class Sizes(NamedTuple):
-    """The sizes of a file.
-
-    Attributes:
-        keys: The number of windows, without cells.
-        used: How many bytes of the file were ever used.
-        held: How many bytes of the file have disk space.
-        bans: The number of bans, of which some may have expired recently.
-    """
-
-    keys: int
-    used: int
-    held: int
-    bans: int
-
-
 class Transactions:
     """Runs transactions, emits their events, and caches what this process needs across transactions.
 
@@ -86,9 +70,7 @@ class Transactions:
         ban_throttle: Limits the rate of events of bans that could be repeated with every strike.
         bound: A memo of the limits of each bucket, with the digests and heads of their rows.
         closed: Whether the store was closed.
-        evictions: How many expired windows were deleted.
         networks: The cached bans of networks.
-        shared_hits: How many hits were counted in shared cells.
     """
 
     def __init__(self, env: Environment, settings: Settings, observers: Observers, permits: HeldPermits) -> None:
@@ -101,9 +83,7 @@ class Transactions:
         self.ban_throttle = Throttle(LOG_EVERY_US)
         self._sweep_due_us = self._next_shared_event_us = 0
         self._throttle = Throttle(SAY_FULL_EVERY_US)
-        self._sizes = Sizes(0, 0, 0, 0)
         self.closed = False
-        self.evictions = self.shared_hits = 0
 
     def write(self, jobs: Sequence[Job]) -> list[Any] | None:
         """Run jobs in one transaction and return their answers; None while somebody else is behind the gate.
@@ -119,13 +99,6 @@ class Transactions:
             raise StoreUnavailable(f"lmdb: {self.env.path} is full: {error}", concerns="key") from error
         except (lmdb.Error, OSError) as error:
             raise self.env.failure(error) from error
-
-    def sizes(self) -> Sizes:
-        """Return the sizes of the file; while another process is behind the gate, those of the last time."""
-        answers = self.write([(Transaction.sizes, ())])
-        if answers is not None:
-            self._sizes = answers[0]
-        return self._sizes
 
     def _write(self, jobs: Sequence[Job]) -> list[Any] | None:
         txn = self.env.begin()
@@ -150,24 +123,19 @@ class Transactions:
         self._record(transaction)
         return answers
 
-    def _sweep(self, transaction: Transaction, max_count: int) -> bool:
-        """Delete expired rows; return whether none are left."""
-        evictions, is_swept = transaction.windows.sweep(max_count)
-        more = transaction.sweep_bans(max_count)
-        self.evictions += evictions
-        if is_swept and not more:
+    def _sweep(self, transaction: Transaction, max_count: int) -> None:
+        """Delete expired rows."""
+        more_windows, more_bans = transaction.windows.sweep(max_count), transaction.sweep_bans(max_count)
+        if not (more_windows or more_bans):
             self._sweep_due_us = transaction.now_us + SWEEP_PAUSE_US
-        return is_swept and not more
 
     def _record(self, transaction: Transaction) -> None:
         """Record the results of a committed transaction, and emit its events."""
         now_us, windows = transaction.now_us, transaction.windows
         self.env.pending_events.extend(transaction.events())
-        if windows.shared_hits:
-            self.shared_hits += windows.shared_hits
-            if now_us >= self._next_shared_event_us:
-                self._next_shared_event_us = max(windows.shared_until_us, now_us + SHARED_PAUSE_US)
-                self.env.pending_events.append(keys_shared(self.settings.max_keys))
+        if windows.shared_until_us and now_us >= self._next_shared_event_us:
+            self._next_shared_event_us = max(windows.shared_until_us, now_us + SHARED_PAUSE_US)
+            self.env.pending_events.append(keys_shared(self.settings.max_keys))
         self.tell()
         if windows.fullness:
             self._report_full(now_us)
@@ -207,7 +175,7 @@ class Transactions:
 
 def _change(jobs: Sequence[Job]) -> bool:
     """Return whether some jobs do more than look."""
-    return any(do not in (Transaction.look, Transaction.sizes) for do, _ in jobs)
+    return any(do is not Transaction.look for do, _ in jobs)
 
 
 class Transaction:
@@ -293,11 +261,6 @@ class Transaction:
         """Return the windows of `key` under some buckets."""
         refs = self._find([(bucket, key, 0) for bucket in buckets], create=False)
         return Snapshot(self.now_us, self._process.settings.unix_us(), [windows[row] for _, _, windows, row in refs])
-
-    def sizes(self) -> Sizes:
-        """Return the sizes of the file."""
-        room = self._process.env.room
-        return Sizes(self.windows.count(), room.used(), room.held(), self.ban_rows.ban_count())
 
     # -- bans ---------------------------------------------------------------------------------------------------------
 

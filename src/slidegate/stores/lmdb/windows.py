@@ -90,13 +90,12 @@ class WindowRows:
         fullness: How full the file is, see `room`.
         own: The windows of keys that were read or created, by row.
         shared: The windows in shared cells that were read or created, by row.
-        shared_hits: How many hits were counted in shared cells.
-        shared_until_us: When the units of these hits leave, in microseconds.
+        shared_until_us: When the units of hits in shared cells leave, in microseconds; 0 without such hits.
     """
 
     __slots__ = (
         *("_dbs", "_key_count", "_loaded", "_max_keys", "_note", "_now_us", "_txn", "_unix_us"),
-        *("fullness", "own", "shared", "shared_hits", "shared_until_us"),
+        *("fullness", "own", "shared", "shared_until_us"),
     )
 
     def __init__(
@@ -113,7 +112,7 @@ class WindowRows:
         self._loaded: list[_Loaded] = []
         self.own: Windows = {}
         self.shared: Windows = {}
-        self.shared_hits = self.shared_until_us = 0
+        self.shared_until_us = 0
 
     def find(self, key: str, bound: BoundLimit, create: bool) -> tuple[Windows, bytes]:
         """Return the location of a key's window: its own, else a new one if there is room, else its cell.
@@ -148,7 +147,6 @@ class WindowRows:
                 raise lmdb.MapFullError("it has no room for another shared cell")
             self._load(self.shared, cell, head, b"", True, None)
         if create:
-            self.shared_hits += 1
             self.shared_until_us = self._now_us + limit.check_us
         return self.shared, cell
 
@@ -221,17 +219,9 @@ class WindowRows:
         """Return how many windows there are, without cells."""
         return sum(self._txn.stat(database)["entries"] for database in (self._dbs.windows, self._dbs.strikes))
 
-    def sweep(self, max_count: int) -> tuple[int, bool]:
-        """Check rows that are due, and delete those that have expired.
-
-        Args:
-            max_count: The most rows to check.
-
-        Returns:
-            How many windows were deleted, without cells; and whether no other row is due.
-        """
-        deleted, more = sweep(self._txn, self._dbs, self._dbs.ends, self._now_us, max_count, self._due_us)
-        return deleted.count(WINDOWS) + deleted.count(STRIKES), not more
+    def sweep(self, max_count: int) -> bool:
+        """Check at most `max_count` rows that are due, and delete those that have expired; return whether more are."""
+        return sweep(self._txn, self._dbs, self._dbs.ends, self._now_us, max_count, self._due_us)
 
     def _due_us(self, kind: bytes, row: bytes, stored: bytes) -> int:
         """Return when a row may have expired."""

@@ -272,21 +272,16 @@ class Table(Generations):
         self.fresh[key] = b""
         return not self.limit.life_us or now_us < self.limit.expires_us(window)
 
-    def sweep(self, now_us: int, unix_us: int) -> tuple[int, bool]:
-        """Delete some expired windows and cells.
-
-        Returns:
-            How many windows were deleted, without cells; and whether the sweep has finished until the next expiry.
-        """
-        gone = self.step(now_us, unix_us)
-        self.room.give(gone)
+    def sweep(self, now_us: int, unix_us: int) -> bool:
+        """Delete some expired windows and cells; return whether the sweep has finished until the next expiry."""
+        self.room.give(self.step(now_us, unix_us))
         self.cells.step(now_us, unix_us)
         if self.stale or self.cells.stale:
-            return gone, False
+            return False
         self.turn()
         self.cells.turn()
         self.shard.version += 1
-        return gone, True
+        return True
 
     def permits(self) -> int:
         """Return how many permits of a concurrency limit are taken."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from threading import Lock
-from typing import Any, Final, NamedTuple, SupportsIndex, TypeAlias
+from typing import Any, Final, SupportsIndex, TypeAlias
 
 from ...core.bans.ban import BanSubject
 from ...core.decide import Counter, WindowRef, charge_all, decide, refund_all, release_permits
@@ -52,20 +52,6 @@ Tables: TypeAlias = list[Table]
 """The tables of one limit, one for each shard."""
 Bound: TypeAlias = list[tuple[Counter, Tables]]
 """The counters of a bucket with their tables."""
-
-
-class MemoryStats(NamedTuple):
-    """Counters of a `MemoryStore`.
-
-    Attributes:
-        keys: The current number of windows, without shared cells.
-        evictions: How many expired windows have been removed.
-        shared_hits: How many hits were counted in a shared cell.
-    """
-
-    keys: int
-    evictions: int
-    shared_hits: int
 
 
 class MemoryStore(Store):
@@ -120,8 +106,6 @@ class MemoryStore(Store):
         self._due: list[tuple[int, int, Table]] = []  # a heap of (moment, number, table): the tables to sweep next
         self._numbers = count()
         self._sweep_us = 0
-        self._evictions = 0
-        self._shared_hits = 0
         self._next_shared_event_us = 0
         self._pending: list[Event] = []  # created under a lock, emitted after its release
         self._in_child = InChild(self._begin_anew)
@@ -149,9 +133,9 @@ class MemoryStore(Store):
     def __repr__(self) -> str:
         return f"<MemoryStore {self._room.keys} of {self.max_keys} keys>"
 
-    def stats(self) -> MemoryStats:
-        """Return the store's counters."""
-        return MemoryStats(self._room.keys, self._evictions, self._shared_hits)
+    def key_count(self) -> int:
+        """Return the current number of windows, without shared cells."""
+        return self._room.keys
 
     def close(self) -> None:
         """Close the store; see `Store.close`. Requests in progress keep their permits."""
@@ -361,7 +345,7 @@ class MemoryStore(Store):
                 refs.append((counter, cost, windows, name))
                 if windows is not table.fresh:
                     shared = True
-                    self._count_shared_hit(table.limit, now_us)
+                    self._report_shared(table.limit, now_us)
         return refs, shared
 
     def _copies(self, checks: Sequence[Check]) -> tuple[int, int, list[WindowRef]]:
@@ -403,9 +387,8 @@ class MemoryStore(Store):
         self._bound[bucket] = counters
         return counters
 
-    def _count_shared_hit(self, limit: AnyLimit, now_us: int) -> None:
-        """Count a hit in a shared cell, and emit an event once per window and at most once per second."""
-        self._shared_hits += 1
+    def _report_shared(self, limit: AnyLimit, now_us: int) -> None:
+        """Emit an event for hits in shared cells, once per window and at most once per second."""
         if now_us >= self._next_shared_event_us:
             self._next_shared_event_us = now_us + max(limit.check_us, SHARED_PAUSE_US)
             self._pending.append(keys_shared(self.max_keys))
@@ -431,8 +414,7 @@ class MemoryStore(Store):
             if self._due and self._due[0][0] <= now_us:
                 table = self._due[0][-1]
                 with table.shard.lock:
-                    gone, finished = table.sweep(self._now_us(), self.unix_us())
-                self._evictions += gone
+                    finished = table.sweep(self._now_us(), self.unix_us())
                 if finished:
                     heappop(self._due)
                     if not self._drop(table):
