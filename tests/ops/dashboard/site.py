@@ -15,7 +15,6 @@ from starlette.types import ASGIApp
 
 from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, header
 from slidegate.dashboard import Dashboard
-from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock
 
 from ...asgi import Answer, call, statuses
@@ -42,6 +41,20 @@ HOSTILE = [
     "user:{{ 7 * 7 }}",
     '"quoted\\',
 ]
+
+SECURITY = {
+    "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cache-control": "no-store",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+    ),
+}
+"""Fields of every response."""
 
 
 async def article(request: Request) -> PlainTextResponse:
@@ -77,9 +90,6 @@ class Site:
             middleware=[Middleware(RateLimitMiddleware, limiter=self.limiter, **options)],
         )
 
-    def limiter_statistics(self) -> Statistics:
-        return Statistics.of(self.limiter)
-
     async def visit(self, path: str = "/", times: int = 1, client: str = "203.0.113.9", **headers: str) -> list[int]:
         fields = {name.replace("_", "-"): value for name, value in headers.items()}
         return await statuses(self.app, times, path, client=(client, 1234), headers=fields)
@@ -94,7 +104,9 @@ class Site:
         sent = {name: value for name, value in fields.items() if value is not None}
         path, _, query = path.partition("?")
         place: dict[str, Any] = {"query_string": query.encode(), "client": ("192.0.2.1", 99)}
-        return await call(self.app, f"/slidegate/{path}", method, body, headers=sent, **place)
+        answer = await call(self.app, f"/slidegate/{path}", method, body, headers=sent, **place)
+        assert {name: answer.headers.get(name) for name in SECURITY} == SECURITY
+        return answer
 
     async def page(self, path: str = "") -> "Page":
         answer = await self.get(path)

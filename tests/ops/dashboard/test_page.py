@@ -70,23 +70,41 @@ async def test_times_are_in_utc_for_readers_and_for_the_script(site: Site) -> No
     assert page.row("user:1")[3:5] == ["2027-01-15 08:00:00", "2027-01-15 09:00:00"]
 
 
-async def test_viewers_share_what_is_read_from_the_store(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    reads: list[str] = []
-    statistics = Statistics.of(site.limiter)
-    for name in ("read", "clients", "events"):
-        original = getattr(statistics, name)
+@pytest.fixture
+def reads(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is read from the statistics, while others come in between."""
+    reads, statistics = list[str](), Statistics.of(site.limiter)
 
-        async def noted(*given: Any, name: str = name, original: Any = original, **more: Any) -> Any:
+    def noted(name: str, original: Any) -> Any:
+        async def note(*given: Any, **more: Any) -> Any:
             reads.append(name)
-            await anyio.lowlevel.checkpoint()  # others come in between
+            await anyio.lowlevel.checkpoint()
             return await original(*given, **more)
 
-        monkeypatch.setattr(statistics, name, noted)
+        return note
+
+    for name in ("read", "clients", "events"):
+        monkeypatch.setattr(statistics, name, noted(name, getattr(statistics, name)))
+    return reads
+
+
+async def test_viewers_share_what_is_read_from_the_store(site: Site, reads: list[str]) -> None:
     async with anyio.create_task_group() as group:
         for _ in range(20):
             for view in ("", "clients", "bans"):
                 group.start_soon(site.page, view)
     assert sorted(reads) == ["clients", "events", "read"]
+
+
+@pytest.mark.parametrize(("window", "interval_us"), [("5m", 2_000_000), ("1h", 10_000_000)])
+async def test_a_snapshot_is_shared_for_two_seconds_or_ten(
+    window: str, interval_us: int, site: Site, reads: list[str]
+) -> None:
+    for pause_us, times in ((0, 1), (0, 1), (interval_us - 1, 1), (1, 2)):
+        site.clock.advance(us=pause_us)
+        await site.page(f"?window={window}")
+        assert (await site.get(f"api/statistics?window={window}")).status == 200
+        assert reads.count("read") == times
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -145,24 +163,10 @@ async def test_dashboard_without_a_middleware_shows_empty_views(site: Site) -> N
         assert (await call(dashboard, f"/{view}", headers={"authorization": basic(TOKEN)})).status == 200
 
 
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [
-        (count(1_234.4), "1,234"),
-        (count(None), NOTHING),
-        (rate(0.1234), "0.123"),
-        (rate(1_234.0), "1,234"),
-        (share(1, 8), "12.5 %"),
-        (share(0, 0), NOTHING),
-        (ms(0.8581), "0.858 ms"),
-        (ms(1_500), "1,500 ms"),
-        (ms(12_345), "12.3 s"),
-        (span(0.2), "0.2 s"),
-        (span(-5), "0 s"),
-        (span(3_661), "1 h 2 min"),
-        (span(90_061), "1 d 2 h"),
-        (span(None), NOTHING),
-    ],
-)
-def test_numbers_are_shown_in_units_that_people_read(shown: str, expected: str) -> None:
-    assert shown == expected
+def test_numbers_are_shown_in_units_that_people_read() -> None:
+    assert [count(1_234.4), count(None)] == ["1,234", NOTHING]
+    assert [rate(0.1234), rate(1_234.0)] == ["0.123", "1,234"]
+    assert [share(1, 8), share(0, 0)] == ["12.5 %", NOTHING]
+    assert [ms(0.8581), ms(1_500), ms(12_345)] == ["0.858 ms", "1,500 ms", "12.3 s"]
+    seconds = (0.2, -5, 3_661, 90_061, None)
+    assert [span(one) for one in seconds] == ["0.2 s", "0 s", "1 h 2 min", "1 d 2 h", NOTHING]
