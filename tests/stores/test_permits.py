@@ -406,6 +406,13 @@ def test_permits_of_the_dead_are_found_under_keys_that_nobody_asks_for(in_file: 
     assert len(held) == len(again)
 
 
+def test_permits_whose_decisions_are_gone_are_free_at_the_next_question(in_file: Workers) -> None:
+    store = in_file.hire()
+    for _ in range(5):
+        assert take_now(store).allowed
+    assert store.permits_held() == 0
+
+
 def test_a_full_file_hands_places_back_and_takes_them_again(in_file: Workers) -> None:
     store = in_file.hire(max_map_size=2**20)
     held = [take_now(store), take_now(store)]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from inspect import isawaitable
 from typing import Any, Final, TypeAlias
@@ -30,8 +31,6 @@ DEFAULT_PERMIT_LEASE: Final = "10s"
 WORKER_BYTES: Final = 8
 RENEWALS: Final = 3
 """How often a worker renews its permits per lease."""
-AGAIN: Final = 4
-"""A failed renewal is retried after 1/AGAIN of the usual interval."""
 
 Row: TypeAlias = Any
 """The name of a row in the store."""
@@ -131,18 +130,14 @@ class LeaseRenewer:
         self._is_open = False
 
     async def _keep_renewing(self, loop: asyncio.AbstractEventLoop) -> None:
-        pause_s = self._interval_s
         try:
             while True:
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(self._interval_s)
                 if not self._is_open or not self._held:
                     return
-                try:
+                with suppress(Exception):  # `renew` reports its own failures
                     answer = self._renew()
                     if isawaitable(answer):
                         await answer
-                    pause_s = self._interval_s
-                except Exception:  # `renew` reports its own failures
-                    pause_s = self._interval_s / AGAIN
         finally:
             del self._tasks[loop]

@@ -92,28 +92,32 @@ class Transactions:
             StoreUnavailable: The files are damaged or full, or the store was closed.
         """
         self.expect_open()
+        answers: list[Any] = []
         try:
-            return self._write(jobs)
-        except lmdb.MapFullError as error:
-            self._make_room()
-            raise StoreUnavailable(f"lmdb: {self.env.path} is full: {error}", concerns="key") from error
-        except (lmdb.Error, OSError) as error:
-            raise self.env.failure(error) from error
+            return answers if self._write(jobs, answers) else None
+        except BaseException as error:
+            answers.clear()  # their permits count as long as they exist, and the error refers to this frame
+            if isinstance(error, lmdb.MapFullError):
+                self._make_room()
+                raise StoreUnavailable(f"lmdb: {self.env.path} is full: {error}", concerns="key") from error
+            if isinstance(error, (lmdb.Error, OSError)):
+                raise self.env.failure(error) from error
+            raise
 
-    def _write(self, jobs: Sequence[Job]) -> list[Any] | None:
+    def _write(self, jobs: Sequence[Job], answers: list[Any]) -> bool:
+        """Do what `write` does, and add the answers; return False while somebody else is behind the gate."""
         txn = self.env.begin()
         if txn is None:
-            return None
+            return False
         try:
             if self.env.room.fullness == NO_CHANGES and _change(jobs):
                 raise lmdb.MapFullError("it has no room for changes")
             # The clock is read behind the gate: under an older time, units of later charges would leave too early.
-            transaction = Transaction(self, txn, self.settings.now_us(), writes=True)
-            answers = [do(transaction, *args) for do, args in jobs]
+            transaction = Transaction(self, txn, self.settings.now_us())
+            answers += [do(transaction, *args) for do, args in jobs]
             transaction.save()
             if transaction.now_us >= self._sweep_due_us and _change(jobs):
                 self._sweep(transaction, max(SWEEP_STEP, 2 * len(jobs)))
-            transaction.end()
         except BaseException:
             self.env.abort(txn)
             raise
@@ -121,7 +125,7 @@ class Transactions:
         if self.env.journal.is_unsynced:
             self.env.housekeep(self.settings.unix_us)
         self._record(transaction)
-        return answers
+        return True
 
     def _sweep(self, transaction: Transaction, max_count: int) -> None:
         """Delete expired rows."""
@@ -158,7 +162,7 @@ class Transactions:
                 if (txn := self.env.begin()) is None:
                     break
                 try:
-                    self._sweep(Transaction(self, txn, self.settings.now_us(), writes=True), max_count)
+                    self._sweep(Transaction(self, txn, self.settings.now_us()), max_count)
                 except BaseException:
                     self.env.abort(txn)
                     raise
@@ -185,7 +189,6 @@ class Transaction:
         process: The state that this process keeps across transactions.
         txn: LMDB's transaction.
         now_us: The store's time, in microseconds.
-        writes: Whether its changes are written; else they are simulated.
 
     Attributes:
         dbs: The databases.
@@ -195,11 +198,10 @@ class Transaction:
         windows: The rows of windows.
     """
 
-    __slots__ = ("_book", "_permits", "_process", "_writes", "dbs", "noted", "now_us", "txn", "windows")
+    __slots__ = ("_book", "_permits", "_process", "dbs", "noted", "now_us", "txn", "windows")
 
-    def __init__(self, process: Transactions, txn: Any, now_us: int, *, writes: bool) -> None:
+    def __init__(self, process: Transactions, txn: Any, now_us: int) -> None:
         self._process = process
-        self._writes = writes
         self.txn = txn
         self.dbs = process.env.dbs
         self.now_us = now_us
@@ -218,7 +220,7 @@ class Transaction:
         self.windows.save_and_clear()
         if self._permits is not None:
             self._permits.save()
-        return ask(Transaction(self._process, self.txn, self.now_us, writes=False), *args)
+        return ask(Transaction(self._process, self.txn, self.now_us), *args)
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
@@ -336,10 +338,8 @@ class Transaction:
     def permit_rows(self) -> PermitRows:
         """Return the rows of permits."""
         if self._permits is None:
-            process, has_room = self._process, self.windows.fullness < NO_CELLS
-            self._permits = PermitRows(
-                self.txn, self.dbs, self.now_us, process.permits, has_room=has_room, writes=self._writes
-            )
+            has_room = self.windows.fullness < NO_CELLS
+            self._permits = PermitRows(self.txn, self.dbs, self.now_us, self._process.permits, has_room=has_room)
         return self._permits
 
     def _permits_row(self, charge: Reservation) -> bytes:
@@ -351,7 +351,7 @@ class Transaction:
         if self._permits is not None:
             for charge in decision.reservations:
                 if charge.check[0].is_permit:
-                    self._permits.hold(self._permits_row(charge), charge)
+                    self._process.permits.add(self._permits_row(charge), charge)
         return decision
 
     # -- its end ------------------------------------------------------------------------------------------------------
@@ -361,11 +361,6 @@ class Transaction:
         self.windows.save()
         if self._permits is not None:
             self._permits.save()
-
-    def end(self) -> None:
-        """Record what this process holds from now on; called before the commit, when nothing can fail but this."""
-        if self._permits is not None:
-            self._permits.end()
 
     def events(self) -> list[Event]:
         """Return the events to emit after the commit."""
