@@ -1,4 +1,4 @@
-"""Hits without HTTP, in memory: slidegate, the exact moving window of `limits`, and the fastest estimate.
+"""Hits without HTTP, in memory: slidegate, and the exact moving window of `limits`.
 
 Every round uses new limiters. Each of 64 keys is hit a hundred times under a limit of a hundred an hour, then another
 hundred times, which are refused. Answers are stored during the measurement and checked afterwards. The ratio of a row
@@ -8,14 +8,13 @@ says how many times as fast slidegate is.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from limits import parse
 from limits.aio.storage import MemoryStorage
 from limits.aio.strategies import MovingWindowRateLimiter
-from rust_py_rate_limit import RateLimiter as RustLimiter
 
 from slidegate import Limiter
 
@@ -27,31 +26,11 @@ KEYS: Final = [f"user:{number}" for number in range(64)]
 AMOUNT: Final = 100
 LIMIT: Final = f"{AMOUNT}/hour"
 OURS: Final = "slidegate"
-
-
-class Hits(NamedTuple):
-    """How to hit one limiter.
-
-    Attributes:
-        call: Hits a key, given its arguments; returns the answer or an awaitable of it.
-        arguments: The arguments for each key.
-        awaited: Whether the answer must be awaited.
-    """
-
-    call: Callable[..., Any]
-    arguments: Sequence[tuple[object, ...]]
-    awaited: bool = True
-
-
-def rust() -> Hits:
-    limiter = RustLimiter(limit=AMOUNT, window_seconds=3_600, algorithm="sliding")
-    return Hits(limiter.allow, [(key,) for key in KEYS], awaited=False)
-
-
+Hits = tuple[Callable[..., Awaitable[object]], Sequence[tuple[object, ...]]]
+"""What hits a key, given its arguments, and the arguments for each key."""
 LIMITERS: Final[dict[str, Callable[[], Hits]]] = {
-    OURS: lambda: Hits(Limiter().hit, [(key, LIMIT) for key in KEYS]),
-    "limits": lambda: Hits(MovingWindowRateLimiter(MemoryStorage()).hit, [(parse(LIMIT), key) for key in KEYS]),
-    "rust-py-rate-limit": rust,
+    OURS: lambda: (Limiter().hit, [(key, LIMIT) for key in KEYS]),
+    "limits": lambda: (MovingWindowRateLimiter(MemoryStorage()).hit, [(parse(LIMIT), key) for key in KEYS]),
 }
 
 
@@ -61,15 +40,12 @@ async def hit_us(hits: Hits, expected: bool) -> float:
     Raises:
         RuntimeError: An answer is not as expected.
     """
-    call, arguments = hits.call, hits.arguments
+    call, arguments = hits
     began_ns = now_ns()
-    if hits.awaited:
-        answers = [await call(*given) for _ in range(AMOUNT) for given in arguments]
-    else:
-        answers = [call(*given) for _ in range(AMOUNT) for given in arguments]
+    answers = [await call(*given) for _ in range(AMOUNT) for given in arguments]
     taken_ns = now_ns() - began_ns
     if any(bool(answer) is not expected for answer in answers):
-        raise RuntimeError(f"{hits.call}: expected every hit to be {'admitted' if expected else 'refused'}")
+        raise RuntimeError(f"{call}: expected every hit to be {'admitted' if expected else 'refused'}")
     return taken_ns / len(answers) / 1_000
 
 

@@ -50,8 +50,6 @@ TABLES: Final = {
         to_peer("header key, 100,000 values"),
         to_peer("count_if", "≤1.7; ≤1.0"),
         to_peer("concurrency", "≤3; ≤1.8"),
-        to_peer("ten rules"),
-        to_peer("10,000 clients, 1,000 paths"),
         Row(PEER, BARE),
         to_peer("asgi-ratelimit, once more"),
         to_peer(FIVE),
@@ -60,8 +58,6 @@ TABLES: Final = {
         Row("two windows", "default", target="≤3; ≤1.5"),
         Row("an address banned", "default", target="≤0.7; ≤0.4"),
         Row("a network banned", "default", target="≤1; ≤0.6"),
-        Row("default_limits", "default"),
-        Row("1,000 rules", "default"),
     ],
     "Refused: microseconds more than the answer of the bare application": [
         Row("refused by a limit", BARE, target="≤0.5; <0 us"),

@@ -36,6 +36,8 @@ TEMPLATES: Final = (
     *("/api/carts/{id}/lines", "/export/{id}", "/pages/{id}", "/search/{id}", "/files/{id}/info"),
 )
 PROXY: Final = "10.0.0.1"
+CLIENTS: Final = 256
+PATHS: Final = 10_000
 NEW: Final = 1_000_000
 """The number of the first path that was never requested before."""
 HEADERS: Final = (
@@ -54,7 +56,7 @@ def path_of(number: int) -> str:
 
 def client_of(number: int) -> str:
     """Return the address of a client."""
-    return f"203.0.113.{number}" if number < 256 else f"100.64.{number // 256}.{number % 256}"
+    return f"203.0.113.{number}"
 
 
 def scope_of(path: str, client: str, *headers: tuple[bytes, bytes]) -> Scope:
@@ -79,15 +81,11 @@ class Traffic(NamedTuple):
     """The requests that a candidate gets.
 
     Attributes:
-        clients: The number of clients.
-        paths: The number of paths.
         keys: The number of values of X-API-Key, of which each client has its share; without the field if 0.
         new_paths: Whether every path is requested only once.
         proxied: Whether requests come through a proxy.
     """
 
-    clients: int = 256
-    paths: int = 10_000
     keys: int = 0
     new_paths: bool = False
     proxied: bool = False
@@ -101,33 +99,27 @@ class Traffic(NamedTuple):
     def warm_up(self) -> Iterator[Scope]:
         """Yield requests of every client to every route, and for every path."""
         first, routes = NEW if self.new_paths else 0, len(TEMPLATES)
-        for number in range(max(self.paths, self.clients * routes)):
-            client = number // routes % self.clients
-            yield self.scope(first + number % self.paths, client_of(client), self._key(client, number))
+        for number in range(PATHS):
+            client = number // routes % CLIENTS
+            yield self.scope(first + number, client_of(client), self._key(client, number))
 
     def round(self, turn: int, count: int) -> Iterator[Scope]:
         """Yield the requests of a round, the same for every candidate."""
         chance = Random(turn)
         for number in range(count):
-            path = 2 * NEW + turn * count + number if self.new_paths else chance.randrange(self.paths)
-            client = chance.randrange(self.clients)
+            path = 2 * NEW + turn * count + number if self.new_paths else chance.randrange(PATHS)
+            client = chance.randrange(CLIENTS)
             yield self.scope(path, client_of(client), self._key(client, chance.randrange(max(1, self.keys))))
 
     def _key(self, client: int, number: int) -> int:
         """Return the number of one of the keys of a client."""
-        return client + number % max(1, self.keys // self.clients) * self.clients
+        return client + number % max(1, self.keys // CLIENTS) * CLIENTS
 
 
 class Client:
-    """The client of an application: it sends no body, and stores the start of the last response.
+    """The client of an application, which sends no body."""
 
-    Attributes:
-        status: The status of the response; 0 before the response.
-        headers: The header fields of the response.
-    """
-
-    def __init__(self) -> None:
-        self.status, self.headers = 0, dict[bytes, bytes]()
+    status = 0
 
     async def ask(self, app: ASGIApp, scope: Scope) -> int:
         """Send a request; return the status of the response."""
@@ -140,7 +132,7 @@ class Client:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status, self.headers = message["status"], dict(message.get("headers", ()))
+            self.status = message["status"]
 
 
 class CountingLoop(asyncio.SelectorEventLoop):

@@ -1,13 +1,12 @@
 """Takes the screenshots for the pages in docs/: the dashboard of four workers under simulated traffic.
 
-Run ``python -m scripts.take_screenshots [FOLDER]`` in the root of the checkout. It requires Chromium on PATH, and takes
-about four minutes, because it generates traffic first. With a folder, it writes all views there, also those of a phone.
+Run ``python -m scripts.take_screenshots`` in the root of the checkout. It requires Chromium on PATH, and takes about
+four minutes, because it generates traffic first.
 """
 
 from __future__ import annotations
 
 import random
-import sys
 import tempfile
 import threading
 import time
@@ -25,19 +24,11 @@ PICTURES: Final = Path(__file__).resolve().parents[1] / "docs" / "images"
 TRAFFIC_S: Final = 260
 MARGIN_S: Final = 30
 """How long before its end the pictures are taken."""
-SIZES: Final = {"": {"width": 1280, "height": 960}, "-phone": {"width": 375, "height": 812}}
+SIZE: Final = {"width": 1280, "height": 960}
 FLOOD: Final = "203.0.113.7"
 PEOPLE: Final = [f"198.51.100.{number}" for number in range(2, 150)]
-PATHS: Final = (
-    "/",
-    "/articles/windows",
-    "/articles/retry-after",
-    "/reports",
-    "/articles/fair-queues",
-    "/search",
-)
+PATHS: Final = ("/", "/articles/windows", "/articles/retry-after", "/reports", "/articles/fair-queues", "/search")
 SHOWN: Final = {"now": "", "client": f"clients?key={FLOOD}"}
-FURTHER: Final = {"clients": "clients", "bans": "bans", "shadow": "shadow", "configuration": "configuration"}
 BEARER: Final = {"Authorization": f"Bearer {TOKEN}"}
 
 
@@ -65,31 +56,28 @@ def change(site: Site) -> None:
     httpx.put(f"{site.dashboard}api/limits", headers=BEARER, json=limit).raise_for_status()
 
 
-def take(browser: Browser, site: Site, folder: Path | None) -> None:
+def take(browser: Browser, site: Site) -> None:
     """Take the screenshots."""
     password: Any = {"username": "ann", "password": TOKEN}
     for scheme in ("light", "dark"):
-        for size, viewport in SIZES.items() if folder else [("", SIZES[""])]:
-            options: Any = {"viewport": viewport, "color_scheme": scheme, "http_credentials": password}
-            page = browser.new_context(**options).new_page()
-            for name, path in {**SHOWN, **FURTHER}.items() if folder else SHOWN.items():
-                page.goto(site.dashboard + path)
-                page.get_by_text("Live", exact=True).wait_for()
-                picture = (folder or PICTURES) / f"dashboard-{name}-{scheme}{size}.png"
-                page.screenshot(path=picture, full_page=folder is not None)
-            page.context.close()
+        options: Any = {"viewport": SIZE, "color_scheme": scheme, "http_credentials": password}
+        page = browser.new_context(**options).new_page()
+        for name, path in SHOWN.items():
+            page.goto(site.dashboard + path)
+            page.get_by_text("Live", exact=True).wait_for()
+            page.screenshot(path=PICTURES / f"dashboard-{name}-{scheme}.png")
+        page.context.close()
 
 
 def main() -> None:
     """Generate traffic, and take the screenshots."""
-    chosen = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     with tempfile.TemporaryDirectory() as folder, served(f"lmdb://{folder}/limits", workers=4) as (site,):
         sending = threading.Thread(target=traffic, args=(site,))
         sending.start()
         time.sleep(TRAFFIC_S - MARGIN_S)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=PROGRAM, args=arguments())
-            take(browser, site, chosen)
+            take(browser, site)
             browser.close()
         sending.join()
 
