@@ -3,7 +3,7 @@
 Run ``python -m scripts.make_configuration``. With ``--check`` it changes nothing, and exits with 1 if a generated file
 is outdated. A table of the file is the keyword arguments of a class or function: types come from its annotations,
 descriptions from its docstring. On the page, a table with a line for each key stands below
-``<!-- keys of NAME -->``. The section about a kind of table is called after it.
+``<!-- keys of NAME -->``. Kinds of tables are called like the section about them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,9 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 SCHEMA: Final = ROOT / "docs" / "slidegate.schema.json"
 PAGE: Final = ROOT / "docs" / "guides" / "configuration.md"
 KEYS: Final = re.compile(r"(?P<head><!-- keys of (?P<name>[\w ]+) -->\n\n).*?(?=\n\n|\n\Z)", re.DOTALL)
-TITLE: Final = re.compile(r"^### (\w+)$", re.MULTILINE)
 TYPES: Final = {str: "string", bool: "boolean", int: "integer", float: "number"}
 TEXT: Final = {"type": "string"}
-WORDS: Final = {"string": "text"}
-"""Other words than those of JSON Schema, for the page."""
+NAME: Final = {**TEXT, "minLength": 1}
 
 
 def ref(name: str) -> dict[str, Any]:
@@ -44,18 +42,22 @@ def list_of(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"type": "array", "items": schema, **more}
 
 
-KEY: Final = any_of({"enum": ["client", "everyone", "user"]}, ref("Key"))
-LIMITS: Final = any_of(TEXT, ref("Quota"), list_of(any_of(TEXT, ref("Quota")), minItems=1))
+def table_of(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, "properties": properties, **more}
+
+
+KEY: Final = any_of({"enum": ["client", "everyone", "user"]}, ref("Keys"))
+LIMITS: Final = any_of(TEXT, ref("Quotas"), list_of(any_of(TEXT, ref("Quotas")), minItems=1))
 LIST: Final = any_of(TEXT, list_of(TEXT))
 WRITTEN: Final[Mapping[str, dict[str, Any]]] = {
     **dict.fromkeys(("limits", "fallback_limits", "default_limits"), LIMITS),
     **dict.fromkeys(("fair", "fallback"), KEY),
     "key": {**KEY, "default": "client"},
     **dict.fromkeys(("blocklist", "allowlist"), LIST),
-    "when": ref("Condition"),
+    "when": ref("Conditions"),
     "count_if": list_of({"type": "integer", "minimum": 100, "maximum": 599}, minItems=1),
-    "rules": list_of(ref("Rule")),
-    "bans": {"type": "object", "additionalProperties": ref("Ban")},
+    "rules": list_of(ref("Rules")),
+    "bans": {"type": "object", "additionalProperties": ref("Bans")},
     "client": ref("Client"),
     "messages": ref("Messages"),
     "store": any_of(TEXT, ref("Environment")),
@@ -149,7 +151,7 @@ def table(function: Callable[..., Any], names: Iterable[str] | None = None, **re
             required.append(key)
         elif default not in (None, ()):
             properties[key]["default"] = default
-    return {"type": "object", "additionalProperties": False, "properties": properties, "required": required}
+    return table_of(properties, required=required)
 
 
 def named(names: Iterable[str], ways: list[dict[str, Any]]) -> dict[str, Any]:
@@ -159,9 +161,9 @@ def named(names: Iterable[str], ways: list[dict[str, Any]]) -> dict[str, Any]:
         names: Its keys.
         ways: The combinations of keys that it can have.
     """
-    own = {"validated": {"type": "boolean"}, "by": {"enum": ["asn", "country"]}, "network": {**TEXT, "minLength": 1}}
+    own = {"validated": {"type": "boolean"}, "by": {"enum": ["asn", "country"]}, "network": NAME}
     properties = {name: {**own.get(name, WRITTEN.get(name, TEXT)), "description": SOURCES[name]} for name in names}
-    return {"type": "object", "additionalProperties": False, "properties": properties, "oneOf": ways}
+    return table_of(properties, oneOf=ways)
 
 
 def way(known: Iterable[str], required: Sequence[str], beside: Iterable[str] = (), **more: Any) -> dict[str, Any]:
@@ -196,19 +198,16 @@ def json_schema() -> dict[str, Any]:
     rule = [name for name in inspect.signature(Rule).parameters if name not in ("cost_max", "fallback_limits")]
     policy = [name for name in inspect.signature(BanPolicy).parameters if name != "name"]
     tables = {
-        "Rule": excluding(table(Rule, rule)),
-        "Ban": table(BanPolicy, policy),
+        "Rules": excluding(table(Rule, rule)),
+        "Bans": table(BanPolicy, policy),
         "Client": table(client_ip),
-        "Key": named(keys, [way(keys, [kind], also) for kind, also in beside_kind.items()]),
-        "Condition": named(conditions, [way(conditions, [*one, "is_in"]) for one in ways]),
-        "Quota": table(Quota, ("quota", "zone", "starts", "name"), quota="text"),
+        "Keys": named(keys, [way(keys, [kind], also) for kind, also in beside_kind.items()]),
+        "Conditions": named(conditions, [way(conditions, [*one, "is_in"]) for one in ways]),
+        "Quotas": table(Quota, ("quota", "zone", "starts", "name"), quota="text"),
         "Messages": table(MessageLimits),
-        "Environment": {
-            "type": "object",
-            "additionalProperties": False,
-            "properties": {"env": {**TEXT, "minLength": 1, "description": "The name of the environment variable."}},
-            "required": ["env"],
-        },
+        "Environment": table_of(
+            {"env": {**NAME, "description": "The name of the environment variable."}}, required=["env"]
+        ),
     }
     top = table(RateLimitMiddleware, [name for name in config.OPTIONS if name not in config.OF_LIMITER])
     limiter = table(Limiter, ("deadline", "on_error"))
@@ -224,67 +223,51 @@ def json_schema() -> dict[str, Any]:
     }
 
 
+def keys_of(found: re.Match[str]) -> str:
+    """Return the table of the page with a line for each key of a table of the file."""
+    schema = json_schema()
+    table = schema["$defs"].get(found["name"], schema)
+    rows = [
+        f"| `{key}`: {kinds(value)}{default(value)} | {value['description']} |"
+        for key, value in table["properties"].items()
+    ]
+    return "\n".join([f"{found['head']}| key: value; default | meaning |", "|---|---|", *rows])
+
+
+def kinds(value: dict[str, Any]) -> str:
+    """Return the kinds of values that a key accepts."""
+    *others, last = dict.fromkeys(filter(None, map(kind, [value, *value.get("anyOf", ())])))
+    return ", ".join([*others, "list of these" if last == f"list of {', '.join(others)}" else last])
+
+
+def kind(value: dict[str, Any]) -> str:
+    """Return the kind of a schema; an empty string if it only lists alternatives."""
+    if "$ref" in value:
+        title = value["$ref"].rpartition("/")[2]
+        return f"[{title}](#{title.lower()})"
+    if "enum" in value:
+        return ", ".join(f"`{json.dumps(one)}`" for one in value["enum"])
+    if value.get("type") == "array":
+        return f"list of {kinds(value['items'])}"
+    if value.get("type") == "object":
+        return f"table of {kinds(value['additionalProperties'])}"
+    name = value.get("type", "").replace("string", "text")
+    return f"{name} {value['minimum']} to {value['maximum']}" if "maximum" in value else name
+
+
+def default(value: dict[str, Any]) -> str:
+    """Return the default of a key as the page shows it."""
+    return f"; `{json.dumps(value['default'])}`" if value.get("default") not in (None, {}, []) else ""
+
+
 def main(arguments: list[str]) -> int:
     """Write the schema and the page; with ``--check``, compare them."""
-    page = PAGE.read_text("utf-8")
-    made = {SCHEMA: json.dumps(json_schema(), indent=2) + "\n", PAGE: Described(json_schema(), page).page()}
+    made = {SCHEMA: json.dumps(json_schema(), indent=2) + "\n", PAGE: KEYS.sub(keys_of, PAGE.read_text("utf-8"))}
     if arguments == ["--check"]:
         return int(any(path.read_text("utf-8") != text for path, text in made.items()))
     for path, text in made.items():
         path.write_text(text, encoding="utf-8")
     return 0
-
-
-class Described:
-    """The page about a schema."""
-
-    def __init__(self, schema: dict[str, Any], text: str) -> None:
-        self._schema, self._text = schema, text
-        titles = {title.rstrip("s"): title for title in TITLE.findall(text)}
-        self._titles = {name: titles[name.rstrip("s")] for name in schema["$defs"]}
-
-    def page(self) -> str:
-        """Return the page with the keys of every table."""
-        return KEYS.sub(self._keys, self._text)
-
-    def _keys(self, found: re.Match[str]) -> str:
-        table = self._schema["$defs"].get(found["name"], self._schema)
-        rows = [
-            f"| `{key}`: {self._kinds(value)}{default(key, table)} | {value['description']} |"
-            for key, value in table["properties"].items()
-        ]
-        return "\n".join([f"{found['head']}| key: value; default | meaning |", "|---|---|", *rows])
-
-    def _kinds(self, value: dict[str, Any]) -> str:
-        """Return the kinds of values that a key accepts."""
-        listed = [value, *value.get("anyOf", ()), *value.get("oneOf", ())]
-        *others, last = dict.fromkeys(filter(None, map(self._kind, listed)))
-        return ", ".join([*others, "list of these" if last == f"list of {', '.join(others)}" else last])
-
-    def _kind(self, value: dict[str, Any]) -> str:
-        """Return the kind of a schema; an empty string if it only lists alternatives."""
-        if "$ref" in value:
-            title = self._titles[value["$ref"].rpartition("/")[2]]
-            return f"[{title}](#{title.lower().replace(' ', '-')})"
-        if "const" in value or "enum" in value:
-            return ", ".join(f"`{json.dumps(one)}`" for one in value.get("enum", [value.get("const")]))
-        if value.get("type") == "array":
-            return f"list of {self._kinds(value['items'])}"
-        if value.get("type") == "object":
-            return f"table of {self._kinds(value['additionalProperties'])}"
-        name = value.get("type", "")
-        span = f" {value['minimum']} to {value['maximum']}" if "maximum" in value else ""
-        return WORDS.get(name, name) + span
-
-
-def default(key: str, table: dict[str, Any]) -> str:
-    """Return the default of a key as the page shows it."""
-    value = table["properties"][key].get("default")
-    if value in (None, {}, []):
-        return ""
-    if isinstance(value, dict):
-        return f"; `{{ {', '.join(f'{name} = {json.dumps(one)}' for name, one in value.items())} }}`"
-    return f"; `{json.dumps(value)}`"
 
 
 if __name__ == "__main__":
